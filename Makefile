@@ -1,0 +1,25 @@
+# `make setup` once, then the rest. PYTHON=... uses another environment.
+PYTHON ?= .venv/bin/python
+
+.PHONY: setup check test docs bench size
+
+setup:  ## virtual environment with the pinned tools
+	python3 -m venv .venv
+	.venv/bin/python -m pip install -e '.[dev]'
+
+check:  ## format, lint, types: seconds
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m pyrefly check --python-interpreter-path $(PYTHON)
+
+test:  ## unit tests, contracts, doctests, documentation, on 8 virtual devices: minutes
+	$(PYTHON) -m pytest
+
+docs:  ## every link and every code block of README, docs/ and notebooks/, warnings as errors
+	$(PYTHON) -m pytest tests/test_documentation.py
+
+bench:  ## one line per claim
+	$(PYTHON) -m benchmarks
+
+size:  ## a report, never a gate: lines per file, the longest first
+	@git ls-files 'jaxdist/*.py' | xargs wc -l | sort -rn | head -n 20

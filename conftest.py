@@ -1,0 +1,25 @@
+"""Eight CPU devices for every test and doctest, asked for before anything touches JAX."""
+
+import os
+
+# Tests of accelerators are run with JAX_PLATFORMS set from outside.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _names_for_doctests(doctest_namespace: dict[str, object]) -> None:
+    """What every Example may use without importing it: the libraries and the public names."""
+    import jaxdist
+
+    public = {name: value for name, value in vars(jaxdist).items() if not name.startswith("_")}
+    libraries = {"np": np, "jax": jax, "jnp": jnp, "optax": optax, "nnx": nnx, "jaxdist": jaxdist}
+    doctest_namespace.update({**public, **libraries})

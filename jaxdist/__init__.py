@@ -1,0 +1,31 @@
+"""The programming model of `tf.distribute`, on JAX."""
+
+from jaxdist import errors as errors
+from jaxdist import experimental as experimental
+from jaxdist import testing as testing
+from jaxdist.collectives import ReduceOp as ReduceOp
+from jaxdist.collectives import assume_replicated as assume_replicated
+from jaxdist.data import DistributedDataset as DistributedDataset
+from jaxdist.data import DistributedIterator as DistributedIterator
+from jaxdist.data import InputContext as InputContext
+from jaxdist.data import InputOptions as InputOptions
+from jaxdist.data import InputReplicationMode as InputReplicationMode
+from jaxdist.program import Program as Program
+from jaxdist.program import RunOptions as RunOptions
+from jaxdist.replica import ReplicaContext as ReplicaContext
+from jaxdist.strategies import MirroredStrategy as MirroredStrategy
+from jaxdist.strategies import OneDeviceStrategy as OneDeviceStrategy
+from jaxdist.strategies import Strategy as Strategy
+from jaxdist.strategies import StrategyExtended as StrategyExtended
+from jaxdist.strategies import check_replicas as check_replicas
+from jaxdist.strategies import experimental_set_strategy as experimental_set_strategy
+from jaxdist.strategies import get_replica_context as get_replica_context
+from jaxdist.strategies import get_strategy as get_strategy
+from jaxdist.strategies import has_strategy as has_strategy
+from jaxdist.strategies import in_cross_replica_context as in_cross_replica_context
+from jaxdist.training import accumulate_gradients as accumulate_gradients
+from jaxdist.training import multi_step as multi_step
+from jaxdist.values import DistributedValues as DistributedValues
+from jaxdist.values import PerReplica as PerReplica
+
+__version__ = "0.1.0"

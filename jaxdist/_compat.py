@@ -1,0 +1,121 @@
+"""The one file that knows which JAX is installed; every use of private JAX is here.
+
+Each entry says what it waits for. Works with JAX 0.10.2 to 0.12.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import core as _core
+from jax._src import source_info_util as _source_info
+from jax._src import tree_util as _tree_util
+from jax._src.interpreters import pxla as _pxla
+from jax._src.lib import _jax
+from jax._src.lib import xla_client as _xla_client
+
+Miss = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]
+
+
+def make_dispatcher(
+    name: str,
+    miss: Miss,
+    static_argnums: Sequence[int] = (),
+    static_argnames: Sequence[str] = (),
+) -> Callable[..., Any]:
+    """JAX's C++ call path with our own handler for every signature that it has not seen.
+
+    A signature is the pytree structure and, for each leaf, dtype, shape, weak type, sharding and
+    whether it is committed, so everything that decides which program runs is checked in C++ and
+    costs no Python. `miss(args, kwargs)` returns the outputs and either what
+    `fast_call_record` made, to be used for this signature from now on, or None.
+
+    Waits for a public way to dispatch one function to several compiled programs.
+    """
+
+    def cache_miss(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        outputs, record = miss(args, kwargs)
+        return outputs, record, False
+
+    return _jax.pjit(
+        name,
+        None,
+        cache_miss,
+        list(static_argnums),
+        list(static_argnames),
+        _pxla.JitGlobalCppCacheKeys(),
+        _tree_util.dispatch_registry,
+        _pxla.cc_shard_arg,
+    )
+
+
+def fast_call_record(
+    compiled: jax.stages.Compiled, outputs: Sequence[Any], template: Any
+) -> Any | None:
+    """What the C++ call path needs to run `compiled`, or None where it cannot.
+
+    Args:
+        compiled: A compiled function of flat arguments and flat results.
+        outputs: The flat results of one call of it.
+        template: The pytree that the flat results fill, with one leaf for each.
+    """
+    executable = compiled._executable
+    if not isinstance(executable, _pxla.MeshExecutable) or executable._mut:
+        return None
+    call = executable.unsafe_call
+    if not isinstance(call, _pxla.ExecuteReplicated):
+        return None
+    if call.ordered_effects or call.has_unordered_effects or call.has_host_callbacks:
+        return None
+    if not all(isinstance(x, _xla_client.ArrayImpl) for x in outputs):
+        return None
+    const_args = executable.shard_const_args(compiled._params.const_args)
+    count = len(const_args) + len(executable.in_avals) - len(compiled._params.const_args)
+    kept = [i in executable._kept_var_idx for i in range(count)]
+    _, out_tree = _tree_util.dispatch_registry.flatten(template, None)
+    return _pxla.MeshExecutableFastpathData(
+        executable.xla_executable,
+        out_tree,
+        [_physical(s, a) for s, a in zip(executable._in_shardings, executable.in_avals)],
+        [_physical(s, a) for s, a in zip(executable._out_shardings, executable.out_avals)],
+        [o.aval for o in outputs],
+        [o._committed for o in outputs],
+        kept,
+        executable._dispatch_in_layouts,
+        const_args,
+    )
+
+
+def _physical(sharding: Any, aval: Any) -> Any:
+    """The sharding of the raw bits; it differs for typed random keys."""
+    if aval is _core.abstract_token or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return sharding
+    return _pxla.sharding_impls.physical_sharding(aval, sharding)
+
+
+def inside_trace() -> bool:
+    """Whether a JAX transformation is tracing the caller. Waits for a public name."""
+    return not _core.trace_state_clean()
+
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def source_of(eqn: Any) -> str:
+    """`file:line (function)` of the user's line that made an equation."""
+    for frame in _source_info.user_frames(eqn.source_info.traceback):
+        if not frame.file_name.startswith(_OURS):
+            return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    return str(_source_info.summarize(eqn.source_info))
+
+
+def is_committed(array: jax.Array) -> bool:
+    """Whether the array is tied to its devices. Waits for JAX to make `committed` public API."""
+    return bool(array._committed)
+
+
+def as_uncommitted(array: jax.Array) -> jax.Array:
+    """The same single-device buffer, free to follow the arrays that it is combined with."""
+    buffers = [array.addressable_data(0)]
+    return _xla_client.ArrayImpl(array.aval, array.sharding, buffers, committed=False)

@@ -1,0 +1,11 @@
+"""Shared names for types."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+PyTree: TypeAlias = Any
+AxisName: TypeAlias = str
+AxisNames: TypeAlias = tuple[str, ...]
+StepFn: TypeAlias = Callable[..., Any]
+Args: TypeAlias = Sequence[Any]
+Kwargs: TypeAlias = Mapping[str, Any]

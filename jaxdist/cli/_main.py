@@ -1,0 +1,99 @@
+"""Arguments of the command line, and how its errors are shown."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from jaxdist.cli._info import show_info
+from jaxdist.cli._train import train
+from jaxdist.errors import JaxdistError
+from jaxdist.training import versions
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: Arguments after the program's name; None takes those of the process.
+
+    Returns:
+        The exit code: 0, 2 for an error that is ours or in the arguments, 130 after Ctrl-C.
+
+    Example:
+        >>> main(["train", "no_such_file.toml"])
+        2
+    """
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except JaxdistError as error:
+        if arguments.traceback:
+            raise
+        print(f"jaxdist {arguments.name}: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        if arguments.traceback:
+            raise
+        print(f"jaxdist {arguments.name}: stopped by Ctrl-C", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jaxdist",
+        description="The programming model of tf.distribute, on JAX.",
+        allow_abbrev=False,
+    )
+    version = f"jaxdist {versions()['jaxdist']} (jax {versions()['jax']})"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument(
+        "--traceback", action="store_true", help="show where an error was raised, all of it"
+    )
+    _add_train(commands, shared)
+    info = commands.add_parser(
+        "info",
+        parents=[shared],
+        allow_abbrev=False,
+        help="versions, devices, topology, memory, extras",
+        description="Print versions, devices, topology, memory, and what each extra would add.",
+    )
+    info.set_defaults(command=lambda _: show_info())
+    return parser
+
+
+def _add_train(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    parser = commands.add_parser(
+        "train",
+        parents=[shared],
+        allow_abbrev=False,
+        help="train a net on handwritten digits",
+        description=(
+            "Train a small convolutional net on scikit-learn's handwritten digits, on all "
+            "accelerators or on virtual CPU devices. A second run resumes from the newest "
+            "checkpoint."
+        ),
+    )
+    parser.add_argument("config", help="a TOML file such as configs/digits_mirrored.toml")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="override an entry of the file; may be given many times",
+    )
+    parser.add_argument(
+        "--resume-from-previous",
+        action="store_true",
+        help="where the newest checkpoint is damaged, resume from the one before",
+    )
+    parser.set_defaults(command=train)

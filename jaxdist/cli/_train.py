@@ -1,0 +1,66 @@
+"""`jaxdist train`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from jaxdist.errors import BackendStartedError
+from jaxdist.testing import virtual_devices
+from jaxdist.training import (
+    DigitsConfig,
+    TrainingReport,
+    load_config,
+    mirrored_strategy,
+    train_digits,
+)
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Run the main job and print how it ended; 130 where Ctrl-C ended it."""
+    loaded = load_config(DigitsConfig, arguments.config, arguments.overrides)
+    _ask_for_cpu_devices(loaded.values.strategy.virtual_cpu_devices)
+    console = Console(file=sys.stdout)
+    report = train_digits(
+        loaded,
+        mirrored_strategy(loaded.values),
+        console=console,
+        skip_damaged=arguments.resume_from_previous,
+    )
+    if report.was_interrupted:
+        folder = Path(loaded.values.checkpoint.directory)
+        print(f"jaxdist train: {interrupted_line(report, folder)}", file=sys.stderr)
+        return 130
+    console.print(final_line(report), markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def final_line(report: TrainingReport) -> str:
+    """Accuracy, steps, replicas and images/s, in one line."""
+    speed = "n/a" if report.images_per_s is None else f"{report.images_per_s:,.0f}"
+    return (
+        f"accuracy {report.accuracy:.2%}  steps {report.steps}  "
+        f"replicas {report.num_replicas}  images/s {speed}"
+    )
+
+
+def interrupted_line(report: TrainingReport, folder: Path) -> str:
+    """Where training stopped, and where the next run starts."""
+    stopped = f"stopped by Ctrl-C after step {report.steps}; nothing was saved half-way. "
+    if report.next_step is None:
+        return stopped + "There is no checkpoint yet: the next run starts from the beginning."
+    return stopped + (
+        f"The next run resumes from step {report.next_step}: {folder / str(report.next_step)}"
+    )
+
+
+def _ask_for_cpu_devices(count: int) -> None:
+    """Have `count` CPU devices; they matter only where there is no accelerator."""
+    try:
+        virtual_devices(count)
+    except BackendStartedError:
+        # In a process that has used JAX before, those that are there will do if they suffice.
+        if jax.default_backend() == "cpu" and len(jax.local_devices()) < count:
+            raise

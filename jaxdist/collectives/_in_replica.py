@@ -1,0 +1,69 @@
+"""Collectives as seen from inside a step: every replica calls them with its own value."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist._typing import AxisNames, PyTree
+from jaxdist.collectives._dtypes import check_numeric, result_dtype
+from jaxdist.collectives._reduce_op import ReduceOp
+from jaxdist.errors import ShapeError
+
+
+def all_reduce(
+    caller: str, op: ReduceOp, value: PyTree, axes: AxisNames, num_replicas: int
+) -> PyTree:
+    """Sum or mean over the replicas of every leaf, in one `psum` of them all."""
+    leaves, treedef = jax.tree.flatten_with_path(value)
+    arrays = [_reducible(caller, op, path, leaf) for path, leaf in leaves]
+    if not arrays:
+        return value
+    sums = jax.lax.psum(arrays, axes)
+    if op is ReduceOp.MEAN:
+        sums = [s / _like(num_replicas, s) for s in sums]
+    return jax.tree.unflatten(treedef, sums)
+
+
+def _like(number: int, array: Any) -> Any:
+    return jnp.asarray(number, array.dtype)
+
+
+def _reducible(caller: str, op: ReduceOp, path: Any, leaf: Any) -> Any:
+    check_numeric(caller, "value" + jax.tree_util.keystr(path), leaf)
+    array = jnp.asarray(leaf)
+    return array.astype(result_dtype(op, array.dtype))
+
+
+def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree:
+    """Every leaf of all replicas, concatenated on `axis` in replica order."""
+
+    def gather(path: Any, leaf: Any) -> Any:
+        array = jnp.asarray(leaf)
+        dim = gather_dim(caller, "value" + jax.tree_util.keystr(path), array, axis)
+        return jax.lax.all_gather(array, axes, axis=dim, tiled=True)
+
+    return jax.tree.map_with_path(gather, value)
+
+
+def gather_dim(caller: str, name: str, array: Any, axis: Any) -> int:
+    """`axis` as a dim of `array` counted from the front, or a named error."""
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        raise ShapeError(
+            f"{caller} was given axis={axis!r}, and axis is one integer.\n\n"
+            "Pass axis=0 to concatenate rows."
+        )
+    dim = int(axis.__index__())
+    if not array.ndim:
+        raise ShapeError(
+            f"{caller} cannot concatenate {name}: it is a scalar, {array.dtype}[].\n\n"
+            "Only arrays with a dim can be concatenated; give it one with value[None], or use "
+            "reduce."
+        )
+    if not -array.ndim <= dim < array.ndim:
+        raise ShapeError(
+            f"{caller} was given axis={dim}, and {name} is {array.dtype}{list(array.shape)} of "
+            f"rank {array.ndim}.\n\n"
+            f"axis must lie in {list(range(-array.ndim, array.ndim))}."
+        )
+    return dim % array.ndim

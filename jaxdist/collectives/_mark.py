@@ -1,0 +1,53 @@
+"""The mark that says: this value is the same on all replicas."""
+
+from typing import Any, TypeVar
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+T = TypeVar("T")
+
+ASSUME_REPLICATED = Primitive("jaxdist_assume_replicated")
+ASSUME_REPLICATED.def_impl(lambda x: x)
+ASSUME_REPLICATED.def_abstract_eval(lambda x: x)
+mlir.register_lowering(ASSUME_REPLICATED, lambda ctx, x: [x])
+# The derivative is the identity without the mark: a tangent or cotangent need not be the same on
+# all replicas because the value is.
+ad.deflinear2(ASSUME_REPLICATED, lambda ct, _: [ct])
+batching.defvectorized(ASSUME_REPLICATED)
+
+
+def assume_replicated(value: T) -> T:
+    """Promise that `value` is the same on all replicas, where that cannot be proved.
+
+    The result of `Strategy.run` then has it as a plain array instead of a `PerReplica`. The
+    promise is not checked: replicas that differ keep their own value under one name, and
+    `check_replicas` is how to find out. A rule that the analysis does not know (a callback, a
+    custom kernel) is what it is for.
+
+    Shapes:
+        As they are.
+
+    Cost:
+        None; it leaves nothing in the compiled program.
+
+    Args:
+        value: Pytree of arrays inside a replica.
+
+    Returns:
+        The same values.
+
+    Example:
+        >>> def step(x):
+        ...     same = jax.pure_callback(lambda: np.float32(3), jax.ShapeDtypeStruct((), "float32"))
+        ...     return assume_replicated(same)
+        >>> float(MirroredStrategy().run(step, (1.0,)))
+        3.0
+    """
+
+    def mark(leaf: Any) -> Any:
+        return ASSUME_REPLICATED.bind(jax.numpy.asarray(leaf))
+
+    marked: T = jax.tree.map(mark, value)
+    return marked

@@ -1,0 +1,300 @@
+"""Global batches of arrays that are in memory."""
+
+from collections.abc import Iterator
+from typing import Any, TypedDict
+
+import jax
+import numpy as np
+from jax.tree_util import keystr
+
+from jaxdist._typing import PyTree
+from jaxdist.data._cardinality import INFINITE_CARDINALITY
+from jaxdist.data._host import own_rows
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+
+
+class BatchesState(TypedDict):
+    """Where a pass over `batches` stands; plain values that any checkpoint can hold."""
+
+    epoch: int  # counted from 0
+    index: int  # examples of that epoch that were given already
+    num_examples: int  # with `shuffle` and `seed`, what tells this data from other data
+    shuffle: bool
+    seed: int
+
+
+def batches(
+    arrays: PyTree,
+    batch_size: int,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_remainder: bool = False,
+    repeat: int | None = 1,
+) -> "Batches":
+    """Batches of arrays that are in memory, as a dataset for `experimental_distribute_dataset`.
+
+    Shapes:
+        In: every leaf `[N, ...]`, the same `N`.
+        Out: every leaf `[batch_size, ...]`; the last of an epoch has the `N % batch_size`
+        examples that are left, unless `drop_remainder`.
+
+    Cost:
+        One copy of each batch; with `shuffle`, 8 bytes per example to hold the order.
+
+    Guarantees:
+        Each example is given exactly once per epoch (with `drop_remainder`: at most once).
+        The order depends on `seed` and on the epoch alone: not on the number of replicas, and not
+        on the batch size.
+        Each further pass (`for` over the same object) shuffles anew, as the next epoch.
+        A batch is a copy: changing the arrays later does not change it.
+
+    Args:
+        arrays: Pytree of arrays; NumPy, JAX, or anything that NumPy can read.
+        batch_size: Examples in one global batch.
+        shuffle: Whether each epoch has an order of its own.
+        seed: What the orders are made from.
+        drop_remainder: Whether the incomplete last batch of an epoch is left out.
+        repeat: Epochs in one pass; `None` for no end.
+
+    Raises:
+        ShapeError: A leaf is a scalar, leaves have different numbers of examples, or there are
+            too few examples for one batch.
+        ArgumentError: `batch_size` or `repeat` is below 1, or `seed` below 0.
+        ArgumentTypeError: One of them is not an int.
+
+    Example:
+        >>> data = batches({"x": np.arange(6)}, 4)
+        >>> [b["x"].tolist() for b in data]
+        [[0, 1, 2, 3], [4, 5]]
+
+    Source:
+        `Dataset.from_tensor_slices(...).shuffle(N).batch(...).repeat(...)` of `tf.data`; a batch
+        never crosses the border of an epoch.
+    """
+    _check_count("batch_size", batch_size, at_least=1)
+    _check_count("seed", seed, at_least=0)
+    if repeat is not None:
+        _check_count("repeat", repeat, at_least=1)
+    num_examples = _check_arrays(arrays)
+    if num_examples < (batch_size if drop_remainder else 1):
+        raise _too_few(num_examples, batch_size)
+    host = jax.tree.map(np.asarray, arrays)
+    return Batches(host, num_examples, batch_size, shuffle, seed, drop_remainder, repeat)
+
+
+class Batches:
+    """What `batches` returns: an iterable that can be passed over again and again."""
+
+    def __init__(
+        self,
+        arrays: PyTree,
+        num_examples: int,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        drop_remainder: bool,
+        repeat: int | None,
+    ) -> None:
+        self.arrays = arrays
+        self.num_examples = num_examples
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_remainder = drop_remainder
+        self.repeat = repeat
+        self.next_epoch = 0
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches in one epoch.
+
+        Example:
+            >>> batches(np.zeros(10), 4).batches_per_epoch
+            3
+        """
+        whole, rest = divmod(self.num_examples, self.batch_size)
+        return whole + (rest > 0 and not self.drop_remainder)
+
+    @property
+    def cardinality(self) -> int:
+        """Batches in one pass, or `INFINITE_CARDINALITY`."""
+        if self.repeat is None:
+            return INFINITE_CARDINALITY
+        return self.batches_per_epoch * self.repeat
+
+    def restarted(self) -> "Batches":
+        """The same data with epochs counted from 0, apart from passes over this object."""
+        return Batches(
+            self.arrays,
+            self.num_examples,
+            self.batch_size,
+            self.shuffle,
+            self.seed,
+            self.drop_remainder,
+            self.repeat,
+        )
+
+    def order(self, epoch: int) -> np.ndarray | None:
+        """Which example comes when in `epoch`; None where that is as they are stored."""
+        if not self.shuffle:
+            return None
+        # Raw bits, sorted: NumPy promises them for ever, and does not for `permutation`.
+        bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch]))
+        keys: np.ndarray = bits.random_raw(self.num_examples)
+        return np.argsort(keys, kind="stable")
+
+    def __iter__(self) -> "BatchesIterator":
+        return BatchesIterator(self)
+
+    def __len__(self) -> int:
+        if self.repeat is None:
+            raise TypeError("batches(..., repeat=None) has no end, so it has no len().")
+        return self.cardinality
+
+    def __repr__(self) -> str:
+        return (
+            f"batches({self.num_examples} examples, batch_size={self.batch_size}, "
+            f"shuffle={self.shuffle}, seed={self.seed}, drop_remainder={self.drop_remainder}, "
+            f"repeat={self.repeat})"
+        )
+
+
+class BatchesIterator(Iterator[PyTree]):
+    """One pass over `Batches`, with a position that can be saved and returned to."""
+
+    def __init__(self, source: Batches) -> None:
+        self._source = source
+        self._epoch = source.next_epoch
+        self._index = 0
+        self._order = source.order(self._epoch)
+        self._claim_pass()
+
+    def _claim_pass(self) -> None:
+        """Decide where this pass ends; the next pass over the same object begins there."""
+        span = self._source.repeat or 1
+        end = (self._epoch // span + 1) * span
+        self._source.next_epoch = end
+        self._end_epoch = None if self._source.repeat is None else end
+
+    def __next__(self) -> PyTree:
+        source = self._source
+        size = min(source.batch_size, source.num_examples - self._index)
+        if size == 0 or (source.drop_remainder and size < source.batch_size):
+            if self._epoch + 1 == self._end_epoch:
+                raise StopIteration
+            self._epoch, self._index = self._epoch + 1, 0
+            self._order = source.order(self._epoch)
+            size = min(source.batch_size, source.num_examples)
+        where = slice(self._index, self._index + size)
+        rows = where if self._order is None else self._order[where]
+        batch = jax.tree.map(lambda leaf: own_rows(leaf, rows), source.arrays)
+        self._index += size
+        return batch
+
+    def get_state(self) -> BatchesState:
+        """Where this pass stands.
+
+        Example:
+            >>> it = iter(batches(np.arange(6), 4))
+            >>> _ = next(it)
+            >>> it.get_state()["index"]
+            4
+        """
+        source = self._source
+        return {
+            "epoch": self._epoch,
+            "index": self._index,
+            "num_examples": source.num_examples,
+            "shuffle": source.shuffle,
+            "seed": source.seed,
+        }
+
+    def set_state(self, state: BatchesState) -> None:
+        """Go on after the last example that was given when `state` was taken.
+
+        The batch size may be another one: no example is lost and none given twice.
+
+        Raises:
+            ArgumentError: `state` was taken from other data, another order, or is not a state.
+        """
+        mine = self.get_state()
+        _check_state(mine, state)
+        self._epoch, self._index = state["epoch"], state["index"]
+        self._order = self._source.order(self._epoch)
+        self._claim_pass()
+
+
+def _check_state(mine: BatchesState, state: Any) -> None:
+    if not isinstance(state, dict) or set(state) != set(mine):
+        raise ArgumentError(
+            f"This is not a state of batches(...): {state!r}.\n\n"
+            f"It takes what get_state() returned, a dict with {sorted(mine)}."
+        )
+    fixed = ("num_examples", "shuffle", "seed")
+    differing = [k for k in fixed if state[k] != mine[k]]  # type: ignore[literal-required]
+    if differing:
+        found = ", ".join(f"{k}={state[k]!r}" for k in differing)
+        here = ", ".join(f"{k}={mine[k]!r}" for k in differing)  # type: ignore[literal-required]
+        raise ArgumentError(
+            "This state is of another dataset, or of another order of this one.\n\n"
+            f"It was taken with {found}; this dataset has {here}.\n\n"
+            "Build the dataset as it was when the state was saved, or start from the beginning."
+        )
+    epoch, index = state["epoch"], state["index"]
+    is_sound = isinstance(epoch, int) and isinstance(index, int)
+    if not is_sound or epoch < 0 or not 0 <= index <= mine["num_examples"]:
+        raise ArgumentError(
+            f"This state is damaged: epoch={epoch!r}, index={index!r}, for "
+            f"{mine['num_examples']} examples.\n\nStart from the beginning of an epoch."
+        )
+
+
+def _check_count(name: str, value: Any, *, at_least: int) -> None:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise ArgumentTypeError(
+            f"batches({name}=...) takes an int, and {value!r} of type {type(value).__name__} was "
+            "given."
+        )
+    if value < at_least:
+        raise ArgumentError(
+            f"batches({name}={value}) is not possible.\n\n{name} must be at least {at_least}."
+        )
+
+
+def _check_arrays(arrays: PyTree) -> int:
+    """The number of examples that all leaves have."""
+    shapes = {
+        "arrays" + keystr(path): np.shape(leaf)
+        for path, leaf in jax.tree.leaves_with_path(arrays)
+    }
+    scalars = [name for name, shape in shapes.items() if not shape]
+    counts = {shape[0] for shape in shapes.values() if shape}
+    if scalars or len(counts) != 1:
+        raise _no_common_count(shapes, scalars)
+    return int(counts.pop())
+
+
+def _no_common_count(shapes: dict[str, tuple[int, ...]], scalars: list[str]) -> ShapeError:
+    if not shapes:
+        return ShapeError("batches(arrays, ...) was given no arrays.\n\nGive at least one.")
+    found = "\n".join(f"  {name} has shape {list(shape)}" for name, shape in shapes.items())
+    rest = (
+        f"Leave {', '.join(scalars)} out, and pass it to the step on its own."
+        if scalars
+        else "Cut the longer ones, or look for examples that the shorter ones miss."
+    )
+    return ShapeError(
+        "batches(arrays, ...) needs arrays with the same number of examples on dim 0:\n\n"
+        f"{found}\n\n{rest}"
+    )
+
+
+def _too_few(num_examples: int, batch_size: int) -> ShapeError:
+    if num_examples == 0:
+        return ShapeError("batches(arrays, ...) was given arrays with 0 examples on dim 0.")
+    return ShapeError(
+        f"batches(..., batch_size={batch_size}, drop_remainder=True) would give no batch at all: "
+        f"there are {num_examples} examples, fewer than {batch_size}.\n\n"
+        f"Use a batch size of at most {num_examples}, or drop_remainder=False."
+    )

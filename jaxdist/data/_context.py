@@ -1,0 +1,116 @@
+"""What a function that makes data is told about its place in the job."""
+
+import dataclasses
+
+from jaxdist.errors import ArgumentError
+
+
+class InputContext:
+    """Which part of the input a dataset function makes, and for how many replicas.
+
+    `Strategy.distribute_datasets_from_function` passes one to the function it is given, once
+    for each input pipeline.
+
+    Args:
+        num_input_pipelines: Input pipelines of the job.
+        input_pipeline_id: Which of them this one is, from 0.
+        num_replicas_in_sync: Replicas that take part in one step, over all pipelines.
+
+    Example:
+        >>> context = InputContext(num_replicas_in_sync=4)
+        >>> context.get_per_replica_batch_size(32)
+        8
+        >>> print(context)
+        jaxdist.InputContext(input pipeline id 0, total: 1)
+
+    Source:
+        `tf.distribute.InputContext`.
+    """
+
+    __slots__ = ("_input_pipeline_id", "_num_input_pipelines", "_num_replicas_in_sync")
+
+    def __init__(
+        self,
+        num_input_pipelines: int = 1,
+        input_pipeline_id: int = 0,
+        num_replicas_in_sync: int = 1,
+    ) -> None:
+        self._num_input_pipelines = num_input_pipelines
+        self._input_pipeline_id = input_pipeline_id
+        self._num_replicas_in_sync = num_replicas_in_sync
+
+    @property
+    def num_input_pipelines(self) -> int:
+        """Input pipelines of the job."""
+        return self._num_input_pipelines
+
+    @property
+    def input_pipeline_id(self) -> int:
+        """Which pipeline this one is, from 0."""
+        return self._input_pipeline_id
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Replicas that take part in one step, over all pipelines."""
+        return self._num_replicas_in_sync
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Rows that one replica takes of a global batch.
+
+        Args:
+            global_batch_size: Rows of one step, over all replicas.
+
+        Raises:
+            ArgumentError: `global_batch_size` is not a multiple of the number of replicas.
+
+        Example:
+            >>> InputContext(num_replicas_in_sync=6).get_per_replica_batch_size(12)
+            2
+        """
+        rows, rest = divmod(global_batch_size, self._num_replicas_in_sync)
+        if rest:
+            down = rows * self._num_replicas_in_sync
+            lower = f"{down} or " if down else ""
+            raise ArgumentError(
+                "InputContext.get_per_replica_batch_size cannot share out global_batch_size="
+                f"{global_batch_size} over num_replicas_in_sync={self._num_replicas_in_sync}.\n\n"
+                f"{global_batch_size} is not a multiple of {self._num_replicas_in_sync}: "
+                f"{rest} row(s) would be left over.\n\n"
+                f"Use {lower}{down + self._num_replicas_in_sync}."
+            )
+        return rows
+
+    def __repr__(self) -> str:
+        return (
+            f"jaxdist.InputContext(input pipeline id {self._input_pipeline_id}, "
+            f"total: {self._num_input_pipelines})"
+        )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ValueContext:
+    """Which replica a function makes a value for.
+
+    `Strategy.experimental_distribute_values_from_function` passes one to the function that it
+    is given, once for each replica.
+
+    Args:
+        replica_id_in_sync_group: The replica, from 0.
+        num_replicas_in_sync: Replicas that take part in one step.
+
+    Example:
+        >>> print(ValueContext(0, 2))
+        jaxdist.ValueContext(replica id 0, total replicas in sync: 2)
+
+    Source:
+        `tf.distribute.experimental.ValueContext`.
+    """
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+    def __repr__(self) -> str:
+        return (
+            f"jaxdist.ValueContext(replica id {self.replica_id_in_sync_group}, "
+            f"total replicas in sync: {self.num_replicas_in_sync})"
+        )

@@ -1,0 +1,136 @@
+"""Reading one element of a dataset: which leaves it has, and whether they are what they were."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import KeyPath, PyTreeDef, keystr
+
+from jaxdist.errors import ArgumentTypeError, ShapeError
+
+Leaf = np.ndarray | jax.Array
+
+MAX_LISTED = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Element:
+    """One element: arrays, and the structure that they fill."""
+
+    leaves: list[Leaf]
+    treedef: PyTreeDef
+
+    def names(self) -> list[str]:
+        """What each leaf is called in messages."""
+        index = self.treedef.unflatten(range(len(self.leaves)))
+        return [leaf_name(path) for path, _ in jax.tree.leaves_with_path(index)]
+
+
+class ElementReader:
+    """Turns elements into arrays, and refuses one that is not built like those before it."""
+
+    def __init__(self, caller: str) -> None:
+        self._caller = caller
+        self._treedef: PyTreeDef | None = None
+        self._dtypes: list[Any] = []
+
+    def __call__(self, raw: Any, index: int) -> Element:
+        """The arrays of element number `index`."""
+        leaves, treedef = jax.tree.flatten(raw)
+        arrays = [x if type(x) is np.ndarray else as_array(x) for x in leaves]
+        if treedef != self._treedef or [a.dtype for a in arrays] != self._dtypes:
+            self._meet(raw, arrays, treedef, index)
+        return Element(arrays, treedef)
+
+    def _meet(self, raw: Any, arrays: list[Any], treedef: PyTreeDef, index: int) -> None:
+        _check_numeric(self._caller, raw, arrays, index)
+        dtypes = [a.dtype for a in arrays]
+        if self._treedef is not None:
+            before = _describe(self._treedef, self._dtypes)
+            raise _changed(self._caller, before, _describe(treedef, dtypes), index)
+        if not arrays:
+            raise ShapeError(
+                f"{self._caller}: element {index} of the dataset holds no arrays: {raw!r}.\n\n"
+                "Each element is a pytree with at least one array."
+            )
+        self._treedef, self._dtypes = treedef, dtypes
+
+
+def as_array(leaf: Any) -> Any:
+    """A leaf as an array: JAX arrays stay where they are, the rest goes through NumPy."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    try:
+        return np.asarray(leaf)
+    except Exception:  # what it is will be said with its name
+        return np.asarray(None)
+
+
+def leaf_name(path: KeyPath) -> str:
+    """How messages call a leaf."""
+    return "batch" + keystr(path)
+
+
+def brief(leaf: Any) -> str:
+    """`float32[30, 4]`."""
+    return f"{leaf.dtype}{[*leaf.shape]}"
+
+
+def listed(lines: list[str]) -> str:
+    """Lines of a message, at most ten of them."""
+    more = len(lines) - MAX_LISTED
+    shown = [f"  {line}" for line in lines[:MAX_LISTED]]
+    return "\n".join(shown + ([f"  and {more} more"] if more > 0 else []))
+
+
+def _is_numeric(dtype: Any) -> bool:
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return True
+    # NumPy's long doubles count as numbers and no device has them.
+    if dtype.name in ("float128", "complex256") or dtype.kind in "mM":
+        return False
+    return bool(jnp.issubdtype(dtype, np.number)) or dtype == np.bool_
+
+
+def _check_numeric(caller: str, raw: Any, arrays: list[Any], index: int) -> None:
+    bad = []
+    for (path, leaf), array in zip(jax.tree.leaves_with_path(raw), arrays, strict=True):
+        if not _is_numeric(array.dtype):
+            held = f" of dtype {array.dtype}" if isinstance(leaf, np.ndarray) else ""
+            shown = "" if isinstance(leaf, np.ndarray) else f": {leaf!r:.60}"
+            bad.append(f"{leaf_name(path)} is a {type(leaf).__name__}{held}{shown}")
+    if bad:
+        raise ArgumentTypeError(
+            f"{caller} cannot put element {index} of the dataset on devices.\n\n"
+            f"{listed(bad)}\n\n"
+            "Devices hold numbers: bool, int, float or complex arrays.\n\n"
+            "Encode such leaves as numbers (np.unique(x, return_inverse=True) for names), or "
+            "leave them out of the batch."
+        )
+
+
+def _describe(treedef: PyTreeDef, dtypes: list[Any]) -> str:
+    return repr(treedef.unflatten([_Shown(str(d)) for d in dtypes]))
+
+
+class _Shown:
+    """A leaf of a structure that is printed."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _changed(caller: str, before: str, now: str, index: int) -> ShapeError:
+    return ShapeError(
+        f"{caller}: element {index} of the dataset is not built like the elements before it.\n\n"
+        f"  before:       {before}\n"
+        f"  element {index}: {now}\n\n"
+        "One step function takes them all, so every element has the same structure and the same "
+        "dtypes (shapes may change).\n\n"
+        "Give the same keys each time, and arrays of a fixed dtype: np.asarray(x, dtype)."
+    )

@@ -1,0 +1,46 @@
+"""Host memory that JAX may keep: aligned, and referred to by nobody else."""
+
+from typing import Any
+
+import numpy as np
+
+# On CPU, JAX takes over a NumPy buffer that starts at such an address instead of copying it,
+# whatever `may_alias` says (jaxlib, `kImmutableZeroCopy`).
+_ALIGNMENT_BYTES = 64
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """An uninitialised array that CPU devices can take over without a copy."""
+    size_bytes = dtype.itemsize
+    for rows in shape:
+        size_bytes *= rows
+    raw = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
+    # `__array_interface__` costs a third of `.ctypes`.
+    start = -raw.__array_interface__["data"][0] % _ALIGNMENT_BYTES
+    return np.ndarray(shape, dtype, raw, start)
+
+
+def own(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """A copy in memory of our own, as `dtype`."""
+    copy = aligned_empty(array.shape, dtype)
+    np.copyto(copy, array, casting="unsafe")
+    return copy
+
+
+def own_rows(array: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
+    """A copy of some rows, in memory of our own."""
+    if isinstance(rows, slice):
+        return own(array[rows], array.dtype)
+    copy = aligned_empty((len(rows), *array.shape[1:]), array.dtype)
+    # 'clip' lets NumPy write into `copy` at once; 'raise' goes through a second buffer.
+    np.take(array, rows, axis=0, out=copy, mode="clip")
+    return copy
+
+
+def own_joined(pieces: list[np.ndarray], dtype: np.dtype[Any]) -> np.ndarray:
+    """Pieces of one shape, one after the other on dim 0 (scalars side by side), copied."""
+    shape = pieces[0].shape or (1,)
+    joined = aligned_empty((len(pieces) * shape[0], *shape[1:]), dtype)
+    for i, piece in enumerate(pieces):
+        np.copyto(joined[i * shape[0] : (i + 1) * shape[0]], piece, casting="unsafe")
+    return joined

@@ -1,0 +1,141 @@
+"""How a distributed dataset is read ahead, replicated and placed."""
+
+import enum
+from typing import Any, NamedTuple
+
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+
+
+class InputReplicationMode(enum.Enum):
+    """How often the function of `distribute_datasets_from_function` is called.
+
+    Example:
+        >>> InputReplicationMode("PER_REPLICA")
+        <InputReplicationMode.PER_REPLICA: 'PER_REPLICA'>
+
+    Source:
+        `tf.distribute.InputReplicationMode`.
+    """
+
+    PER_WORKER = "PER_WORKER"  # once in each process; its elements go to the replicas in turn
+    PER_REPLICA = "PER_REPLICA"  # once for each replica, which reads that dataset alone
+
+
+class _Fields(NamedTuple):
+    experimental_fetch_to_device: bool
+    experimental_replication_mode: InputReplicationMode
+    experimental_place_dataset_on_device: bool
+    experimental_per_replica_buffer_size: int
+
+
+class InputOptions(_Fields):
+    """Options of `experimental_distribute_dataset` and `distribute_datasets_from_function`.
+
+    A named tuple.
+
+    Args:
+        experimental_fetch_to_device: Whether batches are put on the devices. `False` leaves
+            them on the host, as a `PerReplica` of NumPy arrays. `None` becomes `True`.
+        experimental_replication_mode: How often the function of
+            `distribute_datasets_from_function` is called.
+        experimental_place_dataset_on_device: Whether each replica's dataset is made and read
+            with that replica's device as JAX's default device. Needs `PER_REPLICA` and
+            `experimental_fetch_to_device=False`; its batches are on the device already.
+        experimental_per_replica_buffer_size: Batches that are kept ready for each replica ahead
+            of use. With 0 or less nothing is read ahead, and there is no thread.
+
+    Raises:
+        ArgumentError: `experimental_replication_mode` is not an `InputReplicationMode`.
+        ArgumentTypeError: The buffer size is not an int, or a flag is not a bool.
+
+    Example:
+        >>> InputOptions(experimental_per_replica_buffer_size=2).experimental_fetch_to_device
+        True
+
+    Source:
+        `tf.distribute.InputOptions`.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        experimental_fetch_to_device: bool | None = None,
+        experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        experimental_place_dataset_on_device: bool = False,
+        experimental_per_replica_buffer_size: int = 1,
+    ) -> "InputOptions":
+        fetch = True if experimental_fetch_to_device is None else experimental_fetch_to_device
+        _check_bool("experimental_fetch_to_device", fetch)
+        _check_bool("experimental_place_dataset_on_device", experimental_place_dataset_on_device)
+        _check_buffer_size(experimental_per_replica_buffer_size)
+        if not isinstance(experimental_replication_mode, InputReplicationMode):
+            raise ArgumentError(
+                "InputOptions(experimental_replication_mode=...) was given "
+                f"{experimental_replication_mode!r}.\n\n"
+                f"Use one of {[str(mode) for mode in InputReplicationMode]}."
+            )
+        return super().__new__(
+            cls,
+            fetch,
+            experimental_replication_mode,
+            experimental_place_dataset_on_device,
+            experimental_per_replica_buffer_size,
+        )
+
+    @property
+    def is_per_replica(self) -> bool:
+        """Whether each replica reads a dataset of its own."""
+        return self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
+
+
+def _check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(
+            f"InputOptions({name}=...) takes True or False, and {value!r} of type "
+            f"{type(value).__name__} was given."
+        )
+
+
+def _check_buffer_size(value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ArgumentTypeError(
+            "InputOptions(experimental_per_replica_buffer_size=...) takes a number of batches, "
+            f"and {value!r} of type {type(value).__name__} was given.\n\n"
+            "Use 1 for one batch ahead, or 0 to read nothing ahead."
+        )
+
+
+def check_for_dataset(options: InputOptions) -> None:
+    """Refuse options that `experimental_distribute_dataset` cannot honour."""
+    if options.is_per_replica:
+        raise NotImplementedError(
+            "experimental_distribute_dataset cannot use experimental_replication_mode="
+            "PER_REPLICA: there is one dataset, and replicas share its batches.\n\n"
+            "Use distribute_datasets_from_function, which calls its function once for each "
+            "replica."
+        )
+    _check_placement("experimental_distribute_dataset", options)
+
+
+def check_for_function(options: InputOptions) -> None:
+    """Refuse options that `distribute_datasets_from_function` cannot honour."""
+    _check_placement("distribute_datasets_from_function", options)
+
+
+def _check_placement(caller: str, options: InputOptions) -> None:
+    if not options.experimental_place_dataset_on_device:
+        return
+    if not options.is_per_replica:
+        raise ArgumentError(
+            f"{caller}: experimental_place_dataset_on_device=True needs "
+            "experimental_replication_mode=InputReplicationMode.PER_REPLICA, and it is "
+            f"{options.experimental_replication_mode}.\n\n"
+            "Only a dataset that one replica reads alone can live on that replica's device."
+        )
+    if options.experimental_fetch_to_device:
+        raise ArgumentError(
+            f"{caller}: experimental_place_dataset_on_device=True needs "
+            "experimental_fetch_to_device=False, and it is True (None becomes True).\n\n"
+            "The batches of a dataset that is on the device need not be fetched to it."
+        )

@@ -1,0 +1,104 @@
+"""From arrays of the host to what a step takes: on the devices, or left on the host."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdist.data._elements import Leaf
+from jaxdist.data._host import own, own_joined
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.values._per_replica import PerReplica
+
+
+class Placer:
+    """Puts leaves where the options say.
+
+    # [Note: who owns a batch]
+    The source may overwrite an array as soon as it is asked for the next element, and NumPy
+    arrays on CPU devices are not copied by JAX where they happen to be aligned, while large
+    copies go on after `device_put` has returned. So on CPU the bytes are copied once into
+    memory of our own, which the devices then take over as it is; on accelerators the transfer
+    is waited for before the source is asked again.
+
+    Args:
+        layout: The mesh of the strategy.
+        fetches: Whether leaves go on the devices.
+        gives_up_memory: Whether nobody else refers to the host arrays.
+    """
+
+    def __init__(self, layout: ReplicaMesh, *, fetches: bool, gives_up_memory: bool) -> None:
+        self._layout = layout
+        self._fetches = fetches
+        self._gives_up_memory = gives_up_memory
+        self._copies = layout.platform == "cpu" or not fetches
+
+    def split(self, leaf: Leaf) -> Any:
+        """Dim 0 of one array, shared out over the replicas.
+
+        Shapes:
+            In: `[R*b, ...]`. Out: `PerReplica` of local `[b, ...]`; with one replica the array.
+        """
+        if isinstance(leaf, jax.Array):
+            if self._fetches:
+                return self._wrapped(jax.device_put(leaf, self._sharding(leaf.ndim)), leaf.ndim)
+            leaf = np.asarray(leaf)
+        return self._from_host(leaf, is_ours=self._gives_up_memory)
+
+    def join(self, pieces: Sequence[Leaf]) -> Any:
+        """One array for each replica.
+
+        Shapes:
+            In: `R` times `[b, ...]`, or `R` scalars. Out: as `split` gives it.
+        """
+        if all(isinstance(p, jax.Array) for p in pieces) and self._fetches:
+            return self._joined_on_devices(pieces)
+        host = [np.asarray(p) for p in pieces]
+        if self._layout.num_replicas == 1:
+            return self._from_host(host[0], is_ours=self._gives_up_memory)
+        dtype = jax.dtypes.canonicalize_dtype(host[0].dtype)
+        return self._from_host(own_joined(host, dtype), is_ours=True, ndim=host[0].ndim)
+
+    def _from_host(self, array: np.ndarray, *, is_ours: bool, ndim: int | None = None) -> Any:
+        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+        if dtype != array.dtype or (self._copies and not is_ours):
+            array = own(array, dtype)
+        ndim = array.ndim if ndim is None else ndim
+        if not self._fetches:
+            return self._on_host(array, ndim)
+        sharding = self._sharding(array.ndim)
+        # Cheaper than `device_put`, which looks at the whole pytree (PERF §4).
+        placed = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+        if not self._copies:
+            placed.block_until_ready()  # See [Note: who owns a batch]
+        return self._wrapped(placed, ndim)
+
+    def _on_host(self, array: np.ndarray, ndim: int) -> Any:
+        if self._layout.num_replicas == 1:
+            return array
+        parts = np.split(array, self._layout.num_replicas)
+        return PerReplica([p.reshape(p.shape[1:]) if ndim == 0 else p for p in parts])
+
+    def _joined_on_devices(self, pieces: Sequence[Leaf]) -> Any:
+        layout, local = self._layout, pieces[0].shape
+        if layout.num_replicas == 1:
+            return jax.device_put(pieces[0], self._sharding(len(local)))
+        shape = (layout.num_replicas * (local or (1,))[0], *local[1:])
+        shards: list[jax.Array] = []
+        for replica, piece in enumerate(pieces):
+            here = NamedSharding(layout.replica_mesh(replica), PartitionSpec())
+            rows = piece if local else piece.reshape(1)
+            by_device = {s.device: s.data for s in jax.device_put(rows, here).addressable_shards}
+            shards += [by_device[d] for d in layout.device_grid[replica]]
+        array = jax.make_array_from_single_device_arrays(shape, layout.per_replica, shards)
+        return self._wrapped(array, len(local))
+
+    def _sharding(self, ndim: int) -> NamedSharding:
+        return self._layout.per_replica if ndim else self._layout.replicated
+
+    def _wrapped(self, array: jax.Array, ndim: int) -> Any:
+        if self._layout.num_replicas == 1:
+            return array
+        return PerReplica.of_global(array, scalars=ndim == 0)

@@ -1,0 +1,96 @@
+"""Every exception and warning that jaxdist raises.
+
+Each one is also the built-in that fits, so `except ValueError` keeps working::
+
+    JaxdistError
+      ShapeError               ValueError    an array does not fit the replicas
+      DeviceError              ValueError    devices that do not exist, repeat, or do not go together
+      ArgumentError            ValueError    a value outside the valid ones
+      ArgumentTypeError        TypeError     an argument of the wrong type
+      ReplicaValueError        ValueError    per-replica values that do not belong here
+      DonationError            ValueError    one buffer given away twice
+      StateDivergenceError     ValueError    state that would come out different on each replica
+      ContextError             RuntimeError  called inside or outside the wrong context
+        MixedStrategyError                   two strategies where only one can be
+      DivergentCollectiveError RuntimeError  a collective that some replicas may never reach
+      ReplicaDriftError        RuntimeError  replicas that should hold the same bits and do not
+      BackendStartedError      RuntimeError  asked for devices after JAX had started
+      ConfigError              ValueError    a configuration file or override that is not valid
+      CheckpointError          RuntimeError  a checkpoint that cannot be read or written
+      MissingExtraError        ImportError   an optional package that is not installed
+
+    RetraceWarning             UserWarning   a function that is traced again and again
+    StateDivergenceWarning     UserWarning   a result that looks like state and differs
+"""
+
+
+class JaxdistError(Exception):
+    """Base of every error of jaxdist."""
+
+
+class ShapeError(JaxdistError, ValueError):
+    """Raised when an array does not fit the replicas that it is meant for."""
+
+
+class DeviceError(JaxdistError, ValueError):
+    """Raised when devices do not exist, are listed twice, or cannot form one strategy."""
+
+
+class ArgumentError(JaxdistError, ValueError):
+    """Raised when an argument is not one of the valid values."""
+
+
+class ArgumentTypeError(JaxdistError, TypeError):
+    """Raised when an argument is of a type that the call cannot take."""
+
+
+class ReplicaValueError(JaxdistError, ValueError):
+    """Raised when per-replica values are too few, too many, or of another strategy."""
+
+
+class DonationError(JaxdistError, ValueError):
+    """Raised when one buffer would be given away twice, or given away and still used."""
+
+
+class StateDivergenceError(JaxdistError, ValueError):
+    """Raised at trace time when state would come out different on each replica."""
+
+
+class ContextError(JaxdistError, RuntimeError):
+    """Raised when a call is made inside or outside the wrong context."""
+
+
+class MixedStrategyError(ContextError):
+    """Raised when a strategy is used while another one is active."""
+
+
+class DivergentCollectiveError(JaxdistError, RuntimeError):
+    """Raised at trace time when replicas may disagree on whether they reach a collective."""
+
+
+class ReplicaDriftError(JaxdistError, RuntimeError):
+    """Raised when replicas of one mirrored value no longer hold the same bits."""
+
+
+class BackendStartedError(JaxdistError, RuntimeError):
+    """Raised when virtual devices are asked for after JAX has started its backend."""
+
+
+class ConfigError(JaxdistError, ValueError):
+    """Raised when a configuration file or an override is not valid."""
+
+
+class CheckpointError(JaxdistError, RuntimeError):
+    """Raised when a checkpoint cannot be written, or is damaged."""
+
+
+class MissingExtraError(JaxdistError, ImportError):
+    """Raised when an optional package is needed and not installed."""
+
+
+class RetraceWarning(UserWarning):
+    """Warns that a step is traced again and again; silence it with `warnings.filterwarnings`."""
+
+
+class StateDivergenceWarning(UserWarning):
+    """Warns that a result has the structure of an argument and differs between replicas."""

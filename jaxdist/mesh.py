@@ -1,0 +1,149 @@
+"""The one mesh of a strategy: which axes are replicas, which are logical devices."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+
+REPLICA_AXIS = "replica"
+LOGICAL_AXIS = "logical"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaMesh:
+    """A JAX mesh, and the axes of it over which copies of the step run.
+
+    The replica axes are manual inside `run`; the others are the logical devices of each
+    replica and stay automatic, GSPMD's business.
+    """
+
+    mesh: Mesh
+    replica_axes: tuple[str, ...]
+
+    @functools.cached_property
+    def logical_axes(self) -> tuple[str, ...]:
+        """Mesh axes that are not replica axes."""
+        return tuple(a for a in self.mesh.axis_names if a not in self.replica_axes)
+
+    @functools.cached_property
+    def num_replicas(self) -> int:
+        """Copies of the step that run at once."""
+        return math.prod(self.mesh.shape[a] for a in self.replica_axes)
+
+    @functools.cached_property
+    def num_logical(self) -> int:
+        """Devices that one replica spans."""
+        return math.prod(self.mesh.shape[a] for a in self.logical_axes)
+
+    @functools.cached_property
+    def manual_axes(self) -> frozenset[str]:
+        """Axes that `shard_map` makes manual.
+
+        All of them where a replica is one device: partial-auto programs cannot reduce bf16
+        on CPU, so they are made only where logical devices need them.
+        """
+        return frozenset(
+            self.mesh.axis_names if self.num_logical == 1 else self.replica_axes
+        )
+
+    @functools.cached_property
+    def replica_spec(self) -> PartitionSpec:
+        """Dim 0 split over the replicas."""
+        axes = self.replica_axes
+        return PartitionSpec(axes[0] if len(axes) == 1 else axes)
+
+    @functools.cached_property
+    def replicated(self) -> NamedSharding:
+        """The layout of a mirrored value."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @functools.cached_property
+    def per_replica(self) -> NamedSharding:
+        """The layout of a per-replica value."""
+        return NamedSharding(self.mesh, self.replica_spec)
+
+    @functools.cached_property
+    def device_grid(self) -> np.ndarray:
+        """Devices as `[replica, logical device]`."""
+        names = self.mesh.axis_names
+        order = [names.index(a) for a in self.replica_axes + self.logical_axes]
+        grid: np.ndarray = self.mesh.devices.transpose(order)
+        return grid.reshape(self.num_replicas, self.num_logical)
+
+    @functools.cached_property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """All devices, replica by replica."""
+        return tuple(self.device_grid.ravel())
+
+    @functools.cached_property
+    def platform(self) -> str:
+        """`'cpu'`, `'gpu'` or `'tpu'`."""
+        return str(self.devices[0].platform)
+
+    @functools.cached_property
+    def local_replicas(self) -> tuple[int, ...]:
+        """Replicas whose first device belongs to this process."""
+        me = jax.process_index()
+        return tuple(
+            r for r in range(self.num_replicas) if self.device_grid[r, 0].process_index == me
+        )
+
+    @functools.cached_property
+    def is_local(self) -> bool:
+        """Whether every device belongs to this process."""
+        return len(self.local_replicas) == self.num_replicas
+
+    def replica_mesh(self, replica: int) -> Mesh:
+        """The mesh of one replica's logical devices."""
+        shape = tuple(self.mesh.shape[a] for a in self.logical_axes)
+        devices = self.device_grid[replica].reshape(shape)
+        return Mesh(devices, self.logical_axes, axis_types=(AxisType.Auto,) * len(shape))
+
+    def __repr__(self) -> str:
+        return (
+            f"ReplicaMesh({self.num_replicas} replicas x {self.num_logical} logical "
+            f"on {self.platform}, axes {dict(self.mesh.shape)}, replicas over "
+            f"{self.replica_axes})"
+        )
+
+
+def build(devices: Sequence[jax.Device], *, num_logical: int = 1) -> ReplicaMesh:
+    """Build the mesh of a strategy from devices listed replica by replica."""
+    grid = np.asarray(devices, dtype=object).reshape(-1, num_logical)
+    # Axis types are always passed: the default differs between `Mesh` and `jax.make_mesh`,
+    # and with Explicit axes `shard_map` refuses arrays that are not laid out over them yet.
+    mesh = Mesh(grid, (REPLICA_AXIS, LOGICAL_AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
+    return ReplicaMesh(mesh, (REPLICA_AXIS,))
+
+
+def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
+    """Take over a user's mesh, with its names; its axes become Auto."""
+    if not isinstance(mesh, Mesh):
+        raise ArgumentTypeError(
+            f"mesh must be a jax.sharding.Mesh, and {type(mesh).__name__} was given.\n\n"
+            "Build one with jax.sharding.Mesh(devices, axis_names), or leave mesh out."
+        )
+    names = mesh.axis_names
+    if replica_axes is None:
+        raise ArgumentError(
+            f"MirroredStrategy(mesh=...) needs replica_axes: the mesh has axes {names}, and "
+            "which of them run copies of the step cannot be guessed.\n\n"
+            f"Pass for instance replica_axes=({names[0]!r},)."
+        )
+    axes = (replica_axes,) if isinstance(replica_axes, str) else tuple(replica_axes)
+    unknown = [a for a in axes if a not in names]
+    if unknown or not axes or len(set(axes)) != len(axes):
+        what = f"{unknown} is not among them" if unknown else f"{axes} is empty or repeats a name"
+        raise ArgumentError(
+            f"MirroredStrategy(mesh=..., replica_axes={axes}) does not fit the mesh.\n\n"
+            f"The mesh has axes {names}; {what}.\n\n"
+            f"Pass one or more of {names}, each once."
+        )
+    auto = Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
+    return ReplicaMesh(auto, axes)

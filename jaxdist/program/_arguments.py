@@ -1,0 +1,158 @@
+"""Which leaves of a call are traced, which are part of the program, which are NNX objects."""
+
+import dataclasses
+import enum
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.tree_util import PyTreeDef, keystr, register_pytree_node
+
+from jaxdist.errors import ArgumentTypeError
+from jaxdist.values import PerReplica
+
+
+class Static:
+    """A value that is part of the program; a pytree node without leaves that turns into it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Static)
+            and type(self.value) is type(other.value)
+            and bool(self.value == other.value)
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self.value), self.value))
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+# Unflattening gives the bare value back, so that a result with a string in it needs no second
+# pass over its leaves.
+register_pytree_node(Static, lambda s: ((), s), lambda s, _: s.value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GraphNode:
+    """Stands for the `index`-th NNX object of a call."""
+
+    index: int
+
+
+@dataclasses.dataclass(slots=True)
+class Flat:
+    """The arguments of one call, taken apart.
+
+    `slots[i]` is where leaf `i` of `treedef` goes: a number into `dynamic`, or a `Static`, or a
+    `GraphNode` into `nodes`.
+    """
+
+    treedef: PyTreeDef
+    slots: tuple[Any, ...]
+    dynamic: list[Any]
+    nodes: list[Any]
+    has_tracer: bool
+
+    def path(self, number: int, call: tuple[Any, Any]) -> str:
+        """The name of dynamic leaf `number`, from the call that it came from."""
+        paths = jax.tree_util.tree_flatten_with_path(call, is_leaf=is_unit)[0]
+        return argument_name(paths[self.slots.index(number)][0])
+
+
+def is_unit(x: Any) -> bool:
+    """Whether flattening stops at `x`: per-replica values and NNX objects are kept whole."""
+    return isinstance(x, (PerReplica, nnx.Pytree, Static))
+
+
+def flatten(
+    args: Any,
+    kwargs: Any,
+    static_names: frozenset[str] = frozenset(),
+    static_numbers: frozenset[int] = frozenset(),
+) -> Flat:
+    """Take a call apart; arguments by these names and numbers are part of the program whole."""
+    given = (
+        tuple(Static(a) if i in static_numbers else a for i, a in enumerate(args)),
+        {k: Static(v) if k in static_names else v for k, v in kwargs.items()},
+    )
+    leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_unit)
+    slots: list[Any] = []
+    dynamic: list[Any] = []
+    nodes: list[Any] = []
+    has_tracer = False
+    for leaf in leaves:
+        if isinstance(leaf, nnx.Pytree):
+            index = next((i for i, n in enumerate(nodes) if n is leaf), len(nodes))
+            if index == len(nodes):
+                nodes.append(leaf)
+            slots.append(GraphNode(index))
+        elif is_dynamic(leaf):
+            has_tracer = has_tracer or _is_traced(leaf)
+            slots.append(len(dynamic))
+            dynamic.append(leaf)
+        else:
+            slots.append(leaf if isinstance(leaf, Static) else Static(leaf))
+    return Flat(treedef, tuple(slots), dynamic, nodes, has_tracer)
+
+
+def is_dynamic(leaf: Any) -> bool:
+    """Whether a leaf is traced: arrays, and numbers other than booleans and enums."""
+    if isinstance(leaf, (jax.Array, np.ndarray, np.generic, PerReplica, jax.ShapeDtypeStruct)):
+        return True
+    if isinstance(leaf, (bool, enum.Enum)):
+        return False
+    return isinstance(leaf, (int, float, complex)) or hasattr(leaf, "__jax_array__")
+
+
+def _is_traced(leaf: Any) -> bool:
+    if isinstance(leaf, PerReplica):
+        return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(leaf))
+    return isinstance(leaf, jax.core.Tracer)
+
+
+def check_hashable(caller: str, flat: Flat, call: tuple[Any, Any]) -> None:
+    """Refuse an object that is neither an array nor a pytree nor hashable, naming it."""
+    for position, slot in enumerate(flat.slots):
+        if not isinstance(slot, Static):
+            continue
+        try:
+            hash(slot)
+        except TypeError as error:
+            paths = jax.tree_util.tree_flatten_with_path(call, is_leaf=is_unit)[0]
+            name = argument_name(paths[position][0])
+            raise ArgumentTypeError(
+                f"{caller} cannot take {name}: it is a {type(slot.value).__name__}, which is "
+                "neither an array nor a pytree, and cannot be hashed.\n\n"
+                "Such an object becomes part of the program, and is compared by hash and "
+                "equality to know when to compile anew.\n\n"
+                "Register its class as a pytree (jax.tree_util.register_dataclass), make it "
+                "hashable, or pass the arrays that it holds."
+            ) from error
+
+
+def argument_name(path: Any) -> str:
+    """A pytree path within `(args, kwargs)` in the words of the caller: `args[1]['x']`."""
+    head = "args" if path[0].idx == 0 else "kwargs"
+    return head + keystr(path[1:])
+
+
+def unflatten(treedef: PyTreeDef, slots: tuple[Any, ...], dynamic: Any, nodes: Any) -> Any:
+    """Put `(args, kwargs)` together from new values for the traced leaves and NNX objects."""
+    leaves = [
+        _filled(s, dynamic, nodes) for s in slots
+    ]
+    return jax.tree_util.tree_unflatten(treedef, leaves)
+
+
+def _filled(slot: Any, dynamic: Any, nodes: Any) -> Any:
+    if isinstance(slot, GraphNode):
+        return nodes[slot.index]
+    return slot.value if isinstance(slot, Static) else dynamic[slot]

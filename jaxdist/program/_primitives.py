@@ -1,0 +1,62 @@
+"""What the replication analysis knows of JAX's primitives.
+
+An allow-list: a name that is not here gives "may differ". `tests/program/` runs every family of
+them in random programs against the values that the replicas really have.
+"""
+
+# Deterministic functions of their operands, without sub-programs, effects or hidden state.
+FIRST_ORDER = frozenset(
+    """
+    abs acos acosh add add_any and approx_top_k argmax argmin asin asinh atan atan2 atanh
+    bessel_i0e bessel_i1e bitcast_convert_type broadcast_in_dim broadcast_to cbrt ceil cholesky
+    cholesky_update clamp clz complex concatenate conj conv_general_dilated convert_element_type
+    copy cos cosh cumlogsumexp cummax cummin cumprod cumsum device_put digamma div dot_general
+    dynamic_slice dynamic_update_slice eig eigh eq eq_to erf erf_inv erfc exp exp2 expm1 fft
+    floor gather ge geqp3 geqrf gt hessenberg householder_product igamma igamma_grad_a igammac
+    imag integer_pow iota iota_2x32_shape is_finite le le_to lgamma log log1p log2 logistic lt
+    lt_to lu lu_pivots_to_permutation max min mul mulhi name ne neg nextafter not
+    one_minus_square or ormqr pad pbroadcast pcast philox2x32 philox4x32 platform_index
+    polygamma polynomial population_count pow pvary qr ragged_dot_general random_bits
+    random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap
+    real reduce_and reduce_max reduce_min reduce_or reduce_precision reduce_prod reduce_sum
+    reduce_window reduce_window_max reduce_window_min reduce_window_sum reduce_xor
+    regularized_incomplete_beta rem reshape rev rng_bit_generator round rsqrt scatter
+    scatter-add scatter-max scatter-min scatter-mul scatter-sub schur select_and_gather_add
+    select_and_scatter select_and_scatter_add select_n sharding_constraint shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh slice sort split sqrt square
+    squeeze stack stop_gradient sub svd symmetric_product tan tanh threefry2x32 threefry4x32
+    tile top_k transpose triangular_solve tridiagonal tridiagonal_solve unstack xor zeros_like
+    zeta
+    """.split()
+)
+
+# Each result is a function of the operand in the same place.
+PAIRWISE = frozenset({"optimization_barrier"})
+
+# The same result on all replicas of the axes, whatever goes in. Grouped ones are not.
+EQUALISING = frozenset(
+    {"psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant", "psum2"}
+)
+
+# A result of its own for each replica, even from equal operands.
+SCATTERING = frozenset(
+    {"reduce_scatter", "psum_scatter", "all_to_all", "ragged_all_to_all", "ppermute", "pgather",
+     "psend", "precv", "axis_index"}
+)
+
+COLLECTIVES = (EQUALISING | SCATTERING) - {"axis_index"}
+
+# Calls of one sub-program with the operands as they are, and the parameter that holds it.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "shard_map": "jaxpr",
+}

@@ -1,0 +1,342 @@
+"""The program that a call of `run` executes, as a value to look at."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdist import hlo
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.program import _graph_rules, _rewrite
+from jaxdist.program._arguments import Static
+from jaxdist.program._replication import NONE, TracedCollective, analyse
+from jaxdist.program._state import check_functional_state, diverging_variables
+from jaxdist.program._trace import Argument, InSlot, Signature, Traced, scalar_form, trace
+from jaxdist.values import Form, Kind, PerReplica
+
+
+@dataclasses.dataclass(frozen=True)
+class OutSlot:
+    """One traced result: its name, its kind, and its local shape."""
+
+    name: str
+    kind: Kind
+    shape: tuple[int, ...]  # local
+    dtype: Any
+
+    def spec(self, layout: ReplicaMesh) -> PartitionSpec:
+        """Its layout over the replica axes."""
+        return layout.replica_spec if self.kind is Kind.PER_REPLICA else PartitionSpec()
+
+    def finish(self, local: Any) -> Any:
+        """The local value as it leaves `shard_map`: a per-replica scalar gets a dim."""
+        return local[None] if self.kind is Kind.PER_REPLICA and not self.shape else local
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Program:
+    """A step traced and analysed for one strategy and one signature; `Strategy.lower` gives it.
+
+    Its `repr` shows inputs and results with their kinds, and the collectives that were asked for.
+
+    Shapes:
+        Inputs are listed as global shapes, results as local ones.
+
+    Example:
+        >>> strategy = MirroredStrategy()
+        >>> def step(w, x):
+        ...     return get_replica_context().all_reduce("mean", w * x)
+        >>> program = strategy.lower(step, (2.0, PerReplica(np.arange(8.0, dtype="float32"))))
+        >>> [c.kind for c in program.collectives], program.results
+        (['psum'], {'result': 'mirrored float32[]'})
+
+    Source:
+        The manner of JAX's `jit(...).lower(...)`.
+    """
+
+    name: str
+    layout: ReplicaMesh
+    signature: Signature
+    traced: Traced
+    outputs: tuple[OutSlot, ...]  # the variables of NNX objects first
+    collectives: tuple[TracedCollective, ...]
+    input_names: tuple[str, ...]
+    donated: tuple[int, ...]  # numbers of input leaves
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Each traced input: kind, dtype and global shape.
+
+        Example:
+            >>> OneDeviceStrategy("cpu:0").lower(lambda x: x + 1, (np.zeros(3, "float32"),)).inputs
+            {'args[0]': 'mirrored float32[3]'}
+        """
+        slots = zip(self.input_names, self.signature.inputs, strict=True)
+        return {n: f"{s.kind.value} {s.dtype}{list(s.shape)}" for n, s in slots}
+
+    @property
+    def results(self) -> dict[str, str]:
+        """Each traced result: kind, dtype and local shape.
+
+        Example:
+            >>> OneDeviceStrategy("cpu:0").lower(lambda: {"a": jnp.ones(2)}).results
+            {"result['a']": 'mirrored float32[2]'}
+        """
+        return {o.name: f"{o.kind.value} {o.dtype}{list(o.shape)}" for o in self.outputs}
+
+    def call(self, *leaves: Any) -> list[Any]:
+        """Run on flat global arrays; this is what is compiled."""
+        layout = self.layout
+
+        def replica(*local: Any) -> list[Any]:
+            return self._local(local)
+
+        replica.__name__ = self.name
+        mapped = jax.shard_map(
+            replica,
+            mesh=layout.mesh,
+            in_specs=tuple(i.placement.manual_spec(layout) for i in self.signature.inputs),
+            out_specs=[o.spec(layout) for o in self.outputs],
+            axis_names=layout.manual_axes,
+            check_vma=False,
+        )
+        results: list[Any] = mapped(*leaves)
+        return results
+
+    def _local(self, leaves: Sequence[Any]) -> list[Any]:
+        results = self._replayed(leaves)
+        graph = self.signature.graph
+        if graph is not None and self.layout.num_replicas > 1:
+            axes = self.layout.replica_axes
+            for i, kind in enumerate(graph.types):
+                differs = self.traced_differs[i]
+                results[i] = _graph_rules.leave(kind, leaves[i], results[i], differs, axes)
+        return [o.finish(r) for o, r in zip(self.outputs, results, strict=True)]
+
+    @functools.cached_property
+    def traced_differs(self) -> tuple[bool, ...]:
+        """For each result of the trace, whether replicas may differ in it."""
+        axes = replica_axes_of(self.layout)
+        inputs = input_differences(self.signature, self.traced, axes)
+        return tuple(bool(d) for d in analyse(self.traced.jaxpr, inputs, axes).outputs)
+
+    def _replayed(self, leaves: Sequence[Any]) -> list[Any]:
+        widen = self.layout.platform == "cpu" and self.layout.num_logical > 1
+        if widen and _rewrite.needs_widening(self.traced.jaxpr):
+            given = self.traced.given(leaves)
+            return _rewrite.call_widened(self.traced.jaxpr, (), given)
+        return self.traced.call(leaves)
+
+    def rebuild(self, results: Sequence[Any]) -> Any:
+        """The step's result from flat global arrays: plain where equal, else `PerReplica`."""
+        return jax.tree.unflatten(jax.tree.structure(self.template), results)
+
+    @functools.cached_property
+    def template(self) -> Any:
+        """The pytree that flat results fill: `(variables of NNX objects, the step's result)`."""
+        count = self.traced.num_graph
+
+        def node(number: Any) -> Any:
+            if isinstance(number, Static):
+                return number
+            out = self.outputs[count + number]
+            if out.kind is not Kind.PER_REPLICA:
+                return number
+            return PerReplica.of_global(
+                number, scalars=scalar_form(out.shape) is Form.SCALARS
+            )
+
+        result = jax.tree.map(
+            node, self.traced.template, is_leaf=lambda x: isinstance(x, Static)
+        )
+        return (list(range(count)), result) if self.signature.graph is not None else result
+
+    def lowered(self) -> jax.stages.Lowered:
+        """JAX's own lowered stage of this program."""
+        jitted = jax.jit(
+            _named(self, self.name),
+            donate_argnums=self.donated,
+            out_shardings=self._pinned(),
+        )
+        return jitted.lower(*(i.abstract() for i in self.signature.inputs))
+
+    def _pinned(self) -> Any:
+        """Layouts of results: state leaves as it came in, or the next step would compile anew."""
+        layout = self.layout
+        if layout.num_logical == 1:
+            return [NamedSharding(layout.mesh, o.spec(layout)) for o in self.outputs]
+        came_in: dict[Any, set[NamedSharding]] = {}
+        for slot in self.signature.inputs:
+            if slot.kind is Kind.MIRRORED:
+                came_in.setdefault((slot.shape, slot.dtype), set()).add(slot.sharding)
+        pins: list[NamedSharding | None] = []
+        for i, out in enumerate(self.outputs):
+            known = came_in.get((out.shape, out.dtype), set())
+            if i < self.traced.num_graph:
+                pins.append(self.signature.inputs[i].sharding)
+            elif out.kind is Kind.MIRRORED and len(known) == 1:
+                pins.append(next(iter(known)))
+            else:
+                pins.append(None)
+        return pins
+
+    def compile(self) -> "CompiledProgram":
+        """Compile for the strategy's devices, without running anything.
+
+        Cost:
+            One compilation; `Strategy.run` keeps its own.
+
+        Example:
+            >>> compiled = MirroredStrategy().lower(lambda x: x + 1, (1.0,)).compile()
+            >>> compiled.collectives
+            ()
+        """
+        return CompiledProgram(self, self.lowered().compile())
+
+    def __repr__(self) -> str:
+        lines = [
+            f"Program {self.name} for {self.layout.num_replicas} replica(s) x "
+            f"{self.layout.num_logical} logical device(s) on {self.layout.platform}",
+            *_section("inputs", self.inputs),
+            *_section("results", self.results),
+            "  collectives:",
+            *(f"    {c!r}" for c in self.collectives),
+        ]
+        if not self.collectives:
+            lines.append("    none")
+        return "\n".join(lines)
+
+
+def _named(program: Program, name: str) -> Callable[..., Any]:
+    def call(*leaves: Any) -> list[Any]:
+        return program.call(*leaves)
+
+    call.__name__ = name
+    return call
+
+
+def _section(title: str, rows: dict[str, str]) -> list[str]:
+    shown = [f"    {name}: {what}" for name, what in list(rows.items())[:20]]
+    more = len(rows) - len(shown)
+    return [f"  {title}:", *shown, *([f"    and {more} more"] if more > 0 else [])]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CompiledProgram:
+    """A compiled step; what `Strategy.run` would execute."""
+
+    program: Program
+    executable: jax.stages.Compiled
+
+    def as_text(self) -> str:
+        """The optimized HLO.
+
+        Example:
+            >>> "ENTRY" in OneDeviceStrategy("cpu:0").lower(lambda: 1 + jnp.ones(2)).compile().as_text()
+            True
+        """
+        return self.executable.as_text() or ""
+
+    @property
+    def collectives(self) -> tuple[hlo.CompiledCollective, ...]:
+        """The collectives that are really in the compiled program.
+
+        Example:
+            >>> def step(x):
+            ...     return get_replica_context().all_reduce("sum", x)
+            >>> compiled = MirroredStrategy().lower(step, (PerReplica(range(8)),)).compile()
+            >>> [(c.kind, c.operands) for c in compiled.collectives]
+            [('all-reduce', 1)]
+        """
+        return hlo.collectives(self.as_text())
+
+
+def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
+    """Replica axes over which something can differ at all."""
+    return frozenset(a for a in layout.replica_axes if layout.mesh.shape[a] > 1)
+
+
+def input_differences(
+    signature: Signature, traced: Traced, axes: frozenset[str]
+) -> list[frozenset[str]]:
+    """For each input of the trace, the axes over which it may differ."""
+    return [
+        NONE
+        if type(o) is not Argument
+        or signature.inputs[o].kind is Kind.MIRRORED
+        else axes
+        for o in traced.operands
+    ]
+
+
+def build(
+    fn: Callable[..., Any],
+    signature: Signature,
+    strategy: Any,
+    input_names: Sequence[str],
+    donated_args: Sequence[int],
+    donated: Sequence[int],
+    where: str,
+) -> Program:
+    """Trace `fn`, analyse it, and refuse state that would come out different."""
+    layout: ReplicaMesh = strategy.layout
+    traced = trace(fn, signature, strategy)
+    axes = replica_axes_of(layout)
+    found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
+    differs = [bool(d) for d in found.outputs]
+    extra = _check_variables(signature, differs, traced, layout)
+    if axes:
+        check_functional_state(
+            signature, traced, differs, donated_args, layout.num_replicas, where
+        )
+    graph_names = [signature.graph.name(i) for i in range(traced.num_graph)] if (
+        signature.graph
+    ) else []
+    outputs = []
+    for i, (name, var) in enumerate(
+        zip([*graph_names, *traced.paths], traced.jaxpr.outvars, strict=True)
+    ):
+        different = differs[i] and i >= traced.num_graph
+        kind = Kind.PER_REPLICA if different else Kind.MIRRORED
+        outputs.append(OutSlot(name, kind, tuple(var.aval.shape), var.aval.dtype))
+    return Program(
+        getattr(fn, "__name__", type(fn).__name__),
+        layout,
+        signature,
+        traced,
+        tuple(outputs),
+        (*found.collectives, *extra),
+        tuple([*graph_names, *input_names]),
+        tuple(donated),
+    )
+
+
+def _check_variables(
+    signature: Signature, differs: Sequence[bool], traced: Traced, layout: ReplicaMesh
+) -> list[TracedCollective]:
+    """Refuse NNX variables that differ and have no rule; list the reductions of those that do."""
+    graph = signature.graph
+    if graph is None:
+        return []
+    bad = []
+    extra = []
+    for i, kind in enumerate(graph.types):
+        if not differs[i] or _graph_rules.has_rule(kind):
+            aval = traced.jaxpr.outvars[i].aval
+            if differs[i] and _graph_rules.reduces(kind):
+                size = int(aval.size) * aval.dtype.itemsize
+                source = f"jaxdist, for {graph.name(i)}"
+                extra.append(
+                    TracedCollective("psum", layout.replica_axes, size, 1, False, source, 1)
+                )
+        else:
+            bad.append(graph.name(i))
+    if bad:
+        raise diverging_variables(bad, layout.num_replicas)
+    return extra
+
+
+__all__ = ["CompiledProgram", "InSlot", "OutSlot", "Program", "build"]

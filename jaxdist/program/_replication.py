@@ -1,0 +1,197 @@
+"""Proof, from the traced program, of which values are the same on all replicas.
+
+For every value: the set of replica axes over which it may differ. Replicated inputs differ over
+none; a reduction over an axis takes it out, `axis_index` and permutations put it in, and every
+operation that is not on the allow-list puts all in.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from jax.extend.core import Literal
+
+from jaxdist import _compat
+from jaxdist.collectives import ASSUME_REPLICATED
+from jaxdist.errors import DivergentCollectiveError
+from jaxdist.program import _primitives as known
+
+Differs: TypeAlias = frozenset[str]
+NONE: Differs = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedCollective:
+    """A collective as the step asked for it."""
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes_per_device: int
+    operands: int
+    grouped: bool
+    source: str
+    times: int | None  # how often it runs in a step; None where a loop decides while running
+
+    def __repr__(self) -> str:
+        times = "" if self.times == 1 else f" x {self.times or '(a while loop)'}"
+        groups = " in groups" if self.grouped else ""
+        return (
+            f"{self.kind} over {', '.join(self.axes)}{groups}: {self.operands} operand(s), "
+            f"{self.bytes_per_device:,} bytes per device{times}, asked for at {self.source}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Replication:
+    """What the analysis found."""
+
+    outputs: tuple[Differs, ...]
+    collectives: tuple[TracedCollective, ...]
+
+
+def analyse(jaxpr: Any, inputs: Sequence[Differs], axes: Differs) -> Replication:
+    """Analyse an open or closed jaxpr of one replica.
+
+    Args:
+        jaxpr: The traced step.
+        inputs: For each input, the axes over which it may differ.
+        axes: The replica axes of size two and more.
+
+    Raises:
+        DivergentCollectiveError: A collective that some replicas may not reach.
+    """
+    walk = _Walk(axes)
+    outputs = walk.jaxpr(jaxpr, list(inputs), NONE, 1)
+    return Replication(tuple(outputs), tuple(walk.found.values()))
+
+
+class _Walk:
+    """One pass over a program; `under` are the axes over which control flow may differ."""
+
+    def __init__(self, axes: Differs) -> None:
+        self.axes = axes
+        # Keyed by the way to the equation: a fixpoint comes by more than once, and one jitted
+        # function may be called from several places.
+        self.found: dict[tuple[int, ...], TracedCollective] = {}
+        self.way: tuple[int, ...] = ()
+
+    def jaxpr(
+        self, jaxpr: Any, inputs: list[Differs], under: Differs, times: int | None
+    ) -> list[Differs]:
+        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+        env: dict[Any, Differs] = dict.fromkeys(jaxpr.constvars, NONE)
+        env.update(zip(jaxpr.invars, inputs, strict=True))
+        came_by = self.way
+
+        def read(atom: Any) -> Differs:
+            return NONE if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            self.way = (*came_by, id(eqn))
+            results = self.equation(eqn, [read(v) for v in eqn.invars], under, times)
+            env.update(zip(eqn.outvars, (r | under for r in results), strict=True))
+        self.way = came_by
+        return [read(v) for v in jaxpr.outvars]
+
+    def equation(
+        self, eqn: Any, inputs: list[Differs], under: Differs, times: int | None
+    ) -> list[Differs]:
+        name = eqn.primitive.name
+        joined = NONE.union(*inputs)
+        if name in known.EQUALISING or name in known.SCATTERING:
+            return self._collective(eqn, name, joined, under, times)
+        if eqn.primitive is ASSUME_REPLICATED:
+            return [NONE]
+        if name in known.PAIRWISE:
+            return inputs
+        if name in known.CALLS and known.CALLS[name] in eqn.params:
+            return self.jaxpr(eqn.params[known.CALLS[name]], inputs, under, times)
+        if name == "scan":
+            return self._scan(eqn, inputs, under, times)
+        if name == "while":
+            return self._while(eqn, inputs, under)
+        if name == "cond":
+            return self._cond(eqn, inputs, under, times)
+        if name in known.FIRST_ORDER and not eqn.effects:
+            return [joined] * len(eqn.outvars)
+        return [self.axes] * len(eqn.outvars)
+
+    def _collective(
+        self, eqn: Any, name: str, joined: Differs, under: Differs, times: int | None
+    ) -> list[Differs]:
+        named = _axis_names(eqn.params)
+        over = frozenset(named) & self.axes
+        grouped = eqn.params.get("axis_index_groups") is not None
+        if name in known.COLLECTIVES and named:
+            if over & under:
+                raise DivergentCollectiveError(_may_not_reach(eqn, name))
+            if over:
+                self.found[self.way] = _record(eqn, name, named, grouped, times)
+        if name in known.EQUALISING and not grouped:
+            result = joined - over
+        else:
+            result = joined | over
+        return [result] * len(eqn.outvars)
+
+    def _scan(
+        self, eqn: Any, inputs: list[Differs], under: Differs, times: int | None
+    ) -> list[Differs]:
+        consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        inside = None if times is None else times * eqn.params["length"]
+        held, state, rows = inputs[:consts], inputs[consts : consts + carry], inputs[consts + carry :]
+        while True:
+            out = self.jaxpr(eqn.params["jaxpr"], held + state + rows, under, inside)
+            grown = [a | b for a, b in zip(state, out[:carry], strict=True)]
+            if grown == state:
+                return out
+            state = grown
+
+    def _while(self, eqn: Any, inputs: list[Differs], under: Differs) -> list[Differs]:
+        p = eqn.params
+        split = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+        of_cond, of_body, state = inputs[: split[0]], inputs[split[0] : split[1]], inputs[split[1] :]
+        inside = under
+        while True:
+            goes_on = self.jaxpr(p["cond_jaxpr"], of_cond + state, inside, None)
+            inside = inside | goes_on[0]
+            out = self.jaxpr(p["body_jaxpr"], of_body + state, inside, None)
+            grown = [a | b | inside for a, b in zip(state, out, strict=True)]
+            if grown == state:
+                return grown
+            state = grown
+
+    def _cond(
+        self, eqn: Any, inputs: list[Differs], under: Differs, times: int | None
+    ) -> list[Differs]:
+        inside = under | inputs[0]
+        outs = [self.jaxpr(b, inputs[1:], inside, times) for b in eqn.params["branches"]]
+        return [inside.union(*results) for results in zip(*outs, strict=True)]
+
+
+def _axis_names(params: dict[str, Any]) -> tuple[str, ...]:
+    axes = params.get("axes", params.get("axis_name", ()))
+    flat = axes if isinstance(axes, (tuple, list)) else (axes,)
+    return tuple(a for a in flat if isinstance(a, str))
+
+
+def _record(
+    eqn: Any, name: str, named: tuple[str, ...], grouped: bool, times: int | None
+) -> TracedCollective:
+    avals = [v.aval for v in eqn.invars]
+    size = sum(int(a.size) * a.dtype.itemsize for a in avals)
+    return TracedCollective(
+        name, named, size, len(avals), grouped, _compat.source_of(eqn), times
+    )
+
+
+def _may_not_reach(eqn: Any, name: str) -> str:
+    return (
+        f"A {name} at {_compat.source_of(eqn)} stands under a branch or loop whose condition may "
+        "differ between replicas.\n\n"
+        "Replicas that take the other way never reach the collective, and those that take it "
+        "wait for them for ever.\n\n"
+        "Either make the condition the same everywhere before branching (all_reduce it: "
+        "any = get_replica_context().all_reduce('sum', flag) > 0), or move the collective out of "
+        "the branch and choose with jnp.where. If the condition is the same on all replicas by "
+        "construction, say so: jaxdist.assume_replicated(condition)."
+    )

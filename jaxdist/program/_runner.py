@@ -1,0 +1,83 @@
+"""All the functions that one strategy has run."""
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from jaxdist.program._options import RunOptions, checked
+from jaxdist.program._program import Program
+from jaxdist.program._retrace import RetraceWatch
+from jaxdist.program._step import Step
+
+# Functions that cannot be referred to weakly (bound methods, partials) are kept, to a number.
+MAX_KEPT_FUNCTIONS = 256
+_DEFAULT = RunOptions()
+
+
+class Runner:
+    """Finds the `Step` of a function.
+
+    Plain functions are referred to weakly: a redefined notebook cell frees its programs.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = weakref.ref(strategy)
+        self._weak: dict[Any, Step] = {}
+        self._strong: OrderedDict[Any, Step] = OrderedDict()
+        self._watch = RetraceWatch()
+
+    def call_of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The way into `fn` with default options; one dictionary look-up when it is known."""
+        try:
+            return self._weak[weakref.ref(fn)].call
+        except (KeyError, TypeError):
+            return self.step(fn, None).call
+
+    def step(self, fn: Callable[..., Any], options: RunOptions | None) -> Step:
+        """The `Step` of `fn` under these options, made at the first call."""
+        chosen = _DEFAULT if options is None else checked(options)
+        if type(fn).__name__ == "function":
+            return self._weakly(fn, chosen)
+        key = (fn, chosen) if _is_hashable(fn) else (id(fn), chosen)
+        step = self._strong.get(key)
+        if step is None:
+            step = self._strong[key] = self._new(fn, chosen)
+            if len(self._strong) > MAX_KEPT_FUNCTIONS:
+                self._strong.popitem(last=False)
+        else:
+            self._strong.move_to_end(key)
+        return step
+
+    def _weakly(self, fn: Callable[..., Any], options: RunOptions) -> Step:
+        key: Any = weakref.ref(fn) if options == _DEFAULT else (weakref.ref(fn), options)
+        step = self._weak.get(key)
+        if step is None:
+            step = self._new(fn, options)
+            weak = self._weak
+
+            def forget(dead: Any) -> None:
+                weak.pop(dead if options == _DEFAULT else (dead, options), None)
+
+            kept = weakref.ref(fn, forget)
+            hash(kept)
+            weak[kept if options == _DEFAULT else (kept, options)] = step
+        return step
+
+    def _new(self, fn: Callable[..., Any], options: RunOptions) -> Step:
+        strategy = self._strategy()
+        return Step(fn, options, strategy, self._watch)
+
+    def program(
+        self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions | None
+    ) -> Program:
+        """The program that a call would run."""
+        return self.step(fn, options).program(tuple(args), dict(kwargs or {}))
+
+
+def _is_hashable(fn: Any) -> bool:
+    try:
+        hash(fn)
+    except TypeError:
+        return False
+    return True

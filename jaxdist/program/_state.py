@@ -1,0 +1,152 @@
+"""State that would come out different on each replica is found before it is computed."""
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxdist.errors import StateDivergenceError, StateDivergenceWarning
+from jaxdist.program._arguments import Static, unflatten
+from jaxdist.program._trace import Argument, Signature, Traced
+from jaxdist.values import Kind
+
+_REMEDY = (
+    "All-reduce the gradients first: grads = jaxdist.get_replica_context().all_reduce('mean', "
+    "grads) before the update. Where a value is the same on all replicas for a reason that the "
+    "trace does not show, say so with jaxdist.assume_replicated(value)."
+)
+
+
+def diverging_variables(names: Sequence[str], num_replicas: int) -> StateDivergenceError:
+    """The error for NNX variables that a step leaves different on each replica."""
+    return StateDivergenceError(
+        f"strategy.run would leave {len(names)} NNX variable(s) with a different value on each of "
+        f"{num_replicas} replicas: {_listed(names)}.\n\n"
+        "Each of them is one variable, mirrored, and is updated in place on all replicas; they "
+        f"must all compute the same update.\n\n{_REMEDY}"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Returned:
+    """An argument that comes back among the results with the same structure."""
+
+    argument: int
+    names: tuple[str, ...]  # leaves that went in mirrored and come out different
+    is_state: bool
+
+
+def check_functional_state(
+    signature: Signature,
+    traced: Traced,
+    differs: Sequence[bool],
+    donated: Sequence[int],
+    num_replicas: int,
+    where: str,
+) -> None:
+    """Raise, or warn, when an argument that looks like state comes back different.
+
+    It is state for certain when it is donated, or when a node of the call's arguments is of a
+    registered class (a TrainState) or an optimizer's state. A plain dict that comes back with the
+    same structure may be an ordinary result, so there it is a warning.
+    """
+    found = _returned(signature, traced, differs, donated)
+    certain = [r for r in found if r.is_state]
+    if certain:
+        names = [n for r in certain for n in r.names]
+        raise StateDivergenceError(
+            f"strategy.run would return state that is different on each of {num_replicas} "
+            f"replicas: {_listed(names)}.\n\n"
+            f"args[{certain[0].argument}] went in the same on all replicas, and comes back with "
+            f"the same structure.\n\n{_REMEDY}"
+        )
+    for r in found:
+        warnings.warn(
+            f"{where}: args[{r.argument}] went into strategy.run the same on all replicas and "
+            f"comes back with the same structure but different on each of {num_replicas} "
+            f"({_listed(r.names)}).\n\nIf it is state, this is a bug. {_REMEDY}\n\nIf it is "
+            "meant, silence this with warnings.filterwarnings('ignore', "
+            "category=jaxdist.errors.StateDivergenceWarning).",
+            StateDivergenceWarning,
+            stacklevel=2,
+        )
+
+
+def _returned(
+    signature: Signature, traced: Traced, differs: Sequence[bool], donated: Sequence[int]
+) -> list[_Returned]:
+    count = len(signature.inputs) - traced.num_graph
+    numbers = [Argument(i) for i in range(count)]
+    args, _ = unflatten(signature.treedef, signature.slots, numbers, _Nodes())
+    outputs = traced.template if isinstance(traced.template, tuple) else (traced.template,)
+    in_state = any(_holds_state_class(a) for a in args)
+    has_batch = any(i.kind is Kind.PER_REPLICA for i in signature.inputs)
+    found = []
+    for position, argument in enumerate(args):
+        leaves, treedef = jax.tree.flatten(argument, is_leaf=_is_static)
+        if treedef == _LEAF or not any(type(x) is Argument for x in leaves):
+            continue
+        for output in outputs:
+            out_leaves, out_treedef = jax.tree.flatten(output, is_leaf=_is_static)
+            if out_treedef != treedef:
+                continue
+            names = _diverging(position, argument, leaves, out_leaves, signature, traced, differs)
+            certain = position in donated or in_state
+            if names and (certain or (has_batch and len(leaves) > 1)):
+                found.append(_Returned(position, tuple(names), certain))
+    return found
+
+
+_LEAF = jax.tree.structure(0)
+
+
+def _diverging(
+    position: int,
+    argument: Any,
+    leaves: list[Any],
+    out_leaves: list[Any],
+    signature: Signature,
+    traced: Traced,
+    differs: Sequence[bool],
+) -> list[str]:
+    paths = jax.tree_util.tree_flatten_with_path(argument, is_leaf=_is_static)[0]
+    names = []
+    for (path, _), before, after in zip(paths, leaves, out_leaves, strict=True):
+        if type(before) is not Argument or type(after) is not int:
+            continue
+        slot = signature.inputs[traced.num_graph + before]
+        out = traced.jaxpr.outvars[traced.num_graph + after].aval
+        if slot.kind is not Kind.MIRRORED or tuple(out.shape) != slot.shape:
+            continue
+        if differs[traced.num_graph + after]:
+            names.append(f"args[{position}]{jax.tree_util.keystr(path)}")
+    return names
+
+
+def _is_static(x: Any) -> bool:
+    return isinstance(x, Static)
+
+
+class _Nodes:
+    """Stands in for the NNX objects of a call, which are not looked at here."""
+
+    def __getitem__(self, index: int) -> None:
+        return None
+
+
+def _holds_state_class(argument: Any) -> bool:
+    """Whether a pytree has a node of a registered class, or an optimizer's named tuple."""
+    if isinstance(argument, tuple) and hasattr(argument, "_fields"):
+        return type(argument).__name__.endswith("State") or any(map(_holds_state_class, argument))
+    if isinstance(argument, (tuple, list)):
+        return any(map(_holds_state_class, argument))
+    if isinstance(argument, dict):
+        return any(map(_holds_state_class, argument.values()))
+    return argument is not None and not jax.tree_util.all_leaves([argument])
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:10])
+    return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"

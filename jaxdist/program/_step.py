@@ -1,0 +1,448 @@
+"""One function under one strategy: its programs, and the fast way into them."""
+
+import dataclasses
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxdist import _compat
+from jaxdist.errors import ArgumentError, DonationError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.program import _options
+from jaxdist.program._arguments import (
+    Flat,
+    GraphNode,
+    Static,
+    argument_name,
+    check_hashable,
+    flatten,
+    is_unit,
+)
+from jaxdist.program._graph import KeptGraph
+from jaxdist.program._program import Program, build
+from jaxdist.program._retrace import RetraceWatch, place
+from jaxdist.program._trace import InSlot, Signature
+from jaxdist.runtime import CPU_STEPS
+from jaxdist.values import Form, PerReplica, checked_per_replica, placement_of
+
+
+# Lists of variables hold them, so only those of the last few models that a step ran on are kept.
+MAX_KEPT_GRAPHS = 8
+
+
+@dataclasses.dataclass
+class _Ready:
+    """A program with its executable, and what the C++ call path needs (made at the first call)."""
+
+    program: Program
+    compiled: jax.stages.Compiled
+    record: Any = None
+    has_record: bool = False
+
+
+@dataclasses.dataclass
+class _Call:
+    """One call, taken apart and read against the strategy."""
+
+    flat: Flat
+    signature: Signature
+    leaves: list[Any]
+    kept: KeptGraph | None
+    moved: bool  # some leaf is not passed on as it came
+
+
+class Step:
+    """Runs one function. `call` is the way in; it changes as more is known of the arguments."""
+
+    def __init__(
+        self, fn: Callable[..., Any], options: _options.RunOptions, strategy: Any,
+        watch: RetraceWatch,
+    ) -> None:
+        self._fn = weakref.ref(fn) if type(fn).__name__ == "function" else (lambda: fn)
+        self._options = options
+        self._strategy = weakref.ref(strategy)
+        self._layout: ReplicaMesh = strategy.layout
+        self._watch = watch
+        self._name = getattr(fn, "__name__", type(fn).__name__)
+        self._static_names = frozenset(options.static_argnames)
+        self._static_numbers = _options.static_numbers(fn, options.static_argnames)
+        self._programs: dict[Signature, _Ready] = {}
+        self._inline: dict[Signature, Program] = {}
+        self._kept: dict[tuple[int, ...], KeptGraph] = {}
+        self._bounded = False
+        self.call: Callable[..., Any] = _compat.make_dispatcher(self._name, self._miss)
+        self._direct = self.call
+        if options.static_argnames:
+            self.call = self.slow
+
+    # The slow way: read everything, pick or build the program.
+
+    def slow(self, *args: Any, **kwargs: Any) -> Any:
+        """Run without the C++ call path."""
+        return self._miss(args, kwargs)[0]
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        call = self._read(args, kwargs)
+        if call.flat.has_tracer or _compat.inside_trace():
+            return self._inside_trace(call, (args, kwargs)), None
+        ready = self._programs.get(call.signature)
+        if ready is None:
+            ready = self._new_program(call, (args, kwargs))
+        self._check_donation(call, ready.program, (args, kwargs))
+        results = ready.compiled(*call.leaves)
+        if not ready.has_record:
+            ready.record = _compat.fast_call_record(
+                ready.compiled, results, ready.program.template
+            )
+            ready.has_record = True
+        self._throttle(ready.program, results)
+        rebuilt = ready.program.rebuild(results)
+        if call.kept is not None:
+            state, result = rebuilt
+            call.kept.write(state)
+        else:
+            result = rebuilt
+        plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
+        if not plain:
+            self._plan(call, args, kwargs)
+        return result, ready.record if plain and not call.moved else None
+
+    def _throttle(self, program: Program, results: Any) -> None:
+        layout = self._layout
+        if layout.platform != "cpu" or len(layout.devices) < 2:
+            return
+        if program.collectives or layout.num_logical > 1:
+            CPU_STEPS.dispatched(results)
+            if not self._bounded:
+                self._bounded = True
+                if self.call is self._direct:
+                    self.call = self._direct_bounded
+
+    def _direct_bounded(self, *args: Any, **kwargs: Any) -> Any:
+        results = self._direct(*args, **kwargs)
+        CPU_STEPS.dispatched(results)
+        return results
+
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        flat = flatten(args, kwargs, self._static_names, self._static_numbers)
+        check_hashable("strategy.run", flat, (args, kwargs))
+        kept = self._graph_of(flat) if flat.nodes else None
+        leaves = kept.read() if kept else []
+        moved = False
+        for number, leaf in enumerate(flat.dynamic):
+            if isinstance(leaf, PerReplica):
+                name = "args" if leaf.is_global else flat.path(number, (args, kwargs))
+                checked = checked_per_replica(name, leaf, self._layout)
+                moved = moved or checked is not leaf
+                leaf = checked
+            leaves.append(leaf)
+        inputs = []
+        for i, leaf in enumerate(leaves):
+            slot = _in_slot(leaf, self._layout)
+            inputs.append(slot)
+            leaf = leaf.array if isinstance(leaf, PerReplica) else leaf
+            if _must_move(leaf, slot):
+                leaf, moved = jax.device_put(leaf, slot.sharding), True
+            leaves[i] = leaf
+        graph = kept.shape if kept else None
+        signature = Signature(flat.treedef, flat.slots, tuple(inputs), graph)
+        return _Call(flat, signature, leaves, kept, moved)
+
+    def _graph_of(self, flat: Flat) -> KeptGraph:
+        key = tuple(id(n) for n in flat.nodes)
+        kept = self._kept.get(key)
+        if kept is None or not kept.is_current():
+            kept = KeptGraph(tuple(flat.nodes))
+            if len(self._kept) >= MAX_KEPT_GRAPHS:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = kept
+            for node in flat.nodes:
+                # The list holds the variables, so it goes when the module goes.
+                weakref.finalize(node, self._kept.pop, key, None).atexit = False
+        return kept
+
+    # Programs.
+
+    def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+        """The program that this call would run."""
+        call = self._read(args, kwargs)
+        ready = self._programs.get(call.signature)
+        return ready.program if ready else self._build(call, (args, kwargs))
+
+    def _new_program(self, call: _Call, given: tuple[Any, Any]) -> _Ready:
+        fn = self._fn()
+        if self._programs:
+            last = next(reversed(self._programs))
+            changed = _difference(last, call.signature, self._names(call, given))
+            self._watch.new_program(fn, len(self._programs) + 1, changed)
+        else:
+            self._watch.new_function(fn)
+        program = self._build(call, given)
+        ready = _Ready(program, program.lowered().compile())
+        self._programs[call.signature] = ready
+        return ready
+
+    def _build(self, call: _Call, given: tuple[Any, Any]) -> Program:
+        fn: Any = self._fn()
+        donated_args = self._options.donate_argnums
+        out_of_range = [n for n in donated_args if not 0 <= n < len(given[0])]
+        if out_of_range:
+            raise ArgumentError(
+                f"RunOptions(donate_argnums={donated_args}): the step was called with "
+                f"{len(given[0])} positional argument(s), numbered from 0.\n\n"
+                f"Leave out {out_of_range}; keyword arguments cannot be donated."
+            )
+        return build(
+            fn,
+            call.signature,
+            self._strategy(),
+            self._names(call, given),
+            donated_args,
+            self._donated_leaves(call, given),
+            place(fn),
+        )
+
+    def _names(self, call: _Call, given: tuple[Any, Any]) -> list[str]:
+        paths = self._paths(given)
+        return [
+            argument_name(p)
+            for p, s in zip(paths, call.flat.slots, strict=True)
+            if not isinstance(s, (Static, GraphNode))
+        ]
+
+    def _paths(self, given: tuple[Any, Any]) -> list[Any]:
+        whole = (
+            tuple(Static(a) if i in self._static_numbers else a for i, a in enumerate(given[0])),
+            {k: Static(v) if k in self._static_names else v for k, v in given[1].items()},
+        )
+        return [p for p, _ in jax.tree_util.tree_flatten_with_path(whole, is_leaf=is_unit)[0]]
+
+    def _donated_leaves(self, call: _Call, given: tuple[Any, Any]) -> list[int]:
+        if not self._options.donate_argnums:
+            return []
+        graph = call.signature.graph
+        offset = len(graph.paths) if graph else 0
+        donated = []
+        for path, slot in zip(self._paths(given), call.flat.slots, strict=True):
+            if path[0].idx != 0 or path[1].idx not in self._options.donate_argnums:
+                continue
+            if isinstance(slot, GraphNode) and graph is not None:
+                donated += [i for i, p in enumerate(graph.paths) if p[0] == slot.index]
+            elif not isinstance(slot, Static):
+                donated.append(offset + slot)
+        return donated
+
+    def _check_donation(self, call: _Call, program: Program, given: tuple[Any, Any]) -> None:
+        if not program.donated:
+            return
+        names = program.input_names
+        seen: dict[int, int] = {}
+        for i, leaf in enumerate(call.leaves):
+            if not isinstance(leaf, jax.Array):
+                continue
+            first = seen.setdefault(id(leaf), i)
+            if first != i and (i in program.donated or first in program.donated):
+                raise DonationError(
+                    f"strategy.run would donate one array twice: {names[first]} and {names[i]} are "
+                    "the same buffer.\n\n"
+                    "A donated buffer is given to the results, so nothing else may use it.\n\n"
+                    f"Copy one of them first (jnp.copy), or leave it out of donate_argnums "
+                    f"{self._options.donate_argnums}."
+                )
+
+    # Inside somebody else's trace there are no layouts to read, and nothing to compile.
+
+    def _inside_trace(self, call: _Call, given: tuple[Any, Any]) -> Any:
+        program = self._build(call, given)
+        results = program.call(*call.leaves)
+        rebuilt = program.rebuild(results)
+        if call.kept is None:
+            return rebuilt
+        state, result = rebuilt
+        call.kept.write(state)
+        return result
+
+    # Static arguments and NNX objects are taken out before the C++ call path.
+
+    def _plan(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """From now on, take out the arguments at the places where this call had such ones."""
+        plan = _Plan.of(call.flat, args, kwargs, self._static_numbers, self._static_names)
+        current = self.call.plan if isinstance(self.call, _Planned) else None
+        if plan is not None and plan != current:
+            self.call = _Planned(self, plan)
+
+    def dispatcher_for(self, restore: Callable[..., Any]) -> Callable[..., Any]:
+        """A C++ dispatcher for calls whose static arguments and NNX objects are taken out."""
+
+        def miss(rest: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+            args, kwargs = restore(rest, named)
+            call = self._read(args, kwargs)
+            ready = self._programs.get(call.signature)
+            traced = call.flat.has_tracer or _compat.inside_trace()
+            if ready is None or traced or call.moved:
+                return _Slow((args, kwargs)), None
+            self._check_donation(call, ready.program, (args, kwargs))
+            results = ready.compiled(*call.leaves)
+            record = ready.record if ready.has_record else None
+            return ready.program.rebuild(results), record
+
+        return _compat.make_dispatcher(self._name, miss)
+
+    def without_plan(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a call that has no static argument or NNX object where calls before it had one."""
+        direct = self._direct_bounded if self._bounded else self._direct
+        return direct(*args, **kwargs)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the steps in flight have to be counted."""
+        return self._bounded
+
+    def kept_for(self, nodes: Sequence[Any]) -> KeptGraph | None:
+        """The kept list of these NNX objects, if it is still right."""
+        kept = self._kept.get(tuple(id(n) for n in nodes))
+        return kept if kept is not None and kept.is_current() else None
+
+
+class _Slow:
+    """A dispatcher's way to say: this call has to go the slow way."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: tuple[Any, Any]) -> None:
+        self.call = call
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """Which top-level arguments are static, and which are NNX objects."""
+
+    static_numbers: tuple[int, ...]
+    static_names: tuple[str, ...]
+    node_numbers: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, flat: Flat, args: tuple[Any, ...], kwargs: dict[str, Any],
+        numbers: frozenset[int], names: frozenset[str],
+    ) -> "_Plan | None":
+        """The plan for calls like this one; None where such an argument is inside another."""
+        static = [i for i, a in enumerate(args) if i in numbers or _is_static_leaf(a)]
+        named = [k for k, v in kwargs.items() if k in names or _is_static_leaf(v)]
+        nodes = [i for i, a in enumerate(args) if isinstance(a, nnx.Pytree)]
+        taken = len(static) + len(named) + len(nodes)
+        special = sum(isinstance(s, (Static, GraphNode)) for s in flat.slots)
+        distinct = len({id(args[i]) for i in nodes}) == len(nodes) == len(flat.nodes)
+        return cls(tuple(static), tuple(named), tuple(nodes)) if (
+            taken == special and distinct
+        ) else None
+
+
+def _is_static_leaf(x: Any) -> bool:
+    flat = flatten((x,), {})
+    return len(flat.slots) == 1 and isinstance(flat.slots[0], Static)
+
+
+class _Planned:
+    """Calls through a plan: static values choose a dispatcher, NNX variables become leaves."""
+
+    def __init__(self, step: Step, plan: _Plan) -> None:
+        self.plan = plan
+        self._step = step
+        self._dispatchers: dict[Any, Callable[..., Any]] = {}
+        self._taken = frozenset(plan.static_numbers) | frozenset(plan.node_numbers)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plan, step = self.plan, self._step
+        try:
+            static = [args[i] for i in plan.static_numbers]
+            static += [kwargs[n] for n in plan.static_names]
+            nodes = [args[i] for i in plan.node_numbers]
+            key = (len(args), *[(type(s), s) for s in static])
+            kept = step.kept_for(nodes) if nodes else None
+            known = kept.dispatchers if kept else self._dispatchers
+            dispatch = known.get(key)
+        except (IndexError, KeyError, TypeError):
+            return step.without_plan(*args, **kwargs)
+        if nodes and kept is None:
+            return step.slow(*args, **kwargs)
+        if dispatch is None:
+            dispatch = known[key] = self._new(kept, len(args), static)
+        rest = [a for i, a in enumerate(args) if i not in self._taken]
+        named = {k: v for k, v in kwargs.items() if k not in plan.static_names}
+        leaves = kept.read() if kept else []
+        results = dispatch(leaves, *rest, **named)
+        if type(results) is _Slow:
+            return step.slow(*results.call[0], **results.call[1])
+        if step.bounded:
+            CPU_STEPS.dispatched(results)
+        if kept is None:
+            return results
+        state, result = results
+        kept.write(state)
+        return result
+
+    def _new(
+        self, kept: KeptGraph | None, count: int, static: list[Any]
+    ) -> Callable[..., Any]:
+        plan = self.plan
+        numbers = plan.static_numbers
+        fixed = dict(zip(numbers, static, strict=False))
+        names = dict(zip(plan.static_names, static[len(numbers) :], strict=True))
+
+        def restore(rest: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+            held = dict(fixed)
+            if kept is not None:
+                held.update(zip(plan.node_numbers, kept.nodes, strict=True))
+            others = iter(rest[1:])
+            whole = tuple(held[i] if i in held else next(others) for i in range(count))
+            return whole, {**named, **names}
+
+        return self._step.dispatcher_for(restore)
+
+
+def _in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:
+    placement = placement_of(leaf, layout)
+    scalar = isinstance(leaf, PerReplica) and leaf.form is Form.SCALARS
+    array = leaf.array if isinstance(leaf, PerReplica) else leaf
+    if isinstance(array, (jax.Array, jax.ShapeDtypeStruct)):
+        weak = bool(getattr(array, "weak_type", False))
+        return InSlot(placement, tuple(array.shape), array.dtype, weak, scalar)
+    aval = jax.typeof(array)
+    return InSlot(placement, tuple(aval.shape), aval.dtype, bool(aval.weak_type), scalar)
+
+
+def _must_move(leaf: Any, slot: InSlot) -> bool:
+    """Whether an array is tied to devices or a layout that the program does not take."""
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        return False
+    if not _compat.is_committed(leaf):
+        return False
+    return not leaf.sharding.is_equivalent_to(slot.sharding, leaf.ndim)
+
+
+def _difference(before: Signature, now: Signature, names: Sequence[str]) -> str:
+    """What tells two signatures apart, in words."""
+    if before.treedef != now.treedef:
+        return "the structure of its arguments"
+    if before.slots != now.slots:
+        pairs = zip(before.slots, now.slots, strict=False)
+        changed = [f"{a!r} -> {b!r}" for a, b in pairs if a != b]
+        return f"a Python value that is part of the program: {', '.join(changed[:3])}"
+    if before.graph != now.graph:
+        return "the structure or a static attribute of an NNX object"
+    offset = len(now.inputs) - len(names)
+    changed = []
+    for i, (a, b) in enumerate(zip(before.inputs, now.inputs, strict=True)):
+        if a != b:
+            name = names[i - offset] if i >= offset else f"NNX variable {i}"
+            changed.append(
+                f"{name}: {a.kind.value} {a.dtype}{list(a.shape)} -> "
+                f"{b.kind.value} {b.dtype}{list(b.shape)}"
+            )
+    return ", ".join(itertools.islice(changed, 3)) or "nothing that can be named"
+

@@ -1,0 +1,198 @@
+"""A step traced once, as one replica sees it."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import PyTreeDef
+
+from jaxdist.errors import ReplicaValueError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.program import _graph_rules
+from jaxdist.program._arguments import Static, unflatten
+from jaxdist.program._graph import GraphShape
+from jaxdist.replica import Frame, ReplicaContext, entered
+from jaxdist.values import Form, Kind, PerReplica, Placement
+
+
+@dataclasses.dataclass(frozen=True)
+class InSlot:
+    """One traced input: what arrives, and what a replica sees of it."""
+
+    placement: Placement
+    shape: tuple[int, ...]  # global
+    dtype: Any
+    weak_type: bool
+    is_scalar: bool  # a local scalar, held as one element of a global [R]
+
+    @property
+    def kind(self) -> Kind:
+        """Mirrored, per-replica or sharded."""
+        return self.placement.kind
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """The layout over the whole mesh."""
+        return self.placement.sharding
+
+    def abstract(self) -> jax.ShapeDtypeStruct:
+        """Shape, dtype and layout, as JAX's lowering takes them."""
+        return jax.ShapeDtypeStruct(
+            self.shape, self.dtype, weak_type=self.weak_type, sharding=self.sharding
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """All that decides which program a call runs; hashable."""
+
+    treedef: PyTreeDef
+    slots: tuple[Any, ...]
+    inputs: tuple[InSlot, ...]  # the variables of NNX objects first
+    graph: GraphShape | None
+    inside_trace: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """The step as a jaxpr of local values, and the structure of its results.
+
+    `operands[i]` is what the i-th input of the jaxpr is: the number of an argument leaf, or a
+    value that the step closed over.
+    """
+
+    jaxpr: Any
+    operands: tuple[Any, ...]
+    template: Any
+    num_graph: int
+    paths: tuple[str, ...]  # of the user's traced results
+
+    def call(self, leaves: Sequence[Any]) -> list[Any]:
+        """Run the trace on the local values of the arguments."""
+        results: list[Any] = jaxpr_as_fun(ClosedJaxpr(self.jaxpr, ()))(*self.given(leaves))
+        return results
+
+    def given(self, leaves: Sequence[Any]) -> list[Any]:
+        """The inputs of the jaxpr for these local values of the arguments."""
+        return [leaves[o] if type(o) is Argument else o for o in self.operands]
+
+
+class Argument(int):
+    """The number of an argument leaf."""
+
+
+def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced:
+    """Trace `fn` under `shard_map` with the layout of `strategy`."""
+    layout: ReplicaMesh = strategy.layout
+    local = _LocalStep(fn, signature, strategy)
+    mapped = jax.shard_map(
+        local,
+        mesh=layout.mesh,
+        in_specs=tuple(i.placement.manual_spec(layout) for i in signature.inputs),
+        out_specs=PartitionSpec(),
+        axis_names=layout.manual_axes,
+        # Gradients stay local until they are all-reduced: with `check_vma=True` the gradient with
+        # respect to a replicated parameter already holds the sum over the replicas.
+        check_vma=False,
+    )
+    closed = jax.make_jaxpr(mapped)(*(_without_layout(i) for i in signature.inputs))
+    eqn = closed.jaxpr.eqns[-1]
+    consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    arguments = {v: Argument(i) for i, v in enumerate(closed.jaxpr.invars)}
+    operands = tuple(
+        v.val if isinstance(v, Literal) else consts[v] if v in consts else arguments[v]
+        for v in eqn.invars
+    )
+    return Traced(eqn.params["jaxpr"], operands, local.template, local.num_graph, local.paths)
+
+
+def _without_layout(slot: InSlot) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(slot.shape, slot.dtype, weak_type=slot.weak_type)
+
+
+class _LocalStep:
+    """The user's function from flat local values to flat local results."""
+
+    def __init__(self, fn: Callable[..., Any], signature: Signature, strategy: Any) -> None:
+        self.fn = fn
+        self.signature = signature
+        self.strategy = strategy
+        self.num_graph = len(signature.graph.paths) if signature.graph else 0
+        self.template: Any = None
+        self.paths: tuple[str, ...] = ()
+        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        signature = self.signature
+        values = [
+            x.reshape(()) if slot.is_scalar else x
+            for x, slot in zip(leaves, signature.inputs, strict=True)
+        ]
+        nodes = self._nodes(values[: self.num_graph])
+        args, kwargs = unflatten(
+            signature.treedef, signature.slots, values[self.num_graph :], nodes
+        )
+        context = ReplicaContext(self.strategy)
+        with entered(Frame(self.strategy, replica=context)):
+            result = self.fn(*args, **kwargs)
+        state = signature.graph.leaves_of(nodes) if signature.graph else []
+        return [*state, *self._results(result)]
+
+    def _nodes(self, leaves: list[Any]) -> tuple[Any, ...]:
+        graph = self.signature.graph
+        if graph is None:
+            return ()
+        layout: ReplicaMesh = self.strategy.layout
+        if layout.num_replicas > 1:
+            leaves = [
+                _graph_rules.enter(kind, leaf, layout.replica_axes)
+                for kind, leaf in zip(graph.types, leaves, strict=True)
+            ]
+        return graph.merge(leaves)
+
+    def _results(self, result: Any) -> list[Any]:
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(
+            result, is_leaf=lambda x: isinstance(x, (PerReplica, nnx.Module, nnx.Optimizer))
+        )
+        marks: list[Any] = []
+        arrays: list[Any] = []
+        paths: list[str] = []
+        for path, leaf in leaves:
+            name = "result" + jax.tree_util.keystr(path)
+            if isinstance(leaf, (PerReplica, nnx.Module, nnx.Optimizer)):
+                raise ReplicaValueError(_not_a_result(name, leaf))
+            if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+                marks.append(len(arrays))
+                arrays.append(jnp.asarray(leaf))
+                paths.append(name)
+            else:
+                marks.append(Static(leaf))
+        self.template = jax.tree.unflatten(treedef, marks)
+        self.paths = tuple(paths)
+        return arrays
+
+
+def _not_a_result(name: str, leaf: Any) -> str:
+    if isinstance(leaf, PerReplica):
+        return (
+            f"The step returned a PerReplica as {name}: {leaf!r}.\n\n"
+            "Inside a replica there is only its own value; a PerReplica that the function closed "
+            "over cannot be seen from there.\n\n"
+            "Pass it as an argument, strategy.run(fn, args=(value,)), and return the local value."
+        )
+    return (
+        f"The step returned an NNX object as {name}: {type(leaf).__name__}.\n\n"
+        "NNX objects that are arguments of the step are updated in place.\n\n"
+        "Return arrays only; the object that you passed has the new values after the call."
+    )
+
+
+def scalar_form(shape: tuple[int, ...]) -> Form:
+    """The form in which a per-replica result of this local shape is held."""
+    return Form.SCALARS if shape == () else Form.ROWS

@@ -1,0 +1,364 @@
+"""Where a call is made: outside, in a strategy's scope, or inside a replica of a step."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import jax
+
+from jaxdist import collectives
+from jaxdist._typing import PyTree
+from jaxdist._validate import call_arguments, is_callable
+from jaxdist.collectives import ReduceOp
+from jaxdist.errors import ContextError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.values import Form, PerReplica
+
+
+class HasLayout(Protocol):
+    """What the rooms below strategies know of a strategy."""
+
+    @property
+    def layout(self) -> ReplicaMesh:
+        """The mesh and its replica axes."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frame:
+    """One level of context: a strategy's scope, a replica of a step, or a merge function."""
+
+    strategy: Any
+    replica: "ReplicaContext | None" = None
+    in_merge: bool = False
+
+    @property
+    def inside_step(self) -> bool:
+        """Whether a step is being traced around the caller."""
+        return self.replica is not None or self.in_merge
+
+    def describe(self) -> str:
+        """Where this is, in words, for error messages."""
+        name = type(self.strategy).__name__
+        if self.in_merge:
+            return f"in a merge function of {name}"
+        if self.replica is not None:
+            return f"inside a replica, in a function run by {name}.run"
+        return f"in the cross-replica context of {name} (its scope)"
+
+
+_FRAME: ContextVar[Frame | None] = ContextVar("jaxdist_frame", default=None)
+# The strategy that `experimental_set_strategy` made ambient; process-wide, as documented.
+_ambient: list[Frame] = []
+
+
+def current_frame() -> Frame | None:
+    """The innermost context of the caller, or None outside every strategy."""
+    return _FRAME.get() or (_ambient[0] if _ambient else None)
+
+
+def innermost_explicit_frame() -> Frame | None:
+    """Like `current_frame`, without the ambient strategy."""
+    return _FRAME.get()
+
+
+def set_ambient(strategy: Any | None) -> None:
+    """Make `strategy` the process-wide ambient one; None clears it."""
+    _ambient[:] = [] if strategy is None else [Frame(strategy)]
+
+
+@contextlib.contextmanager
+def entered(frame: Frame | None) -> Iterator[None]:
+    """Make `frame` the innermost context for the block; None is no context at all."""
+    token = _FRAME.set(frame)
+    try:
+        yield
+    finally:
+        _FRAME.reset(token)
+
+
+class ReplicaContext:
+    """A replica as seen from inside a step; `get_replica_context()` gives it.
+
+    Example:
+        >>> def step(x):
+        ...     return get_replica_context().all_reduce("sum", x)
+        >>> float(MirroredStrategy().run(step, (1.0,)))
+        8.0
+
+    Source:
+        `tf.distribute.ReplicaContext`.
+    """
+
+    __slots__ = ("_layout", "_strategy", "_traced")
+
+    def __init__(self, strategy: Any, *, traced: bool = True) -> None:
+        self._strategy = strategy
+        self._layout: ReplicaMesh = strategy.layout
+        self._traced = traced
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy that runs this step.
+
+        Example:
+            >>> get_replica_context().strategy is get_strategy()
+            True
+        """
+        return self._strategy
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas that run this step together.
+
+        Example:
+            >>> MirroredStrategy().run(lambda: get_replica_context().num_replicas_in_sync)
+            8
+        """
+        return self._layout.num_replicas
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        """This replica's number, from 0.
+
+        Shapes:
+            A traced int32 scalar inside `run`; the Python integer 0 outside every strategy.
+
+        Cost:
+            None.
+
+        Example:
+            >>> MirroredStrategy().run(lambda: get_replica_context().replica_id_in_sync_group)
+            PerReplica(0, 1, 2, 3, 4, 5, 6, 7)
+        """
+        if not self._traced:
+            return 0
+        self._must_be_current("replica_id_in_sync_group")
+        return jax.lax.axis_index(self._layout.replica_axes)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices that this context stands for.
+
+        One program is traced for all replicas, so inside `run` these are the devices of all of
+        them; outside every strategy it is the default device.
+
+        Example:
+            >>> get_replica_context().devices
+            ('/job:localhost/replica:0/task:0/device:CPU:0',)
+        """
+        names: tuple[str, ...] = self._strategy.extended.worker_devices
+        return names
+
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: PyTree,
+        options: Any = None,
+        *,
+        experimental_hints: Any = None,
+    ) -> PyTree:
+        """Combine `value` over all replicas; every replica gets the result.
+
+        Shapes:
+            In: any pytree, leaves `[...]` on each replica. Out: the same.
+
+        Cost:
+            One all-reduce of the whole pytree: at most `2 (R-1)/R` of its bytes per device.
+
+        Args:
+            reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
+            value: Pytree of arrays and numbers. Floats keep their dtype; booleans are counted
+                in int32; the mean of integers is true division into the default float.
+            options: Communication options; they never change the result.
+            experimental_hints: The older name of `options`.
+
+        Returns:
+            Pytree like `value`, the same on all replicas. Its gradient is an all-reduce of the
+            gradients of all replicas, by the same op.
+
+        Raises:
+            ArgumentError: Unknown `reduce_op`.
+            ArgumentTypeError: A leaf that has no sum.
+            ContextError: Not called in the step that this context belongs to.
+
+        Example:
+            >>> def step(x):
+            ...     return get_replica_context().all_reduce(ReduceOp.MEAN, {"x": x})
+            >>> MirroredStrategy().run(step, (PerReplica(range(8)),))
+            {'x': Array(3.5, dtype=float32)}
+
+        Source:
+            `tf.distribute.ReplicaContext.all_reduce`.
+        """
+        caller = "ReplicaContext.all_reduce"
+        op = collectives.reduce_op(caller, reduce_op)
+        collectives.hints_of(caller, options, experimental_hints)
+        if not self._traced:
+            return value
+        self._must_be_current("all_reduce")
+        layout = self._layout
+        return collectives.all_reduce(
+            caller, op, value, layout.replica_axes, layout.num_replicas
+        )
+
+    def all_gather(
+        self,
+        value: PyTree,
+        axis: int,
+        options: Any = None,
+        *,
+        experimental_hints: Any = None,
+    ) -> PyTree:
+        """Concatenate `value` of all replicas on `axis`; every replica gets the result.
+
+        Shapes:
+            In: leaves `[..., n, ...]` on each replica. Out: `[..., R*n, ...]`.
+
+        Cost:
+            One all-gather per leaf: `(R-1)` times its bytes into each device.
+
+        Args:
+            value: Pytree of arrays of any dtype, rank 1 and up.
+            axis: Dim to concatenate on; negative counts from the end.
+            options: Communication options; they never change the result.
+            experimental_hints: The older name of `options`.
+
+        Returns:
+            Pytree like `value`. The gradient of the result is summed over the replicas, and each
+            gets its own slice.
+
+        Raises:
+            ShapeError: A scalar leaf, or an axis outside the rank.
+            ContextError: Not called in the step that this context belongs to.
+
+        Example:
+            >>> def step(x):
+            ...     return get_replica_context().all_gather(x[None], axis=0)
+            >>> MirroredStrategy(["cpu:0", "cpu:1"]).run(step, (PerReplica([1, 2]),)).tolist()
+            [1, 2]
+
+        Source:
+            `tf.distribute.ReplicaContext.all_gather`.
+        """
+        caller = "ReplicaContext.all_gather"
+        collectives.hints_of(caller, options, experimental_hints)
+        if not self._traced:
+            return value
+        self._must_be_current("all_gather")
+        return collectives.all_gather(caller, value, axis, self._layout.replica_axes)
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call `merge_fn(strategy, *args, **kwargs)` once, across the replicas.
+
+        Inside it, arrays among the arguments are `PerReplica` handles: `strategy.reduce`,
+        `strategy.gather` and `strategy.extended.broadcast_to` on them are collectives.
+        Its result goes to every replica; a `PerReplica` in it gives each its own value.
+
+        Cost:
+            What `merge_fn` asks for. `.values` of a handle and
+            `strategy.experimental_local_results` are an all-gather.
+
+        Args:
+            merge_fn: Function of the strategy and the arguments.
+            args: Positional arguments, of this replica.
+            kwargs: Keyword arguments, of this replica.
+
+        Returns:
+            What `merge_fn` returned, as seen by this replica.
+
+        Raises:
+            ContextError: Not called in the step that this context belongs to.
+
+        Example:
+            >>> def total(strategy, x):
+            ...     return strategy.reduce("SUM", x, axis=None)
+            >>> def step(x):
+            ...     return get_replica_context().merge_call(total, args=(x,))
+            >>> float(MirroredStrategy().run(step, (PerReplica(range(8)),)))
+            28.0
+
+        Source:
+            `tf.distribute.ReplicaContext.merge_call`.
+        """
+        is_callable("ReplicaContext.merge_call", merge_fn)
+        call_arguments("ReplicaContext.merge_call", args, kwargs)
+        given = (tuple(args), dict(kwargs or {}))
+        if self._traced:
+            self._must_be_current("merge_call")
+            given = jax.tree.map(self._as_handle, given)
+        with entered(Frame(self._strategy, in_merge=self._traced)):
+            result = merge_fn(self._strategy, *given[0], **given[1])
+        return jax.tree.map(_own_value, result, is_leaf=lambda x: isinstance(x, Handle))
+
+    def _as_handle(self, leaf: Any) -> Any:
+        return Handle(leaf, self._layout) if hasattr(leaf, "dtype") else leaf
+
+    def _must_be_current(self, what: str) -> None:
+        frame = _FRAME.get()
+        if frame is not None and frame.replica is self:
+            return
+        where = "outside every strategy" if frame is None else frame.describe()
+        raise ContextError(
+            f"ReplicaContext.{what} was called {where}, on the context of a step that is not "
+            "running here.\n\n"
+            "A replica context belongs to the step that asked for it, and ends with it.\n\n"
+            "Call jaxdist.get_replica_context() inside the function that you pass to "
+            "strategy.run, and use it there."
+        )
+
+    def __repr__(self) -> str:
+        return f"ReplicaContext({type(self._strategy).__name__}, {self._layout.num_replicas})"
+
+
+class Handle(PerReplica):
+    """A `PerReplica` inside a merge function: each replica holds its own traced value."""
+
+    __slots__ = ("_layout",)
+
+    def __init__(self, local: Any, layout: ReplicaMesh) -> None:
+        super().__init__((local,))
+        self._layout = layout
+
+    @property
+    def local(self) -> Any:
+        """The value of the replica that is being traced."""
+        return self._data[0]
+
+    @property
+    def array(self) -> jax.Array:
+        """The values of all replicas as a `PerReplica` has them; an all-gather."""
+        gathered: jax.Array = jax.lax.all_gather(
+            self.local, self._layout.replica_axes, axis=0, tiled=self.local.ndim > 0
+        )
+        return gathered
+
+    @property
+    def form(self) -> Form:
+        """A handle stands for one global array."""
+        return Form.SCALARS if self.local.ndim == 0 else Form.ROWS
+
+    @property
+    def is_global(self) -> bool:
+        """A handle stands for one global array."""
+        return True
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values of all replicas; an all-gather of `R` times the bytes."""
+        stacked = jax.lax.all_gather(self.local, self._layout.replica_axes, axis=0)
+        return tuple(stacked[i] for i in range(self._layout.num_replicas))
+
+    def __repr__(self) -> str:
+        return f"PerReplica(traced {self.local!r} on {self._layout.num_replicas} replicas)"
+
+
+def _own_value(leaf: Any) -> Any:
+    return leaf.local if isinstance(leaf, Handle) else leaf

@@ -1,0 +1,150 @@
+"""Devices by name, and how many steps may be in flight on them."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxdist.errors import ArgumentTypeError, DeviceError
+
+_NAME = re.compile(
+    r"^(?:/job:(?P<job>[^/]+))?(?:/replica:(?P<replica>\d+))?(?:/task:(?P<task>\d+))?"
+    r"/?(?:device:)?(?P<kind>[a-z]+)(?::(?P<index>\d+|\*))?$",
+    re.IGNORECASE,
+)
+_PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
+
+# JAX's CPU backend can deadlock and abort when many steps with collectives wait on its thread
+# pool; draining every few steps costs no throughput (PERF §8).
+MAX_STEPS_IN_FLIGHT_ON_CPU = 8
+
+
+def device_from_name(name: str | jax.Device) -> jax.Device:
+    """The device that a documented name stands for.
+
+    Args:
+        name: `"cpu:0"`, `"GPU:1"`, `"/device:TPU:0"`, a full
+            `"/job:localhost/replica:0/task:0/device:CPU:0"`, or a `jax.Device` as it is.
+
+    Returns:
+        The device.
+
+    Raises:
+        DeviceError: No such device; the message lists those that exist.
+        ArgumentTypeError: Neither a string nor a `jax.Device`.
+
+    Example:
+        >>> device_from_name("/job:localhost/replica:0/task:0/device:CPU:1").id
+        1
+
+    Source:
+        Device strings of `tf.distribute.MirroredStrategy`.
+    """
+    if isinstance(name, jax.Device):
+        return name
+    if not isinstance(name, str):
+        raise ArgumentTypeError(
+            f"A device is a string such as 'cpu:0' or a jax.Device, and {name!r} of type "
+            f"{type(name).__name__} was given.\n\nUse one of {list_device_names()}."
+        )
+    match = _NAME.match(name.strip())
+    kind = match["kind"].lower() if match else ""
+    if match is None or kind not in _PLATFORMS:
+        raise DeviceError(
+            f"Device {name!r} is not understood.\n\nA device is named 'KIND:INDEX' with KIND one "
+            f"of cpu, gpu, tpu, or '/job:localhost/replica:0/task:0/device:KIND:INDEX'.\n\n"
+            f"On this machine there are {list_device_names()}."
+        )
+    if (match["job"] or "localhost").lower() != "localhost":
+        raise DeviceError(
+            f"Device {name!r} is on job {match['job']!r}, and this strategy works on the devices "
+            f"of this process (job 'localhost').\n\nUse one of {list_device_names()}."
+        )
+    index = int(match["index"]) if match["index"] not in (None, "*") else 0
+    present = local_devices(_PLATFORMS[kind])
+    if index >= len(present):
+        raise DeviceError(
+            f"Device {name!r} does not exist: this process has {len(present)} "
+            f"{kind.upper()} device(s).\n\nUse one of {list_device_names()}"
+            + _virtual_hint(kind, index)
+        )
+    return present[index]
+
+
+def _virtual_hint(kind: str, index: int) -> str:
+    if kind != "cpu":
+        return "."
+    return (
+        f", or ask for more before JAX starts: jaxdist.testing.virtual_devices({index + 1})."
+    )
+
+
+def local_devices(platform: str | None = None) -> list[jax.Device]:
+    """Devices of this process on `platform` (`None`: the default backend); `[]` if none."""
+    try:
+        return list(jax.local_devices(backend=platform))
+    except RuntimeError:
+        return []
+
+
+def list_device_names() -> list[str]:
+    """Names of the devices of this process, as `device_from_name` takes them."""
+    kinds = dict.fromkeys([jax.default_backend(), "cpu"])
+    return [f"{k}:{i}" for k in kinds for i, _ in enumerate(local_devices(k))]
+
+
+def default_devices() -> list[jax.Device]:
+    """All local accelerators, or all CPU devices where there are none."""
+    return local_devices()
+
+
+def device_name(device: jax.Device) -> str:
+    """The full documented name of a device.
+
+    Example:
+        >>> device_name(jax.devices()[0])
+        '/job:localhost/replica:0/task:0/device:CPU:0'
+    """
+    platform = "gpu" if device.platform in ("gpu", "cuda", "rocm") else device.platform
+    index = local_devices(device.platform).index(device)
+    return f"/job:localhost/replica:0/task:0/device:{platform.upper()}:{index}"
+
+
+def distinct_devices(caller: str, names: Sequence[str | jax.Device]) -> list[jax.Device]:
+    """Devices for `names`, refused where one is listed twice or kinds are mixed."""
+    devices = [device_from_name(n) for n in names]
+    twice = sorted({str(d) for d in devices if devices.count(d) > 1})
+    if twice:
+        raise DeviceError(
+            f"{caller} was given the same device twice: {twice} in {list(map(str, names))}.\n\n"
+            "A replica has a device of its own; list each device once."
+        )
+    platforms = sorted({d.platform for d in devices})
+    if len(platforms) > 1:
+        raise DeviceError(
+            f"{caller} was given devices of different kinds: {platforms} in "
+            f"{list(map(str, names))}.\n\n"
+            "Replicas run one program together, so they need one kind of device; choose one "
+            f"of {platforms}."
+        )
+    return devices
+
+
+class StepsInFlight:
+    """Keeps the steps that wait on the devices of one backend to a few."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def dispatched(self, outputs: Any) -> None:
+        """Take note of a step; wait for it when enough are waiting before it."""
+        self._count += 1
+        if self._count >= MAX_STEPS_IN_FLIGHT_ON_CPU:
+            self._count = 0
+            jax.block_until_ready(outputs)
+
+
+CPU_STEPS = StepsInFlight()

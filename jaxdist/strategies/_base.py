@@ -1,0 +1,588 @@
+"""What every strategy does."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, final
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.tree_util import keystr
+
+from jaxdist import collectives, data, replica
+from jaxdist._typing import PyTree
+from jaxdist._validate import call_arguments, is_callable
+from jaxdist.collectives import ReduceOp
+from jaxdist.errors import ArgumentTypeError, ContextError, MixedStrategyError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.program import Program, Runner, RunOptions
+from jaxdist.strategies import _in_merge, _local
+from jaxdist.strategies._drift import DriftChecks
+from jaxdist.strategies._extended import StrategyExtended
+from jaxdist.values import PerReplica
+
+
+class Strategy:
+    """Copies of a step, the replicas, that run together; made through its subclasses.
+
+    Laws (`tests/strategies/` runs them on every strategy):
+        1. `run` gives each replica its own part of a per-replica value, in replica order, and
+           the whole of a mirrored one.
+        2. A result that is proved to be the same on all replicas is a plain array; every other
+           is a `PerReplica`.
+        3. `reduce` and `gather` give what NumPy gives for the values of the replicas put
+           together.
+        4. A step on R replicas gives what `OneDeviceStrategy` gives on the same global batch.
+
+    Example:
+        >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> def step(w, x):
+        ...     return get_replica_context().all_reduce("mean", w * x)
+        >>> float(strategy.run(step, (2.0, PerReplica([1.0, 3.0]))))
+        4.0
+
+    Source:
+        `tf.distribute.Strategy`.
+    """
+
+    layout: ReplicaMesh
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise ArgumentTypeError(
+            f"{type(self).__name__} is not made directly.\n\n"
+            "Make a MirroredStrategy or a OneDeviceStrategy; the default one is "
+            "jaxdist.get_strategy() outside every scope."
+        )
+
+    @final
+    def _set_up(self, layout: ReplicaMesh) -> None:
+        self.layout = layout
+        self._runner = Runner(self)
+        self._extended = StrategyExtended(self)
+        self._drift = DriftChecks(layout)
+
+    # Facts
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas that run a step together.
+
+        Example:
+            >>> MirroredStrategy().num_replicas_in_sync
+            8
+        """
+        return self.layout.num_replicas
+
+    @property
+    def mesh(self) -> Mesh:
+        """The `jax.sharding.Mesh` of the strategy; its axes are Auto.
+
+        Example:
+            >>> MirroredStrategy().mesh.axis_names
+            ('replica', 'logical')
+        """
+        return self.layout.mesh
+
+    @property
+    def replica_axes(self) -> tuple[str, ...]:
+        """The mesh axes over which replicas run; `jax.lax.psum(x, strategy.replica_axes)` works.
+
+        Example:
+            >>> MirroredStrategy().replica_axes
+            ('replica',)
+        """
+        return self.layout.replica_axes
+
+    @property
+    def replicated_sharding(self) -> NamedSharding:
+        """The layout of a mirrored value: the whole array on every device.
+
+        Example:
+            >>> w = jax.device_put(np.ones(3), MirroredStrategy().replicated_sharding)
+            >>> w.is_fully_replicated
+            True
+        """
+        return self.layout.replicated
+
+    @property
+    def per_replica_sharding(self) -> NamedSharding:
+        """The layout of a per-replica value: dim 0 split over the replicas.
+
+        Example:
+            >>> x = jax.device_put(np.ones((16, 3)), MirroredStrategy().per_replica_sharding)
+            >>> x.addressable_shards[0].data.shape
+            (2, 3)
+        """
+        return self.layout.per_replica
+
+    @property
+    def cluster_resolver(self) -> Any | None:
+        """The resolver that this strategy was made from; None for strategies of one process.
+
+        Example:
+            >>> MirroredStrategy().cluster_resolver is None
+            True
+        """
+        return None
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """The documented lower-level view of this strategy.
+
+        Example:
+            >>> len(MirroredStrategy().extended.worker_devices)
+            8
+        """
+        return self._extended
+
+    # Context
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator["Strategy"]:
+        """Make this the current strategy for a block; arrays made in it lie on its first device.
+
+        They are mirrored to the other devices when a step first takes them.
+
+        Raises:
+            MixedStrategyError: Another strategy is current.
+            ContextError: Inside a replica.
+
+        Example:
+            >>> strategy = MirroredStrategy()
+            >>> with strategy.scope():
+            ...     get_strategy() is strategy, in_cross_replica_context()
+            (True, True)
+
+        Source:
+            `tf.distribute.Strategy.scope`.
+        """
+        self._check_scope()
+        with replica.entered(replica.Frame(self)), jax.default_device(self.layout.devices[0]):
+            yield self
+
+    def _check_scope(self) -> None:
+        frame = replica.current_frame()
+        if frame is None:
+            return
+        if frame.strategy is not self:
+            self._mixing("scope", frame)
+        if frame.inside_step:
+            self._not_here("scope", frame, "Enter the scope outside strategy.run.")
+
+    def _mixing(self, what: str, frame: replica.Frame) -> NoReturn:
+        raise MixedStrategyError(
+            f"{type(self).__name__}.{what} was called {frame.describe()}.\n\n"
+            "Another strategy is current there, and strategies do not mix: their values lie on "
+            "different devices.\n\n"
+            f"Leave the scope of that {type(frame.strategy).__name__} first (or call "
+            "jaxdist.experimental_set_strategy(None) if it was set that way), or use "
+            "jaxdist.get_strategy() inside it."
+        )
+
+    def _not_here(self, what: str, frame: replica.Frame, remedy: str) -> NoReturn:
+        raise ContextError(
+            f"{type(self).__name__}.{what} was called {frame.describe()}.\n\n"
+            f"It belongs outside, in the cross-replica context.\n\n{remedy}"
+        )
+
+    def _check_across(self, what: str, instead: str) -> replica.Frame | None:
+        """The current frame, refused inside a replica and under another strategy."""
+        frame = replica.current_frame()
+        if frame is None:
+            return None
+        if frame.strategy is not self:
+            self._mixing(what, frame)
+        if frame.replica is not None:
+            self._not_here(
+                what,
+                frame,
+                f"Inside a replica use jaxdist.get_replica_context().{instead}, or merge_call.",
+            )
+        return frame
+
+    # Running
+
+    @final
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Run `fn` once on every replica, as one compiled program.
+
+        `fn` is traced once, for each new structure, shape, dtype and layout of its arguments.
+
+        Shapes:
+            A `PerReplica`, or an array laid out as `per_replica_sharding`, is split: global
+            `[R*b, ...]` is `[b, ...]` in `fn`. Every other array is given whole to all replicas.
+            NNX objects are given whole and updated in place.
+
+        Cost:
+            One dispatch; the collectives that `fn` asks for and no other (NNX batch statistics
+            and metrics are combined by one each). Host arrays are copied to the devices.
+
+        Args:
+            fn: The step. Booleans, strings, enums, bytes, functions and other objects that are
+                no pytrees are part of the program; numbers and arrays are traced.
+            args: Positional arguments, a list or tuple.
+            kwargs: Keyword arguments.
+            options: What to donate, and which numbers are part of the program.
+
+        Returns:
+            What `fn` returned. Arrays that are proved to be the same on all replicas are plain
+            replicated arrays, all others `PerReplica`; Python constants come back as they are.
+
+        Raises:
+            StateDivergenceError: State would come out different on each replica.
+            DivergentCollectiveError: A collective that some replicas might not reach.
+            ReplicaValueError: A `PerReplica` of another strategy, or with too few values.
+            ShapeError: Per-replica values of different shapes.
+            DonationError: One buffer donated twice.
+            ContextError: Inside a replica, or in a merge function.
+            MixedStrategyError: Under another strategy's scope.
+
+        Example:
+            >>> strategy = MirroredStrategy()
+            >>> x = jax.device_put(np.arange(16.0), strategy.per_replica_sharding)
+            >>> strategy.run(lambda x: x.sum(), (x,))
+            PerReplica(1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0, 29.0)
+
+        Source:
+            `tf.distribute.Strategy.run`; `jax.jit(jax.shard_map(...))`.
+        """
+        frame = replica.current_frame()
+        if frame is not None and (frame.strategy is not self or frame.inside_step):
+            self._refuse_run(frame)
+        if type(args) is not tuple:
+            call_arguments("strategy.run", args, kwargs)
+        call = self._call_of(fn) if options is None else self._call_with(fn, options)
+        return call(*args, **kwargs) if kwargs else call(*args)
+
+    def _call_of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        is_callable("strategy.run", fn)
+        return self._runner.call_of(fn)
+
+    def _call_with(self, fn: Callable[..., Any], options: RunOptions) -> Callable[..., Any]:
+        is_callable("strategy.run", fn)
+        return self._runner.step(fn, options).call
+
+    def _refuse_run(self, frame: replica.Frame) -> NoReturn:
+        if frame.strategy is not self:
+            self._mixing("run", frame)
+        self._not_here(
+            "run", frame, "A step cannot start another; call the function itself: fn(*args)."
+        )
+
+    @final
+    def lower(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Program:
+        """The program that `run` would execute, without running it; nothing is donated.
+
+        Cost:
+            A trace; no compilation and no collective. `jax.ShapeDtypeStruct`s may stand for
+            arrays.
+
+        Args:
+            fn: As for `run`.
+            args: As for `run`.
+            kwargs: As for `run`.
+            options: As for `run`.
+
+        Returns:
+            A `Program`: `repr`, `.inputs`, `.results`, `.collectives`, `.compile()`.
+
+        Raises:
+            Everything that `run` raises before it computes.
+
+        Example:
+            >>> print(MirroredStrategy().lower(lambda x: x + 1, (1.0,)))
+            Program <lambda> for 8 replica(s) x 1 logical device(s) on cpu
+              inputs:
+                args[0]: mirrored float32[]
+              results:
+                result: mirrored float32[]
+              collectives:
+                none
+        """
+        frame = replica.current_frame()
+        if frame is not None and (frame.strategy is not self or frame.inside_step):
+            self._refuse_run(frame)
+        call_arguments("strategy.lower", args, kwargs)
+        is_callable("strategy.lower", fn)
+        return self._runner.program(fn, args, kwargs, options)
+
+    # Across replicas
+
+    @final
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: PyTree,
+        axis: int | tuple[int, ...] | None,
+        options: Any = None,
+        *,
+        experimental_hints: Any = None,
+    ) -> PyTree:
+        """Combine the values of all replicas into one.
+
+        Shapes:
+            `axis=None`: `[...]` on each replica gives `[...]`. With `axis`, those dims of each
+            local value are reduced too; the mean is over all elements, so replicas with more
+            rows count for more.
+
+        Cost:
+            Small values (up to 64 KiB in all) are added on the host, without a collective;
+            larger ones in one program on the devices.
+
+        Args:
+            reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
+            value: Pytree of `PerReplica` or arrays.
+            axis: Dims of the local values to reduce as well, or None.
+            options: Communication options; they never change the result.
+            experimental_hints: The older name of `options`.
+
+        Returns:
+            Pytree of plain arrays, tied to no device.
+
+        Raises:
+            ArgumentError: Unknown op, or the sum of a value that is not distributed.
+            ShapeError: An axis outside the rank, or shapes that cannot be added.
+            ContextError: Inside a replica; use `ReplicaContext.all_reduce` there.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> float(strategy.reduce("MEAN", PerReplica([np.ones(3), np.full(1, 5.0)]), axis=0))
+            2.0
+
+        Source:
+            `tf.distribute.Strategy.reduce`.
+        """
+        frame = self._check_across("reduce", "all_reduce")
+        op = collectives.reduce_op("Strategy.reduce", reduce_op)
+        collectives.hints_of("Strategy.reduce", options, experimental_hints)
+        if frame is not None and frame.in_merge:
+            return _in_merge.reduce(op, value, axis, self.layout)
+        if isinstance(value, PerReplica):
+            return collectives.reduce_across(op, "value", value, axis, self.layout)
+        return jax.tree.map_with_path(
+            lambda path, leaf: collectives.reduce_across(
+                op, "value" + keystr(path), leaf, axis, self.layout
+            ),
+            value,
+            is_leaf=_is_per_replica,
+        )
+
+    @final
+    def gather(
+        self, value: PyTree, axis: int, options: Any = None, *, experimental_hints: Any = None
+    ) -> PyTree:
+        """Concatenate the values of all replicas on `axis`, in replica order.
+
+        Shapes:
+            `[..., n_r, ...]` on replica r gives `[..., n_0 + n_1 + ..., ...]`.
+
+        Cost:
+            One copy from the devices; no collective in one process.
+
+        Args:
+            value: Pytree of `PerReplica`, or arrays replicated over the strategy's devices (which
+                every replica has). A value that is not distributed comes back unchanged.
+            axis: Dim to concatenate on; negative counts from the end.
+            options: Communication options; they never change the result.
+            experimental_hints: The older name of `options`.
+
+        Returns:
+            Pytree of plain arrays, tied to no device.
+
+        Raises:
+            ShapeError: Scalars, an axis outside the rank, or shapes that differ elsewhere.
+            ContextError: Inside a replica; use `ReplicaContext.all_gather` there.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> strategy.gather(PerReplica([np.array([1]), np.array([2, 3])]), axis=0)
+            Array([1, 2, 3], dtype=int32)
+
+        Source:
+            `tf.distribute.Strategy.gather`.
+        """
+        frame = self._check_across("gather", "all_gather")
+        collectives.hints_of("Strategy.gather", options, experimental_hints)
+        if frame is not None and frame.in_merge:
+            return _in_merge.gather(value, axis, self.layout)
+        if isinstance(value, PerReplica):
+            return collectives.gather_across("value", value, axis, self.layout)
+        return jax.tree.map_with_path(
+            lambda path, leaf: collectives.gather_across(
+                "value" + keystr(path), leaf, axis, self.layout
+            ),
+            value,
+            is_leaf=_is_per_replica,
+        )
+
+    @final
+    def experimental_local_results(self, value: PyTree) -> tuple[Any, ...]:
+        """The values of this process's replicas, one entry for each.
+
+        Cost:
+            None; inside a merge function an all-gather.
+
+        Args:
+            value: Any pytree. A value that is not distributed has one entry; a pytree has one
+                for each replica.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> strategy.experimental_local_results({"a": PerReplica([1, 2]), "b": 3})
+            ({'a': 1, 'b': 3}, {'a': 2, 'b': 3})
+
+        Source:
+            `tf.distribute.Strategy.experimental_local_results`.
+        """
+        return _local.results(value, self.layout)
+
+    @final
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[data.ValueContext], PyTree]
+    ) -> PyTree:
+        """Make per-replica values by calling `value_fn` once for each replica of this process.
+
+        Args:
+            value_fn: Function of a `ValueContext`; it runs outside every strategy.
+
+        Returns:
+            A pytree like the one returned, with `PerReplica` leaves.
+
+        Raises:
+            ReplicaValueError: The structures returned for two replicas differ.
+            ContextError: Inside a replica.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> strategy.experimental_distribute_values_from_function(
+            ...     lambda ctx: ctx.replica_id_in_sync_group * 10)
+            PerReplica(0, 10)
+
+        Source:
+            `tf.distribute.Strategy.experimental_distribute_values_from_function`.
+        """
+        self._check_across("experimental_distribute_values_from_function", "merge_call")
+        is_callable("experimental_distribute_values_from_function", value_fn)
+        with replica.entered(None):
+            return _local.from_function(value_fn, self.layout, unwrap=self._unwraps)
+
+    # Whether one replica's values come bare, as OneDeviceStrategy and the default strategy do.
+    _unwraps = False
+
+    @final
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: data.InputOptions | None = None
+    ) -> Any:
+        """Split every global batch of `dataset` over the replicas, ahead of use.
+
+        Shapes:
+            Global `[B, ...]` gives a `PerReplica` of `[B/R, ...]`; with one replica, plain arrays.
+
+        Cost:
+            One host-to-device copy per leaf, in a background thread.
+
+        Args:
+            dataset: Iterable of pytrees of arrays, each one global batch.
+            options: Depth of the prefetch, and where batches go.
+
+        Returns:
+            A `DistributedDataset`.
+
+        Raises:
+            ShapeError: While iterating, for a batch that cannot be split evenly.
+            ContextError: Inside a replica.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> for batch in strategy.experimental_distribute_dataset([np.arange(4)]):
+            ...     print(batch)
+            PerReplica([0, 1], [2, 3])
+
+        Source:
+            `tf.distribute.Strategy.experimental_distribute_dataset`.
+        """
+        self._check_across("experimental_distribute_dataset", "strategy")
+        return data.distribute_dataset(dataset, self.layout, options)
+
+    @final
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[data.InputContext], Any],
+        options: data.InputOptions | None = None,
+    ) -> Any:
+        """Give consecutive elements of the dataset that `dataset_fn` makes to the replicas.
+
+        Shapes:
+            `R` consecutive elements `[b, ...]` give one `PerReplica` of `[b, ...]`.
+
+        Cost:
+            One host-to-device copy per leaf, in a background thread.
+
+        Args:
+            dataset_fn: Function of an `InputContext`, called once; each element of what it
+                returns is the batch of one replica.
+            options: Depth of the prefetch, and where batches go.
+
+        Returns:
+            A `DistributedDataset`.
+
+        Raises:
+            ShapeError: While iterating, for elements of one step that differ in shape.
+            ContextError: Inside a replica.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> batches = strategy.distribute_datasets_from_function(
+            ...     lambda ctx: [np.full(ctx.get_per_replica_batch_size(4), i) for i in range(2)])
+            >>> for batch in batches:
+            ...     print(batch)
+            PerReplica([0, 0], [1, 1])
+
+        Source:
+            `tf.distribute.Strategy.distribute_datasets_from_function`.
+        """
+        self._check_across("distribute_datasets_from_function", "strategy")
+        is_callable("distribute_datasets_from_function", dataset_fn)
+        return data.distribute_datasets_from_function(dataset_fn, self.layout, options)
+
+    def check_replicas(self, state: PyTree, every: int = 1) -> bool:
+        """Compare the bits of mirrored state on all replicas; see `jaxdist.check_replicas`.
+
+        Example:
+            >>> strategy = MirroredStrategy()
+            >>> strategy.check_replicas(jax.device_put(np.ones(3), strategy.replicated_sharding))
+            True
+        """
+        return self._drift.check(state, every)
+
+    def __copy__(self) -> NoReturn:
+        raise ContextError(
+            f"copy.copy({type(self).__name__}) is not possible: two strategies would share one "
+            "set of compiled programs.\n\nUse copy.deepcopy, or make a second strategy."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Strategy":
+        other: Strategy = object.__new__(type(self))
+        memo[id(self)] = other
+        other._set_up(self.layout)
+        return other
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.layout!r})"
+
+
+def _is_per_replica(x: Any) -> bool:
+    return isinstance(x, PerReplica)
+
+
+

@@ -1,0 +1,47 @@
+"""The strategy where no other is current."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, final
+
+import jax
+
+from jaxdist import mesh, replica
+from jaxdist.errors import ContextError
+from jaxdist.strategies._base import Strategy
+
+
+@final
+class DefaultStrategy(Strategy):
+    """One replica on JAX's default device; `get_strategy()` outside every scope."""
+
+    _unwraps = True
+
+    def __init__(self) -> None:
+        self._set_up(mesh.build([jax.local_devices()[0]]))
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """A block in which nothing changes; refused under another strategy's scope."""
+        frame = replica.current_frame()
+        if frame is not None and frame.strategy is not self:
+            self._mixing("scope", frame)
+        yield self
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:  # type: ignore[override]
+        """The dataset itself."""
+        return dataset
+
+    def distribute_datasets_from_function(  # type: ignore[override]
+        self, dataset_fn: Callable[[Any], Any], options: Any = None
+    ) -> Any:
+        """What `dataset_fn` returns."""
+        from jaxdist import data
+
+        return dataset_fn(data.InputContext())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise ContextError(
+            "The default strategy is one object and is not copied.\n\n"
+            "Use jaxdist.get_strategy() wherever it is needed."
+        )

@@ -1,0 +1,81 @@
+"""Values of single replicas: taking them out, and making them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxdist import _compat, data
+from jaxdist._typing import PyTree
+from jaxdist.errors import ReplicaValueError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.values import Kind, PerReplica, placement_of
+
+
+def results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
+    """One entry for each replica of this process."""
+    count = len(layout.local_replicas)
+    leaves, treedef = jax.tree.flatten(value, is_leaf=_is_per_replica)
+    is_leaf = treedef == jax.tree.structure(0)
+    if (is_leaf and not _is_distributed(value, layout)) or value is None:
+        return (value,)
+    columns = [_column(leaf, layout, count) for leaf in leaves]
+    return tuple(jax.tree.unflatten(treedef, [c[i] for c in columns]) for i in range(count))
+
+
+def _is_per_replica(x: Any) -> bool:
+    return isinstance(x, PerReplica)
+
+
+def _is_distributed(leaf: Any, layout: ReplicaMesh) -> bool:
+    if isinstance(leaf, PerReplica):
+        return True
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        return False
+    return len(leaf.sharding.device_set) == len(layout.devices) and _compat.is_committed(leaf)
+
+
+def _column(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
+    if not isinstance(leaf, PerReplica):
+        if not _is_distributed(leaf, layout):
+            return (leaf,) * count
+        if placement_of(leaf, layout).kind is Kind.PER_REPLICA:
+            leaf = PerReplica.of_global(leaf)
+        else:
+            on = {s.device: s.data for s in leaf.addressable_shards}
+            return tuple(on[layout.device_grid[r, 0]] for r in layout.local_replicas)
+    values: tuple[Any, ...] = leaf.values
+    if len(values) != count:
+        raise ReplicaValueError(
+            f"experimental_local_results was given a PerReplica with {len(values)} values, and "
+            f"the strategy has {count} replicas in this process.\n\n"
+            "Use the strategy that made the value."
+        )
+    return values
+
+
+def from_function(
+    value_fn: Callable[[Any], PyTree], layout: ReplicaMesh, *, unwrap: bool
+) -> PyTree:
+    """Call `value_fn` for each replica of this process and put the results side by side."""
+    made = [
+        value_fn(
+            data.ValueContext(
+                replica_id_in_sync_group=r, num_replicas_in_sync=layout.num_replicas
+            )
+        )
+        for r in layout.local_replicas
+    ]
+    if unwrap:
+        return made[0]
+    flat = [jax.tree.flatten(m, is_leaf=lambda x: x is None) for m in made]
+    treedef = flat[0][1]
+    for r, (_, other) in enumerate(flat):
+        if other != treedef:
+            raise ReplicaValueError(
+                "experimental_distribute_values_from_function: value_fn returned different "
+                f"structures.\n\nReplica 0: {treedef}\nReplica {r}: {other}\n\n"
+                "Return the same structure for every replica."
+            )
+    columns = zip(*[leaves for leaves, _ in flat], strict=True)
+    return jax.tree.unflatten(treedef, [PerReplica(c) for c in columns])

@@ -1,0 +1,76 @@
+"""A replica on every device of one process."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+from jax.sharding import Mesh
+
+from jaxdist import mesh as meshes
+from jaxdist import runtime
+from jaxdist.errors import ArgumentError
+from jaxdist.strategies._base import Strategy
+
+
+@final
+class MirroredStrategy(Strategy):
+    """A replica on each device; state is mirrored and stays the same by all-reduced updates.
+
+    Args:
+        devices: Names or `jax.Device`s; None or `[]` is all accelerators of this process, or all
+            CPU devices where there are none.
+        cross_device_ops: Not supported yet; None lets XLA choose the algorithms.
+        mesh: A mesh of your own instead of `devices`; its axis names stay.
+        replica_axes: With `mesh`: the axes over which replicas run. The others are the logical
+            devices of each replica, for GSPMD to partition over.
+
+    Raises:
+        DeviceError: Devices that do not exist, are listed twice, or are of different kinds.
+        ArgumentError: Both `devices` and `mesh`, or axes that the mesh does not have.
+        NotImplementedError: `cross_device_ops` is given.
+
+    Example:
+        >>> MirroredStrategy().num_replicas_in_sync
+        8
+        >>> mesh = jax.make_mesh((4, 2), ("data", "model"))
+        >>> MirroredStrategy(mesh=mesh, replica_axes=("data",)).num_replicas_in_sync
+        4
+
+    Source:
+        `tf.distribute.MirroredStrategy`.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str | jax.Device] | None = None,
+        cross_device_ops: Any = None,
+        *,
+        mesh: Mesh | None = None,
+        replica_axes: Sequence[str] | str | None = None,
+    ) -> None:
+        if cross_device_ops is not None:
+            raise NotImplementedError(
+                f"MirroredStrategy(cross_device_ops={cross_device_ops!r}): other algorithms than "
+                "XLA's own are not available in this version.\n\nLeave cross_device_ops out."
+            )
+        if mesh is not None:
+            if devices:
+                raise ArgumentError(
+                    "MirroredStrategy was given both devices and mesh.\n\n"
+                    "A mesh has its devices already; leave devices out."
+                )
+            self._set_up(meshes.adopt(mesh, replica_axes))
+            return
+        if replica_axes is not None:
+            raise ArgumentError(
+                f"MirroredStrategy was given replica_axes={replica_axes!r} without a mesh.\n\n"
+                "replica_axes names axes of a mesh; pass mesh=... with it, or leave it out."
+            )
+        if isinstance(devices, (str, jax.Device)):
+            devices = [devices]
+        chosen = (
+            runtime.distinct_devices("MirroredStrategy", devices)
+            if devices
+            else runtime.default_devices()
+        )
+        self._set_up(meshes.build(chosen))

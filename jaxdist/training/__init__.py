@@ -1,0 +1,24 @@
+"""Training loops, checkpoints, evaluation and the main job, for those who want them."""
+
+from jaxdist.training._batches import Position as Position
+from jaxdist.training._batches import ShuffledBatches as ShuffledBatches
+from jaxdist.training._batches import padded_batches as padded_batches
+from jaxdist.training._checkpoints import Checkpoints as Checkpoints
+from jaxdist.training._checkpoints import DamagedCheckpointError as DamagedCheckpointError
+from jaxdist.training._checkpoints import Restored as Restored
+from jaxdist.training._config import LoadedConfig as LoadedConfig
+from jaxdist.training._config import load_config as load_config
+from jaxdist.training._evaluate import evaluate as evaluate
+from jaxdist.training._evaluate import weighted_sums as weighted_sums
+from jaxdist.training._extras import EXTRAS as EXTRAS
+from jaxdist.training._extras import require_extra as require_extra
+from jaxdist.training._loop import Every as Every
+from jaxdist.training._loop import LoopEnd as LoopEnd
+from jaxdist.training._loop import run_loop as run_loop
+from jaxdist.training._metrics import versions as versions
+from jaxdist.training._schema import DigitsConfig as DigitsConfig
+from jaxdist.training._steps import accumulate_gradients as accumulate_gradients
+from jaxdist.training._steps import multi_step as multi_step
+from jaxdist.training._train_digits import TrainingReport as TrainingReport
+from jaxdist.training._train_digits import mirrored_strategy as mirrored_strategy
+from jaxdist.training._train_digits import train_digits as train_digits

@@ -1,0 +1,345 @@
+"""TOML files into frozen dataclasses, with errors that name the file, the line and the remedy."""
+
+import dataclasses
+import difflib
+import re
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, UnionType
+from typing import Any, Generic, Literal, TypeVar
+
+from jaxdist.errors import ConfigError
+
+C = TypeVar("C")
+
+_MOST_PROBLEMS_LISTED = 10
+_TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedConfig(Generic[C]):
+    """A configuration, and where each entry was given.
+
+    Attributes:
+        values: The dataclass of sections.
+        origins: `"section.key"` to `"file.toml, line 7"` or `"--set section.key=value"`.
+    """
+
+    values: C
+    origins: Mapping[str, str]
+
+    def origin(self, name: str) -> str:
+        """Where the entry `section.key` was given, in words."""
+        return self.origins.get(name, f"{name} (default)")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """One value that the user gave, and where."""
+
+    section: str
+    key: str
+    value: Any
+    where: str
+    raw: str | None = None  # the text after `=` in --set
+
+
+def load_config(
+    schema: type[C], path: str | Path, overrides: Sequence[str] = ()
+) -> LoadedConfig[C]:
+    """Read a TOML file, and overrides `section.key=value` over it.
+
+    Args:
+        schema: A frozen dataclass of sections, each a frozen dataclass of entries with defaults.
+            Entries are int, float, bool, str, tuples of these, and `Literal`s.
+        path: The TOML file. What it leaves out keeps its default.
+        overrides: What `--set` was given; later ones win.
+
+    Returns:
+        The configuration, and where each entry was given.
+
+    Raises:
+        ConfigError: The file cannot be read or is no TOML; a section or key is unknown; a value
+            has the wrong type or is out of range. All problems are listed, each with its file
+            and line (or option), and the nearest valid name.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> from jaxdist.training import DigitsConfig
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "job.toml")
+        >>> _ = file.write_text("[data]\\nbatch_size = 32\\n")
+        >>> loaded = load_config(DigitsConfig, file, ["training.steps=10"])
+        >>> loaded.values.data.batch_size, loaded.values.training.steps
+        (32, 10)
+    """
+    text = _read(path)
+    problems: list[str] = []
+    given = [*_from_file(path, text, problems), *_from_overrides(schema, overrides, problems)]
+    sections: dict[str, dict[str, Any]] = {f.name: {} for f in dataclasses.fields(_cls(schema))}
+    origins: dict[str, str] = {}
+    for item in given:
+        problem = _place(schema, item, sections, origins)
+        if problem:
+            problems.append(problem)
+    if problems:
+        raise ConfigError(_report(path, problems))
+    kinds = _hints(schema)
+    made = {name: kinds[name](**values) for name, values in sections.items()}
+    return LoadedConfig(schema(**made), MappingProxyType(origins))
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """The sections and entries of a configuration, as JSON can hold them."""
+    return dataclasses.asdict(config)
+
+
+# Reading
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"The configuration file {str(path)!r} does not exist (looked in {Path.cwd()})."
+            f"\n\n{_near_files(Path(path))}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"The configuration file {str(path)!r} cannot be read: {error}.\n\n"
+            "It must be a TOML file in UTF-8 that you may read."
+        ) from error
+
+
+def _near_files(path: Path) -> str:
+    near = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+    if near:
+        return f"There are {near[:5]}; give one of these."
+    return "Give the path of a TOML file, such as configs/digits_mirrored.toml."
+
+
+def _from_file(path: str | Path, text: str, problems: list[str]) -> Iterator[_Given]:
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        problems.append(f"{path} is no valid TOML: {error}.")
+        return
+    lines = find_lines(text)
+    for section, body in document.items():
+        line = lines.get((section,), _first_below(lines, section))
+        if not isinstance(body, dict):
+            yield _Given(section, "", body, f"{path}, line {line}")
+            continue
+        if not body:
+            yield _Given(section, "", body, f"{path}, line {line}")
+        for key, value in body.items():
+            here = lines.get((section, key), line)
+            yield _Given(section, key, value, f"{path}, line {here}")
+
+
+def _from_overrides(
+    schema: type[Any], overrides: Sequence[str], problems: list[str]
+) -> Iterator[_Given]:
+    for text in overrides:
+        name, equals, raw = text.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not equals or not dot or not key:
+            example = _all_names(schema)[0]
+            problems.append(
+                f"--set {text}: an override is written section.key=value, for instance "
+                f"--set {_nearest(name.strip(), _all_names(schema)) or example}=VALUE."
+            )
+            continue
+        yield _Given(section, key, _parse(raw), f"--set {text}", raw.strip())
+
+
+def _parse(raw: str) -> Any:
+    """The text after `=` as TOML where it is that, else as it stands."""
+    try:
+        parsed = tomllib.loads(f"value = {raw}")
+    except tomllib.TOMLDecodeError:
+        return raw.strip()
+    return parsed["value"] if list(parsed) == ["value"] else raw.strip()
+
+
+_KEY = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
+_DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
+_HEADER = re.compile(rf"^\s*\[\[?\s*({_DOTTED})\s*\]\]?")
+_ENTRY = re.compile(rf"^\s*({_DOTTED})\s*=")
+
+
+def find_lines(text: str) -> dict[tuple[str, ...], int]:
+    """The line, from 1, on which each table and each entry of a TOML text starts.
+
+    Example:
+        >>> find_lines("# job\\n[data]\\nseed = 1\\n")
+        {('data',): 2, ('data', 'seed'): 3}
+    """
+    lines: dict[tuple[str, ...], int] = {}
+    table: tuple[str, ...] = ()
+    quote = ""  # the mark that ends the multi-line string we are in
+    for number, line in enumerate(text.splitlines(), 1):
+        if not quote:
+            if header := _HEADER.match(line):
+                table = _parts(header[1])
+                lines.setdefault(table, number)
+            elif entry := _ENTRY.match(line):
+                lines.setdefault((*table, *_parts(entry[1])), number)
+        for mark in ('"""', "'''"):
+            if quote in ("", mark) and line.count(mark) % 2:
+                quote = "" if quote else mark
+                break
+    return lines
+
+
+def _parts(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip("\"'") for part in re.findall(_KEY, dotted))
+
+
+def _first_below(lines: Mapping[tuple[str, ...], int], section: str) -> int:
+    return min((n for name, n in lines.items() if name[0] == section), default=1)
+
+
+# Placing one value in the schema
+
+
+def _place(
+    schema: type[Any],
+    item: _Given,
+    sections: dict[str, dict[str, Any]],
+    origins: dict[str, str],
+) -> str | None:
+    """Put a value in its section; the problem in words where it does not fit."""
+    if item.section not in sections:
+        return _unknown_section(schema, item)
+    if not item.key:
+        if item.value == {}:
+            return None
+        return f"{item.where}: [{item.section}] is a section, and {item.value!r} was given for it."
+    section = _hints(schema)[item.section]
+    hints = _hints(section)
+    if item.key not in hints:
+        return _unknown_key(schema, section, item)
+    name = f"{item.section}.{item.key}"
+    value = _converted(item.value, hints[item.key], item.raw)
+    if value is _MISFIT:
+        return f"{item.where}: {name} must be {_in_words(hints[item.key])}, and " + _found(item)
+    field = next(f for f in dataclasses.fields(section) if f.name == item.key)
+    broken = _broken_rule(value, field)
+    if broken:
+        return f"{item.where}: {name} {broken}, and {_shown(item.value)} was given."
+    sections[item.section][item.key] = value
+    origins[name] = item.where
+    return None
+
+
+def _unknown_section(schema: type[Any], item: _Given) -> str:
+    valid = [f.name for f in dataclasses.fields(schema)]
+    what = f"'{item.section}.{item.key}'" if item.raw is not None else f"[{item.section}]"
+    if not isinstance(item.value, dict) and not item.key:
+        what = f"'{item.section}' outside a section"
+    near = _nearest(item.section, valid)
+    homes = [n for n in _all_names(schema) if n.endswith(f".{item.key or item.section}")]
+    meant = homes[0] if homes else (f"{near}.{item.key}" if near and item.key else near)
+    hint = f" Did you mean {meant!r}?" if meant else ""
+    return f"{item.where}: unknown section {what}; there are {', '.join(valid)}.{hint}"
+
+
+def _unknown_key(schema: type[Any], section: type[Any], item: _Given) -> str:
+    valid = [f.name for f in dataclasses.fields(section)]
+    near = _nearest(item.key, valid)
+    elsewhere = [n for n in _all_names(schema) if n.endswith(f".{item.key}")]
+    if elsewhere:
+        hint = f" Did you mean {elsewhere[0]!r}?"
+    else:
+        hint = f" Did you mean {near!r}?" if near else ""
+    keys = ", ".join(valid)
+    return f"{item.where}: unknown key {item.key!r} in [{item.section}]; it has {keys}.{hint}"
+
+
+_MISFIT = object()
+
+
+def _converted(value: Any, hint: Any, raw: str | None) -> Any:
+    """`value` as the type `hint`, or `_MISFIT`."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        tried = (_converted(value, h, raw) for h in arguments)
+        return next((v for v in tried if v is not _MISFIT), _MISFIT)
+    if origin is Literal:
+        return value if value in arguments and isinstance(value, str) else _MISFIT
+    if origin is tuple:
+        if not isinstance(value, list):
+            return _MISFIT
+        items = tuple(_converted(v, arguments[0], None) for v in value)
+        return _MISFIT if any(v is _MISFIT for v in items) else items
+    if hint is str and raw is not None and not isinstance(value, (str, list, dict)):
+        return raw
+    if hint is float and type(value) is int:
+        return float(value)
+    return value if type(value) is hint else _MISFIT
+
+
+def _broken_rule(value: Any, field: dataclasses.Field[Any]) -> str | None:
+    within, length = field.metadata.get("within"), field.metadata.get("length")
+    if length is not None and isinstance(value, (tuple, str)):
+        broken = length.broken_by(len(value))
+        if broken:
+            return "must not be empty" if not value else f"has a length that {broken}"
+    if within is None or isinstance(value, str):
+        return None
+    items = value if isinstance(value, tuple) else (value,)
+    return next((b for b in map(within.broken_by, items) if b), None)
+
+
+# Words
+
+
+def _in_words(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        return " or ".join(_in_words(h) for h in arguments)
+    if origin is Literal:
+        return " or ".join(repr(a) for a in arguments)
+    if origin is tuple:
+        return f"a list of {_TYPE_NAMES[arguments[0]].split(' ', 1)[-1]}s"
+    return _TYPE_NAMES[hint]
+
+
+def _found(item: _Given) -> str:
+    kind = {dict: "table", list: "list", str: "string", bool: "boolean", int: "integer"}
+    name = kind.get(type(item.value), type(item.value).__name__)
+    return f"{_shown(item.value)} ({name}) was given."
+
+
+def _shown(value: Any) -> str:
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _nearest(name: str, valid: Sequence[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, valid, n=1, cutoff=0.5)), None)
+
+
+def _all_names(schema: type[Any]) -> list[str]:
+    kinds = _hints(schema)
+    return [f"{s}.{f.name}" for s in kinds for f in dataclasses.fields(kinds[s])]
+
+
+def _hints(schema: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(schema)
+
+
+def _cls(schema: type[Any]) -> type[Any]:
+    return schema
+
+
+def _report(path: str | Path, problems: list[str]) -> str:
+    shown = problems[:_MOST_PROBLEMS_LISTED]
+    more = len(problems) - len(shown)
+    tail = [f"... and {more} more."] if more else []
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    head = f"The configuration {str(path)!r} is not valid ({count})."
+    return "\n\n".join([head, "\n".join([*shown, *tail]), "Nothing was started."])

@@ -1,0 +1,101 @@
+"""Evaluation on held-out data that counts every row exactly once."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist.collectives import ReduceOp
+from jaxdist.errors import ShapeError
+from jaxdist.strategies import get_replica_context
+from jaxdist.strategies import Strategy
+
+WEIGHT = "weight"
+
+
+def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str, jax.Array]:
+    """Sums over the rows of all replicas, padding left out; for use inside a replica.
+
+    Shapes:
+        In: every leaf `[b]`, the rows of this replica; `weight` `[b]`, 0 for padding.
+        Out: scalars, equal on all replicas; `weight` is the sum of the weights.
+
+    Cost:
+        One all-reduce over the replicas, 4 bytes for each sum.
+
+    Args:
+        per_row: Values by name, one for each row.
+        weight: How much each row counts.
+
+    Returns:
+        `{name: sum of weight * value, ..., "weight": sum of weight}` in float32.
+
+    Example:
+        >>> strategy = MirroredStrategy()
+        >>> def step(x):
+        ...     return weighted_sums({"x": x}, jnp.where(x < 15, 1.0, 0.0))
+        >>> x = jax.device_put(np.arange(16.0), strategy.per_replica_sharding)
+        >>> sums = strategy.run(step, (PerReplica.of_global(x),))
+        >>> float(sums["x"]), float(sums["weight"])
+        (105.0, 15.0)
+    """
+    counts = weight > 0
+    sums = {
+        # A padded row may hold anything, NaN too: it is left out, not multiplied by 0.
+        name: jnp.sum(jnp.where(counts, value.astype(jnp.float32) * weight, 0.0))
+        for name, value in per_row.items()
+    }
+    sums[WEIGHT] = jnp.sum(weight.astype(jnp.float32))
+    reduced: dict[str, jax.Array] = get_replica_context().all_reduce(ReduceOp.SUM, sums)
+    return reduced
+
+
+def evaluate(
+    strategy: Strategy,
+    sums_fn: Callable[[Any, Any], dict[str, jax.Array]],
+    model: Any,
+    batches: Iterable[Any],
+) -> dict[str, float]:
+    """Weighted means over all batches.
+
+    Cost:
+        What `sums_fn` does for each batch; results are fetched once, at the end.
+
+    Guarantees:
+        Each row counts by its weight, once, whatever the number of replicas and of padded rows;
+        sums over batches are made in 64 bits.
+
+    Args:
+        strategy: Where to run.
+        sums_fn: `(model, batch) -> weighted_sums(...)`. Pass the same function each time: it is
+            compiled once.
+        model: First argument of `sums_fn`, mirrored.
+        batches: Global batches, such as `padded_batches` gives.
+
+    Returns:
+        `{name: mean, ..., "weight": rows that were counted}`.
+
+    Raises:
+        ShapeError: There is nothing to count: no batches, or all weights are 0.
+
+    Example:
+        >>> strategy = MirroredStrategy()
+        >>> def count(offset, batch):
+        ...     return weighted_sums({"x": batch["x"] + offset}, batch["weight"])
+        >>> evaluate(strategy, count, 1.0, padded_batches({"x": np.arange(11.0)}, 8))
+        {'weight': 11.0, 'x': 6.0}
+    """
+    data = strategy.experimental_distribute_dataset(list(batches))
+    sums = [strategy.run(sums_fn, args=(model, batch)) for batch in data]
+    totals: dict[str, float] = {}
+    for batch_sums in jax.device_get(sums):
+        for name, value in sorted(batch_sums.items()):
+            totals[name] = totals.get(name, 0.0) + float(value)
+    counted = totals.pop(WEIGHT, 0.0)
+    if counted <= 0:
+        raise ShapeError(
+            f"evaluate was given {len(sums)} batch(es) with a total weight of {counted:g}, so "
+            "there is no mean.\n\nGive at least one row with a weight above 0."
+        )
+    return {WEIGHT: counted, **{name: total / counted for name, total in totals.items()}}

@@ -1,0 +1,103 @@
+"""What a run shows while it trains: a bar on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+
+class Stopwatch:
+    """Seconds spent training: runs between `start` and `stop`, over and over.
+
+    Args:
+        clock: Seconds from any origin; tests move one by hand.
+
+    Example:
+        >>> watch = Stopwatch(clock=iter([10.0, 12.5, 20.0, 21.0]).__next__)
+        >>> watch.start(); watch.stop(); watch.start(); watch.stop(); watch.seconds
+        3.5
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._total = 0.0
+
+    def start(self) -> None:
+        """Run on; nothing happens when it runs already."""
+        if self._since is None:
+            self._since = self._clock()
+
+    def stop(self) -> None:
+        """Stand still; nothing happens when it does already."""
+        if self._since is not None:
+            self._total += self._clock() - self._since
+            self._since = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds up to now."""
+        return self._total + (0.0 if self._since is None else self._clock() - self._since)
+
+
+class TrainingProgress:
+    """Shows loss, throughput and time left; a context manager.
+
+    On a terminal it is a rich bar, which has a refresh thread while the context is open.
+    Elsewhere `report` prints a line each time.
+
+    Args:
+        num_steps: Steps of the whole training.
+        first_step: Steps done before.
+        console: Where to print.
+
+    Example:
+        >>> import sys
+        >>> with TrainingProgress(400, console=Console(file=sys.stdout, width=80)) as progress:
+        ...     progress.report(20, loss=0.5, images_per_s=1000.0, seconds_left=83.0)
+        step  20/400  loss 0.5000  1,000 images/s  0:01:23 left
+    """
+
+    def __init__(self, num_steps: int, *, first_step: int = 0, console: Console) -> None:
+        self._console = console
+        self._num_steps = num_steps
+        self._first_step = first_step
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=self._console)
+            self._bar.add_task("compiling", total=self._num_steps, completed=self._first_step)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def report(
+        self, step: int, *, loss: float, images_per_s: float, seconds_left: float
+    ) -> None:
+        """Show where training stands."""
+        left = max(0, round(seconds_left))
+        clock = f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
+        text = f"loss {loss:.4f}  {images_per_s:,.0f} images/s  {clock} left"
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=step, description=text)
+        else:
+            width = len(str(self._num_steps))
+            self.say(f"step {step:>{width}}/{self._num_steps}  {text}")
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bar where there is one."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,128 @@
+"""The configuration of the main job: these dataclasses are the schema.
+
+The name of a section and of an entry, its type, its default and its range are read from here by
+`load_config`; there is no other list of them.
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Within:
+    """A rule for a number, for each item of a list, or for the length of a text.
+
+    Example:
+        >>> Within(0, 1, is_open=True).broken_by(1.0)
+        'must lie between 0 and 1, both left out'
+        >>> Within(1).broken_by(1) is None
+        True
+    """
+
+    low: float
+    high: float = math.inf
+    is_open: bool = False
+
+    def broken_by(self, value: float) -> str | None:
+        """The rule in words where `value` breaks it, None where it keeps it."""
+        if self.is_open:
+            holds = self.low < value < self.high
+        else:
+            holds = self.low <= value <= self.high and math.isfinite(value)
+        if holds:
+            return None
+        if math.isinf(self.high):
+            return f"must be {'more than' if self.is_open else 'at least'} {self.low:g}"
+        between = f"must lie between {self.low:g} and {self.high:g}"
+        return f"{between}, both left out" if self.is_open else between
+
+
+def entry(default: Any, *, within: Within | None = None, length: Within | None = None) -> Any:
+    """An entry of a section: its default and its rules."""
+    return dataclasses.field(default=default, metadata={"within": within, "length": length})
+
+
+_COUNT = Within(1, 2**31 - 1)
+_SEED = Within(0, 2**32 - 1)
+_POSITIVE = Within(0, math.inf, is_open=True)
+_NOT_EMPTY = Within(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class StrategyConfig:
+    """Which devices the replicas run on."""
+
+    devices: Literal["auto"] | tuple[str, ...] = entry("auto", length=_NOT_EMPTY)
+    virtual_cpu_devices: int = entry(8, within=Within(1, 1024))
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """The global batch, and what is held out."""
+
+    batch_size: int = entry(64, within=_COUNT)
+    test_fraction: float = entry(0.2, within=Within(0, 1, is_open=True))
+    seed: int = entry(0, within=_SEED)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Channels of each convolution, and units of the layer before the last."""
+
+    # Each convolution is followed by 2x2 pooling, and 8x8 images can be halved three times.
+    channels: tuple[int, ...] = entry((16, 32), within=Within(1, 4096), length=Within(1, 3))
+    hidden: int = entry(64, within=Within(1, 65536))
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW and its learning rate over the steps."""
+
+    learning_rate: float = entry(3e-3, within=_POSITIVE)
+    schedule: Literal["cosine", "constant"] = entry("cosine")
+    warmup_steps: int = entry(20, within=Within(0, 2**31 - 1))
+    weight_decay: float = entry(1e-4, within=Within(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """How long, and how often to look."""
+
+    steps: int = entry(400, within=_COUNT)
+    log_every: int = entry(20, within=_COUNT)
+    evaluate_every: int = entry(100, within=_COUNT)
+    seed: int = entry(0, within=_SEED)
+    donate: bool = entry(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """Where and how often to save, and whether to go on from what is there."""
+
+    directory: str = entry("runs/digits_mirrored/checkpoints", length=_NOT_EMPTY)
+    every: int = entry(100, within=_COUNT)
+    keep: int = entry(3, within=_COUNT)
+    resume: bool = entry(True)
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputConfig:
+    """What is written at the end; an empty `picture` draws none."""
+
+    directory: str = entry("runs/digits_mirrored", length=_NOT_EMPTY)
+    metrics: str = entry("metrics.json", length=_NOT_EMPTY)
+    picture: str = entry("learning_curve.png")
+
+
+@dataclasses.dataclass(frozen=True)
+class DigitsConfig:
+    """The sections of `configs/digits_mirrored.toml`."""
+
+    strategy: StrategyConfig = StrategyConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    output: OutputConfig = OutputConfig()

@@ -1,0 +1,278 @@
+"""Many micro-batches in one update, and many updates in one dispatch, a line each.
+
+Both work on the local values inside a replica and need no strategy.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from jaxdist._typing import PyTree
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+
+S = TypeVar("S")
+Out = TypeVar("Out")
+
+_MOST_LEAVES_LISTED = 10
+
+
+def accumulate_gradients(
+    grad_fn: Callable[[Any, Any], Out], num_microbatches: int
+) -> Callable[[Any, Any], Out]:
+    """Make a `grad_fn` that works through its batch in pieces and returns the mean over them.
+
+    One all-reduce of the result is then enough, and only one piece's activations are alive.
+
+    Shapes:
+        In: every leaf of the batch `[b, ...]` as the replica sees it, `b` a multiple of
+        `num_microbatches`; `grad_fn` gets `[b / num_microbatches, ...]`.
+        Out: like `grad_fn(params, batch)`.
+
+    Cost:
+        No collective of its own. One `lax.scan`; `grad_fn` is traced twice and compiled once.
+        16-bit outputs are summed in float32.
+
+    Guarantees:
+        Where `grad_fn` is a mean over its rows, the result is the mean over all rows.
+        State of a Flax NNX module that `grad_fn` changes (BatchNorm statistics) is carried from
+        piece to piece and kept.
+
+    Args:
+        grad_fn: `(params, batch) -> ` pytree of floats, such as `jax.value_and_grad(loss_fn)`
+            or, with a Flax NNX module for params, `nnx.value_and_grad(loss_fn)`.
+        num_microbatches: Pieces that a batch is cut into.
+
+    Returns:
+        A function like `grad_fn`.
+
+    Raises:
+        ArgumentError: `num_microbatches` is not a positive integer.
+        ShapeError: When called: a leaf of the batch is a scalar, or does not divide.
+        ArgumentTypeError: When called: an output of `grad_fn` is no float, so it has no mean.
+
+    Example:
+        >>> grads = jax.value_and_grad(lambda w, x: jnp.mean(w * x))
+        >>> loss, grad = accumulate_gradients(grads, 4)(2.0, jnp.arange(8.0))
+        >>> float(loss), float(grad)
+        (7.0, 3.5)
+
+    Source:
+        Takes the place of gradient accumulation by hand in `tf.distribute` training loops;
+        `optax.MultiSteps` does it over calls instead, with an all-reduce for each.
+    """
+    count = _checked_count(num_microbatches)
+
+    def accumulated(params: Any, batch: Any) -> Out:
+        pieces = _cut(batch, count)
+        graph, carried = _taken_apart(params)
+
+        def call(carried: Any, piece: Any) -> tuple[Any, Any]:
+            joined = _joined(graph, carried)
+            out = grad_fn(joined, piece)
+            return _taken_apart(joined)[1], out
+
+        first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), pieces)
+        _, outputs = jax.eval_shape(call, carried, first)
+        _check_floats(outputs)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x.dtype)), outputs)
+
+        def add(carry: tuple[Any, Any], piece: Any) -> tuple[tuple[Any, Any], None]:
+            carried, out = call(carry[0], piece)
+            total = jax.tree.map(lambda t, o: t + o.astype(t.dtype), carry[1], out)
+            return (carried, total), None
+
+        (carried, total), _ = jax.lax.scan(add, (carried, zeros), pieces)
+        _written_back(params, graph, carried)
+        mean: Out = jax.tree.map(lambda t, o: (t / count).astype(o.dtype), total, outputs)
+        return mean
+
+    return accumulated
+
+
+def multi_step(
+    step_fn: Callable[[S, Any], tuple[S, Out]],
+) -> Callable[[S, Sequence[Any]], tuple[S, Out]]:
+    """Make a step that takes K batches and runs `step_fn` on each, in one dispatch.
+
+    Shapes:
+        In: K batches of one structure, with equally shaped leaves `[b, ...]`.
+        Out: every leaf of the second result of `step_fn`, stacked: `[K, ...]`.
+
+    Cost:
+        One dispatch instead of K, and one copy of the batches to stack them. `step_fn` is
+        traced and compiled once, whatever K is; another K compiles again.
+
+    Args:
+        step_fn: `(state, batch) -> (state, out)`. The state may be or hold Flax NNX modules and
+            optimizers that the step updates in place.
+
+    Returns:
+        `(state, batches) -> (state, stacked outs)`. NNX state is updated in place as well.
+
+    Raises:
+        ArgumentTypeError: When called: `batches` is no list or tuple.
+        ArgumentError: When called: there are no batches.
+        ShapeError: When called: batches differ in structure or in the shape of a leaf.
+
+    Example:
+        >>> add = multi_step(lambda total, x: (total + x.sum(), total))
+        >>> total, seen = add(jnp.float32(0), [jnp.ones(2), jnp.ones(2), jnp.ones(2)])
+        >>> float(total), seen.tolist()
+        (6.0, [0.0, 2.0, 4.0])
+
+    Source:
+        `steps_per_execution` of Keras and `tf.function` loops over `strategy.run`.
+    """
+
+    def steps(state: S, batches: Sequence[Any]) -> tuple[S, Out]:
+        _check_batches(batches)
+        stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *batches)  # [step, row, ...]
+
+        def one(carried: Any, batch: Any) -> tuple[Any, Out]:
+            after, out = step_fn(_joined(graph, carried), batch)
+            return _taken_apart(after)[1], out
+
+        graph, carried = _taken_apart(state)
+        carried, outs = jax.lax.scan(one, carried, stacked)
+        return _written_back(state, graph, carried), outs
+
+    return steps
+
+
+# Flax NNX state in a scan: taken out of the modules, carried as arrays, written back.
+
+_MODULES = (nnx.Pytree, nnx.Variable)
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, _MODULES)
+
+
+def _taken_apart(tree: PyTree) -> tuple[Any, Any]:
+    """What a scan can carry of `tree`, after the graph that makes modules of it again."""
+    if not any(map(_is_module, jax.tree.leaves(tree, is_leaf=_is_module))):
+        return None, tree
+    graph, carried = nnx.split(tree)
+    return graph, carried
+
+
+def _joined(graph: Any, carried: Any) -> Any:
+    return carried if graph is None else nnx.merge(graph, carried)
+
+
+def _written_back(tree: PyTree, graph: Any, carried: Any) -> Any:
+    """`tree` after the scan: its own modules, updated in place, and new plain values."""
+    if graph is None:
+        return carried
+    nnx.update(tree, carried)
+    after = nnx.merge(graph, carried)
+    return jax.tree.map(
+        lambda old, new: old if _is_module(old) else new, tree, after, is_leaf=_is_module
+    )
+
+
+# Checks
+
+
+def _checked_count(count: int) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ArgumentError(
+            f"accumulate_gradients(num_microbatches={count!r}) needs a positive integer.\n\n"
+            "Pass the number of pieces that each replica's batch is cut into, for instance 4."
+        )
+    return count
+
+
+def _cut(batch: PyTree, count: int) -> PyTree:
+    leaves, treedef = tree_flatten_with_path(batch)
+    bad = [
+        f"batch{keystr(path)} is {_describe(leaf)}: {_why_not(leaf, count)}"
+        for path, leaf in leaves
+        if not _divides(leaf, count)
+    ]
+    if bad or not leaves:
+        found = _listed(bad) if leaves else "The batch has no arrays."
+        raise ShapeError(
+            f"accumulate_gradients cannot cut the batch into {count} micro-batches.\n\n"
+            f"{found}\n\nInside a replica a batch has the rows of that replica only: the global "
+            f"batch divides by the replicas and that share by {count}."
+        )
+    cut = [jnp.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for _, x in leaves]
+    return jax.tree.unflatten(treedef, cut)  # [piece, row, ...]
+
+
+def _divides(leaf: Any, count: int) -> bool:
+    shape = jnp.shape(leaf)
+    return bool(shape) and shape[0] % count == 0 and shape[0] > 0
+
+
+def _why_not(leaf: Any, count: int) -> str:
+    shape = jnp.shape(leaf)
+    if not shape:
+        return "a scalar has no rows to cut."
+    rows = shape[0]
+    low, high = rows - rows % count, rows + (-rows) % count
+    either = f"drop {rows - low} row(s) to get {low}, or " if low else ""
+    return (
+        f"{rows} rows are not a multiple of {count}; {either}"
+        f"pad with {max(high, count) - rows} to get {max(high, count)}."
+    )
+
+
+def _check_floats(outputs: PyTree) -> None:
+    leaves, _ = tree_flatten_with_path(outputs)
+    bad = [
+        f"result{keystr(path)} is {_describe(leaf)}"
+        for path, leaf in leaves
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
+    if bad:
+        raise ArgumentTypeError(
+            "accumulate_gradients takes the mean of what grad_fn returns, and some of it is no "
+            f"float.\n\n{_listed(bad)}\n\n"
+            "Return it as a float, for instance count.astype(jnp.float32), or leave it out."
+        )
+
+
+def _check_batches(batches: Any) -> None:
+    if not isinstance(batches, (list, tuple)):
+        raise ArgumentTypeError(
+            f"multi_step takes the batches as a list or tuple, and {type(batches).__name__} was "
+            "given.\n\nCollect K of them: list(itertools.islice(data, K))."
+        )
+    if not batches:
+        raise ArgumentError("multi_step was given no batches.\n\nGive one batch for each step.")
+    first, treedef = tree_flatten_with_path(batches[0])
+    bad = []
+    for i, batch in enumerate(batches[1:], 1):
+        if jax.tree.structure(batch) != treedef:
+            bad.append(f"batches[{i}] is {jax.tree.structure(batch)}, batches[0] is {treedef}")
+            continue
+        bad += [
+            f"batches[{i}]{keystr(path)} is {_describe(x)}, in batches[0] it is {_describe(y)}"
+            for (path, y), x in zip(first, jax.tree.leaves(batch), strict=True)
+            if jnp.shape(x) != jnp.shape(y)
+        ]
+    if bad:
+        raise ShapeError(
+            f"multi_step cannot stack its {len(batches)} batches: they differ.\n\n{_listed(bad)}"
+            "\n\nDrop the short one, or pad it and give each row a weight."
+        )
+
+
+def _describe(leaf: Any) -> str:
+    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+
+
+def _wide(dtype: Any) -> Any:
+    return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
+
+
+def _listed(lines: list[str]) -> str:
+    shown = lines[:_MOST_LEAVES_LISTED]
+    more = len(lines) - len(shown)
+    return "\n".join([*shown, *([f"... and {more} more."] if more else [])])

@@ -1,0 +1,421 @@
+"""The main job: a convolutional net on handwritten digits, on all replicas of a strategy."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+from rich.console import Console
+
+from jaxdist.collectives import ReduceOp
+from jaxdist.errors import CheckpointError, ConfigError
+from jaxdist.program import RunOptions
+from jaxdist.strategies import get_replica_context
+from jaxdist.strategies import MirroredStrategy
+from jaxdist.training._batches import Position, ShuffledBatches, padded_batches
+from jaxdist.training._checkpoints import Checkpoints, Restored
+from jaxdist.training._config import LoadedConfig, as_dict
+from jaxdist.training._digits import (
+    Digits,
+    DigitsNet,
+    load_digits,
+    make_optimizer,
+    mean_loss,
+    row_losses,
+)
+from jaxdist.training._evaluate import WEIGHT, evaluate, weighted_sums
+from jaxdist.training._extras import require_extra
+from jaxdist.training._loop import Every, run_loop
+from jaxdist.training._metrics import History, draw_learning_curve, versions, write_metrics
+from jaxdist.training._progress import Stopwatch, TrainingProgress
+from jaxdist.training._schema import DigitsConfig
+
+Batch = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingReport:
+    """How a run ended.
+
+    Attributes:
+        steps: Steps done since the first run.
+        num_replicas: Replicas of this run.
+        accuracy: Held-out accuracy at the end, None where the run was interrupted.
+        images_per_s: Images trained on in a second, without the first step (it compiles),
+            evaluation and checkpoints; None where fewer than two steps were run.
+        was_interrupted: Whether Ctrl-C ended it.
+        next_step: Step of the checkpoint that the next run resumes from, None where there is
+            none.
+    """
+
+    steps: int
+    num_replicas: int
+    accuracy: float | None
+    images_per_s: float | None
+    was_interrupted: bool
+    next_step: int | None
+
+
+def train_digits(
+    loaded: LoadedConfig[DigitsConfig],
+    strategy: MirroredStrategy,
+    *,
+    console: Console,
+    skip_damaged: bool = False,
+) -> TrainingReport:
+    """Train, evaluate, save and draw, as configured.
+
+    Cost:
+        One all-reduce of the gradients over the replicas for each step.
+
+    Guarantees:
+        With the same configuration a resumed run sees the batches, and has the losses, of an
+        uninterrupted one. Each held-out image counts once in an evaluation.
+
+    Args:
+        loaded: From `load_config(DigitsConfig, ...)`.
+        strategy: Its replicas share each batch.
+        console: Where to show progress.
+        skip_damaged: Resume from the checkpoint before where the newest is damaged.
+
+    Returns:
+        How it ended. The metrics file and the picture are written unless it was interrupted.
+
+    Raises:
+        ConfigError: The batch does not fit the replicas or the data; the output directory
+            cannot be made.
+        CheckpointError: The newest checkpoint is damaged, of another model, or of other data.
+        MissingExtraError: scikit-learn is missing, or matplotlib where a picture is wanted.
+    """
+    config = loaded.values
+    if config.output.picture:
+        require_extra("matplotlib", "draw the learning curve (output.picture)")
+    digits = load_digits(config.data.test_fraction, config.data.seed)
+    _check_batch_size(loaded, strategy.num_replicas_in_sync, len(digits.train["label"]))
+    _check_warmup(loaded)
+    _make_directory(loaded)
+    with Checkpoints(config.checkpoint.directory, keep=config.checkpoint.keep) as checkpoints:
+        run = _Run(loaded, strategy, digits, checkpoints, console)
+        try:
+            run.resume(skip_damaged)
+            run.train()
+        except KeyboardInterrupt:
+            run.was_interrupted = True
+        return run.report()
+
+
+def mirrored_strategy(config: DigitsConfig) -> MirroredStrategy:
+    """The configured strategy: all accelerators, or virtual CPU devices where there are none.
+
+    The virtual devices must have been asked for before.
+    """
+    if config.strategy.devices != "auto":
+        return MirroredStrategy(list(config.strategy.devices))
+    devices = jax.local_devices()
+    if jax.default_backend() == "cpu":
+        devices = devices[: config.strategy.virtual_cpu_devices]
+    return MirroredStrategy(devices)
+
+
+# Steps, as one replica sees them
+
+
+def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[DigitsNet]", batch: Batch) -> jax.Array:
+    """Update the net in place; the mean loss over the global batch `[]`.
+
+    Replicas have equal shares of the batch, so the mean of their means is the global mean.
+    """
+    loss, grads = nnx.value_and_grad(mean_loss)(net, batch)
+    loss, grads = get_replica_context().all_reduce(ReduceOp.MEAN, (loss, grads))
+    optimizer.update(net, grads)
+    mean: jax.Array = loss
+    return mean
+
+
+def evaluation_step(net: DigitsNet, batch: Batch) -> Batch:
+    """Sums of loss and of right answers over the rows that count."""
+    losses, logits = row_losses(net, batch)
+    return weighted_sums(
+        {"loss": losses, "accuracy": logits.argmax(-1) == batch["label"]}, batch[WEIGHT]
+    )
+
+
+class _Run:
+    """One run of the job: what it holds while it goes on."""
+
+    def __init__(
+        self,
+        loaded: LoadedConfig[DigitsConfig],
+        strategy: MirroredStrategy,
+        digits: Digits,
+        checkpoints: Checkpoints,
+        console: Console,
+    ) -> None:
+        self.config, self.strategy, self.checkpoints = loaded.values, strategy, checkpoints
+        self.console, self.digits, self.history = console, digits, History()
+        with strategy.scope():
+            self.net = DigitsNet(self.config.model, rngs=nnx.Rngs(self.config.training.seed))
+            self.optimizer = make_optimizer(
+                self.net, self.config.optimizer, num_steps=self.config.training.steps
+            )
+        self.first_step, self.step, self.start = 0, 0, Position()
+        self.was_interrupted = False
+        self.pending: list[jax.Array] = []
+        self.watch = Stopwatch()
+        self.began = time.perf_counter()
+        self.progress: TrainingProgress | None = None
+
+    # Data
+
+    def batches(self) -> ShuffledBatches:
+        return ShuffledBatches(
+            self.digits.train,
+            batch_size=self.config.data.batch_size,
+            seed=self.config.data.seed,
+            num_batches=self.config.training.steps - self.first_step,
+            start=self.start,
+        )
+
+    # Training
+
+    def train(self) -> None:
+        config = self.config.training
+        total = config.steps
+        data = self.strategy.experimental_distribute_dataset(self.batches())
+        actions = [
+            Every(config.log_every, self._log),
+            Every(config.evaluate_every, self._evaluate),
+            Every(self.config.checkpoint.every, self._save),
+        ]
+        progress = TrainingProgress(total, first_step=self.first_step, console=self.console)
+        with progress as self.progress:
+            end = run_loop(
+                None,
+                self._step,
+                data,
+                on_output=self._collect,
+                actions=actions,
+                first_step=self.first_step,
+            )
+            self.step, self.was_interrupted = end.step, end.was_interrupted
+            if not self.was_interrupted:
+                self._finish()
+
+    def _step(self, _: None, batch: Any) -> tuple[None, jax.Array]:
+        donated = (0, 1) if self.config.training.donate else ()
+        options = RunOptions(donate_argnums=donated) if donated else None
+        args = (self.net, self.optimizer, batch)
+        return None, self.strategy.run(train_step, args=args, options=options)
+
+    def _collect(self, step: int, loss: jax.Array) -> None:
+        self.step = step
+        self.pending.append(loss)
+        if step == self.first_step + 1:
+            jax.block_until_ready(loss)  # it compiled; throughput is about the steps after it
+            self.watch.start()
+
+    def _settle(self) -> None:
+        """Wait for the steps, and keep their losses."""
+        self.history.losses += [float(x) for x in jax.device_get(self.pending)]
+        self.pending = []
+
+    def _finish(self) -> None:
+        self._settle()
+        evaluated = self.history.evaluations
+        if not evaluated or evaluated[-1]["step"] != self.step:
+            self._evaluate(self.step, None)
+        if self.step not in self.checkpoints.steps():
+            self._save(self.step, None)
+        self._write_output()
+
+    # What happens every so often
+
+    def _log(self, step: int, _: None) -> None:
+        self._settle()
+        speed = self.images_per_s() or 0.0
+        left = (self.config.training.steps - step) * self.config.data.batch_size
+        if self.progress is not None:
+            self.progress.report(
+                step,
+                loss=self.history.losses[-1],
+                images_per_s=speed,
+                seconds_left=left / speed if speed else 0.0,
+            )
+
+    def _evaluate(self, step: int, _: None) -> None:
+        self._settle()
+        self.watch.stop()
+        batches = padded_batches(self.digits.test, self.config.data.batch_size)
+        means = evaluate(self.strategy, evaluation_step, self.net, batches)
+        means["images"] = means.pop(WEIGHT)
+        self.history.evaluations.append({"step": step, **means})
+        self._say(
+            f"step {step}: held-out accuracy {means['accuracy']:.2%}, loss {means['loss']:.4f} "
+            f"on {means['images']:.0f} images"
+        )
+        self.watch.start()
+
+    def _say(self, text: str) -> None:
+        if self.progress is not None:
+            self.progress.say(text)
+
+    def images_per_s(self) -> float | None:
+        images = (self.step - self.first_step - 1) * self.config.data.batch_size
+        return images / self.watch.seconds if images > 0 and self.watch.seconds > 0 else None
+
+    # Checkpoints
+
+    def _state(self) -> Any:
+        return {"model": nnx.state(self.net), "optimizer": nnx.state(self.optimizer)}
+
+    def _save(self, step: int, _: None) -> None:
+        self._settle()
+        self.watch.stop()
+        position = self.batches().position_after(step - self.first_step)
+        notes = {
+            "position": dataclasses.asdict(position),
+            "data": self._data_identity(),
+            "history": dataclasses.asdict(self.history),
+        }
+        self.checkpoints.save(step, self._state(), notes)
+        self._say(f"step {step}: saved {_short(self.checkpoints.path(step))}")
+        self.watch.start()
+
+    def resume(self, skip_damaged: bool) -> None:
+        steps = self.checkpoints.steps()
+        if not self.config.checkpoint.resume:
+            if steps:
+                raise _not_empty(self.checkpoints, steps)
+            return
+        restored = self.checkpoints.restore_latest(
+            like=self._state(),
+            sharding=self.strategy.replicated_sharding,
+            skip_damaged=skip_damaged,
+        )
+        if restored is None:
+            return
+        self._check_same_run(restored)
+        for path in restored.set_aside:
+            self.console.print(f"damaged checkpoint moved to {_short(path)}", highlight=False)
+        nnx.update(self.net, restored.state["model"])
+        nnx.update(self.optimizer, restored.state["optimizer"])
+        self.first_step = self.step = restored.step
+        self.start = Position(**restored.notes["position"])
+        self.history = History(**restored.notes["history"])
+        where = _short(self.checkpoints.path(restored.step))
+        self.console.print(f"resumed from step {restored.step}: {where}", highlight=False)
+
+    def _data_identity(self) -> dict[str, Any]:
+        """What decides which images are held out: another split would train on test images."""
+        return {"seed": self.config.data.seed, "test_fraction": self.config.data.test_fraction}
+
+    def _check_same_run(self, restored: Restored) -> None:
+        saved, now = restored.notes["data"], self._data_identity()
+        other = [f"data.{k}: saved {saved.get(k)}, now {now[k]}" for k in now if saved.get(k) != now[k]]
+        if other:
+            raise CheckpointError(
+                f"Checkpoint {restored.step} in {self.checkpoints.directory} was trained on "
+                "another part of the data, and images that are held out now may be in it.\n\n"
+                + "\n".join(other)
+                + "\n\nUse the saved values, or another checkpoint.directory."
+            )
+        if restored.step > self.config.training.steps:
+            raise CheckpointError(
+                f"Checkpoint {restored.step} in {self.checkpoints.directory} is beyond the end: "
+                f"training.steps is {self.config.training.steps}.\n\n"
+                f"Set training.steps to {restored.step} or more, or use another "
+                "checkpoint.directory."
+            )
+
+    # The end
+
+    def report(self) -> TrainingReport:
+        evaluations, steps = self.history.evaluations, self.checkpoints.steps()
+        return TrainingReport(
+            steps=self.step,
+            num_replicas=self.strategy.num_replicas_in_sync,
+            accuracy=None if self.was_interrupted else evaluations[-1]["accuracy"],
+            images_per_s=self.images_per_s(),
+            was_interrupted=self.was_interrupted,
+            next_step=steps[-1] if steps else None,
+        )
+
+    def _write_output(self) -> None:
+        output = self.config.output
+        report = self.report()
+        metrics = {
+            "accuracy": report.accuracy,
+            "steps": report.steps,
+            "replicas": report.num_replicas,
+            "images_per_s": report.images_per_s,
+            "wall_time_s": time.perf_counter() - self.began,
+            "resumed_from_step": self.first_step or None,
+            "devices": [str(d) for d in self.strategy.mesh.devices.ravel()],
+            "device_kind": self.strategy.mesh.devices.ravel()[0].device_kind,
+            "versions": versions(),
+            "config": as_dict(self.config),
+            **dataclasses.asdict(self.history),
+        }
+        folder = Path(output.directory)
+        write_metrics(folder / output.metrics, metrics)
+        if output.picture:
+            title = f"digits, {report.num_replicas} replicas, {report.accuracy:.2%}"
+            draw_learning_curve(folder / output.picture, self.history, title=title)
+
+
+# Checks
+
+
+def _check_batch_size(loaded: LoadedConfig[DigitsConfig], replicas: int, rows: int) -> None:
+    size, where = loaded.values.data.batch_size, loaded.origin("data.batch_size")
+    if size > rows:
+        raise ConfigError(
+            f"{where}: data.batch_size is {size}, and there are {rows} images to train on.\n\n"
+            f"Set data.batch_size to {max(replicas, rows - rows % replicas)} or less."
+        )
+    if size % replicas:
+        low, high = size - size % replicas, size + -size % replicas
+        values = [v for v in (low, high) if 0 < v <= rows]
+        raise ConfigError(
+            f"{where}: data.batch_size is {size}, and {replicas} replicas cannot share it "
+            f"equally: {size} is not a multiple of {replicas}.\n\n"
+            f"Set data.batch_size to {' or '.join(map(str, values)) or 'a multiple'}."
+        )
+
+
+def _check_warmup(loaded: LoadedConfig[DigitsConfig]) -> None:
+    warmup, steps = loaded.values.optimizer.warmup_steps, loaded.values.training.steps
+    if warmup > steps:
+        raise ConfigError(
+            f"{loaded.origin('optimizer.warmup_steps')}: optimizer.warmup_steps is {warmup}, and "
+            f"training.steps is {steps}, so the learning rate would never get there.\n\n"
+            f"Set optimizer.warmup_steps to {steps // 10} or training.steps above {warmup}."
+        )
+
+
+def _make_directory(loaded: LoadedConfig[DigitsConfig]) -> None:
+    folder = loaded.values.output.directory
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{loaded.origin('output.directory')}: output.directory {folder!r} cannot be made: "
+            f"{error}.\n\nGive a directory that you may write to."
+        ) from error
+
+
+def _not_empty(checkpoints: Checkpoints, steps: tuple[int, ...]) -> CheckpointError:
+    return CheckpointError(
+        f"{checkpoints.directory} holds checkpoints of steps {list(steps)}, and "
+        "checkpoint.resume is false.\n\n"
+        "Resume from them with --set checkpoint.resume=true, start elsewhere with "
+        "--set checkpoint.directory=..., or move them away."
+    )
+
+
+def _short(path: Path) -> str:
+    """The path from here where it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

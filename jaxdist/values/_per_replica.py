@@ -1,0 +1,238 @@
+"""One value for each replica."""
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import GetAttrKey, register_pytree_with_keys
+
+from jaxdist.errors import ArgumentTypeError, ReplicaValueError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.values._distributed import DistributedValues
+
+
+class Form(enum.Enum):
+    """How a `PerReplica` holds its values."""
+
+    ROWS = "rows"  # one global array: local [b, ...] is global [R*b, ...]
+    SCALARS = "scalars"  # one global array [R]: a local scalar each
+    LOCAL = "local"  # the values one by one: not placed yet, or of different shapes
+
+
+class PerReplica(DistributedValues):
+    """One value for each replica, as `Strategy.run` returns where replicas differ.
+
+    A registered pytree node. On the devices it is one global `jax.Array`, so a shard *is* the
+    local value and nothing is copied.
+
+    Shapes:
+        A local value `[b, ...]` on each of `R` replicas is the global array `[R*b, ...]`, laid
+        out over the replica axes on dim 0; a local scalar is global `[R]`. Values of different
+        shapes are held one by one.
+
+    Cost:
+        Making one from values that are not on the devices yet costs nothing until it is used:
+        `Strategy.run` then copies each value to its replica. No collective is run.
+
+    Args:
+        values: One value for each replica, in replica order.
+
+    Raises:
+        ReplicaValueError: `values` is empty.
+        ArgumentTypeError: `values` is not a sequence.
+
+    Example:
+        >>> strategy = MirroredStrategy()
+        >>> x = PerReplica(range(8))
+        >>> strategy.run(lambda v: v * v, (x,))
+        PerReplica(0, 1, 4, 9, 16, 25, 36, 49)
+
+    Source:
+        `PerReplica` of `tf.distribute`, `DESIGN.md` §2.3.
+    """
+
+    __slots__ = ("_data", "_form")
+
+    _data: Any
+    _form: Form
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
+            raise ArgumentTypeError(
+                "PerReplica(values) takes a sequence with one value for each replica, and "
+                f"{type(values).__name__} was given.\n\n"
+                "To split one array over the replicas, lay it out with "
+                "jax.device_put(x, strategy.per_replica_sharding)."
+            )
+        held = tuple(values)
+        if not held:
+            raise ReplicaValueError(
+                "PerReplica(values) was given no values.\n\n"
+                "Give one value for each replica, in replica order."
+            )
+        self._data = held
+        self._form = Form.LOCAL
+
+    @classmethod
+    def of_global(cls, array: Any, *, scalars: bool = False) -> "PerReplica":
+        """Wrap a global array that is laid out over the replicas on dim 0; nothing is copied.
+
+        Shapes:
+            In: global `[R*b, ...]`, or `[R]` with `scalars=True`.
+
+        Cost:
+            None.
+
+        Args:
+            array: The global array.
+            scalars: Whether each replica's value is a scalar.
+
+        Example:
+            >>> strategy = MirroredStrategy()
+            >>> x = jax.device_put(np.arange(16.0), strategy.per_replica_sharding)
+            >>> PerReplica.of_global(x).values[1].tolist()
+            [2.0, 3.0]
+        """
+        return _rebuild(Form.SCALARS if scalars else Form.ROWS, (array,))
+
+    @property
+    def is_global(self) -> bool:
+        """Whether the values are held as one global array."""
+        return self._form is not Form.LOCAL
+
+    @property
+    def form(self) -> Form:
+        """How the values are held."""
+        return self._form
+
+    @property
+    def array(self) -> jax.Array:
+        """The global array `[R*b, ...]` (`[R]` for scalars), laid out over the replicas.
+
+        Raises:
+            ReplicaValueError: The values are held one by one, so there is no such array.
+
+        Example:
+            >>> MirroredStrategy().run(lambda: get_replica_context()
+            ...     .replica_id_in_sync_group).array.shape
+            (8,)
+        """
+        if self._form is Form.LOCAL:
+            raise ReplicaValueError(
+                "PerReplica.array: these values are held one by one (not placed yet, or of "
+                f"different shapes): {self!r}.\n\n"
+                "Use .values, or strategy.gather(value, axis=0)."
+            )
+        array: jax.Array = self._data
+        return array
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The local values of this process's replicas, in replica order.
+
+        Cost:
+            None for arrays of rank 1 and up: each is the shard itself. A scalar is sliced out of
+            its shard. No collective.
+
+        Example:
+            >>> PerReplica([3, 4]).values
+            (3, 4)
+        """
+        if self._form is Form.LOCAL:
+            held: tuple[Any, ...] = self._data
+            return held
+        return shards_by_replica(self._data, scalars=self._form is Form.SCALARS)
+
+    def __repr__(self) -> str:
+        data = self._data
+        if self._form is not Form.LOCAL and (
+            isinstance(data, jax.core.Tracer)
+            or not isinstance(data, jax.Array)
+            or data.is_deleted()
+        ):
+            return f"PerReplica({self._form.value} of {data!r})"
+        if self._form is Form.LOCAL or self._form is Form.SCALARS or data.size <= 64:
+            return "PerReplica(" + ", ".join(_brief(v) for v in self.values) + ")"
+        shape = [*self.values[0].shape]
+        return f"PerReplica({len(self.values)} local values of {data.dtype}{shape})"
+
+    def _no_arithmetic(self, *_: Any) -> Any:
+        raise ArgumentTypeError(
+            "A PerReplica holds one value for each replica, so arithmetic on it outside a "
+            "replica has no single meaning.\n\n"
+            "Do it inside strategy.run(fn, args=(value,)), or get one value with "
+            "strategy.reduce('SUM', value, axis=None) or strategy.gather(value, axis=0)."
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_arithmetic
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = _no_arithmetic
+    __pow__ = __float__ = __int__ = __getitem__ = __bool__ = __index__ = _no_arithmetic
+    __iter__ = _no_arithmetic
+    __array__ = _no_arithmetic
+
+
+def shards_by_replica(array: jax.Array, *, scalars: bool) -> tuple[jax.Array, ...]:
+    """The local value of each of this process's replicas, without a copy where it is a shard."""
+    sharding = array.sharding
+    shards = array.addressable_shards
+    if isinstance(sharding, NamedSharding) and _spans_logical(sharding):
+        pieces = _assembled(array, sharding)
+    else:
+        first: dict[int, jax.Array] = {}
+        for shard in shards:
+            start = shard.index[0].start or 0
+            if start not in first:
+                first[start] = shard.data
+        pieces = [first[start] for start in sorted(first)]
+    return tuple(p.reshape(p.shape[1:]) for p in pieces) if scalars else tuple(pieces)
+
+
+def _spans_logical(sharding: NamedSharding) -> bool:
+    return any(entry is not None for entry in tuple(sharding.spec)[1:])
+
+
+def _assembled(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
+    """One array over the logical devices of each replica, where the rest of the dims is split."""
+    lead, *rest = tuple(sharding.spec)
+    axes = (lead,) if isinstance(lead, str) else tuple(lead or ())
+    layout = ReplicaMesh(sharding.mesh, axes)
+    by_device = {s.device: s.data for s in array.addressable_shards}
+    local = (array.shape[0] // layout.num_replicas, *array.shape[1:])
+    pieces = []
+    for replica in layout.local_replicas:
+        here = NamedSharding(layout.replica_mesh(replica), PartitionSpec(None, *rest))
+        parts = [by_device[d] for d in layout.device_grid[replica]]
+        pieces.append(jax.make_array_from_single_device_arrays(local, here, parts))
+    return pieces
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, (jax.Array, np.ndarray)):
+        return np.array2string(np.asarray(value), separator=", ", threshold=16)
+    return repr(value)
+
+
+def _flatten_with_keys(value: PerReplica) -> tuple[Sequence[tuple[Any, Any]], Form]:
+    if value._form is Form.LOCAL:
+        return [(GetAttrKey(f"values[{i}]"), v) for i, v in enumerate(value._data)], Form.LOCAL
+    return [(GetAttrKey("array"), value._data)], value._form
+
+
+def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], Form]:
+    if value._form is Form.LOCAL:
+        return value._data, Form.LOCAL
+    return (value._data,), value._form
+
+
+def _rebuild(form: Form, children: Iterable[Any]) -> PerReplica:
+    value = object.__new__(PerReplica)
+    held = tuple(children)
+    value._data = held if form is Form.LOCAL else held[0]
+    value._form = form
+    return value
+
+
+register_pytree_with_keys(PerReplica, _flatten_with_keys, _rebuild, _flatten)

@@ -1,0 +1,186 @@
+"""Which kind of value an array is, read from where it lies."""
+
+import dataclasses
+import enum
+import functools
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdist import _compat
+from jaxdist.errors import ReplicaValueError, ShapeError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.values._per_replica import Form, PerReplica
+
+
+class Kind(enum.Enum):
+    """The three kinds of values that a step takes and gives."""
+
+    MIRRORED = "mirrored"  # the same array on every replica
+    PER_REPLICA = "per-replica"  # each replica has a value of its own
+    SHARDED = "sharded"  # one array of which each replica holds a piece
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where a value lies: its kind, and its layout over the whole mesh."""
+
+    kind: Kind
+    sharding: NamedSharding
+
+    def manual_spec(self, layout: ReplicaMesh) -> PartitionSpec:
+        """The part of the layout over the replica axes, as `shard_map` wants it."""
+        return PartitionSpec(
+            *(_only(entry, layout.replica_axes) for entry in tuple(self.sharding.spec))
+        )
+
+
+def _only(entry: Any, axes: tuple[str, ...]) -> Any:
+    names = entry if isinstance(entry, tuple) else (entry,)
+    kept = tuple(n for n in names if n in axes)
+    return None if not kept else kept[0] if len(kept) == 1 else kept
+
+
+@functools.lru_cache(maxsize=4096)
+def placement_of_sharding(sharding: Any, ndim: int, layout: ReplicaMesh) -> Placement | None:
+    """The placement that a sharding already is, or None where data has to move first."""
+    mirrored = Placement(Kind.MIRRORED, layout.replicated)
+    if layout.num_replicas == 1 and layout.num_logical == 1:
+        here = sharding.device_set == {layout.devices[0]}
+        return mirrored if here else None
+    if not isinstance(sharding, NamedSharding):
+        return mirrored if _equivalent(sharding, layout.replicated, ndim) else None
+    if tuple(sharding.mesh.devices.ravel()) != tuple(layout.mesh.devices.ravel()):
+        return None
+    if _equivalent(sharding, layout.replicated, ndim):
+        return mirrored
+    if ndim and _equivalent(sharding, layout.per_replica, ndim):
+        return Placement(Kind.PER_REPLICA, layout.per_replica)
+    if sharding.mesh.axis_names != layout.mesh.axis_names:
+        return None
+    own = NamedSharding(layout.mesh, sharding.spec)
+    used = Placement(Kind.MIRRORED, own).manual_spec(layout)
+    if all(entry is None for entry in used):
+        return Placement(Kind.MIRRORED, own)
+    if used[0] == layout.replica_spec[0] and all(e is None for e in tuple(used)[1:]):
+        return Placement(Kind.PER_REPLICA, own)
+    return None
+
+
+def _equivalent(sharding: Any, other: NamedSharding, ndim: int) -> bool:
+    same: bool = sharding.is_equivalent_to(other, ndim)
+    return same
+
+
+def placement_of(leaf: Any, layout: ReplicaMesh) -> Placement:
+    """The kind and the layout that `leaf` has, or gets when it enters a step.
+
+    An array that lies over the mesh keeps its kind; everything else is mirrored. A `PerReplica`
+    is per-replica whatever it holds.
+    """
+    if isinstance(leaf, PerReplica):
+        array = leaf.array if leaf.is_global else None
+        if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
+            found = placement_of_sharding(array.sharding, array.ndim, layout)
+            if found is not None and found.kind is Kind.PER_REPLICA:
+                return found
+        return Placement(Kind.PER_REPLICA, layout.per_replica)
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        found = placement_of_sharding(leaf.sharding, leaf.ndim, layout)
+        if found is not None and (found.kind is not Kind.MIRRORED or _compat.is_committed(leaf)):
+            return found
+    return Placement(Kind.MIRRORED, layout.replicated)
+
+
+def checked_per_replica(name: str, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+    """`value` as one global array over this mesh, or a named error."""
+    if not value.is_global:
+        return _placed_one_by_one(name, value, layout)
+    array = value.array
+    if isinstance(array, jax.core.Tracer):
+        _check_rows(name, array, layout)
+        return value
+    if isinstance(array, jax.Array) and len(array.sharding.device_set) > 1:
+        found = placement_of_sharding(array.sharding, array.ndim, layout)
+        if found is None:
+            raise ReplicaValueError(_other_strategy(name, array, layout))
+        if found.kind is Kind.PER_REPLICA:
+            return value
+    if layout.num_replicas == 1 and isinstance(array, jax.Array):
+        return value
+    _check_rows(name, array, layout)
+    return PerReplica.of_global(
+        jax.device_put(array, layout.per_replica), scalars=value.form is Form.SCALARS
+    )
+
+
+def _check_rows(name: str, array: Any, layout: ReplicaMesh) -> None:
+    rows = array.shape[0] if array.ndim else 0
+    if rows % layout.num_replicas or not array.ndim:
+        raise ShapeError(
+            f"{name} is a PerReplica whose global array is {array.dtype}{list(array.shape)}, and "
+            f"the strategy has {layout.num_replicas} replicas.\n\n"
+            f"Dim 0 must be a multiple of {layout.num_replicas}."
+        )
+
+
+def _other_strategy(name: str, array: jax.Array, layout: ReplicaMesh) -> str:
+    theirs = sorted(str(d) for d in array.sharding.device_set)
+    return (
+        f"{name} is a PerReplica of another strategy.\n\n"
+        f"It lies on {len(theirs)} devices {theirs[:4]} as {array.sharding}; this strategy has "
+        f"{layout.num_replicas} replicas on {[str(d) for d in layout.devices][:4]}.\n\n"
+        "Values stay with the strategy that made them: bring it over as one array with "
+        "other_strategy.gather(value, axis=0), then distribute that."
+    )
+
+
+def _placed_one_by_one(name: str, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+    values = value.values
+    expected = len(layout.local_replicas)
+    if len(values) != expected:
+        raise ReplicaValueError(
+            f"{name} is a PerReplica with {len(values)} values, and the strategy has {expected} "
+            f"replicas in this process.\n\nGive one value for each replica: {expected} values."
+        )
+    arrays = [_as_array(name, i, v) for i, v in enumerate(values)]
+    shapes = {(a.shape, str(a.dtype)) for a in arrays}
+    if len(shapes) > 1:
+        found = ", ".join(f"replica {i}: {a.dtype}{list(a.shape)}" for i, a in enumerate(arrays))
+        largest = max((a.shape[0] if a.ndim else 0) for a in arrays)
+        raise ShapeError(
+            f"{name} is a PerReplica whose values differ in shape or dtype: {found}.\n\n"
+            "A compiled step runs one program on all replicas, so local values have one shape.\n\n"
+            f"Pad dim 0 to {largest} rows on every replica and carry a mask, or drop the rows "
+            "that are too many (drop_remainder=True)."
+        )
+    scalars = arrays[0].ndim == 0
+    rows = [a[None] for a in arrays] if scalars else arrays
+    return PerReplica.of_global(_join(rows, layout), scalars=scalars)
+
+
+def _as_array(name: str, replica: int, value: Any) -> Any:
+    array = value if hasattr(value, "dtype") and hasattr(value, "ndim") else jax.numpy.asarray
+    if callable(array):
+        if not isinstance(value, (bool, int, float, complex, list)):
+            raise ReplicaValueError(
+                f"{name} is a PerReplica whose value on replica {replica} is "
+                f"{type(value).__name__}: {value!r}.\n\n"
+                "A step takes arrays and numbers that differ between replicas; other objects "
+                "have to be the same everywhere, since one program runs on all replicas.\n\n"
+                "Pass it as a plain argument instead."
+            )
+        return array(value)
+    return array
+
+
+def _join(rows: list[Any], layout: ReplicaMesh) -> jax.Array:
+    local = rows[0].shape
+    shape = (local[0] * layout.num_replicas, *local[1:])
+    pieces = [
+        jax.device_put(rows[i], device)
+        for i, replica in enumerate(layout.local_replicas)
+        for device in layout.device_grid[replica]
+    ]
+    return jax.make_array_from_single_device_arrays(shape, layout.per_replica, pieces)

@@ -1,0 +1,51 @@
+"""Every kind of strategy there is: the laws of a strategy are tested on each row."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+import jaxdist
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """How to make a strategy, and what it must then say of itself."""
+
+    name: str
+    make: Callable[[], jaxdist.Strategy]
+    num_replicas: int
+    num_logical: int = 1
+
+
+def _cpus(count: int) -> list[str]:
+    return [f"cpu:{i}" for i in range(count)]
+
+
+def _mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
+    devices = np.asarray(jax.devices("cpu")[: int(np.prod(shape))], dtype=object).reshape(shape)
+    return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def _on_mesh(
+    shape: tuple[int, ...], names: tuple[str, ...], replica_axes: tuple[str, ...]
+) -> Callable[[], jaxdist.Strategy]:
+    return lambda: jaxdist.MirroredStrategy(mesh=_mesh(shape, names), replica_axes=replica_axes)
+
+
+STRATEGIES = [
+    Row("default", jaxdist.get_strategy, 1),
+    Row("one_device", lambda: jaxdist.OneDeviceStrategy("cpu:0"), 1),
+    Row("one_device_not_the_first", lambda: jaxdist.OneDeviceStrategy("cpu:3"), 1),
+    Row("mirrored_1", lambda: jaxdist.MirroredStrategy(_cpus(1)), 1),
+    Row("mirrored_2", lambda: jaxdist.MirroredStrategy(_cpus(2)), 2),
+    Row("mirrored_3", lambda: jaxdist.MirroredStrategy(_cpus(3)), 3),
+    Row("mirrored_all", jaxdist.MirroredStrategy, 8),
+    Row("mesh_of_one_axis", _on_mesh((8,), ("data",), ("data",)), 8),
+    Row("mesh_with_logical_axis", _on_mesh((4, 2), ("data", "model"), ("data",)), 4, 2),
+    Row("mesh_with_logical_axis_first", _on_mesh((2, 4), ("model", "data"), ("data",)), 4, 2),
+    Row("mesh_with_two_replica_axes", _on_mesh((2, 4), ("a", "b"), ("a", "b")), 8),
+    Row("mesh_with_replica_axes_swapped", _on_mesh((2, 4), ("a", "b"), ("b", "a")), 8),
+]

@@ -1,0 +1,190 @@
+"""README, docs/ and notebooks/ tell the truth: links lead somewhere, code runs, output is printed.
+
+In a page, all `python` blocks run in order as one program, in a process of its own where a warning
+is an error. A `text` block that directly follows a `python` block is what that block prints
+(`...` stands for anything, as in a doctest).
+"""
+
+import dataclasses
+import doctest
+import itertools
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import nbclient
+import nbformat
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+LANGUAGES = {"python", "text", "bash", "toml"}
+MARK = "\x00block "
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block, and where its first line stands in the page (from 0)."""
+
+    language: str
+    start: int
+    lines: tuple[str, ...]
+
+    @property
+    def end(self) -> int:
+        """Index of the closing fence."""
+        return self.start + len(self.lines)
+
+
+def read_blocks(text: str) -> list[Block]:
+    """All fenced blocks of a page, in order."""
+    blocks = []
+    language, start, held = None, 0, []
+    for number, line in enumerate(text.splitlines()):
+        if not line.startswith("```"):
+            held.append(line)
+        elif language is None:
+            language, start, held = line[3:], number + 1, []
+        else:
+            blocks.append(Block(language, start, tuple(held)))
+            language = None
+    return blocks
+
+
+def as_program(blocks: list[Block]) -> str:
+    """The python blocks as one program whose line numbers are those of the page."""
+    lines = [""] * (max(block.end for block in blocks) + 1)
+    for number, block in enumerate(blocks):
+        if block.language == "python":
+            lines[block.start - 1] = f"print({MARK!r} + '{number}')"
+            lines[block.start : block.end] = block.lines
+    return "\n".join(lines)
+
+
+def expected_outputs(blocks: list[Block]) -> dict[int, str]:
+    """For each python block that a text block follows at once: what it should print."""
+    return {
+        number: "\n".join(after.lines) + "\n"
+        for number, (block, after) in enumerate(itertools.pairwise(blocks))
+        if block.language == "python" and after.language == "text" and after.start - block.end <= 3
+    }
+
+
+def _anchors(text: str) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def _without_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def _links(page: pathlib.Path) -> list[str]:
+    return re.findall(r"\]\(([^)]+)\)", _without_blocks(page.read_text()))
+
+
+def _name(path: pathlib.Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_link_leads_to_a_file_and_a_heading_that_exist(page):
+    for link in _links(page):
+        if link.startswith("https://"):
+            continue
+        target, _, anchor = link.partition("#")
+        there = (page.parent / target).resolve() if target else page
+        assert there.exists(), f"{link}: no such file"
+        assert not anchor or anchor in _anchors(there.read_text()), f"{link}: no such heading"
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    reached, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached and page.suffix == ".md":
+            reached.add(page)
+            links = [link.partition("#")[0] for link in _links(page)]
+            waiting += [(page.parent / link).resolve() for link in links if link.endswith(".md")]
+    assert set(PAGES) <= reached
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_block_says_what_it_is_so_that_none_escapes_being_run(page):
+    assert {block.language for block in read_blocks(page.read_text())} <= LANGUAGES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in PAGES if "```python\n" in p.read_text()], ids=_name)
+def test_code_of_the_page_runs_and_prints_what_the_page_says(page, tmp_path):
+    blocks = read_blocks(page.read_text())
+    program = tmp_path / f"{page.stem}.py"
+    program.write_text(as_program(blocks))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(program)],
+        cwd=tmp_path,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = {
+        int(number): output
+        for number, _, output in (part.partition("\n") for part in done.stdout.split(MARK)[1:])
+    }
+    checker = doctest.OutputChecker()
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    for number, wanted in expected_outputs(blocks).items():
+        got = printed[number]
+        line = blocks[number].start
+        assert checker.check_output(wanted, got, options), f"block at line {line} prints:\n{got}"
+        printed.pop(number)
+    silent = {blocks[n].start: output for n, output in printed.items() if output.strip()}
+    assert silent == {}, "these blocks print something that the page does not show"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=_name)
+def test_notebook_runs_from_top_to_bottom(notebook, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    client = nbclient.NotebookClient(
+        nbformat.read(notebook, as_version=4),
+        timeout=100,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+    client.execute()
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=_name)
+def test_notebook_is_kept_without_outputs(notebook):
+    cells = [c for c in nbformat.read(notebook, as_version=4).cells if c.cell_type == "code"]
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in cells)
+
+
+def test_planted_output_that_is_not_printed_is_found():
+    page = "```python\nprint(1)\n```\n\n```text\n2\n```\n"
+    blocks = read_blocks(page)
+    assert expected_outputs(blocks) == {0: "2\n"}
+    assert as_program(blocks).splitlines()[1] == "print(1)"
+
+
+def test_readme_has_exactly_two_commands_and_ci_runs_the_one_for_tests():
+    readme = (ROOT / "README.md").read_text()
+    commands = ["\n".join(b.lines) for b in read_blocks(readme) if b.language == "bash"]
+    assert len(commands) == 2
+    assert "jaxdist train" in commands[0]
+    assert "pytest" in commands[1]
+    done = subprocess.run(
+        ["bash", str(ROOT / ".ci" / "run"), "--print-test-command"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert done.stdout.strip() == commands[1]

@@ -1,0 +1,140 @@
+"""A lower room never imports a higher one, not even inside a function or for types only."""
+
+import ast
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+import jaxdist
+
+ROOT = pathlib.Path(jaxdist.__file__).parent
+
+# Top to bottom, as in `docs/design/000-rooms.md`. A room may use the rows before its own; rooms of
+# one row do not use each other, except as SIDEWAYS says.
+ROWS = [
+    {"_typing", "errors"},
+    {"_compat", "_validate"},
+    {"cluster_resolver", "tpu"},
+    {"mesh", "runtime", "hlo", "cost"},
+    {"values", "collectives", "partition"},
+    {"replica"},
+    {"program", "data"},
+    {"strategies", "parameter_server"},
+    {"training", "estimator", "explain"},
+    {"experimental", "coordinator", "compat", "contrib"},
+    {"__init__"},
+    {"cli"},
+]
+SIDEWAYS = {("collectives", "values")}
+LEVEL = {room: level for level, rooms in enumerate(ROWS) for room in rooms}
+
+# Rooms that could run without JAX: who is in the job, and where chips sit.
+WITHOUT_JAX = {"cluster_resolver", "tpu"}
+
+# Uses what it tests; used by nobody.
+OUTSIDE = "testing"
+
+
+def _modules(source: str) -> Iterator[str]:
+    """Dotted names of everything that `source` imports, wherever the import stands."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "jaxdist":
+            yield from (f"jaxdist.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def _room(dotted: str) -> str:
+    """The room that `jaxdist.x.y` lies in; a public name counts as `__init__`."""
+    part = (dotted.split(".") + ["__init__"])[1]
+    return part if part in LEVEL or part == OUTSIDE else "__init__"
+
+
+def import_faults(here: str, source: str) -> list[str]:
+    """Sentences on what `source`, a module of the room `here`, may not import."""
+    faults = []
+    for module in _modules(source):
+        package = module.split(".")[0]
+        if package == "pickle":
+            faults.append("imports pickle")
+        if package == "jax" and here in WITHOUT_JAX:
+            faults.append(f"{here} imports {module}, and is a room without jax")
+        if module.startswith("jax._src") and here != "_compat":
+            faults.append(f"imports {module}, which is private; put the need in _compat")
+        there = _room(module)
+        if package != "jaxdist" or there == here or here == OUTSIDE:
+            continue
+        if there == OUTSIDE:
+            if here != "__init__":
+                faults.append(f"{here} imports {module}, which is for tests only")
+        elif LEVEL[there] > LEVEL[here]:
+            faults.append(f"{here} imports {module}, from a lower row of the table")
+        elif LEVEL[there] == LEVEL[here] and (here, there) not in SIDEWAYS:
+            faults.append(f"{here} imports {module}, of its own row")
+    return faults
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def _room_of(path: pathlib.Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def _name(path: pathlib.Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_imports_point_up_the_table(path):
+    assert _room_of(path) in LEVEL.keys() | {OUTSIDE}, "a room that the table does not know"
+    assert import_faults(_room_of(path), path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_user_input_never_meets_an_assert(path):
+    lines = [n.lineno for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Assert)]
+    assert lines == [], "raise an error of jaxdist.errors that says what to do"
+
+
+@pytest.mark.parametrize(
+    ("here", "source", "fault"),
+    [
+        ("values", "from jaxdist.strategies import Strategy", "lower row"),
+        ("values", "def f():\n    import jaxdist.program._trace", "lower row"),
+        ("mesh", "if TYPE_CHECKING:\n    from jaxdist.values import PerReplica", "lower row"),
+        ("replica", "from jaxdist import strategies", "lower row"),
+        ("strategies", "from jaxdist import MirroredStrategy", "lower row"),
+        ("strategies", "import jaxdist", "lower row"),
+        ("values", "from jaxdist.collectives import all_reduce", "own row"),
+        ("program", "from jaxdist.data import split_batch", "own row"),
+        ("program", "from jaxdist.testing import virtual_devices", "tests only"),
+        ("program", "from jax._src import core", "private"),
+        ("program", "def f():\n    import jax._src.core as core", "private"),
+        ("training", "import pickle", "pickle"),
+        ("tpu", "import jax.numpy as jnp", "without jax"),
+    ],
+)
+def test_planted_import_is_found(here, source, fault):
+    [sentence] = import_faults(here, source)
+    assert fault in sentence
+
+
+@pytest.mark.parametrize(
+    ("here", "source"),
+    [
+        ("collectives", "from jaxdist.values import PerReplica"),
+        ("program", "from jaxdist.replica import ReplicaContext"),
+        ("program", "from jaxdist.program._trace import trace"),
+        ("_compat", "from jax._src import core"),
+        ("__init__", "from jaxdist import testing as testing"),
+        ("__init__", "from jaxdist import experimental as experimental"),
+        ("cli", "from jaxdist.training import train"),
+        ("cli", "import jaxdist"),
+    ],
+)
+def test_import_that_points_up_is_left_alone(here, source):
+    assert import_faults(here, source) == []

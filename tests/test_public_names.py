@@ -1,0 +1,117 @@
+"""The public names, written out: adding or losing one is a decision, never an accident."""
+
+import ast
+import doctest
+import inspect
+import pathlib
+
+import pytest
+
+import jaxdist
+
+# `jaxdist.X` for every X of `tf.distribute` that works.
+DOCUMENTED = {
+    "DistributedDataset",
+    "DistributedIterator",
+    "DistributedValues",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "ReduceOp",
+    "ReplicaContext",
+    "RunOptions",
+    "Strategy",
+    "StrategyExtended",
+    "experimental",
+    "experimental_set_strategy",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+}
+# What `tf.distribute` does not have, or does not show.
+OUR_OWN = {
+    "PerReplica",
+    "accumulate_gradients",
+    "assume_replicated",
+    "check_replicas",
+    "errors",
+    "multi_step",
+    "testing",
+}
+EXPERIMENTAL = {"ValueContext"}
+TESTING = {"virtual_devices"}
+
+ROOT = pathlib.Path(jaxdist.__file__).parent
+
+
+def _exported(path: pathlib.Path) -> set[str]:
+    """Names that a package lists with `X as X`."""
+    aliases = [
+        alias
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    ]
+    return {alias.asname for alias in aliases if alias.asname == alias.name}
+
+
+def _public(module: object) -> dict[str, object]:
+    return {n: v for n, v in vars(module).items() if not n.startswith("_")}
+
+
+def _callables() -> dict[str, object]:
+    """Every public function, class and own public method, by the name that users type."""
+    found = {}
+    for module in (jaxdist, jaxdist.experimental, jaxdist.testing):
+        for name, value in _public(module).items():
+            if callable(value):
+                found[f"{module.__name__}.{name}"] = value
+    for name in ("Strategy", "StrategyExtended", "ReplicaContext", "PerReplica"):
+        for member, value in inspect.getmembers(getattr(jaxdist, name), inspect.isroutine):
+            if not member.startswith("_"):
+                found[f"jaxdist.{name}.{member}"] = value
+    return found
+
+
+def test_top_level_names_are_exactly_the_documented_ones_and_ours():
+    assert _exported(ROOT / "__init__.py") == DOCUMENTED | OUR_OWN
+
+
+def test_names_that_are_no_rooms_are_all_listed():
+    rooms = {path.stem for path in ROOT.iterdir() if not path.stem.startswith("_")}
+    assert set(_public(jaxdist)) - rooms <= DOCUMENTED | OUR_OWN
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [(jaxdist.experimental, EXPERIMENTAL), (jaxdist.testing, TESTING)],
+    ids=["experimental", "testing"],
+)
+def test_names_of_public_modules_are_exactly_the_written_ones(module, names):
+    assert _exported(pathlib.Path(module.__file__)) == names
+
+
+def test_every_listed_name_is_there():
+    for name in sorted(DOCUMENTED | OUR_OWN):
+        assert hasattr(jaxdist, name), name
+
+
+def test_every_error_is_of_the_tree_in_the_docstring_and_of_a_built_in():
+    drawn = jaxdist.errors.__doc__
+    for name, value in _public(jaxdist.errors).items():
+        assert name in drawn
+        built_in = {"ValueError", "TypeError", "RuntimeError", "ImportError", "UserWarning"}
+        is_root = value is jaxdist.errors.JaxdistError
+        assert is_root or built_in & {base.__name__ for base in value.__mro__}, name
+
+
+@pytest.mark.parametrize("name", sorted(_callables()))
+def test_public_callable_says_what_it_does_and_shows_it(name):
+    text = inspect.getdoc(_callables()[name])
+    assert text, f"{name} has no docstring"
+    assert text.splitlines()[0].endswith("."), "the first line is one sentence"
+    assert "Example:" in text, f"{name} shows no example"
+    assert doctest.DocTestParser().get_examples(text), f"the example of {name} does not run"
