@@ -1,6 +1,7 @@
 """Eight CPU devices for every test and doctest, asked for before anything touches JAX."""
 
 import os
+import types
 
 # Tests of accelerators are run with JAX_PLATFORMS set from outside.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -20,6 +21,10 @@ def _names_for_doctests(doctest_namespace: dict[str, object]) -> None:
     """What every Example may use without importing it: the libraries and the public names."""
     import jaxdist
 
-    public = {name: value for name, value in vars(jaxdist).items() if not name.startswith("_")}
+    public = {
+        name: value
+        for name, value in vars(jaxdist).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
     libraries = {"np": np, "jax": jax, "jnp": jnp, "optax": optax, "nnx": nnx, "jaxdist": jaxdist}
     doctest_namespace.update({**public, **libraries})

@@ -119,3 +119,14 @@ def as_uncommitted(array: jax.Array) -> jax.Array:
     """The same single-device buffer, free to follow the arrays that it is combined with."""
     buffers = [array.addressable_data(0)]
     return _xla_client.ArrayImpl(array.aval, array.sharding, buffers, committed=False)
+
+
+def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Apply the operation of an equation anew, under its source line and configuration."""
+    params = eqn.primitive.get_bind_params(params)
+    names = _source_info.current_name_stack() + eqn.source_info.name_stack
+    with (
+        _source_info.user_context(eqn.source_info.traceback, name_stack=names),
+        eqn.ctx.manager,
+    ):
+        return eqn.primitive.bind(*operands, **params)

@@ -117,7 +117,6 @@ def test_every_block_says_what_it_is_so_that_none_escapes_being_run(page):
     assert {block.language for block in read_blocks(page.read_text())} <= LANGUAGES
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if "```python\n" in p.read_text()], ids=_name)
 def test_code_of_the_page_runs_and_prints_what_the_page_says(page, tmp_path):
     blocks = read_blocks(page.read_text())
@@ -147,7 +146,6 @@ def test_code_of_the_page_runs_and_prints_what_the_page_says(page, tmp_path):
     assert silent == {}, "these blocks print something that the page does not show"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=_name)
 def test_notebook_runs_from_top_to_bottom(notebook, tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

@@ -34,6 +34,7 @@ DOCUMENTED = {
 # What `tf.distribute` does not have, or does not show.
 OUR_OWN = {
     "PerReplica",
+    "Program",
     "accumulate_gradients",
     "assume_replicated",
     "check_replicas",

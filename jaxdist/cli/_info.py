@@ -60,6 +60,10 @@ def device_memory(device: jax.Device) -> str:
     return "not told by the backend"
 
 
+def _gibibytes(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB"
+
+
 def host_memory_bytes() -> int | None:
     """Memory of this machine, None where the system does not say."""
     try:

@@ -1,4 +1,18 @@
-"""Datasets split over replicas."""
-from jaxdist.data._context import *
-from jaxdist.data._options import *
-DistributedDataset = DistributedIterator = object
+"""Datasets: batches shared out over the replicas and put on the devices ahead of use."""
+
+from jaxdist.data._batches import Batches as Batches
+from jaxdist.data._batches import batches as batches
+from jaxdist.data._cardinality import INFINITE_CARDINALITY as INFINITE_CARDINALITY
+from jaxdist.data._cardinality import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
+from jaxdist.data._context import InputContext as InputContext
+from jaxdist.data._context import ValueContext as ValueContext
+from jaxdist.data._dataset import DistributedDataset as DistributedDataset
+from jaxdist.data._dataset import distribute_dataset as distribute_dataset
+from jaxdist.data._dataset import (
+    distribute_datasets_from_function as distribute_datasets_from_function,
+)
+from jaxdist.data._errors import OutOfRangeError as OutOfRangeError
+from jaxdist.data._iterator import DistributedIterator as DistributedIterator
+from jaxdist.data._iterator import OptionalBatch as OptionalBatch
+from jaxdist.data._options import InputOptions as InputOptions
+from jaxdist.data._options import InputReplicationMode as InputReplicationMode

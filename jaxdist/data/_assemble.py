@@ -9,6 +9,7 @@ from jaxdist.data._elements import Element, ElementReader, brief, listed
 from jaxdist.data._place import Placer
 from jaxdist.data._sources import ENDED
 from jaxdist.errors import ShapeError
+from jaxdist.values._per_replica import PerReplica
 
 SPLIT_CALLER = "experimental_distribute_dataset"
 GROUP_CALLER = "distribute_datasets_from_function"
@@ -19,9 +20,6 @@ class Assembler(Protocol):
 
     def __call__(self, raw: Any, index: int) -> PyTree:
         """The batch of step `index`."""
-
-    def spec(self, raw: Any) -> PyTree:
-        """Shapes and dtypes of what one replica gets of it."""
 
 
 class Splitter:
@@ -36,11 +34,6 @@ class Splitter:
         """The batch of step `index`."""
         element = self._element(raw, index)
         return element.treedef.unflatten([self._placer.split(leaf) for leaf in element.leaves])
-
-    def spec(self, raw: Any) -> PyTree:
-        """Shapes and dtypes of what one replica gets of it."""
-        element = self._element(raw, 0)
-        return _spec(element, self._num_replicas)
 
     def _element(self, raw: Any, index: int) -> Element:
         element = self._read(raw, index)
@@ -75,10 +68,6 @@ class Grouper:
             raise _shapes_differ(elements, index)
         return elements[0].treedef.unflatten([self._placer.join(column) for column in columns])
 
-    def spec(self, raw: list[Any]) -> PyTree:
-        """Shapes and dtypes of what one replica gets of it."""
-        return _spec(self._read(raw[0], 0), 1)
-
     def _incomplete(self, raw: list[Any], count: int, index: int) -> ShapeError:
         num_replicas = self._num_replicas
         missing = num_replicas - count
@@ -100,18 +89,20 @@ class Grouper:
         )
 
 
-def _spec(element: Element, num_replicas: int) -> PyTree:
-    def of(leaf: Any) -> jax.ShapeDtypeStruct:
-        shape = (leaf.shape[0] // num_replicas, *leaf.shape[1:]) if leaf.ndim else ()
-        is_key = isinstance(leaf, jax.Array)
-        dtype = leaf.dtype if is_key else jax.dtypes.canonicalize_dtype(leaf.dtype)
-        return jax.ShapeDtypeStruct(shape, dtype)
+def spec_of(batch: PyTree) -> PyTree:
+    """Shapes and dtypes of what one replica gets of a batch."""
 
-    return element.treedef.unflatten([of(leaf) for leaf in element.leaves])
+    def of(leaf: Any) -> jax.ShapeDtypeStruct:
+        local = leaf.values[0] if isinstance(leaf, PerReplica) else leaf
+        return jax.ShapeDtypeStruct(local.shape, local.dtype)
+
+    return jax.tree.map(of, batch, is_leaf=lambda x: isinstance(x, PerReplica))
 
 
 def _cannot_split(element: Element, index: int, num_replicas: int) -> ShapeError:
-    scalars, uneven, counts = [], [], set()
+    scalars: list[str] = []
+    uneven: list[str] = []
+    counts: set[int] = set()
     for name, leaf in zip(element.names(), element.leaves, strict=True):
         if not leaf.ndim:
             scalars.append(f"{name} is a scalar ({leaf.dtype}): it has no dim 0 to split")
@@ -126,9 +117,7 @@ def _cannot_split(element: Element, index: int, num_replicas: int) -> ShapeError
     if counts:
         remedies.append("drop_remainder=True leaves an incomplete last batch out.")
     if scalars:
-        remedies.append(
-            "Give a scalar one value per example, or pass it to the step on its own."
-        )
+        remedies.append("Give a scalar one value per example, or pass it to the step on its own.")
     return ShapeError(
         f"{SPLIT_CALLER} cannot split element {index} of the dataset over {num_replicas} "
         f"replicas.\n\n{listed(scalars + uneven)}\n\n"
@@ -144,7 +133,7 @@ def _remedy(rows: int, num_replicas: int) -> str:
 
 
 def _shapes_differ(elements: list[Element], index: int) -> ShapeError:
-    lines = []
+    lines: list[str] = []
     for leaf, name in enumerate(elements[0].names()):
         first = elements[0].leaves[leaf]
         for replica, element in enumerate(elements):

@@ -265,8 +265,7 @@ def _check_count(name: str, value: Any, *, at_least: int) -> None:
 def _check_arrays(arrays: PyTree) -> int:
     """The number of examples that all leaves have."""
     shapes = {
-        "arrays" + keystr(path): np.shape(leaf)
-        for path, leaf in jax.tree.leaves_with_path(arrays)
+        "arrays" + keystr(path): np.shape(leaf) for path, leaf in jax.tree.leaves_with_path(arrays)
     }
     scalars = [name for name, shape in shapes.items() if not shape]
     counts = {shape[0] for shape in shapes.values() if shape}

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import KeyPath, PyTreeDef, keystr
+from jax.tree_util import PyTreeDef, keystr
 
 from jaxdist.errors import ArgumentTypeError, ShapeError
 
@@ -40,7 +40,8 @@ class ElementReader:
         """The arrays of element number `index`."""
         leaves, treedef = jax.tree.flatten(raw)
         arrays = [x if type(x) is np.ndarray else as_array(x) for x in leaves]
-        if treedef != self._treedef or [a.dtype for a in arrays] != self._dtypes:
+        is_first = self._treedef is None
+        if is_first or treedef != self._treedef or [a.dtype for a in arrays] != self._dtypes:
             self._meet(raw, arrays, treedef, index)
         return Element(arrays, treedef)
 
@@ -68,7 +69,7 @@ def as_array(leaf: Any) -> Any:
         return np.asarray(None)
 
 
-def leaf_name(path: KeyPath) -> str:
+def leaf_name(path: tuple[Any, ...]) -> str:
     """How messages call a leaf."""
     return "batch" + keystr(path)
 
@@ -86,7 +87,7 @@ def listed(lines: list[str]) -> str:
 
 
 def _is_numeric(dtype: Any) -> bool:
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
         return True
     # NumPy's long doubles count as numbers and no device has them.
     if dtype.name in ("float128", "complex256") or dtype.kind in "mM":

@@ -69,9 +69,7 @@ class Prefetcher(Generic[T]):
         depth: Elements to keep ready.
     """
 
-    def __init__(
-        self, produce: Callable[[], T], finish: Callable[[], None], *, depth: int
-    ) -> None:
+    def __init__(self, produce: Callable[[], T], finish: Callable[[], None], *, depth: int) -> None:
         self._produce = produce
         self._finish = finish
         self._channel = _Channel(depth)
@@ -81,9 +79,14 @@ class Prefetcher(Generic[T]):
         self._finalizer: weakref.finalize[..., Any] | None = None
 
     def peek(self) -> T:
-        """The next element, which stays the next one."""
+        """The next element, which stays the next one; a thread is not started for it."""
         if not self._head:
-            self._head.append(self._pull())
+            is_first = self._has_thread and self._finalizer is None
+            if is_first and not self._has_ended:
+                self._channel.permits.get()
+                self._head.append(self._make())
+            else:
+                self._head.append(self._pull())
         return self._head[0]
 
     def take(self) -> T:
@@ -91,6 +94,8 @@ class Prefetcher(Generic[T]):
         item = self._head.pop() if self._head else self._pull()
         if self._has_thread:
             self._channel.permits.put(True)
+            if self._finalizer is None:
+                self._start()
         return item
 
     def close(self) -> None:
@@ -98,35 +103,37 @@ class Prefetcher(Generic[T]):
         if not self._has_ended:
             self._has_ended = True
             self._head.clear()
-            if self._has_thread:
-                self._channel.stop_and_join()
-            else:
+            if self._finalizer is None:
                 self._finish()
+            else:
+                self._channel.stop_and_join()
 
     def _pull(self) -> T:
         if self._has_ended:
             raise StopIteration
         if not self._has_thread:
-            return self._pull_here()
+            return self._make()
         if self._finalizer is None:
             self._start()
         item = self._channel.items.get()
-        if isinstance(item, _Stop):
-            self._has_ended = True
-            self._channel.stop_and_join()
-            try:
-                raise item.error if item.error is not None else StopIteration
-            finally:
-                # The traceback holds this frame, and the frame would hold the error.
-                del item
-        made: T = item
-        return made
+        if not isinstance(item, _Stop):
+            made: T = item
+            return made
+        self._has_ended = True
+        self._channel.stop_and_join()
+        try:
+            raise item.error if item.error is not None else StopIteration
+        finally:
+            # The traceback holds this frame, and the frame would hold the error.
+            del item
 
-    def _pull_here(self) -> T:
+    def _make(self) -> T:
+        """An element made here and now."""
         try:
             return self._produce()
         except BaseException:
-            self.close()
+            self._has_ended = True
+            self._finish()
             raise
 
     def _start(self) -> None:
@@ -141,7 +148,6 @@ class Prefetcher(Generic[T]):
         )
         # Only a signal, no join: a finalizer may run in any thread, holding any lock.
         self._finalizer = weakref.finalize(self, channel.stop)
-        self._finalizer.atexit = False
         # A daemon thread that is inside the JAX runtime while the interpreter goes down can
         # abort the process, so it is ended, not abandoned.
         atexit.register(channel.stop_and_join)

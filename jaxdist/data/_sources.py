@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import numpy as np
@@ -20,11 +20,11 @@ class Reader(Protocol):
     def read(self) -> Any:
         """The next element, or `StopIteration`."""
 
-    def peek(self) -> Any:
-        """The next element, which stays the next one, or `StopIteration`."""
-
     def position(self) -> Any:
         """What `seek` takes to come back here; None where the dataset cannot tell."""
+
+    def check_can_seek(self) -> None:
+        """Refuse where `seek` is not possible."""
 
     def seek(self, position: Any) -> None:
         """Go where `position` was taken."""
@@ -34,20 +34,15 @@ class Reader(Protocol):
 
 
 class Source:
-    """A user's dataset; each `open` is a new pass over it.
-
-    Looking at the first element (`first`) loses nothing: the pass that was begun for it is the
-    one that the next `open` hands out.
-    """
+    """A user's dataset; each `open` is a new pass over it."""
 
     def __init__(self, caller: str, dataset: Any) -> None:
         check_dataset(caller, dataset)
         self._caller = caller
         # A dataset of ours counts epochs; two strategies that share one count apart.
-        self._dataset = dataset.restarted() if isinstance(dataset, Batches) else dataset
+        self._dataset: Any = dataset.restarted() if isinstance(dataset, Batches) else dataset
         self._is_one_shot = isinstance(dataset, Iterator) and iter(dataset) is dataset
         self._is_spent = False
-        self._begun: SingleReader | None = None
 
     @property
     def gives_up_memory(self) -> bool:
@@ -61,18 +56,8 @@ class Source:
             return UNKNOWN_CARDINALITY
         return cardinality_of(self._dataset)
 
-    def first(self) -> Any:
-        """The first element of the next pass; `StopIteration` where there is none."""
-        if self._begun is None:
-            self._begun = self._begin()
-        return self._begun.peek()
-
     def open(self) -> "SingleReader":
         """Begin a pass."""
-        begun, self._begun = self._begun, None
-        return self._begin() if begun is None else begun
-
-    def _begin(self) -> "SingleReader":
         if self._is_one_shot:
             if self._is_spent:
                 raise _spent(self._caller, self._dataset)
@@ -94,40 +79,29 @@ class SingleReader:
         self._iterator = iterator
         # A generator that the user handed over stays the user's, open where we stopped.
         self._closes = is_own and isinstance(iterator, types.GeneratorType)
-        self._head: list[Any] = []
-        self._head_position: Any = None
 
     def read(self) -> Any:
         """The next element, or `StopIteration`."""
-        return self._head.pop() if self._head else next(self._iterator)
-
-    def peek(self) -> Any:
-        """The next element, which stays the next one, or `StopIteration`."""
-        if not self._head:
-            self._head_position = self.position()
-            self._head.append(next(self._iterator))
-        return self._head[0]
+        return next(self._iterator)
 
     def position(self) -> Any:
         """What the iterator's own `get_state` gives; None where it has none."""
-        if self._head:
-            return self._head_position
         get_state = getattr(self._iterator, "get_state", None)
         return None if get_state is None else get_state()
 
+    def check_can_seek(self) -> None:
+        """Refuse where the iterator has no `set_state`."""
+        if not hasattr(self._iterator, "set_state"):
+            raise _cannot_seek(self._iterator)
+
     def seek(self, position: Any) -> None:
         """Go where `position` was taken, by the iterator's own `set_state`."""
-        set_state = getattr(self._iterator, "set_state", None)
-        if set_state is None:
-            raise _cannot_seek(self._iterator)
-        set_state(position)
-        self._head.clear()
+        cast(Any, self._iterator).set_state(position)
 
     def close(self) -> None:
         """Close a generator that was made for this pass."""
-        self._head.clear()
         if self._closes:
-            self._iterator.close()  # type: ignore[attr-defined]
+            cast(Any, self._iterator).close()
 
 
 class GroupReader:
@@ -145,13 +119,13 @@ class GroupReader:
                 group.append(self._reader.read())
         return group
 
-    def peek(self) -> list[Any]:
-        """The first element of the next group, alone in a list."""
-        return [self._reader.peek()]
-
     def position(self) -> Any:
         """The position of the pass."""
         return self._reader.position()
+
+    def check_can_seek(self) -> None:
+        """Refuse where the pass cannot."""
+        self._reader.check_can_seek()
 
     def seek(self, position: Any) -> None:
         """Go where `position` was taken."""
@@ -183,14 +157,15 @@ class ParallelReader:
             except StopIteration:
                 return ENDED
 
-    def peek(self) -> list[Any]:
-        """The next element of the first pass, alone in a list."""
-        return [self._readers[0].peek()]
-
     def position(self) -> Any:
         """The positions of all passes; None where one cannot tell."""
         positions = [r.position() for r in self._readers]
         return None if any(p is None for p in positions) else positions
+
+    def check_can_seek(self) -> None:
+        """Refuse where one pass cannot."""
+        for reader in self._readers:
+            reader.check_can_seek()
 
     def seek(self, position: Any) -> None:
         """Go where `position` was taken."""
@@ -221,7 +196,9 @@ def check_dataset(caller: str, dataset: Any) -> None:
             "For arrays that hold all the data use jaxdist.data.batches(arrays, batch_size); "
             "for batches that exist already, a list of them."
         )
-    if isinstance(dataset, (str, bytes)) or not (isinstance(dataset, Iterable) or callable(dataset)):
+    if isinstance(dataset, (str, bytes)) or not (
+        isinstance(dataset, Iterable) or callable(dataset)
+    ):
         raise ArgumentTypeError(
             f"{caller} takes an iterable of batches, and {type(dataset).__name__} was given: "
             f"{dataset!r}.\n\n"

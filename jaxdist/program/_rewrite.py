@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal
 
+from jaxdist import _compat
+
 _REDUCTIONS = frozenset({"psum", "pmax", "pmin", "reduce_scatter", "psum_scatter", "psum_invariant"})
 _SUBPROGRAMS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "cond_jaxpr", "body_jaxpr", "branches")
 _INLINED = frozenset(
@@ -59,8 +61,7 @@ def _equation(eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _bind(eqn: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
-    subfuns, bind_params = eqn.primitive.get_bind_params(params)
-    results = eqn.primitive.bind(*subfuns, *operands, **bind_params)
+    results = _compat.bind_like(eqn, operands, params)
     return list(results) if eqn.primitive.multiple_results else [results]
 
 

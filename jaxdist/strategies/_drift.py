@@ -98,7 +98,8 @@ def _checksum(x: jax.Array) -> jax.Array:
     words = jax.lax.bitcast_convert_type(x.ravel(), jnp.uint8).ravel().astype(jnp.uint32)
     place = jnp.arange(words.size, dtype=jnp.uint32)
     # The second sum depends on the order, so that two elements that changed places are seen.
-    return jnp.stack([words.sum(dtype=jnp.uint32), (words * (place * 2654435761 + 1)).sum(dtype=jnp.uint32)])
+    weighted = words * (place * jnp.uint32(2654435761) + jnp.uint32(1))
+    return jnp.stack([words.sum(dtype=jnp.uint32), weighted.sum(dtype=jnp.uint32)])
 
 
 def _drift_message(drifted: dict[str, list[int]], count: int) -> str:

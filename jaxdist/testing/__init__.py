@@ -1,6 +1,6 @@
 """Things for tests and notebooks: virtual devices.
 
-Nothing in jaxdist itself uses this room.
+No room of jaxdist leans on it.
 """
 
 from jaxdist.testing._virtual_devices import virtual_devices as virtual_devices

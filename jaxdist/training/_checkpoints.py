@@ -1,31 +1,23 @@
 """Orbax checkpoints that are complete or absent, and say so when they are damaged."""
 
-import contextlib
 import dataclasses
 import json
-import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import jax
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import Sharding
 
 from jaxdist._typing import PyTree
 from jaxdist.errors import ArgumentTypeError, CheckpointError
 from jaxdist.training._interrupts import interrupts_wait
 from jaxdist.training._manifest import find_damage, remove_other_manifests, write_manifest
-from jaxdist.training._saved_leaves import (
-    differences,
-    json_checksum,
-    named_leaves,
-    rebuilt,
-    record_of,
-)
+from jaxdist.training._orbax import open_manager, read_arrays, read_notes, write
+from jaxdist.training._saved_leaves import differences, named_leaves, rebuilt, record_of
 
-_STATE, _NOTES, _LEAVES = "state", "notes", "leaves"  # the items of one checkpoint
 _MANIFESTS = "manifests"
 _DAMAGED = "damaged"
 _MOST_LISTED = 10
@@ -99,16 +91,8 @@ class Checkpoints:
 
     def __init__(self, directory: str | Path, *, keep: int = 3) -> None:
         self.directory = Path(directory).absolute()
-        # Orbax takes 0.2 s to import, and who saves nothing should not wait for it.
-        import orbax.checkpoint as ocp
-
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=ocp.checkpoint_managers.LatestN(keep),
-            enable_async_checkpointing=False,
-            cleanup_tmp_directories=True,
-        )
         try:
-            self._manager = ocp.CheckpointManager(self.directory, options=options)
+            self._manager = open_manager(self.directory, keep=keep)
         except Exception as error:
             raise CheckpointError(
                 f"The checkpoint directory {str(self.directory)!r} cannot be used: "
@@ -142,18 +126,15 @@ class Checkpoints:
             ...     checkpoints.steps()
             (7,)
         """
-        import orbax.checkpoint as ocp
-
         if step in self.steps():
             raise CheckpointError(
                 f"Checkpoint {step} cannot be saved: {self.path(step)} is there already.\n\n"
                 "Resume from it, or choose another directory."
             )
-        items = _save_items(state, _plain_json(notes))
+        plain = _plain_json(notes)
         with interrupts_wait():
             try:
-                self._manager.save(step, args=ocp.args.Composite(**items), force=True)
-                self._manager.wait_until_finished()
+                write(self._manager, step, state, plain)
                 self._write_manifest(step)
             except Exception as error:
                 raise CheckpointError(
@@ -163,9 +144,7 @@ class Checkpoints:
                     "directory, and run again."
                 ) from error
 
-    def restore(
-        self, step: int, *, like: PyTree, sharding: Sharding | None = None
-    ) -> Restored:
+    def restore(self, step: int, *, like: PyTree, sharding: Sharding | None = None) -> Restored:
         """Read a checkpoint back.
 
         Shapes:
@@ -197,14 +176,14 @@ class Checkpoints:
             raise self._damaged(step, damage)
         wanted = named_leaves(like)
         try:
-            records, notes = self._read_json(step)
+            records, notes = read_notes(self._manager, step)
             problems = differences(records, wanted)
         except Exception as error:
             raise self._damaged(step, [f"{type(error).__name__}: {error}"]) from error
         if problems:
             raise self._of_another_model(step, problems)
         try:
-            arrays = self._read_arrays(step, wanted, sharding)
+            arrays = read_arrays(self._manager, step, wanted, sharding)
             changed = _changed(records, arrays)
         except Exception as error:
             raise self._damaged(step, [f"{type(error).__name__}: {error}"]) from error
@@ -263,36 +242,6 @@ class Checkpoints:
     ) -> None:
         self.close()
 
-    # Orbax
-
-    def _read_json(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        import orbax.checkpoint as ocp
-
-        items = {_LEAVES: ocp.args.JsonRestore(), _NOTES: ocp.args.JsonRestore()}
-        with _quiet_orbax():
-            read = self._manager.restore(step, args=ocp.args.Composite(**items))
-        records, notes = read[_LEAVES]["leaves"], read[_NOTES]
-        if read[_LEAVES]["checksum"] != json_checksum([records, notes]):
-            raise ValueError("the notes or the checksums are not those that were saved")
-        return records, notes
-
-    def _read_arrays(
-        self, step: int, wanted: Mapping[str, Any], sharding: Sharding | None
-    ) -> dict[str, Any]:
-        import orbax.checkpoint as ocp
-
-        one_device = SingleDeviceSharding(jax.local_devices()[0])
-        target = {
-            name: jax.ShapeDtypeStruct(
-                x.shape, x.dtype, sharding=sharding or getattr(x, "sharding", None) or one_device
-            )
-            for name, x in wanted.items()
-        }
-        items = {_STATE: ocp.args.StandardRestore(target)}
-        with _quiet_orbax():
-            read = self._manager.restore(step, args=ocp.args.Composite(**items))[_STATE]
-        return {name: read[name] for name in wanted}
-
     # Damage
 
     def _manifest(self, step: int) -> Path:
@@ -341,32 +290,6 @@ class Checkpoints:
             f"{len(problems)} of its leaves differ.\n\n{_listed(problems)}\n\n"
             "Use the configuration that it was made with, or another checkpoint directory."
         )
-
-
-@contextlib.contextmanager
-def _quiet_orbax() -> Iterator[None]:
-    """Keep Orbax from printing the traceback of what our own error says."""
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-def _save_items(state: PyTree, notes: dict[str, Any]) -> dict[str, Any]:
-    import orbax.checkpoint as ocp
-
-    leaves = named_leaves(state)
-    records = {name: record_of(leaf) for name, leaf in leaves.items()}
-    return {
-        _STATE: ocp.args.StandardSave(leaves),
-        _NOTES: ocp.args.JsonSave(notes),
-        _LEAVES: ocp.args.JsonSave(
-            {"leaves": records, "checksum": json_checksum([records, notes])}
-        ),
-    }
 
 
 def _plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,21 @@
 """TOML files into frozen dataclasses, with errors that name the file, the line and the remedy."""
 
 import dataclasses
-import difflib
-import re
-import tomllib
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Any, Generic, Literal, TypeVar
 
 from jaxdist.errors import ConfigError
+from jaxdist.training._config_sources import (
+    Given,
+    all_names,
+    given_by_overrides,
+    given_in_file,
+    nearest,
+    read_text,
+)
 
 C = TypeVar("C")
 
@@ -33,17 +38,6 @@ class LoadedConfig(Generic[C]):
     def origin(self, name: str) -> str:
         """Where the entry `section.key` was given, in words."""
         return self.origins.get(name, f"{name} (default)")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Given:
-    """One value that the user gave, and where."""
-
-    section: str
-    key: str
-    value: Any
-    where: str
-    raw: str | None = None  # the text after `=` in --set
 
 
 def load_config(
@@ -74,10 +68,11 @@ def load_config(
         >>> loaded.values.data.batch_size, loaded.values.training.steps
         (32, 10)
     """
-    text = _read(path)
+    text = read_text(path)
     problems: list[str] = []
-    given = [*_from_file(path, text, problems), *_from_overrides(schema, overrides, problems)]
-    sections: dict[str, dict[str, Any]] = {f.name: {} for f in dataclasses.fields(_cls(schema))}
+    given = [*given_in_file(path, text, problems), *given_by_overrides(schema, overrides, problems)]
+    kinds = _hints(schema)
+    sections: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     origins: dict[str, str] = {}
     for item in given:
         problem = _place(schema, item, sections, origins)
@@ -85,7 +80,6 @@ def load_config(
             problems.append(problem)
     if problems:
         raise ConfigError(_report(path, problems))
-    kinds = _hints(schema)
     made = {name: kinds[name](**values) for name, values in sections.items()}
     return LoadedConfig(schema(**made), MappingProxyType(origins))
 
@@ -95,119 +89,12 @@ def as_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-# Reading
-
-
-def _read(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(
-            f"The configuration file {str(path)!r} does not exist (looked in {Path.cwd()})."
-            f"\n\n{_near_files(Path(path))}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"The configuration file {str(path)!r} cannot be read: {error}.\n\n"
-            "It must be a TOML file in UTF-8 that you may read."
-        ) from error
-
-
-def _near_files(path: Path) -> str:
-    near = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-    if near:
-        return f"There are {near[:5]}; give one of these."
-    return "Give the path of a TOML file, such as configs/digits_mirrored.toml."
-
-
-def _from_file(path: str | Path, text: str, problems: list[str]) -> Iterator[_Given]:
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        problems.append(f"{path} is no valid TOML: {error}.")
-        return
-    lines = find_lines(text)
-    for section, body in document.items():
-        line = lines.get((section,), _first_below(lines, section))
-        if not isinstance(body, dict):
-            yield _Given(section, "", body, f"{path}, line {line}")
-            continue
-        if not body:
-            yield _Given(section, "", body, f"{path}, line {line}")
-        for key, value in body.items():
-            here = lines.get((section, key), line)
-            yield _Given(section, key, value, f"{path}, line {here}")
-
-
-def _from_overrides(
-    schema: type[Any], overrides: Sequence[str], problems: list[str]
-) -> Iterator[_Given]:
-    for text in overrides:
-        name, equals, raw = text.partition("=")
-        section, dot, key = name.strip().partition(".")
-        if not equals or not dot or not key:
-            example = _all_names(schema)[0]
-            problems.append(
-                f"--set {text}: an override is written section.key=value, for instance "
-                f"--set {_nearest(name.strip(), _all_names(schema)) or example}=VALUE."
-            )
-            continue
-        yield _Given(section, key, _parse(raw), f"--set {text}", raw.strip())
-
-
-def _parse(raw: str) -> Any:
-    """The text after `=` as TOML where it is that, else as it stands."""
-    try:
-        parsed = tomllib.loads(f"value = {raw}")
-    except tomllib.TOMLDecodeError:
-        return raw.strip()
-    return parsed["value"] if list(parsed) == ["value"] else raw.strip()
-
-
-_KEY = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
-_DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
-_HEADER = re.compile(rf"^\s*\[\[?\s*({_DOTTED})\s*\]\]?")
-_ENTRY = re.compile(rf"^\s*({_DOTTED})\s*=")
-
-
-def find_lines(text: str) -> dict[tuple[str, ...], int]:
-    """The line, from 1, on which each table and each entry of a TOML text starts.
-
-    Example:
-        >>> find_lines("# job\\n[data]\\nseed = 1\\n")
-        {('data',): 2, ('data', 'seed'): 3}
-    """
-    lines: dict[tuple[str, ...], int] = {}
-    table: tuple[str, ...] = ()
-    quote = ""  # the mark that ends the multi-line string we are in
-    for number, line in enumerate(text.splitlines(), 1):
-        if not quote:
-            if header := _HEADER.match(line):
-                table = _parts(header[1])
-                lines.setdefault(table, number)
-            elif entry := _ENTRY.match(line):
-                lines.setdefault((*table, *_parts(entry[1])), number)
-        for mark in ('"""', "'''"):
-            if quote in ("", mark) and line.count(mark) % 2:
-                quote = "" if quote else mark
-                break
-    return lines
-
-
-def _parts(dotted: str) -> tuple[str, ...]:
-    return tuple(part.strip("\"'") for part in re.findall(_KEY, dotted))
-
-
-def _first_below(lines: Mapping[tuple[str, ...], int], section: str) -> int:
-    return min((n for name, n in lines.items() if name[0] == section), default=1)
-
-
 # Placing one value in the schema
 
 
 def _place(
     schema: type[Any],
-    item: _Given,
+    item: Given,
     sections: dict[str, dict[str, Any]],
     origins: dict[str, str],
 ) -> str | None:
@@ -235,22 +122,22 @@ def _place(
     return None
 
 
-def _unknown_section(schema: type[Any], item: _Given) -> str:
+def _unknown_section(schema: type[Any], item: Given) -> str:
     valid = [f.name for f in dataclasses.fields(schema)]
     what = f"'{item.section}.{item.key}'" if item.raw is not None else f"[{item.section}]"
     if not isinstance(item.value, dict) and not item.key:
         what = f"'{item.section}' outside a section"
-    near = _nearest(item.section, valid)
-    homes = [n for n in _all_names(schema) if n.endswith(f".{item.key or item.section}")]
+    near = nearest(item.section, valid)
+    homes = [n for n in all_names(schema) if n.endswith(f".{item.key or item.section}")]
     meant = homes[0] if homes else (f"{near}.{item.key}" if near and item.key else near)
     hint = f" Did you mean {meant!r}?" if meant else ""
     return f"{item.where}: unknown section {what}; there are {', '.join(valid)}.{hint}"
 
 
-def _unknown_key(schema: type[Any], section: type[Any], item: _Given) -> str:
+def _unknown_key(schema: type[Any], section: type[Any], item: Given) -> str:
     valid = [f.name for f in dataclasses.fields(section)]
-    near = _nearest(item.key, valid)
-    elsewhere = [n for n in _all_names(schema) if n.endswith(f".{item.key}")]
+    near = nearest(item.key, valid)
+    elsewhere = [n for n in all_names(schema) if n.endswith(f".{item.key}")]
     if elsewhere:
         hint = f" Did you mean {elsewhere[0]!r}?"
     else:
@@ -308,7 +195,7 @@ def _in_words(hint: Any) -> str:
     return _TYPE_NAMES[hint]
 
 
-def _found(item: _Given) -> str:
+def _found(item: Given) -> str:
     kind = {dict: "table", list: "list", str: "string", bool: "boolean", int: "integer"}
     name = kind.get(type(item.value), type(item.value).__name__)
     return f"{_shown(item.value)} ({name}) was given."
@@ -319,21 +206,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _nearest(name: str, valid: Sequence[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, valid, n=1, cutoff=0.5)), None)
-
-
-def _all_names(schema: type[Any]) -> list[str]:
-    kinds = _hints(schema)
-    return [f"{s}.{f.name}" for s in kinds for f in dataclasses.fields(kinds[s])]
-
-
 def _hints(schema: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(schema)
-
-
-def _cls(schema: type[Any]) -> type[Any]:
-    return schema
 
 
 def _report(path: str | Path, problems: list[str]) -> str:

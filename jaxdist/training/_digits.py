@@ -55,8 +55,7 @@ class DigitsNet(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         widths = [1, *config.channels]
         self.convolutions = nnx.List(
-            nnx.Conv(i, o, kernel_size=(3, 3), rngs=rngs)
-            for i, o in itertools.pairwise(widths)
+            nnx.Conv(i, o, kernel_size=(3, 3), rngs=rngs) for i, o in itertools.pairwise(widths)
         )
         side = 8 >> len(config.channels)
         self.hidden = nnx.Linear(side * side * widths[-1], config.hidden, rngs=rngs)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ShapeError
-from jaxdist.strategies import get_replica_context
-from jaxdist.strategies import Strategy
+from jaxdist.strategies import Strategy, get_replica_context
 
 WEIGHT = "weight"
 

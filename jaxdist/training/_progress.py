@@ -85,9 +85,7 @@ class TrainingProgress:
             self._bar.stop()
             self._bar = None
 
-    def report(
-        self, step: int, *, loss: float, images_per_s: float, seconds_left: float
-    ) -> None:
+    def report(self, step: int, *, loss: float, images_per_s: float, seconds_left: float) -> None:
         """Show where training stands."""
         left = max(0, round(seconds_left))
         clock = f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"

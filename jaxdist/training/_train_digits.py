@@ -10,10 +10,9 @@ from flax import nnx
 from rich.console import Console
 
 from jaxdist.collectives import ReduceOp
-from jaxdist.errors import CheckpointError, ConfigError
+from jaxdist.errors import CheckpointError
 from jaxdist.program import RunOptions
-from jaxdist.strategies import get_replica_context
-from jaxdist.strategies import MirroredStrategy
+from jaxdist.strategies import MirroredStrategy, get_replica_context
 from jaxdist.training._batches import Position, ShuffledBatches, padded_batches
 from jaxdist.training._checkpoints import Checkpoints, Restored
 from jaxdist.training._config import LoadedConfig, as_dict
@@ -25,8 +24,8 @@ from jaxdist.training._digits import (
     mean_loss,
     row_losses,
 )
+from jaxdist.training._digits_checks import check_job
 from jaxdist.training._evaluate import WEIGHT, evaluate, weighted_sums
-from jaxdist.training._extras import require_extra
 from jaxdist.training._loop import Every, run_loop
 from jaxdist.training._metrics import History, draw_learning_curve, versions, write_metrics
 from jaxdist.training._progress import Stopwatch, TrainingProgress
@@ -90,12 +89,12 @@ def train_digits(
         MissingExtraError: scikit-learn is missing, or matplotlib where a picture is wanted.
     """
     config = loaded.values
-    if config.output.picture:
-        require_extra("matplotlib", "draw the learning curve (output.picture)")
     digits = load_digits(config.data.test_fraction, config.data.seed)
-    _check_batch_size(loaded, strategy.num_replicas_in_sync, len(digits.train["label"]))
-    _check_warmup(loaded)
-    _make_directory(loaded)
+    check_job(
+        loaded,
+        num_replicas=strategy.num_replicas_in_sync,
+        num_images=len(digits.train["label"]),
+    )
     with Checkpoints(config.checkpoint.directory, keep=config.checkpoint.keep) as checkpoints:
         run = _Run(loaded, strategy, digits, checkpoints, console)
         try:
@@ -313,7 +312,11 @@ class _Run:
 
     def _check_same_run(self, restored: Restored) -> None:
         saved, now = restored.notes["data"], self._data_identity()
-        other = [f"data.{k}: saved {saved.get(k)}, now {now[k]}" for k in now if saved.get(k) != now[k]]
+        other = [
+            f"data.{key}: saved {saved.get(key)}, now {value}"
+            for key, value in now.items()
+            if saved.get(key) != value
+        ]
         if other:
             raise CheckpointError(
                 f"Checkpoint {restored.step} in {self.checkpoints.directory} was trained on "
@@ -363,47 +366,6 @@ class _Run:
         if output.picture:
             title = f"digits, {report.num_replicas} replicas, {report.accuracy:.2%}"
             draw_learning_curve(folder / output.picture, self.history, title=title)
-
-
-# Checks
-
-
-def _check_batch_size(loaded: LoadedConfig[DigitsConfig], replicas: int, rows: int) -> None:
-    size, where = loaded.values.data.batch_size, loaded.origin("data.batch_size")
-    if size > rows:
-        raise ConfigError(
-            f"{where}: data.batch_size is {size}, and there are {rows} images to train on.\n\n"
-            f"Set data.batch_size to {max(replicas, rows - rows % replicas)} or less."
-        )
-    if size % replicas:
-        low, high = size - size % replicas, size + -size % replicas
-        values = [v for v in (low, high) if 0 < v <= rows]
-        raise ConfigError(
-            f"{where}: data.batch_size is {size}, and {replicas} replicas cannot share it "
-            f"equally: {size} is not a multiple of {replicas}.\n\n"
-            f"Set data.batch_size to {' or '.join(map(str, values)) or 'a multiple'}."
-        )
-
-
-def _check_warmup(loaded: LoadedConfig[DigitsConfig]) -> None:
-    warmup, steps = loaded.values.optimizer.warmup_steps, loaded.values.training.steps
-    if warmup > steps:
-        raise ConfigError(
-            f"{loaded.origin('optimizer.warmup_steps')}: optimizer.warmup_steps is {warmup}, and "
-            f"training.steps is {steps}, so the learning rate would never get there.\n\n"
-            f"Set optimizer.warmup_steps to {steps // 10} or training.steps above {warmup}."
-        )
-
-
-def _make_directory(loaded: LoadedConfig[DigitsConfig]) -> None:
-    folder = loaded.values.output.directory
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{loaded.origin('output.directory')}: output.directory {folder!r} cannot be made: "
-            f"{error}.\n\nGive a directory that you may write to."
-        ) from error
 
 
 def _not_empty(checkpoints: Checkpoints, steps: tuple[int, ...]) -> CheckpointError:

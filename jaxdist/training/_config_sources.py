@@ -1,0 +1,149 @@
+"""What the user gave: the entries of a TOML file and of `--set`, each with where it was given."""
+
+import dataclasses
+import difflib
+import re
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxdist.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """One value that the user gave, and where.
+
+    Attributes:
+        section: Its section.
+        key: Its key; empty where the value stands for the section itself.
+        value: As TOML has it.
+        where: `"file.toml, line 7"` or `"--set section.key=value"`.
+        raw: The text after `=` of an override, None for a file.
+    """
+
+    section: str
+    key: str
+    value: Any
+    where: str
+    raw: str | None = None
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a configuration file, or a named error."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"The configuration file {str(path)!r} does not exist (looked in {Path.cwd()})."
+            f"\n\n{_near_files(Path(path))}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"The configuration file {str(path)!r} cannot be read: {error}.\n\n"
+            "It must be a TOML file in UTF-8 that you may read."
+        ) from error
+
+
+def _near_files(path: Path) -> str:
+    near = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+    if near:
+        return f"There are {near[:5]}; give one of these."
+    return "Give the path of a TOML file, such as configs/digits_mirrored.toml."
+
+
+def given_in_file(path: str | Path, text: str, problems: list[str]) -> Iterator[Given]:
+    """The entries of a TOML text; what is no TOML is added to `problems`."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        problems.append(f"{path} is no valid TOML: {error}.")
+        return
+    lines = find_lines(text)
+    for section, body in document.items():
+        line = lines.get((section,), _first_below(lines, section))
+        if not isinstance(body, dict):
+            yield Given(section, "", body, f"{path}, line {line}")
+            continue
+        if not body:
+            yield Given(section, "", body, f"{path}, line {line}")
+        for key, value in body.items():
+            here = lines.get((section, key), line)
+            yield Given(section, key, value, f"{path}, line {here}")
+
+
+def given_by_overrides(
+    schema: type[Any], overrides: Sequence[str], problems: list[str]
+) -> Iterator[Given]:
+    """The entries of overrides; those that are not understood are added to `problems`."""
+    for text in overrides:
+        name, equals, raw = text.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not equals or not dot or not key:
+            example = all_names(schema)[0]
+            problems.append(
+                f"--set {text}: an override is written section.key=value, for instance "
+                f"--set {nearest(name.strip(), all_names(schema)) or example}=VALUE."
+            )
+            continue
+        yield Given(section, key, _parse(raw), f"--set {text}", raw.strip())
+
+
+def _parse(raw: str) -> Any:
+    """The text after `=` as TOML where it is that, else as it stands."""
+    try:
+        parsed = tomllib.loads(f"value = {raw}")
+    except tomllib.TOMLDecodeError:
+        return raw.strip()
+    return parsed["value"] if list(parsed) == ["value"] else raw.strip()
+
+
+_KEY = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
+_DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
+_HEADER = re.compile(rf"^\s*\[\[?\s*({_DOTTED})\s*\]\]?")
+_ENTRY = re.compile(rf"^\s*({_DOTTED})\s*=")
+
+
+def find_lines(text: str) -> dict[tuple[str, ...], int]:
+    """The line, from 1, on which each table and each entry of a TOML text starts.
+
+    Example:
+        >>> find_lines("# job\\n[data]\\nseed = 1\\n")
+        {('data',): 2, ('data', 'seed'): 3}
+    """
+    lines: dict[tuple[str, ...], int] = {}
+    table: tuple[str, ...] = ()
+    quote = ""  # the mark that ends the multi-line string we are in
+    for number, line in enumerate(text.splitlines(), 1):
+        if not quote:
+            if header := _HEADER.match(line):
+                table = _parts(header[1])
+                lines.setdefault(table, number)
+            elif entry := _ENTRY.match(line):
+                lines.setdefault((*table, *_parts(entry[1])), number)
+        for mark in ('"""', "'''"):
+            if quote in ("", mark) and line.count(mark) % 2:
+                quote = "" if quote else mark
+                break
+    return lines
+
+
+def _parts(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip("\"'") for part in re.findall(_KEY, dotted))
+
+
+def _first_below(lines: Mapping[tuple[str, ...], int], section: str) -> int:
+    return min((n for name, n in lines.items() if name[0] == section), default=1)
+
+
+def nearest(name: str, valid: Sequence[str]) -> str | None:
+    """The valid name that is most like `name`, None where none is like it."""
+    return next(iter(difflib.get_close_matches(name, valid, n=1, cutoff=0.5)), None)
+
+
+def all_names(schema: type[Any]) -> list[str]:
+    """Every entry of a schema as `section.key`."""
+    kinds = typing.get_type_hints(schema)
+    return [f"{s}.{f.name}" for s in kinds for f in dataclasses.fields(kinds[s])]
