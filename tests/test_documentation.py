@@ -13,6 +13,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from typing import Any
 
 import nbclient
 import nbformat
@@ -42,12 +43,14 @@ class Block:
 def read_blocks(text: str) -> list[Block]:
     """All fenced blocks of a page, in order."""
     blocks = []
-    language, start, held = None, 0, []
+    language: str | None = None
+    start = 0
+    held: list[str] = []
     for number, line in enumerate(text.splitlines()):
         if not line.startswith("```"):
             held.append(line)
         elif language is None:
-            language, start, held = line[3:], number + 1, []
+            language, start, held = line[3:], number + 1, list[str]()
         else:
             blocks.append(Block(language, start, tuple(held)))
             language = None
@@ -86,12 +89,16 @@ def _links(page: pathlib.Path) -> list[str]:
     return re.findall(r"\]\(([^)]+)\)", _without_blocks(page.read_text()))
 
 
+def _read_notebook(path: pathlib.Path) -> Any:
+    return nbformat.reads(path.read_text(), as_version=4)
+
+
 def _name(path: pathlib.Path) -> str:
     return str(path.relative_to(ROOT))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_every_link_leads_to_a_file_and_a_heading_that_exist(page):
+def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: pathlib.Path) -> None:
     for link in _links(page):
         if link.startswith("https://"):
             continue
@@ -101,8 +108,9 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page):
         assert not anchor or anchor in _anchors(there.read_text()), f"{link}: no such heading"
 
 
-def test_every_page_can_be_reached_from_the_readme():
-    reached, waiting = set(), [ROOT / "README.md"]
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached: set[pathlib.Path] = set()
+    waiting = [ROOT / "README.md"]
     while waiting:
         page = waiting.pop()
         if page not in reached and page.suffix == ".md":
@@ -113,12 +121,14 @@ def test_every_page_can_be_reached_from_the_readme():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_every_block_says_what_it_is_so_that_none_escapes_being_run(page):
+def test_every_block_says_what_it_is_so_that_none_escapes_being_run(page: pathlib.Path) -> None:
     assert {block.language for block in read_blocks(page.read_text())} <= LANGUAGES
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if "```python\n" in p.read_text()], ids=_name)
-def test_code_of_the_page_runs_and_prints_what_the_page_says(page, tmp_path):
+def test_code_of_the_page_runs_and_prints_what_the_page_says(
+    page: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     blocks = read_blocks(page.read_text())
     program = tmp_path / f"{page.stem}.py"
     program.write_text(as_program(blocks))
@@ -147,11 +157,13 @@ def test_code_of_the_page_runs_and_prints_what_the_page_says(page, tmp_path):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=_name)
-def test_notebook_runs_from_top_to_bottom(notebook, tmp_path, monkeypatch):
+def test_notebook_runs_from_top_to_bottom(
+    notebook: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     client = nbclient.NotebookClient(
-        nbformat.read(notebook, as_version=4),
+        _read_notebook(notebook),
         timeout=100,
         kernel_name="python3",
         resources={"metadata": {"path": str(tmp_path)}},
@@ -160,19 +172,19 @@ def test_notebook_runs_from_top_to_bottom(notebook, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=_name)
-def test_notebook_is_kept_without_outputs(notebook):
-    cells = [c for c in nbformat.read(notebook, as_version=4).cells if c.cell_type == "code"]
+def test_notebook_is_kept_without_outputs(notebook: pathlib.Path) -> None:
+    cells = [c for c in _read_notebook(notebook).cells if c.cell_type == "code"]
     assert all(cell.outputs == [] and cell.execution_count is None for cell in cells)
 
 
-def test_planted_output_that_is_not_printed_is_found():
+def test_planted_output_that_is_not_printed_is_found() -> None:
     page = "```python\nprint(1)\n```\n\n```text\n2\n```\n"
     blocks = read_blocks(page)
     assert expected_outputs(blocks) == {0: "2\n"}
     assert as_program(blocks).splitlines()[1] == "print(1)"
 
 
-def test_readme_has_exactly_two_commands_and_ci_runs_the_one_for_tests():
+def test_readme_has_exactly_two_commands_and_ci_runs_the_one_for_tests() -> None:
     readme = (ROOT / "README.md").read_text()
     commands = ["\n".join(b.lines) for b in read_blocks(readme) if b.language == "bash"]
     assert len(commands) == 2

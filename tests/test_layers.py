@@ -92,13 +92,13 @@ def _name(path: pathlib.Path) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=_name)
-def test_imports_point_up_the_table(path):
+def test_imports_point_up_the_table(path: pathlib.Path) -> None:
     assert _room_of(path) in LEVEL.keys() | {OUTSIDE}, "a room that the table does not know"
     assert import_faults(_room_of(path), path.read_text()) == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=_name)
-def test_user_input_never_meets_an_assert(path):
+def test_user_input_never_meets_an_assert(path: pathlib.Path) -> None:
     lines = [n.lineno for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Assert)]
     assert lines == [], "raise an error of jaxdist.errors that says what to do"
 
@@ -121,7 +121,7 @@ def test_user_input_never_meets_an_assert(path):
         ("tpu", "import jax.numpy as jnp", "without jax"),
     ],
 )
-def test_planted_import_is_found(here, source, fault):
+def test_planted_import_is_found(here: str, source: str, fault: str) -> None:
     [sentence] = import_faults(here, source)
     assert fault in sentence
 
@@ -139,5 +139,5 @@ def test_planted_import_is_found(here, source, fault):
         ("cli", "import jaxdist"),
     ],
 )
-def test_import_that_points_up_is_left_alone(here, source):
+def test_import_that_points_up_is_left_alone(here: str, source: str) -> None:
     assert import_faults(here, source) == []

@@ -4,10 +4,12 @@ import ast
 import doctest
 import inspect
 import pathlib
+from types import ModuleType
 
 import pytest
 
 import jaxdist
+from tests.strategies_under_test import STRATEGIES
 
 # `jaxdist.X` for every X of `tf.distribute` that works.
 DOCUMENTED = {
@@ -56,16 +58,16 @@ def _exported(path: pathlib.Path) -> set[str]:
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
     ]
-    return {alias.asname for alias in aliases if alias.asname == alias.name}
+    return {alias.name for alias in aliases if alias.asname == alias.name}
 
 
-def _public(module: object) -> dict[str, object]:
+def _public(module: ModuleType) -> dict[str, object]:
     return {n: v for n, v in vars(module).items() if not n.startswith("_")}
 
 
 def _callables() -> dict[str, object]:
     """Every public function, class and own public method, by the name that users type."""
-    found = {}
+    found: dict[str, object] = {}
     for module in (jaxdist, jaxdist.experimental, jaxdist.testing):
         for name, value in _public(module).items():
             if callable(value):
@@ -77,42 +79,49 @@ def _callables() -> dict[str, object]:
     return found
 
 
-def test_top_level_names_are_exactly_the_documented_ones_and_ours():
+def test_top_level_names_are_exactly_the_documented_ones_and_ours() -> None:
     assert _exported(ROOT / "__init__.py") == DOCUMENTED | OUR_OWN
 
 
-def test_names_that_are_no_rooms_are_all_listed():
+def test_names_that_are_no_rooms_are_all_listed() -> None:
     rooms = {path.stem for path in ROOT.iterdir() if not path.stem.startswith("_")}
     assert set(_public(jaxdist)) - rooms <= DOCUMENTED | OUR_OWN
 
 
 @pytest.mark.parametrize(
-    ("module", "names"),
-    [(jaxdist.experimental, EXPERIMENTAL), (jaxdist.testing, TESTING)],
+    ("path", "names"),
+    [("experimental.py", EXPERIMENTAL), ("testing/__init__.py", TESTING)],
     ids=["experimental", "testing"],
 )
-def test_names_of_public_modules_are_exactly_the_written_ones(module, names):
-    assert _exported(pathlib.Path(module.__file__)) == names
+def test_names_of_public_modules_are_exactly_the_written_ones(path: str, names: set[str]) -> None:
+    assert _exported(ROOT / path) == names
 
 
-def test_every_listed_name_is_there():
+def test_every_listed_name_is_there() -> None:
     for name in sorted(DOCUMENTED | OUR_OWN):
         assert hasattr(jaxdist, name), name
 
 
-def test_every_error_is_of_the_tree_in_the_docstring_and_of_a_built_in():
-    drawn = jaxdist.errors.__doc__
-    for name, value in _public(jaxdist.errors).items():
+def test_every_error_is_of_the_tree_in_the_docstring_and_of_a_built_in() -> None:
+    drawn = jaxdist.errors.__doc__ or ""
+    for name, value in inspect.getmembers(jaxdist.errors, inspect.isclass):
         assert name in drawn
         built_in = {"ValueError", "TypeError", "RuntimeError", "ImportError", "UserWarning"}
         is_root = value is jaxdist.errors.JaxdistError
-        assert is_root or built_in & {base.__name__ for base in value.__mro__}, name
+        assert is_root or built_in & {base.__name__ for base in inspect.getmro(value)}, name
 
 
 @pytest.mark.parametrize("name", sorted(_callables()))
-def test_public_callable_says_what_it_does_and_shows_it(name):
+def test_public_callable_says_what_it_does_and_shows_it(name: str) -> None:
     text = inspect.getdoc(_callables()[name])
     assert text, f"{name} has no docstring"
     assert text.splitlines()[0].endswith("."), "the first line is one sentence"
     assert "Example:" in text, f"{name} shows no example"
     assert doctest.DocTestParser().get_examples(text), f"the example of {name} does not run"
+
+
+def test_every_strategy_is_in_the_table_of_the_contract_tests() -> None:
+    tested = {type(row.make()).__name__ for row in STRATEGIES}
+    assert {
+        name for name in DOCUMENTED if name.endswith("Strategy") and name != "Strategy"
+    } <= tested

@@ -164,9 +164,10 @@ def gather(name: str, value: Any, axis: int, layout: ReplicaMesh) -> Any:
     dim = gather_dim(caller, name, array, axis)
     if isinstance(array, jax.core.Tracer):
         return _concatenated(array, dim, layout.num_replicas)
-    if not array.is_fully_addressable:
+    is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended)
+    if is_key or not array.is_fully_addressable:
         moved = jax.jit(_concatenated, static_argnums=(1, 2), out_shardings=layout.replicated)
-        return moved(array, dim, layout.num_replicas)
+        return _settled(moved(array, dim, layout.num_replicas))
     held = np.asarray(array)
     if dim:
         rows = np.split(held, layout.num_replicas)
@@ -237,7 +238,8 @@ def _checked_local(
 
 def _from_host(array: np.ndarray) -> jax.Array:
     """An array of this process's default device, tied to none."""
-    return jax.device_put(array)
+    array = array if array.dtype == jax.dtypes.canonicalize_dtype(array.dtype) else jnp.asarray(array)
+    return _compat.put_uncommitted(array) if isinstance(array, np.ndarray) else array
 
 
 def _settled(array: jax.Array) -> jax.Array:

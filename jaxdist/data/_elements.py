@@ -48,7 +48,7 @@ class ElementReader:
     def _meet(self, raw: Any, arrays: list[Any], treedef: PyTreeDef, index: int) -> None:
         _check_numeric(self._caller, raw, arrays, index)
         dtypes = [a.dtype for a in arrays]
-        if self._treedef is not None:
+        if self._treedef is not None and not self._is_same_on_devices(treedef, dtypes):
             before = _describe(self._treedef, self._dtypes)
             raise _changed(self._caller, before, _describe(treedef, dtypes), index)
         if not arrays:
@@ -57,6 +57,18 @@ class ElementReader:
                 "Each element is a pytree with at least one array."
             )
         self._treedef, self._dtypes = treedef, dtypes
+
+    def _is_same_on_devices(self, treedef: PyTreeDef, dtypes: list[Any]) -> bool:
+        """Whether only float64 and float32, or the like, differ that devices hold alike."""
+        if treedef != self._treedef:
+            return False
+        return [on_device(d) for d in dtypes] == [on_device(d) for d in self._dtypes]
+
+
+def on_device(dtype: Any) -> Any:
+    """The dtype that JAX gives arrays of `dtype`: 32 bits for 64, unless x64 is on."""
+    is_typed_key = jnp.issubdtype(dtype, jax.dtypes.extended)
+    return dtype if is_typed_key else jax.dtypes.canonicalize_dtype(dtype)
 
 
 def as_array(leaf: Any) -> Any:

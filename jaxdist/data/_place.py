@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdist.data._elements import Leaf
+from jaxdist.data._elements import Leaf, on_device
 from jaxdist.data._host import own, own_joined
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._per_replica import PerReplica
@@ -58,11 +58,11 @@ class Placer:
         host = [np.asarray(p) for p in pieces]
         if self._layout.num_replicas == 1:
             return self._from_host(host[0], is_ours=self._gives_up_memory)
-        dtype = jax.dtypes.canonicalize_dtype(host[0].dtype)
+        dtype = on_device(host[0].dtype)
         return self._from_host(own_joined(host, dtype), is_ours=True, ndim=host[0].ndim)
 
     def _from_host(self, array: np.ndarray, *, is_ours: bool, ndim: int | None = None) -> Any:
-        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+        dtype = on_device(array.dtype)
         if dtype != array.dtype or (self._copies and not is_ours):
             array = own(array, dtype)
         ndim = array.ndim if ndim is None else ndim

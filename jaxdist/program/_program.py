@@ -31,9 +31,10 @@ class OutSlot:
         """Its layout over the replica axes."""
         return layout.replica_spec if self.kind is Kind.PER_REPLICA else PartitionSpec()
 
-    def finish(self, local: Any) -> Any:
-        """The local value as it leaves `shard_map`: a per-replica scalar gets a dim."""
-        return local[None] if self.kind is Kind.PER_REPLICA and not self.shape else local
+    def settle(self, array: Any) -> Any:
+        """The global array without the dim that every scalar has inside."""
+        is_scalar = self.kind is not Kind.PER_REPLICA and not self.shape
+        return array.reshape(()) if is_scalar else array
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -64,6 +65,7 @@ class Program:
     outputs: tuple[OutSlot, ...]  # the variables of NNX objects first
     collectives: tuple[TracedCollective, ...]
     input_names: tuple[str, ...]
+    differs: tuple[bool, ...]  # for each result of the trace, whether replicas may differ in it
     donated: tuple[int, ...]  # numbers of input leaves
 
     @property
@@ -89,46 +91,60 @@ class Program:
 
     def call(self, *leaves: Any) -> list[Any]:
         """Run on flat global arrays; this is what is compiled."""
-        layout = self.layout
-
-        def replica(*local: Any) -> list[Any]:
-            return self._local(local)
-
-        replica.__name__ = self.name
-        mapped = jax.shard_map(
-            replica,
-            mesh=layout.mesh,
-            in_specs=tuple(i.placement.manual_spec(layout) for i in self.signature.inputs),
-            out_specs=[o.spec(layout) for o in self.outputs],
-            axis_names=layout.manual_axes,
-            check_vma=False,
-        )
-        results: list[Any] = mapped(*leaves)
+        specs = [o.spec(self.layout) for o in self.outputs]
+        if self._is_replayed:
+            results = self._replay(leaves, specs)
+        else:
+            results = self.traced.call(leaves, specs)
+        results = [o.settle(r) for o, r in zip(self.outputs, results, strict=True)]
+        graph = self.signature.graph
+        for i, kind in enumerate(graph.types if graph else ()):
+            if _graph_rules.is_kept(kind):
+                results[i] = leaves[i]
         return results
 
-    def _local(self, leaves: Sequence[Any]) -> list[Any]:
-        results = self._replayed(leaves)
+    @functools.cached_property
+    def _is_replayed(self) -> bool:
+        """Whether the trace has to be run operation by operation, to change some of it."""
         graph = self.signature.graph
-        if graph is not None and self.layout.num_replicas > 1:
-            axes = self.layout.replica_axes
-            for i, kind in enumerate(graph.types):
-                differs = self.traced_differs[i]
-                results[i] = _graph_rules.leave(kind, leaves[i], results[i], differs, axes)
-        return [o.finish(r) for o, r in zip(self.outputs, results, strict=True)]
+        kinds = graph.types if graph else ()
+        combined = any(
+            _graph_rules.reduces(kind) and self.differs[i] for i, kind in enumerate(kinds)
+        )
+        return combined or self._widens
 
     @functools.cached_property
-    def traced_differs(self) -> tuple[bool, ...]:
-        """For each result of the trace, whether replicas may differ in it."""
-        axes = replica_axes_of(self.layout)
-        inputs = input_differences(self.signature, self.traced, axes)
-        return tuple(bool(d) for d in analyse(self.traced.jaxpr, inputs, axes).outputs)
+    def _widens(self) -> bool:
+        partial = self.layout.platform == "cpu" and self.layout.num_logical > 1
+        return partial and _rewrite.needs_widening(self.traced.jaxpr)
 
-    def _replayed(self, leaves: Sequence[Any]) -> list[Any]:
-        widen = self.layout.platform == "cpu" and self.layout.num_logical > 1
-        if widen and _rewrite.needs_widening(self.traced.jaxpr):
-            given = self.traced.given(leaves)
-            return _rewrite.call_widened(self.traced.jaxpr, (), given)
-        return self.traced.call(leaves)
+    def _replay(self, leaves: Sequence[Any], specs: Sequence[PartitionSpec]) -> list[Any]:
+        graph = self.signature.graph
+        traced = self.traced
+        count = len(leaves)
+
+        def replica(*local: Any) -> list[Any]:
+            inner = _rewrite.call_widened if self._widens else _rewrite.call_as_is
+            results = inner(traced.jaxpr, local[count:])
+            for i, kind in enumerate(graph.types if graph else ()):
+                if _graph_rules.reduces(kind) and self.differs[i]:
+                    axes = self.layout.replica_axes
+                    results[i] = _graph_rules.combine(kind, local[i], results[i], axes)
+            return results
+
+        mapped = jax.shard_map(
+            replica,
+            mesh=self.layout.mesh,
+            in_specs=(
+                *(i.placement.manual_spec(self.layout) for i in self.signature.inputs),
+                *traced.eqn.params["in_specs"],
+            ),
+            out_specs=list(specs),
+            axis_names=self.layout.manual_axes,
+            check_vma=False,
+        )
+        results: list[Any] = mapped(*leaves, *traced.given(leaves))
+        return results
 
     def rebuild(self, results: Sequence[Any]) -> Any:
         """The step's result from flat global arrays: plain where equal, else `PerReplica`."""
@@ -296,12 +312,12 @@ def build(
         signature.graph
     ) else []
     outputs = []
-    for i, (name, var) in enumerate(
-        zip([*graph_names, *traced.paths], traced.jaxpr.outvars, strict=True)
-    ):
+    names = [*graph_names, *traced.paths]
+    results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
+    for i, (name, var, shape) in enumerate(results):
         different = differs[i] and i >= traced.num_graph
         kind = Kind.PER_REPLICA if different else Kind.MIRRORED
-        outputs.append(OutSlot(name, kind, tuple(var.aval.shape), var.aval.dtype))
+        outputs.append(OutSlot(name, kind, shape, var.aval.dtype))
     return Program(
         getattr(fn, "__name__", type(fn).__name__),
         layout,
@@ -310,6 +326,7 @@ def build(
         tuple(outputs),
         (*found.collectives, *extra),
         tuple([*graph_names, *input_names]),
+        tuple(differs),
         tuple(donated),
     )
 
@@ -324,7 +341,7 @@ def _check_variables(
     bad = []
     extra = []
     for i, kind in enumerate(graph.types):
-        if not differs[i] or _graph_rules.has_rule(kind):
+        if not differs[i] or _graph_rules.is_kept(kind) or _graph_rules.reduces(kind):
             aval = traced.jaxpr.outvars[i].aval
             if differs[i] and _graph_rules.reduces(kind):
                 size = int(aval.size) * aval.dtype.itemsize

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from jaxdist import _compat
 
@@ -28,7 +28,13 @@ def needs_widening(jaxpr: Any) -> bool:
     )
 
 
-def call_widened(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+def call_as_is(jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+    """Evaluate `jaxpr`."""
+    results: list[Any] = jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*args)
+    return results
+
+
+def call_widened(jaxpr: Any, args: Sequence[Any], consts: Sequence[Any] = ()) -> list[Any]:
     """Evaluate `jaxpr` with every bf16 reduction in f32."""
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
@@ -54,7 +60,7 @@ def _equation(eqn: Any, operands: list[Any]) -> list[Any]:
     if eqn.primitive.name in _INLINED:
         inner = next(iter(_subprograms(eqn)))
         return call_widened(
-            getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands
+            getattr(inner, "jaxpr", inner), operands, getattr(inner, "consts", ())
         )
     params = {k: _widened(v) if k in _SUBPROGRAMS else v for k, v in eqn.params.items()}
     return _bind(eqn, operands, params)
@@ -72,7 +78,7 @@ def _widened(value: Any) -> Any:
     consts = getattr(value, "consts", ())
 
     def again(*args: Any) -> list[Any]:
-        return call_widened(inner, consts, args)
+        return call_widened(inner, args, consts)
 
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in inner.invars]
     closed = _traced(again, avals)

@@ -117,8 +117,8 @@ def _diverging(
         if type(before) is not Argument or type(after) is not int:
             continue
         slot = signature.inputs[traced.num_graph + before]
-        out = traced.jaxpr.outvars[traced.num_graph + after].aval
-        if slot.kind is not Kind.MIRRORED or tuple(out.shape) != slot.shape:
+        shape = traced.shapes[traced.num_graph + after]
+        if slot.kind is not Kind.MIRRORED or shape != slot.shape:
             continue
         if differs[traced.num_graph + after]:
             names.append(f"args[{position}]{jax.tree_util.keystr(path)}")

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import Literal
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
 
+from jaxdist import _compat
 from jaxdist.errors import ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _graph_rules
@@ -61,25 +62,32 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """The step as a jaxpr of local values, and the structure of its results.
+    """The step as one `shard_map` of a jaxpr of local values, and the structure of its results.
 
-    `operands[i]` is what the i-th input of the jaxpr is: the number of an argument leaf, or a
-    value that the step closed over.
+    `operands[i]` is what the i-th input is: the number of an argument leaf, or a value that the
+    step closed over. Scalar results have one dim, so that they can be laid out over replicas.
     """
 
-    jaxpr: Any
+    eqn: Any
     operands: tuple[Any, ...]
     template: Any
     num_graph: int
     paths: tuple[str, ...]  # of the user's traced results
+    shapes: tuple[tuple[int, ...], ...]  # local, of all results
 
-    def call(self, leaves: Sequence[Any]) -> list[Any]:
-        """Run the trace on the local values of the arguments."""
-        results: list[Any] = jaxpr_as_fun(ClosedJaxpr(self.jaxpr, ()))(*self.given(leaves))
-        return results
+    @property
+    def jaxpr(self) -> Any:
+        """The jaxpr that one replica runs."""
+        return self.eqn.params["jaxpr"]
+
+    def call(self, leaves: Sequence[Any], out_specs: Sequence[PartitionSpec]) -> list[Any]:
+        """Run on global arrays, with results laid out as `out_specs` say."""
+        # Binding the traced operation again costs nothing; replaying it would trace it twice.
+        params = {**self.eqn.params, "out_specs": tuple(out_specs)}
+        return list(_compat.bind_like(self.eqn, self.given(leaves), params))
 
     def given(self, leaves: Sequence[Any]) -> list[Any]:
-        """The inputs of the jaxpr for these local values of the arguments."""
+        """The inputs of the jaxpr for these values of the arguments."""
         return [leaves[o] if type(o) is Argument else o for o in self.operands]
 
 
@@ -109,7 +117,7 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced
         v.val if isinstance(v, Literal) else consts[v] if v in consts else arguments[v]
         for v in eqn.invars
     )
-    return Traced(eqn.params["jaxpr"], operands, local.template, local.num_graph, local.paths)
+    return Traced(eqn, operands, local.template, local.num_graph, local.paths, local.shapes)
 
 
 def _without_layout(slot: InSlot) -> jax.ShapeDtypeStruct:
@@ -126,6 +134,7 @@ class _LocalStep:
         self.num_graph = len(signature.graph.paths) if signature.graph else 0
         self.template: Any = None
         self.paths: tuple[str, ...] = ()
+        self.shapes: tuple[tuple[int, ...], ...] = ()
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
 
     def __call__(self, *leaves: Any) -> list[Any]:
@@ -142,7 +151,9 @@ class _LocalStep:
         with entered(Frame(self.strategy, replica=context)):
             result = self.fn(*args, **kwargs)
         state = signature.graph.leaves_of(nodes) if signature.graph else []
-        return [*state, *self._results(result)]
+        results = [*state, *self._results(result)]
+        self.shapes = tuple(jnp.shape(x) for x in results)
+        return [jnp.asarray(x)[None] if jnp.ndim(x) == 0 else x for x in results]
 
     def _nodes(self, leaves: list[Any]) -> tuple[Any, ...]:
         graph = self.signature.graph

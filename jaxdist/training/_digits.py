@@ -1,4 +1,4 @@
-"""The data and the model of the main job: 1,797 handwritten digits, a small convolutional net."""
+"""The main job's data (1,797 handwritten digits), its convolutional net, and its steps."""
 
 import dataclasses
 import itertools
@@ -9,8 +9,13 @@ import numpy as np
 import optax
 from flax import nnx
 
+from jaxdist.collectives import ReduceOp
+from jaxdist.strategies import get_replica_context
+from jaxdist.training._evaluate import WEIGHT, weighted_sums
 from jaxdist.training._extras import require_extra
 from jaxdist.training._schema import ModelConfig, OptimizerConfig
+
+Batch = dict[str, jax.Array]
 
 NUM_CLASSES = 10
 _BRIGHTEST = 16.0  # pixels are 0 to 16, sklearn.datasets.load_digits
@@ -33,8 +38,9 @@ def load_digits(test_fraction: float, seed: int) -> Digits:
     require_extra("scikit-learn", "load the handwritten digits")
     from sklearn import datasets
 
-    images, labels = datasets.load_digits(return_X_y=True)
-    images = (images / _BRIGHTEST).astype(np.float32).reshape(-1, 8, 8, 1)
+    loaded: tuple[np.ndarray, np.ndarray] = datasets.load_digits(return_X_y=True)
+    pixels, labels = loaded
+    images = (pixels / _BRIGHTEST).astype(np.float32).reshape(-1, 8, 8, 1)
     order = np.random.default_rng(seed).permutation(len(labels))
     held_out = min(max(1, round(len(labels) * test_fraction)), len(labels) - 1)
     return Digits(
@@ -69,13 +75,13 @@ class DigitsNet(nnx.Module):
         return self.logits(nnx.relu(self.hidden(x)))  # [row, class]
 
 
-def row_losses(net: DigitsNet, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+def row_losses(net: DigitsNet, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Cross-entropy of each row `[b]`, and the logits `[b, class]`."""
     logits = net(batch["image"])
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]), logits
 
 
-def mean_loss(net: DigitsNet, batch: dict[str, jax.Array]) -> jax.Array:
+def mean_loss(net: DigitsNet, batch: Batch) -> jax.Array:
     """Mean cross-entropy over the rows of this replica."""
     return jnp.mean(row_losses(net, batch)[0])
 
@@ -95,3 +101,26 @@ def make_optimizer(
         )
     transform = optax.adamw(rate, weight_decay=config.weight_decay)
     return nnx.Optimizer(net, transform, wrt=nnx.Param)
+
+
+# Steps, as one replica sees them
+
+
+def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[DigitsNet]", batch: Batch) -> jax.Array:
+    """Update the net in place; the mean loss over the global batch `[]`.
+
+    Replicas have equal shares of the batch, so the mean of their means is the global mean.
+    """
+    loss, grads = nnx.value_and_grad(mean_loss)(net, batch)
+    loss, grads = get_replica_context().all_reduce(ReduceOp.MEAN, (loss, grads))
+    optimizer.update(net, grads)
+    mean: jax.Array = loss
+    return mean
+
+
+def evaluation_step(net: DigitsNet, batch: Batch) -> Batch:
+    """Sums of loss and of right answers over the rows that count."""
+    losses, logits = row_losses(net, batch)
+    return weighted_sums(
+        {"loss": losses, "accuracy": logits.argmax(-1) == batch["label"]}, batch[WEIGHT]
+    )

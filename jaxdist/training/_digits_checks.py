@@ -1,8 +1,11 @@
 """What must hold between entries of the main job, checked before anything is started."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from jaxdist.errors import ConfigError
+from jaxdist.errors import CheckpointError, ConfigError
+from jaxdist.training._checkpoints import Restored
 from jaxdist.training._config import LoadedConfig
 from jaxdist.training._extras import require_extra
 from jaxdist.training._schema import DigitsConfig
@@ -51,11 +54,50 @@ def _check_warmup(loaded: LoadedConfig[DigitsConfig]) -> None:
 
 
 def _make_directory(loaded: LoadedConfig[DigitsConfig]) -> None:
-    folder = loaded.values.output.directory
+    output = loaded.values.output
+    folder = Path(output.directory)
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name in (output.metrics, output.picture):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{loaded.origin('output.directory')}: output.directory {folder!r} cannot be made: "
-            f"{error}.\n\nGive a directory that you may write to."
+            f"{loaded.origin('output.directory')}: output.directory {output.directory!r} cannot "
+            f"be made: {error}.\n\nGive a directory that you may write to."
         ) from error
+
+
+def not_empty(directory: Path, steps: tuple[int, ...]) -> CheckpointError:
+    """The error for checkpoints that a run from the beginning would mix with its own."""
+    return CheckpointError(
+        f"{directory} holds checkpoints of steps {list(steps)}, and checkpoint.resume is false."
+        "\n\nResume from them with --set checkpoint.resume=true, start elsewhere with "
+        "--set checkpoint.directory=..., or move them away."
+    )
+
+
+def check_same_data(directory: Path, restored: Restored, identity: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint that was trained on images that are held out now."""
+    saved = restored.notes["data"]
+    other = [
+        f"data.{key}: saved {saved.get(key)}, now {value}"
+        for key, value in identity.items()
+        if saved.get(key) != value
+    ]
+    if other:
+        raise CheckpointError(
+            f"Checkpoint {restored.step} in {directory} was trained on another part of the data, "
+            "and images that are held out now may be in it.\n\n"
+            + "\n".join(other)
+            + "\n\nUse the saved values, or another checkpoint.directory."
+        )
+
+
+def check_not_beyond(directory: Path, restored: Restored, num_steps: int) -> None:
+    """Refuse a checkpoint from after the end of the training that is asked for."""
+    if restored.step > num_steps:
+        raise CheckpointError(
+            f"Checkpoint {restored.step} in {directory} is beyond the end: training.steps is "
+            f"{num_steps}.\n\nSet training.steps to {restored.step} or more, or use another "
+            "checkpoint.directory."
+        )

@@ -1,7 +1,8 @@
 """What a run shows while it trains: a bar on a terminal, plain lines elsewhere."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -36,6 +37,15 @@ class Stopwatch:
         if self._since is not None:
             self._total += self._clock() - self._since
             self._since = None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stand still during the body; run on after it only where it ran before."""
+        was_running = self._since is not None
+        self.stop()
+        yield
+        if was_running:
+            self.start()
 
     @property
     def seconds(self) -> float:

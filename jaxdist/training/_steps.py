@@ -247,7 +247,7 @@ def _check_batches(batches: Any) -> None:
     if not batches:
         raise ArgumentError("multi_step was given no batches.\n\nGive one batch for each step.")
     first, treedef = tree_flatten_with_path(batches[0])
-    bad = []
+    bad: list[str] = []
     for i, batch in enumerate(batches[1:], 1):
         if jax.tree.structure(batch) != treedef:
             bad.append(f"batches[{i}] is {jax.tree.structure(batch)}, batches[0] is {treedef}")

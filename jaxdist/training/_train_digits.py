@@ -9,29 +9,30 @@ import jax
 from flax import nnx
 from rich.console import Console
 
-from jaxdist.collectives import ReduceOp
-from jaxdist.errors import CheckpointError
 from jaxdist.program import RunOptions
-from jaxdist.strategies import MirroredStrategy, get_replica_context
+from jaxdist.strategies import MirroredStrategy
 from jaxdist.training._batches import Position, ShuffledBatches, padded_batches
-from jaxdist.training._checkpoints import Checkpoints, Restored
+from jaxdist.training._checkpoints import Checkpoints
 from jaxdist.training._config import LoadedConfig, as_dict
 from jaxdist.training._digits import (
     Digits,
     DigitsNet,
+    evaluation_step,
     load_digits,
     make_optimizer,
-    mean_loss,
-    row_losses,
+    train_step,
 )
-from jaxdist.training._digits_checks import check_job
-from jaxdist.training._evaluate import WEIGHT, evaluate, weighted_sums
+from jaxdist.training._digits_checks import (
+    check_job,
+    check_not_beyond,
+    check_same_data,
+    not_empty,
+)
+from jaxdist.training._evaluate import WEIGHT, evaluate
 from jaxdist.training._loop import Every, run_loop
 from jaxdist.training._metrics import History, draw_learning_curve, versions, write_metrics
 from jaxdist.training._progress import Stopwatch, TrainingProgress
 from jaxdist.training._schema import DigitsConfig
-
-Batch = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,29 +119,6 @@ def mirrored_strategy(config: DigitsConfig) -> MirroredStrategy:
     return MirroredStrategy(devices)
 
 
-# Steps, as one replica sees them
-
-
-def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[DigitsNet]", batch: Batch) -> jax.Array:
-    """Update the net in place; the mean loss over the global batch `[]`.
-
-    Replicas have equal shares of the batch, so the mean of their means is the global mean.
-    """
-    loss, grads = nnx.value_and_grad(mean_loss)(net, batch)
-    loss, grads = get_replica_context().all_reduce(ReduceOp.MEAN, (loss, grads))
-    optimizer.update(net, grads)
-    mean: jax.Array = loss
-    return mean
-
-
-def evaluation_step(net: DigitsNet, batch: Batch) -> Batch:
-    """Sums of loss and of right answers over the rows that count."""
-    losses, logits = row_losses(net, batch)
-    return weighted_sums(
-        {"loss": losses, "accuracy": logits.argmax(-1) == batch["label"]}, batch[WEIGHT]
-    )
-
-
 class _Run:
     """One run of the job: what it holds while it goes on."""
 
@@ -222,6 +200,7 @@ class _Run:
 
     def _finish(self) -> None:
         self._settle()
+        self.watch.stop()
         evaluated = self.history.evaluations
         if not evaluated or evaluated[-1]["step"] != self.step:
             self._evaluate(self.step, None)
@@ -245,20 +224,19 @@ class _Run:
 
     def _evaluate(self, step: int, _: None) -> None:
         self._settle()
-        self.watch.stop()
         batches = padded_batches(self.digits.test, self.config.data.batch_size)
-        means = evaluate(self.strategy, evaluation_step, self.net, batches)
+        with self.watch.paused():
+            means = evaluate(self.strategy, evaluation_step, self.net, batches)
         means["images"] = means.pop(WEIGHT)
         self.history.evaluations.append({"step": step, **means})
         self._say(
             f"step {step}: held-out accuracy {means['accuracy']:.2%}, loss {means['loss']:.4f} "
             f"on {means['images']:.0f} images"
         )
-        self.watch.start()
 
     def _say(self, text: str) -> None:
-        if self.progress is not None:
-            self.progress.say(text)
+        # A live bar of the same console stays below what is printed.
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def images_per_s(self) -> float | None:
         images = (self.step - self.first_step - 1) * self.config.data.batch_size
@@ -271,22 +249,21 @@ class _Run:
 
     def _save(self, step: int, _: None) -> None:
         self._settle()
-        self.watch.stop()
         position = self.batches().position_after(step - self.first_step)
         notes = {
             "position": dataclasses.asdict(position),
             "data": self._data_identity(),
             "history": dataclasses.asdict(self.history),
         }
-        self.checkpoints.save(step, self._state(), notes)
+        with self.watch.paused():
+            self.checkpoints.save(step, self._state(), notes)
         self._say(f"step {step}: saved {_short(self.checkpoints.path(step))}")
-        self.watch.start()
 
     def resume(self, skip_damaged: bool) -> None:
         steps = self.checkpoints.steps()
         if not self.config.checkpoint.resume:
             if steps:
-                raise _not_empty(self.checkpoints, steps)
+                raise not_empty(self.checkpoints.directory, steps)
             return
         restored = self.checkpoints.restore_latest(
             like=self._state(),
@@ -295,42 +272,21 @@ class _Run:
         )
         if restored is None:
             return
-        self._check_same_run(restored)
+        check_same_data(self.checkpoints.directory, restored, self._data_identity())
+        check_not_beyond(self.checkpoints.directory, restored, self.config.training.steps)
         for path in restored.set_aside:
-            self.console.print(f"damaged checkpoint moved to {_short(path)}", highlight=False)
+            self._say(f"damaged checkpoint moved to {_short(path)}")
         nnx.update(self.net, restored.state["model"])
         nnx.update(self.optimizer, restored.state["optimizer"])
         self.first_step = self.step = restored.step
         self.start = Position(**restored.notes["position"])
         self.history = History(**restored.notes["history"])
         where = _short(self.checkpoints.path(restored.step))
-        self.console.print(f"resumed from step {restored.step}: {where}", highlight=False)
+        self._say(f"resumed from step {restored.step}: {where}")
 
     def _data_identity(self) -> dict[str, Any]:
         """What decides which images are held out: another split would train on test images."""
         return {"seed": self.config.data.seed, "test_fraction": self.config.data.test_fraction}
-
-    def _check_same_run(self, restored: Restored) -> None:
-        saved, now = restored.notes["data"], self._data_identity()
-        other = [
-            f"data.{key}: saved {saved.get(key)}, now {value}"
-            for key, value in now.items()
-            if saved.get(key) != value
-        ]
-        if other:
-            raise CheckpointError(
-                f"Checkpoint {restored.step} in {self.checkpoints.directory} was trained on "
-                "another part of the data, and images that are held out now may be in it.\n\n"
-                + "\n".join(other)
-                + "\n\nUse the saved values, or another checkpoint.directory."
-            )
-        if restored.step > self.config.training.steps:
-            raise CheckpointError(
-                f"Checkpoint {restored.step} in {self.checkpoints.directory} is beyond the end: "
-                f"training.steps is {self.config.training.steps}.\n\n"
-                f"Set training.steps to {restored.step} or more, or use another "
-                "checkpoint.directory."
-            )
 
     # The end
 
@@ -366,15 +322,6 @@ class _Run:
         if output.picture:
             title = f"digits, {report.num_replicas} replicas, {report.accuracy:.2%}"
             draw_learning_curve(folder / output.picture, self.history, title=title)
-
-
-def _not_empty(checkpoints: Checkpoints, steps: tuple[int, ...]) -> CheckpointError:
-    return CheckpointError(
-        f"{checkpoints.directory} holds checkpoints of steps {list(steps)}, and "
-        "checkpoint.resume is false.\n\n"
-        "Resume from them with --set checkpoint.resume=true, start elsewhere with "
-        "--set checkpoint.directory=..., or move them away."
-    )
 
 
 def _short(path: Path) -> str:
