@@ -3,6 +3,7 @@
 Each entry says what it waits for. Works with JAX 0.10.2 to 0.12.
 """
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,12 +75,13 @@ def fast_call_record(
     const_args = executable.shard_const_args(compiled._params.const_args)
     count = len(const_args) + len(executable.in_avals) - len(compiled._params.const_args)
     kept = [i in executable._kept_var_idx for i in range(count)]
+    pairs = functools.partial(zip, strict=True)
     _, out_tree = _tree_util.dispatch_registry.flatten(template, None)
     return _pxla.MeshExecutableFastpathData(
         executable.xla_executable,
         out_tree,
-        [_physical(s, a) for s, a in zip(executable._in_shardings, executable.in_avals)],
-        [_physical(s, a) for s, a in zip(executable._out_shardings, executable.out_avals)],
+        [_physical(s, a) for s, a in pairs(executable._in_shardings, executable.in_avals)],
+        [_physical(s, a) for s, a in pairs(executable._out_shardings, executable.out_avals)],
         [o.aval for o in outputs],
         [o._committed for o in outputs],
         kept,
@@ -113,7 +115,8 @@ def source_of(eqn: Any) -> str:
 
 def is_committed(array: jax.Array) -> bool:
     """Whether the array is tied to its devices. Waits for JAX to make `committed` public API."""
-    return bool(array._committed)
+    committed: Any = array
+    return bool(committed._committed)
 
 
 def as_uncommitted(array: jax.Array) -> jax.Array:
@@ -127,7 +130,8 @@ def put_uncommitted(array: np.ndarray) -> jax.Array:
 
     The array must not be written to afterwards: the CPU backend may use its memory as it is.
     """
-    device = jax.config.jax_default_device or jax.local_devices()[0]
+    config: Any = jax.config
+    device = config.jax_default_device or jax.local_devices()[0]
     if isinstance(device, str):
         return jax.device_put(array)
     aval = _core.ShapedArray(array.shape, array.dtype)

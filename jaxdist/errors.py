@@ -4,7 +4,7 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
 
     JaxdistError
       ShapeError               ValueError    an array does not fit the replicas
-      DeviceError              ValueError    devices that do not exist, repeat, or do not go together
+      DeviceError              ValueError    devices that do not exist, repeat, or do not fit
       ArgumentError            ValueError    a value outside the valid ones
       ArgumentTypeError        TypeError     an argument of the wrong type
       ReplicaValueError        ValueError    per-replica values that do not belong here

@@ -9,7 +9,9 @@ _LINE = re.compile(
     r"collective-broadcast|ragged-all-to-all)(?:-start)?\((?P<operands>[^)]*)\)(?P<rest>.*)$"
 )
 _SHAPE = re.compile(r"(?P<dtype>pred|[a-z]+\d+[a-z0-9]*)\[(?P<dims>[\d,]*)\]")
-_GROUPS = re.compile(r"replica_groups=(?P<groups>\{\{.*?\}\}|\{\}|mesh\[.*?\] \{.*?\}|\[[\d,]+\]<=[^ ,]+)")
+_GROUPS = re.compile(
+    r"replica_groups=(?P<groups>\{\{.*?\}\}|\{\}|mesh\[.*?\] \{.*?\}|\[[\d,]+\]<=[^ ,]+)"
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,9 +48,7 @@ class ReplicaMesh:
         All of them where a replica is one device: partial-auto programs cannot reduce bf16
         on CPU, so they are made only where logical devices need them.
         """
-        return frozenset(
-            self.mesh.axis_names if self.num_logical == 1 else self.replica_axes
-        )
+        return frozenset(self.mesh.axis_names if self.num_logical == 1 else self.replica_axes)
 
     @functools.cached_property
     def replica_spec(self) -> PartitionSpec:

@@ -200,9 +200,7 @@ class ReplicaContext:
             return value
         self._must_be_current("all_reduce")
         layout = self._layout
-        return collectives.all_reduce(
-            caller, op, value, layout.replica_axes, layout.num_replicas
-        )
+        return collectives.all_reduce(caller, op, value, layout.replica_axes, layout.num_replicas)
 
     def all_gather(
         self,

@@ -75,9 +75,7 @@ def device_from_name(name: str | jax.Device) -> jax.Device:
 def _virtual_hint(kind: str, index: int) -> str:
     if kind != "cpu":
         return "."
-    return (
-        f", or ask for more before JAX starts: jaxdist.testing.virtual_devices({index + 1})."
-    )
+    return f", or ask for more before JAX starts: jaxdist.testing.virtual_devices({index + 1})."
 
 
 def local_devices(platform: str | None = None) -> list[jax.Device]:

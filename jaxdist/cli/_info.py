@@ -3,11 +3,13 @@
 import os
 import platform
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jaxdist.training import EXTRAS, versions
 
@@ -24,26 +26,24 @@ def show_info(console: Console | None = None) -> int:
     return 0
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
+    for row in rows:
+        # As Text: rich would take 'jaxdist[grain]' for markup and swallow the extra.
+        table.add_row(*map(Text, row))
     return table
 
 
 def _versions() -> Table:
-    table = _table("Versions", "package", "version")
-    for name, version in versions().items():
-        table.add_row(name, version)
-    return table
+    return _table("Versions", ("package", "version"), versions().items())
 
 
 def _devices() -> Table:
-    table = _table(f"Devices ({jax.default_backend()})", "device", "kind", "process", "memory")
-    for device in jax.devices():
-        memory = device_memory(device)
-        table.add_row(str(device), device.device_kind, str(device.process_index), memory)
-    return table
+    rows = [(str(d), d.device_kind, str(d.process_index), device_memory(d)) for d in jax.devices()]
+    columns = ("device", "kind", "process", "memory")
+    return _table(f"Devices ({jax.default_backend()})", columns, rows)
 
 
 def device_memory(device: jax.Device) -> str:
@@ -73,28 +73,29 @@ def host_memory_bytes() -> int | None:
 
 
 def _topology() -> Table:
-    table = _table("Topology", "what", "value")
     devices = jax.devices()
-    table.add_row("processes", f"{jax.process_count()} (this is {jax.process_index()})")
-    table.add_row("devices", f"{jax.device_count()}, {jax.local_device_count()} of this process")
+    rows = [
+        ("processes", f"{jax.process_count()} (this is {jax.process_index()})"),
+        ("devices", f"{jax.device_count()}, {jax.local_device_count()} of this process"),
+        ("host", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"),
+    ]
     slices = {getattr(d, "slice_index", None) for d in devices} - {None}
     if slices:
-        table.add_row("slices", str(len(slices)))
+        rows.append(("slices", str(len(slices))))
     placed = [d for d in devices if getattr(d, "coords", None) is not None]
-    for device in placed:
-        core = getattr(device, "core_on_chip", 0)
-        table.add_row(f"coords of {device}", f"{tuple(device.coords)} core {core}")
+    rows += [(f"coords of {d}", _place_of(d)) for d in placed]
     if not placed:
-        table.add_row("coords", "none: these devices have no places in a torus")
-    table.add_row("host", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores")
-    return table
+        rows.append(("coords", "none: these devices have no places in a torus"))
+    return _table("Topology", ("what", "value"), rows)
+
+
+def _place_of(device: Any) -> str:
+    return f"{tuple(device.coords)} core {getattr(device, 'core_on_chip', 0)}"
 
 
 def _extras() -> Table:
-    table = _table("Extras", "extra", "adds", "here", "install")
-    for extra in EXTRAS:
-        here = (extra.version or "yes") if extra.is_installed else "no"
-        table.add_row(
-            extra.name, extra.adds, here, "" if extra.is_installed else extra.install_command
-        )
-    return table
+    rows = [
+        (e.name, e.adds, (e.version or "yes") if e.is_installed else "no", e.install_command)
+        for e in EXTRAS
+    ]
+    return _table("Extras", ("extra", "adds", "here", "install"), rows)

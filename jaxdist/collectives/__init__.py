@@ -1,5 +1,7 @@
 """Combining values of replicas."""
 
+from jaxdist.collectives._across import gather_across as gather_across
+from jaxdist.collectives._across import reduce_across as reduce_across
 from jaxdist.collectives._dtypes import check_numeric as check_numeric
 from jaxdist.collectives._dtypes import result_dtype as result_dtype
 from jaxdist.collectives._hints import hints_of as hints_of
@@ -10,5 +12,3 @@ from jaxdist.collectives._mark import ASSUME_REPLICATED as ASSUME_REPLICATED
 from jaxdist.collectives._mark import assume_replicated as assume_replicated
 from jaxdist.collectives._reduce_op import ReduceOp as ReduceOp
 from jaxdist.collectives._reduce_op import reduce_op as reduce_op
-from jaxdist.collectives._across import gather as gather_across
-from jaxdist.collectives._across import reduce as reduce_across

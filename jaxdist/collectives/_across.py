@@ -20,7 +20,7 @@ from jaxdist.values import Form, Kind, PerReplica, placement_of
 HOST_BYTES = 64 * 1024
 
 
-def reduce(op: ReduceOp, name: str, value: Any, axis: Any, layout: ReplicaMesh) -> Any:
+def reduce_across(op: ReduceOp, name: str, value: Any, axis: Any, layout: ReplicaMesh) -> Any:
     """`Strategy.reduce` of one leaf."""
     dims = None if axis is None else _dims(name, axis)
     if isinstance(value, PerReplica):
@@ -92,9 +92,11 @@ def _reduce_per_replica(
 
 def _host_reduce(op: ReduceOp, rows: np.ndarray, over: tuple[int, ...], dtype: Any) -> np.ndarray:
     """NumPy's sum or mean, with half precision added up in float32 as XLA does."""
-    wide = np.dtype(np.float32) if np.dtype(dtype).itemsize < 4 and jnp.issubdtype(
-        dtype, jnp.floating
-    ) else np.dtype(dtype)
+    wide = (
+        np.dtype(np.float32)
+        if np.dtype(dtype).itemsize < 4 and jnp.issubdtype(dtype, jnp.floating)
+        else np.dtype(dtype)
+    )
     total = np.add.reduce(rows, axis=over, dtype=wide)
     if op is ReduceOp.MEAN:
         count = 1
@@ -131,7 +133,8 @@ def _reduce_held(
                 "Give axis=0 to reduce the rows of all replicas together."
             )
         return _from_host(_host_reduce(op, np.stack(arrays), (0,), dtype))
-    sums, count = [], 0
+    sums: list[np.ndarray] = []
+    count = 0
     for a in arrays:
         on = _checked_dims(name, a, dims)
         sums.append(_host_reduce(ReduceOp.SUM, a, on, dtype))
@@ -143,14 +146,14 @@ def _reduce_held(
     return _from_host(np.asarray(total, dtype))
 
 
-def gather(name: str, value: Any, axis: int, layout: ReplicaMesh) -> Any:
+def gather_across(name: str, value: Any, axis: int, layout: ReplicaMesh) -> Any:
     """`Strategy.gather` of one leaf."""
     caller = "Strategy.gather"
     if not isinstance(value, PerReplica):
         if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
             placed = placement_of(value, layout)
             if placed.kind is Kind.PER_REPLICA:
-                return gather(name, PerReplica.of_global(value), axis, layout)
+                return gather_across(name, PerReplica.of_global(value), axis, layout)
             if layout.num_replicas > 1 and _is_mirrored(value, layout):
                 dim = gather_dim(caller, name, value, axis)
                 held = np.asarray(value)
@@ -238,8 +241,9 @@ def _checked_local(
 
 def _from_host(array: np.ndarray) -> jax.Array:
     """An array of this process's default device, tied to none."""
-    array = array if array.dtype == jax.dtypes.canonicalize_dtype(array.dtype) else jnp.asarray(array)
-    return _compat.put_uncommitted(array) if isinstance(array, np.ndarray) else array
+    if array.dtype != jax.dtypes.canonicalize_dtype(array.dtype):
+        return jnp.asarray(array)
+    return _compat.put_uncommitted(array)
 
 
 def _settled(array: jax.Array) -> jax.Array:

@@ -73,19 +73,19 @@ class Grouper:
         missing = num_replicas - count
         if self._is_per_replica:
             dry = [i for i in range(num_replicas) if raw[i] is ENDED]
-            found = f"the datasets of replicas {dry} have ended, the others have not"
+            found = f"The datasets of replicas {dry} have ended, the others have not."
             drop = f"end every dataset after {index} element(s)"
         else:
             found = (
-                f"the dataset ended with {index * num_replicas + count} elements: {count} are "
-                f"left for {num_replicas} replicas, {missing} are missing"
+                f"The dataset ended with {index * num_replicas + count} elements: {count} are "
+                f"left for {num_replicas} replicas, {missing} are missing."
             )
             drop = f"drop the last {count} to get {index * num_replicas}"
+        remedy = f"Either {drop}, or add {missing} more." if index else f"Add {missing} more."
         return ShapeError(
-            f"{GROUP_CALLER} cannot give every replica a batch in step {index}.\n\n"
-            f"{found[0].upper()}{found[1:]}.\n\n"
+            f"{GROUP_CALLER} cannot give every replica a batch in step {index}.\n\n{found}\n\n"
             "Each replica takes one element in each step, and none is dropped silently.\n\n"
-            f"Either {drop}, or add {missing} more."
+            f"{remedy}"
         )
 
 

@@ -85,7 +85,8 @@ class DistributedIterator(Iterator[PyTree]):
         except StopIteration:
             raise
         except BaseException as error:
-            self._close(f"{type(error).__name__} ended it")
+            # Ctrl-C must not wait for a source that does not answer.
+            self._close(f"{type(error).__name__} ended it", waits=False)
             raise
         self._state = {"steps": self._state["steps"] + 1, "source": position}
         return batch
@@ -174,6 +175,7 @@ class DistributedIterator(Iterator[PyTree]):
         self._reader.check_can_seek()
         before: IteratorState = self._state
         self._prefetcher.close()
+        self._prefetcher.join()
         try:
             self._reader.seek(state["source"])
         except BaseException:
@@ -188,9 +190,9 @@ class DistributedIterator(Iterator[PyTree]):
         """End the reading ahead; batches that were not taken are dropped."""
         self._close("close() was called")
 
-    def _close(self, reason: str) -> None:
+    def _close(self, reason: str, *, waits: bool = True) -> None:
         self._closed_by = self._closed_by or reason
-        self._prefetcher.close()
+        self._prefetcher.close(waits=waits)
 
     def __enter__(self) -> "DistributedIterator":
         return self

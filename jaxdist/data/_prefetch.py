@@ -98,15 +98,26 @@ class Prefetcher(Generic[T]):
                 self._start()
         return item
 
-    def close(self) -> None:
-        """End the thread; elements that were read ahead are dropped."""
+    def close(self, *, waits: bool = True) -> None:
+        """End the thread; elements that were read ahead are dropped.
+
+        Args:
+            waits: Whether to wait (a few seconds at most) until the thread has ended.
+        """
         if not self._has_ended:
             self._has_ended = True
             self._head.clear()
             if self._finalizer is None:
                 self._finish()
-            else:
+            elif waits:
                 self._channel.stop_and_join()
+            else:
+                self._channel.stop()
+
+    def join(self) -> None:
+        """Wait for the thread, however long the source takes; nothing reads the source then."""
+        if self._channel.thread is not None:
+            self._channel.thread.join()
 
     def _pull(self) -> T:
         if self._has_ended:

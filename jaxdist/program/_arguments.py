@@ -146,9 +146,7 @@ def argument_name(path: Any) -> str:
 
 def unflatten(treedef: PyTreeDef, slots: tuple[Any, ...], dynamic: Any, nodes: Any) -> Any:
     """Put `(args, kwargs)` together from new values for the traced leaves and NNX objects."""
-    leaves = [
-        _filled(s, dynamic, nodes) for s in slots
-    ]
+    leaves = [_filled(s, dynamic, nodes) for s in slots]
     return jax.tree_util.tree_unflatten(treedef, leaves)
 
 

@@ -76,8 +76,9 @@ class KeptGraph:
     compared by identity.
     """
 
-    def __init__(self, nodes: tuple[Any, ...]) -> None:
-        self._roots = tuple(weakref.ref(n) for n in nodes)
+    def __init__(self, nodes: tuple[Any, ...], forget: Callable[[Any], object]) -> None:
+        # The list holds the variables, so it goes when one of the objects goes.
+        self._roots = tuple(weakref.ref(n, forget) for n in nodes)
         # The C++ call paths of the step that runs on these objects, by static arguments.
         self.dispatchers: dict[Any, Callable[..., Any]] = {}
         self.shape, leaves = shape_of(nodes)

@@ -40,8 +40,17 @@ EQUALISING = frozenset(
 
 # A result of its own for each replica, even from equal operands.
 SCATTERING = frozenset(
-    {"reduce_scatter", "psum_scatter", "all_to_all", "ragged_all_to_all", "ppermute", "pgather",
-     "psend", "precv", "axis_index"}
+    {
+        "reduce_scatter",
+        "psum_scatter",
+        "all_to_all",
+        "ragged_all_to_all",
+        "ppermute",
+        "pgather",
+        "psend",
+        "precv",
+        "axis_index",
+    }
 )
 
 COLLECTIVES = (EQUALISING | SCATTERING) - {"axis_index"}

@@ -161,13 +161,9 @@ class Program:
             out = self.outputs[count + number]
             if out.kind is not Kind.PER_REPLICA:
                 return number
-            return PerReplica.of_global(
-                number, scalars=scalar_form(out.shape) is Form.SCALARS
-            )
+            return PerReplica.of_global(number, scalars=scalar_form(out.shape) is Form.SCALARS)
 
-        result = jax.tree.map(
-            node, self.traced.template, is_leaf=lambda x: isinstance(x, Static)
-        )
+        result = jax.tree.map(node, self.traced.template, is_leaf=lambda x: isinstance(x, Static))
         return (list(range(count)), result) if self.signature.graph is not None else result
 
     def lowered(self) -> jax.stages.Lowered:
@@ -213,9 +209,13 @@ class Program:
         return CompiledProgram(self, self.lowered().compile())
 
     def __repr__(self) -> str:
+        layout = self.layout
+        where = (
+            f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
+            f"{layout.platform}"
+        )
         lines = [
-            f"Program {self.name} for {self.layout.num_replicas} replica(s) x "
-            f"{self.layout.num_logical} logical device(s) on {self.layout.platform}",
+            f"Program {self.name} for {where}",
             *_section("inputs", self.inputs),
             *_section("results", self.results),
             "  collectives:",
@@ -251,7 +251,8 @@ class CompiledProgram:
         """The optimized HLO.
 
         Example:
-            >>> "ENTRY" in OneDeviceStrategy("cpu:0").lower(lambda: 1 + jnp.ones(2)).compile().as_text()
+            >>> program = OneDeviceStrategy("cpu:0").lower(lambda: 1 + jnp.ones(2))
+            >>> "ENTRY" in program.compile().as_text()
             True
         """
         return self.executable.as_text() or ""
@@ -280,10 +281,7 @@ def input_differences(
 ) -> list[frozenset[str]]:
     """For each input of the trace, the axes over which it may differ."""
     return [
-        NONE
-        if type(o) is not Argument
-        or signature.inputs[o].kind is Kind.MIRRORED
-        else axes
+        NONE if type(o) is not Argument or signature.inputs[o].kind is Kind.MIRRORED else axes
         for o in traced.operands
     ]
 
@@ -305,12 +303,10 @@ def build(
     differs = [bool(d) for d in found.outputs]
     extra = _check_variables(signature, differs, traced, layout)
     if axes:
-        check_functional_state(
-            signature, traced, differs, donated_args, layout.num_replicas, where
-        )
-    graph_names = [signature.graph.name(i) for i in range(traced.num_graph)] if (
-        signature.graph
-    ) else []
+        check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
+    graph_names = (
+        [signature.graph.name(i) for i in range(traced.num_graph)] if (signature.graph) else []
+    )
     outputs = []
     names = [*graph_names, *traced.paths]
     results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
@@ -325,7 +321,7 @@ def build(
         traced,
         tuple(outputs),
         (*found.collectives, *extra),
-        tuple([*graph_names, *input_names]),
+        (*graph_names, *input_names),
         tuple(differs),
         tuple(donated),
     )

@@ -138,7 +138,11 @@ class _Walk:
     ) -> list[Differs]:
         consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
         inside = None if times is None else times * eqn.params["length"]
-        held, state, rows = inputs[:consts], inputs[consts : consts + carry], inputs[consts + carry :]
+        held, state, rows = (
+            inputs[:consts],
+            inputs[consts : consts + carry],
+            inputs[consts + carry :],
+        )
         while True:
             out = self.jaxpr(eqn.params["jaxpr"], held + state + rows, under, inside)
             grown = [a | b for a, b in zip(state, out[:carry], strict=True)]
@@ -149,7 +153,11 @@ class _Walk:
     def _while(self, eqn: Any, inputs: list[Differs], under: Differs) -> list[Differs]:
         p = eqn.params
         split = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
-        of_cond, of_body, state = inputs[: split[0]], inputs[split[0] : split[1]], inputs[split[1] :]
+        of_cond, of_body, state = (
+            inputs[: split[0]],
+            inputs[split[0] : split[1]],
+            inputs[split[1] :],
+        )
         inside = under
         while True:
             goes_on = self.jaxpr(p["cond_jaxpr"], of_cond + state, inside, None)
@@ -179,9 +187,7 @@ def _record(
 ) -> TracedCollective:
     avals = [v.aval for v in eqn.invars]
     size = sum(int(a.size) * a.dtype.itemsize for a in avals)
-    return TracedCollective(
-        name, named, size, len(avals), grouped, _compat.source_of(eqn), times
-    )
+    return TracedCollective(name, named, size, len(avals), grouped, _compat.source_of(eqn), times)
 
 
 def _may_not_reach(eqn: Any, name: str) -> str:

@@ -13,7 +13,9 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from jaxdist import _compat
 
-_REDUCTIONS = frozenset({"psum", "pmax", "pmin", "reduce_scatter", "psum_scatter", "psum_invariant"})
+_REDUCTIONS = frozenset(
+    {"psum", "pmax", "pmin", "reduce_scatter", "psum_scatter", "psum_invariant"}
+)
 _SUBPROGRAMS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "cond_jaxpr", "body_jaxpr", "branches")
 _INLINED = frozenset(
     {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "closed_call", "core_call"}
@@ -52,16 +54,12 @@ def _equation(eqn: Any, operands: list[Any]) -> list[Any]:
     if _is_narrow_reduction(eqn):
         wide = [_widen(x) for x in operands]
         results = _bind(eqn, wide, eqn.params)
-        return [
-            r.astype(v.aval.dtype) for r, v in zip(results, eqn.outvars, strict=True)
-        ]
+        return [r.astype(v.aval.dtype) for r, v in zip(results, eqn.outvars, strict=True)]
     if not any(needs_widening(s) for s in _subprograms(eqn)):
         return _bind(eqn, operands, eqn.params)
     if eqn.primitive.name in _INLINED:
         inner = next(iter(_subprograms(eqn)))
-        return call_widened(
-            getattr(inner, "jaxpr", inner), operands, getattr(inner, "consts", ())
-        )
+        return call_widened(getattr(inner, "jaxpr", inner), operands, getattr(inner, "consts", ()))
     params = {k: _widened(v) if k in _SUBPROGRAMS else v for k, v in eqn.params.items()}
     return _bind(eqn, operands, params)
 

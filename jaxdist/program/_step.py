@@ -29,7 +29,6 @@ from jaxdist.program._trace import InSlot, Signature
 from jaxdist.runtime import CPU_STEPS
 from jaxdist.values import Form, PerReplica, checked_per_replica, placement_of
 
-
 # Lists of variables hold them, so only those of the last few models that a step ran on are kept.
 MAX_KEPT_GRAPHS = 8
 
@@ -59,7 +58,10 @@ class Step:
     """Runs one function. `call` is the way in; it changes as more is known of the arguments."""
 
     def __init__(
-        self, fn: Callable[..., Any], options: _options.RunOptions, strategy: Any,
+        self,
+        fn: Callable[..., Any],
+        options: _options.RunOptions,
+        strategy: Any,
         watch: RetraceWatch,
     ) -> None:
         self._fn = weakref.ref(fn) if type(fn).__name__ == "function" else (lambda: fn)
@@ -95,9 +97,7 @@ class Step:
         self._check_donation(call, ready.program, (args, kwargs))
         results = ready.compiled(*call.leaves)
         if not ready.has_record:
-            ready.record = _compat.fast_call_record(
-                ready.compiled, results, ready.program.template
-            )
+            ready.record = _compat.fast_call_record(ready.compiled, results, ready.program.template)
             ready.has_record = True
         self._throttle(ready.program, results)
         rebuilt = ready.program.rebuild(results)
@@ -156,13 +156,11 @@ class Step:
         key = tuple(id(n) for n in flat.nodes)
         kept = self._kept.get(key)
         if kept is None or not kept.is_current():
-            kept = KeptGraph(tuple(flat.nodes))
+            held = self._kept
+            kept = KeptGraph(tuple(flat.nodes), lambda _: held.pop(key, None))
             if len(self._kept) >= MAX_KEPT_GRAPHS:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[key] = kept
-            for node in flat.nodes:
-                # The list holds the variables, so it goes when the module goes.
-                weakref.finalize(node, self._kept.pop, key, None).atexit = False
         return kept
 
     # Programs.
@@ -226,7 +224,7 @@ class Step:
             return []
         graph = call.signature.graph
         offset = len(graph.paths) if graph else 0
-        donated = []
+        donated: list[int] = []
         for path, slot in zip(self._paths(given), call.flat.slots, strict=True):
             if path[0].idx != 0 or path[1].idx not in self._options.donate_argnums:
                 continue
@@ -327,8 +325,12 @@ class _Plan:
 
     @classmethod
     def of(
-        cls, flat: Flat, args: tuple[Any, ...], kwargs: dict[str, Any],
-        numbers: frozenset[int], names: frozenset[str],
+        cls,
+        flat: Flat,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        numbers: frozenset[int],
+        names: frozenset[str],
     ) -> "_Plan | None":
         """The plan for calls like this one; None where such an argument is inside another."""
         static = [i for i, a in enumerate(args) if i in numbers or _is_static_leaf(a)]
@@ -337,9 +339,11 @@ class _Plan:
         taken = len(static) + len(named) + len(nodes)
         special = sum(isinstance(s, (Static, GraphNode)) for s in flat.slots)
         distinct = len({id(args[i]) for i in nodes}) == len(nodes) == len(flat.nodes)
-        return cls(tuple(static), tuple(named), tuple(nodes)) if (
-            taken == special and distinct
-        ) else None
+        return (
+            cls(tuple(static), tuple(named), tuple(nodes))
+            if (taken == special and distinct)
+            else None
+        )
 
 
 def _is_static_leaf(x: Any) -> bool:
@@ -386,9 +390,7 @@ class _Planned:
         kept.write(state)
         return result
 
-    def _new(
-        self, kept: KeptGraph | None, count: int, static: list[Any]
-    ) -> Callable[..., Any]:
+    def _new(self, kept: KeptGraph | None, count: int, static: list[Any]) -> Callable[..., Any]:
         plan = self.plan
         numbers = plan.static_numbers
         fixed = dict(zip(numbers, static, strict=False))
@@ -445,4 +447,3 @@ def _difference(before: Signature, now: Signature, names: Sequence[str]) -> str:
                 f"{b.kind.value} {b.dtype}{list(b.shape)}"
             )
     return ", ".join(itertools.islice(changed, 3)) or "nothing that can be named"
-

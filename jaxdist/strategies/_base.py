@@ -517,7 +517,8 @@ class Strategy:
 
     @final
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[data.InputContext], Any],
+        self,
+        dataset_fn: Callable[[data.InputContext], Any],
         options: data.InputOptions | None = None,
     ) -> Any:
         """Give consecutive elements of the dataset that `dataset_fn` makes to the replicas.
@@ -583,6 +584,3 @@ class Strategy:
 
 def _is_per_replica(x: Any) -> bool:
     return isinstance(x, PerReplica)
-
-
-

@@ -237,6 +237,3 @@ class StrategyExtended:
 
     def __repr__(self) -> str:
         return f"StrategyExtended({self._strategy!r})"
-
-
-

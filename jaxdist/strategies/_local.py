@@ -60,9 +60,7 @@ def from_function(
     """Call `value_fn` for each replica of this process and put the results side by side."""
     made = [
         value_fn(
-            data.ValueContext(
-                replica_id_in_sync_group=r, num_replicas_in_sync=layout.num_replicas
-            )
+            data.ValueContext(replica_id_in_sync_group=r, num_replicas_in_sync=layout.num_replicas)
         )
         for r in layout.local_replicas
     ]

@@ -38,8 +38,7 @@ def load_digits(test_fraction: float, seed: int) -> Digits:
     require_extra("scikit-learn", "load the handwritten digits")
     from sklearn import datasets
 
-    loaded: tuple[np.ndarray, np.ndarray] = datasets.load_digits(return_X_y=True)
-    pixels, labels = loaded
+    pixels, labels = map(np.asarray, datasets.load_digits(return_X_y=True))
     images = (pixels / _BRIGHTEST).astype(np.float32).reshape(-1, 8, 8, 1)
     order = np.random.default_rng(seed).permutation(len(labels))
     held_out = min(max(1, round(len(labels) * test_fraction)), len(labels) - 1)

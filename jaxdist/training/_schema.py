@@ -21,7 +21,7 @@ class Within:
     """
 
     low: float
-    high: float = math.inf
+    high: float = math.inf  # finite numbers only, all the same
     is_open: bool = False
 
     def broken_by(self, value: float) -> str | None:
@@ -33,8 +33,8 @@ class Within:
         if holds:
             return None
         if math.isinf(self.high):
-            return f"must be {'more than' if self.is_open else 'at least'} {self.low:g}"
-        between = f"must lie between {self.low:g} and {self.high:g}"
+            return f"must be {'more than' if self.is_open else 'at least'} {self.low}"
+        between = f"must lie between {self.low} and {self.high}"
         return f"{between}, both left out" if self.is_open else between
 
 

@@ -245,7 +245,8 @@ class _Run:
     # Checkpoints
 
     def _state(self) -> Any:
-        return {"model": nnx.state(self.net), "optimizer": nnx.state(self.optimizer)}
+        modules = {"model": self.net, "optimizer": self.optimizer}
+        return {name: nnx.to_pure_dict(nnx.state(module)) for name, module in modules.items()}
 
     def _save(self, step: int, _: None) -> None:
         self._settle()
@@ -276,8 +277,8 @@ class _Run:
         check_not_beyond(self.checkpoints.directory, restored, self.config.training.steps)
         for path in restored.set_aside:
             self._say(f"damaged checkpoint moved to {_short(path)}")
-        nnx.update(self.net, restored.state["model"])
-        nnx.update(self.optimizer, restored.state["optimizer"])
+        _load(self.net, restored.state["model"])
+        _load(self.optimizer, restored.state["optimizer"])
         self.first_step = self.step = restored.step
         self.start = Position(**restored.notes["position"])
         self.history = History(**restored.notes["history"])
@@ -322,6 +323,12 @@ class _Run:
         if output.picture:
             title = f"digits, {report.num_replicas} replicas, {report.accuracy:.2%}"
             draw_learning_curve(folder / output.picture, self.history, title=title)
+
+
+def _load(module: nnx.Pytree, values: dict[str, Any]) -> None:
+    state = nnx.state(module)
+    nnx.replace_by_pure_dict(state, values)
+    nnx.update(module, state)
 
 
 def _short(path: Path) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
@@ -198,10 +198,13 @@ def _assembled(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
     """One array over the logical devices of each replica, where the rest of the dims is split."""
     lead, *rest = tuple(sharding.spec)
     axes = (lead,) if isinstance(lead, str) else tuple(lead or ())
-    layout = ReplicaMesh(sharding.mesh, axes)
+    mesh = sharding.mesh
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"an array cannot lie on {mesh}")
+    layout = ReplicaMesh(mesh, axes)
     by_device = {s.device: s.data for s in array.addressable_shards}
     local = (array.shape[0] // layout.num_replicas, *array.shape[1:])
-    pieces = []
+    pieces: list[jax.Array] = []
     for replica in layout.local_replicas:
         here = NamedSharding(layout.replica_mesh(replica), PartitionSpec(None, *rest))
         parts = [by_device[d] for d in layout.device_grid[replica]]

@@ -1,0 +1,1 @@
+"""One file per claim about speed and size; `python -m benchmarks` prints a line for each."""

@@ -1,0 +1,183 @@
+"""The driver: one process per arm, one short burst of each in turn, ratios per round."""
+
+import contextlib
+import dataclasses
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from benchmarks._lines import Need, SkipLine, TimeLine
+from benchmarks._process import ArmError, ArmProcess
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How long and how large.
+
+    Args:
+        is_full: More steps per burst and more sizes.
+        is_smoke: One round of a few steps at one size, to see that everything runs.
+        tensorflow: Interpreter of an environment that has TensorFlow, or None.
+        report: Called with one line on what is being measured.
+    """
+
+    is_full: bool = False
+    is_smoke: bool = False
+    tensorflow: str | None = None
+    report: Callable[[str], object] = lambda _: None
+
+    @property
+    def rounds(self) -> int:
+        """Timed rounds, after one warm round."""
+        return 1 if self.is_smoke else 15 if self.is_full else 9
+
+    def steps(self, quick: int) -> int:
+        """Steps of a burst that has `quick` of them in a quick run."""
+        return max(2, quick // 100) if self.is_smoke else quick * 4 if self.is_full else quick
+
+    def sizes(self, *quick: int, full: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """Numbers of replicas to measure; `full` adds some, and a smoke run takes two."""
+        if self.is_smoke:
+            return (2,)
+        return full if self.is_full and full is not None else quick
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """A function that makes a `Loop`, by name, and the process that it shall run in."""
+
+    make: Callable[..., Any]
+    params: Mapping[str, Any]
+    is_tensorflow: bool = False
+
+
+def arm(make: Callable[..., Any], **params: Any) -> Arm:
+    """An arm in an environment like the driver's own."""
+    return Arm(make, params)
+
+
+def tensorflow_arm(make: Callable[..., Any], **params: Any) -> Arm:
+    """An arm in the environment that has TensorFlow."""
+    return Arm(make, params, is_tensorflow=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Race:
+    """Seconds per step of every arm in every round."""
+
+    row: str
+    size: str
+    wall: Mapping[str, tuple[float, ...]]
+    cpu: Mapping[str, tuple[float, ...]]
+    facts: Mapping[str, Mapping[str, Any]]
+
+    def line(self, arm: str, comparator: str, need: Need) -> TimeLine:
+        """Compare two arms."""
+        return TimeLine(
+            self.row,
+            self.size,
+            arm,
+            comparator,
+            statistics.median(self.wall[arm]) * 1e6,
+            statistics.median(self.wall[comparator]) * 1e6,
+            _ratios(self.wall[arm], self.wall[comparator]),
+            statistics.median(_ratios(self.cpu[arm], self.cpu[comparator])),
+            need,
+        )
+
+
+def _ratios(over: tuple[float, ...], under: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(a / max(b, 1e-12) for a, b in zip(over, under, strict=True))
+
+
+class Bench:
+    """Runs arms for one row after the other; leaving the `with` block ends all processes.
+
+    Each row has fresh processes, one for each arm; in a smoke run rows share them.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._row = ""
+        self._processes: dict[tuple[str, int | None], ArmProcess] = {}
+
+    @contextlib.contextmanager
+    def row(self, name: str) -> Iterator["Bench"]:
+        """Measure for this row; its processes end with the block."""
+        self._row = name
+        try:
+            yield self
+        finally:
+            if not self.options.is_smoke:
+                self.close()
+
+    def process(self, label: str, *, devices: int | None = 8) -> ArmProcess:
+        """The process of this arm; `devices=None` is the TensorFlow environment."""
+        key = (label, devices)
+        if key not in self._processes:
+            python = sys.executable if devices is not None else self.options.tensorflow
+            if python is None:
+                raise ArmError("no environment with TensorFlow was named")
+            self._processes[key] = ArmProcess(python, devices=devices)
+        return self._processes[key]
+
+    def race(
+        self,
+        size: str,
+        arms: Mapping[str, Arm],
+        steps: int | Mapping[str, int],
+        *,
+        devices: int = 8,
+    ) -> Race:
+        """Interleave the arms, one burst each per round, after one warm round."""
+        self.options.report(f"row {self._row}: {size}: {', '.join(arms)}")
+        count = {a: steps if isinstance(steps, int) else steps[a] for a in arms}
+        # All start before the first is waited for.
+        running = {
+            label: self.process(label, devices=None if arm.is_tensorflow else devices)
+            for label, arm in arms.items()
+        }
+        for label, process in running.items():
+            process.make(arms[label].make, **arms[label].params)
+        wall: dict[str, list[float]] = {label: [] for label in arms}
+        cpu: dict[str, list[float]] = {label: [] for label in arms}
+        for number in range(1 + self.options.rounds):
+            for label, process in running.items():
+                seconds = process.burst(count[label])
+                if number:
+                    wall[label].append(seconds[0])
+                    cpu[label].append(seconds[1])
+        return Race(
+            self._row,
+            size,
+            {k: tuple(v) for k, v in wall.items()},
+            {k: tuple(v) for k, v in cpu.items()},
+            {label: process.facts() for label, process in running.items()},
+        )
+
+    def without_tensorflow(self, what: str) -> SkipLine | None:
+        """The line that says that a comparison is left out, where no TensorFlow was named."""
+        if self.options.tensorflow is not None:
+            return None
+        return SkipLine(
+            self._row,
+            f"{what}: no TensorFlow named (--tensorflow PYTHON or JAXDIST_BENCH_TENSORFLOW)",
+        )
+
+    def close(self) -> None:
+        """End all processes."""
+        while self._processes:
+            self._processes.popitem()[1].close()
+
+    def __enter__(self) -> "Bench":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
