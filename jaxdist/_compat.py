@@ -1,4 +1,4 @@
-"""The one file that knows which JAX is installed; every use of private JAX is here.
+"""The one file that knows which JAX is installed; every use of private JAX or Flax is here.
 
 Each entry says what it waits for. Works with JAX 0.10.2 to 0.12.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
 from jax._src import tree_util as _tree_util
@@ -138,6 +139,22 @@ def put_uncommitted(array: np.ndarray) -> jax.Array:
     layout = jax.sharding.SingleDeviceSharding(device)
     placed: jax.Array = _pxla.batched_device_put(aval, layout, [array], [device], committed=False)
     return placed
+
+
+def set_variables(variables: Sequence[nnx.Variable[Any]], values: Sequence[Any]) -> None:
+    """Give NNX variables new values, a tenth of the time of `set_raw_value` on each.
+
+    `set_raw_value` compares the trace of the caller with that of the variable every time; one
+    variable is checked here for all. Waits for a way to set many variables at once.
+    """
+    plain = nnx.Variable.set_raw_value
+    checked = False
+    for variable, value in zip(variables, values, strict=True):
+        if checked and type(variable).set_raw_value is plain:
+            object.__setattr__(variable, "_raw_value", value)
+        else:
+            variable.set_raw_value(value)
+            checked = True
 
 
 def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:

@@ -29,7 +29,8 @@ def show_info(console: Console | None = None) -> int:
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        # A command is copied from the screen: in one line.
+        table.add_column(column, overflow="fold", no_wrap=column == "install")
     for row in rows:
         # As Text: rich would take 'jaxdist[grain]' for markup and swallow the extra.
         table.add_row(*map(Text, row))

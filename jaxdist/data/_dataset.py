@@ -233,8 +233,9 @@ def distribute_datasets_from_function(
 
     def open_reader() -> Reader:
         if not is_per_replica:
-            return GroupReader(sources[0].open(), num_replicas)
-        return ParallelReader([_open(s, d) for s, d in zip(sources, devices, strict=True)], devices)
+            return GroupReader(sources[0].open(), num_replicas, placer.keep)
+        readers = [_open(s, d) for s, d in zip(sources, devices, strict=True)]
+        return ParallelReader(readers, devices, placer.keep)
 
     return DistributedDataset(
         f"{sources[0]!r} from a function, over {num_replicas} replicas",

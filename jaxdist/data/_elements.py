@@ -98,7 +98,8 @@ def listed(lines: list[str]) -> str:
     return "\n".join(shown + ([f"  and {more} more"] if more > 0 else []))
 
 
-def _is_numeric(dtype: Any) -> bool:
+def is_numeric(dtype: Any) -> bool:
+    """Whether devices can hold arrays of `dtype`."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return True
     # NumPy's long doubles count as numbers and no device has them.
@@ -110,7 +111,7 @@ def _is_numeric(dtype: Any) -> bool:
 def _check_numeric(caller: str, raw: Any, arrays: list[Any], index: int) -> None:
     bad = []
     for (path, leaf), array in zip(jax.tree.leaves_with_path(raw), arrays, strict=True):
-        if not _is_numeric(array.dtype):
+        if not is_numeric(array.dtype):
             held = f" of dtype {array.dtype}" if isinstance(leaf, np.ndarray) else ""
             shown = "" if isinstance(leaf, np.ndarray) else f": {leaf!r:.60}"
             bad.append(f"{leaf_name(path)} is a {type(leaf).__name__}{held}{shown}")

@@ -35,12 +35,3 @@ def own_rows(array: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
     # 'clip' lets NumPy write into `copy` at once; 'raise' goes through a second buffer.
     np.take(array, rows, axis=0, out=copy, mode="clip")
     return copy
-
-
-def own_joined(pieces: list[np.ndarray], dtype: np.dtype[Any]) -> np.ndarray:
-    """Pieces of one shape, one after the other on dim 0 (scalars side by side), copied."""
-    shape = pieces[0].shape or (1,)
-    joined = aligned_empty((len(pieces) * shape[0], *shape[1:]), dtype)
-    for i, piece in enumerate(pieces):
-        np.copyto(joined[i * shape[0] : (i + 1) * shape[0]], piece, casting="unsafe")
-    return joined

@@ -203,7 +203,7 @@ class DistributedIterator(Iterator[PyTree]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        self._close("its with block was left", waits=kind is not KeyboardInterrupt)
 
 
 class OptionalBatch:

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdist.data._elements import Leaf, on_device
-from jaxdist.data._host import own, own_joined
+from jaxdist.data._elements import Leaf, as_array, is_numeric, on_device
+from jaxdist.data._host import own
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._per_replica import PerReplica
 
@@ -47,8 +47,14 @@ class Placer:
             leaf = np.asarray(leaf)
         return self._from_host(leaf, is_ours=self._gives_up_memory)
 
+    def keep(self, raw: Any) -> Any:
+        """An element as it is now, though its source is asked for more before it is placed."""
+        if self._gives_up_memory or self._layout.num_replicas == 1:
+            return raw
+        return jax.tree.map(_kept, raw)
+
     def join(self, pieces: Sequence[Leaf]) -> Any:
-        """One array for each replica.
+        """One array for each replica, from elements that went through `keep`.
 
         Shapes:
             In: `R` times `[b, ...]`, or `R` scalars. Out: as `split` gives it.
@@ -59,27 +65,37 @@ class Placer:
         if self._layout.num_replicas == 1:
             return self._from_host(host[0], is_ours=self._gives_up_memory)
         dtype = on_device(host[0].dtype)
-        return self._from_host(own_joined(host, dtype), is_ours=True, ndim=host[0].ndim)
+        host = [p if p.dtype == dtype else own(p, dtype) for p in host]
+        if not self._fetches:
+            return PerReplica(host)
+        local = host[0].shape
+        rows: list[np.ndarray] = host if local else [p.reshape(1) for p in host]
+        shape = (len(rows) * rows[0].shape[0], *local[1:])
 
-    def _from_host(self, array: np.ndarray, *, is_ours: bool, ndim: int | None = None) -> Any:
+        def rows_of(index: tuple[slice, ...] | None) -> np.ndarray:
+            start = index[0].start if index else None
+            return rows[(start or 0) // max(rows[0].shape[0], 1)]
+
+        array = jax.make_array_from_callback(shape, self._layout.per_replica, rows_of)
+        return self._wrapped(array, len(local))
+
+    def _from_host(self, array: np.ndarray, *, is_ours: bool) -> Any:
         dtype = on_device(array.dtype)
         if dtype != array.dtype or (self._copies and not is_ours):
             array = own(array, dtype)
-        ndim = array.ndim if ndim is None else ndim
         if not self._fetches:
-            return self._on_host(array, ndim)
+            return self._on_host(array)
         sharding = self._sharding(array.ndim)
         # Cheaper than `device_put`, which looks at the whole pytree (PERF §4).
         placed = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
         if not self._copies:
             placed.block_until_ready()  # See [Note: who owns a batch]
-        return self._wrapped(placed, ndim)
+        return self._wrapped(placed, array.ndim)
 
-    def _on_host(self, array: np.ndarray, ndim: int) -> Any:
+    def _on_host(self, array: np.ndarray) -> Any:
         if self._layout.num_replicas == 1:
             return array
-        parts = np.split(array, self._layout.num_replicas)
-        return PerReplica([p.reshape(p.shape[1:]) if ndim == 0 else p for p in parts])
+        return PerReplica(np.split(array, self._layout.num_replicas))
 
     def _joined_on_devices(self, pieces: Sequence[Leaf]) -> Any:
         layout, local = self._layout, pieces[0].shape
@@ -102,3 +118,10 @@ class Placer:
         if self._layout.num_replicas == 1:
             return array
         return PerReplica.of_global(array, scalars=ndim == 0)
+
+
+def _kept(leaf: Any) -> Any:
+    array = as_array(leaf)
+    if isinstance(array, jax.Array) or not is_numeric(array.dtype):
+        return leaf
+    return own(array, on_device(array.dtype))

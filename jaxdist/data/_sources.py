@@ -13,6 +13,8 @@ from jaxdist.data._batches import Batches
 from jaxdist.data._cardinality import UNKNOWN_CARDINALITY, cardinality_of
 from jaxdist.errors import ArgumentTypeError, ContextError
 
+Keep = Callable[[Any], Any]
+
 
 class Reader(Protocol):
     """One pass over a dataset."""
@@ -105,18 +107,23 @@ class SingleReader:
 
 
 class GroupReader:
-    """Elements `count` at a time, in order, from one pass; fewer in the last group."""
+    """Elements `count` at a time, in order, from one pass; fewer in the last group.
 
-    def __init__(self, reader: SingleReader, count: int) -> None:
+    Each goes through `keep` before the next is asked for, since a source may use its arrays
+    again.
+    """
+
+    def __init__(self, reader: SingleReader, count: int, keep: Keep) -> None:
         self._reader = reader
         self._count = count
+        self._keep = keep
 
     def read(self) -> list[Any]:
         """The next group, or `StopIteration`."""
-        group = [self._reader.read()]
+        group = [self._keep(self._reader.read())]
         with contextlib.suppress(StopIteration):
             while len(group) < self._count:
-                group.append(self._reader.read())
+                group.append(self._keep(self._reader.read()))
         return group
 
     def position(self) -> Any:
@@ -139,9 +146,12 @@ class GroupReader:
 class ParallelReader:
     """One element of each of several passes at a time; fewer where some have ended."""
 
-    def __init__(self, readers: list[SingleReader], devices: list[jax.Device | None]) -> None:
+    def __init__(
+        self, readers: list[SingleReader], devices: list[jax.Device | None], keep: Keep
+    ) -> None:
         self._readers = readers
         self._devices = devices
+        self._keep = keep
 
     def read(self) -> list[Any]:
         """One element of each pass, None where it has ended; `StopIteration` where all have."""
@@ -153,7 +163,7 @@ class ParallelReader:
     def _read_one(self, reader: SingleReader, device: jax.Device | None) -> Any:
         with jax.default_device(device) if device is not None else contextlib.nullcontext():
             try:
-                return reader.read()
+                return self._keep(reader.read())
             except StopIteration:
                 return ENDED
 

@@ -1,6 +1,8 @@
 """Flax NNX objects as arguments: their variables go in as leaves and come back in place."""
 
 import dataclasses
+import itertools
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +11,7 @@ import jax
 from flax import nnx
 from jax.tree_util import PyTreeDef
 
+from jaxdist import _compat
 from jaxdist.errors import ArgumentTypeError, StateDivergenceError
 
 
@@ -83,13 +86,13 @@ class KeptGraph:
         self.dispatchers: dict[Any, Callable[..., Any]] = {}
         self.shape, leaves = shape_of(nodes)
         by_path: dict[Any, Any] = {}
-        self._watched: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
+        self._attributes: list[dict[str, Any]] = []
         for path, value in nnx.iter_graph(nodes):
             if isinstance(value, nnx.Variable):
                 by_path.setdefault(path, value)
             elif isinstance(value, nnx.Pytree):
-                attributes = vars(value)
-                self._watched.append((attributes, tuple(attributes.values())))
+                self._attributes.append(vars(value))
+        self._seen = [x for attributes in self._attributes for x in attributes.values()]
         missing = [p for p in self.shape.paths if p not in by_path]
         if missing or len(set(self.shape.paths)) != len(leaves):
             raise ArgumentTypeError(
@@ -107,13 +110,10 @@ class KeptGraph:
 
     def is_current(self) -> bool:
         """Whether no object of the graph has had an attribute replaced, added or removed."""
-        for attributes, values in self._watched:
-            if len(attributes) != len(values):
-                return False
-            for now, then in zip(attributes.values(), values, strict=True):
-                if now is not then:
-                    return False
-        return True
+        if sum(map(len, self._attributes)) != len(self._seen):
+            return False
+        now = itertools.chain.from_iterable(map(dict.values, self._attributes))
+        return all(map(operator.is_, now, self._seen))
 
     def read(self) -> list[Any]:
         """The values of all variables."""
@@ -122,9 +122,7 @@ class KeptGraph:
     def write(self, values: Sequence[Any]) -> None:
         """Give every variable its new value; an interruption leaves none half done."""
         try:
-            for variable, value in zip(self.variables, values, strict=True):
-                variable.set_raw_value(value)
-        except BaseException:
-            for variable, value in zip(self.variables, values, strict=True):
-                variable.set_raw_value(value)
+            _compat.set_variables(self.variables, values)
+        except KeyboardInterrupt:
+            _compat.set_variables(self.variables, values)
             raise

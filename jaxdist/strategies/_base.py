@@ -184,7 +184,7 @@ class Strategy:
             f"It belongs outside, in the cross-replica context.\n\n{remedy}"
         )
 
-    def _check_across(self, what: str, instead: str) -> replica.Frame | None:
+    def _check_across(self, what: str, remedy: str) -> replica.Frame | None:
         """The current frame, refused inside a replica and under another strategy."""
         frame = replica.current_frame()
         if frame is None:
@@ -192,11 +192,7 @@ class Strategy:
         if frame.strategy is not self:
             self._mixing(what, frame)
         if frame.replica is not None:
-            self._not_here(
-                what,
-                frame,
-                f"Inside a replica use jaxdist.get_replica_context().{instead}, or merge_call.",
-            )
+            self._not_here(what, frame, remedy)
         return frame
 
     # Running
@@ -363,7 +359,7 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.reduce`.
         """
-        frame = self._check_across("reduce", "all_reduce")
+        frame = self._check_across("reduce", _inside("all_reduce"))
         op = collectives.reduce_op("Strategy.reduce", reduce_op)
         collectives.hints_of("Strategy.reduce", options, experimental_hints)
         if frame is not None and frame.in_merge:
@@ -412,7 +408,7 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.gather`.
         """
-        frame = self._check_across("gather", "all_gather")
+        frame = self._check_across("gather", _inside("all_gather"))
         collectives.hints_of("Strategy.gather", options, experimental_hints)
         if frame is not None and frame.in_merge:
             return _in_merge.gather(value, axis, self.layout)
@@ -472,7 +468,7 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.experimental_distribute_values_from_function`.
         """
-        self._check_across("experimental_distribute_values_from_function", "merge_call")
+        self._check_across("experimental_distribute_values_from_function", _BEFORE)
         is_callable("experimental_distribute_values_from_function", value_fn)
         with replica.entered(None):
             return _local.from_function(value_fn, self.layout, unwrap=self._unwraps)
@@ -512,7 +508,7 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.experimental_distribute_dataset`.
         """
-        self._check_across("experimental_distribute_dataset", "strategy")
+        self._check_across("experimental_distribute_dataset", _BEFORE)
         return data.distribute_dataset(dataset, self.layout, options)
 
     @final
@@ -552,7 +548,7 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.distribute_datasets_from_function`.
         """
-        self._check_across("distribute_datasets_from_function", "strategy")
+        self._check_across("distribute_datasets_from_function", _BEFORE)
         is_callable("distribute_datasets_from_function", dataset_fn)
         return data.distribute_datasets_from_function(dataset_fn, self.layout, options)
 
@@ -580,6 +576,13 @@ class Strategy:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.layout!r})"
+
+
+_BEFORE = "Call it before strategy.run, and pass what it gives as an argument of the step."
+
+
+def _inside(instead: str) -> str:
+    return f"Inside a replica use jaxdist.get_replica_context().{instead}, or merge_call."
 
 
 def _is_per_replica(x: Any) -> bool:

@@ -177,7 +177,9 @@ class StrategyExtended:
             `tf.distribute.StrategyExtended.broadcast_to`.
         """
         caller = "StrategyExtended.broadcast_to"
-        frame = self._strategy._check_across("extended.broadcast_to", "merge_call")
+        frame = self._strategy._check_across(
+            "extended.broadcast_to", "Inside a replica call it in a merge_call."
+        )
         target = self._destination(caller, destinations)
         if frame is not None and frame.in_merge:
             return _in_merge.broadcast(tensor)

@@ -214,7 +214,8 @@ def _assembled(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
 
 def _brief(value: Any) -> str:
     if isinstance(value, (jax.Array, np.ndarray)):
-        return np.array2string(np.asarray(value), separator=", ", threshold=16)
+        held = np.asarray(value)
+        return np.array2string(held, separator=", ", threshold=16) if held.ndim else str(held[()])
     return repr(value)
 
 

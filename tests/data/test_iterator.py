@@ -27,7 +27,8 @@ def _layout(num_replicas: int) -> jaxdist.mesh.ReplicaMesh:
 
 
 def _ids(batch: Any) -> list[int]:
-    return np.asarray(batch.array).tolist()
+    ids: list[int] = np.asarray(batch.array).tolist()
+    return ids
 
 
 def _three_batches(depth: int = 1) -> Any:
@@ -131,7 +132,7 @@ def test_a_resumed_pass_gives_what_was_not_given_whatever_was_read_ahead(
         return iter(distribute_dataset(source, _layout(replicas), options))
 
     def ids(batch: Any) -> list[int]:
-        return np.asarray(jax.tree.leaves(batch)[0]).tolist()
+        return [int(i) for i in np.asarray(jax.tree.leaves(batch)[0])]
 
     with make(1) as uninterrupted, make(num_replicas) as first, make(resumed_on) as second:
         before = [ids(next(first)) for _ in range(taken)]

@@ -1,0 +1,70 @@
+"""Gathering small values costs about what reading the array costs.
+
+Claim: `strategy.gather` of (2, 4) per replica takes at most 1.2 times `np.asarray` of the global
+array, and at most 0.02 of TensorFlow's eager `strategy.gather` at 2 and more replicas. Values are
+new each time, as in row 4.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import _tensorflow
+from benchmarks._bench import Bench, arm, tensorflow_arm
+from benchmarks._lines import Line, Need
+from benchmarks._loop import Loop
+from benchmarks._steps import strategy
+from benchmarks.row_04_reduce_eager import fresh_values
+
+ROW = "5"
+
+
+def api(n: int) -> Loop:
+    """Through `strategy.gather`."""
+    chosen = strategy(n)
+    values: list[Any] = []
+
+    def prepare(steps: int) -> None:
+        values[:] = fresh_values(n, jnp.zeros((2 * n, 4)), steps)
+
+    def loop(_: int) -> None:
+        for value in values:
+            chosen.gather(value, axis=0)
+
+    return Loop(loop, prepare)
+
+
+def as_numpy(n: int) -> Loop:
+    """Reading the global array."""
+    values: list[Any] = []
+
+    def prepare(steps: int) -> None:
+        made = fresh_values(n, jnp.zeros((2 * n, 4)), steps)
+        values[:] = jax.tree.leaves(made)
+
+    def loop(_: int) -> None:
+        for value in values:
+            np.asarray(value)
+
+    return Loop(loop, prepare)
+
+
+def run(bench: Bench) -> Iterator[Line]:
+    """Compare."""
+    for n in bench.options.sizes(1, 2, 4, 8):
+        arms = {"gather": arm(api, n=n), "np.asarray": arm(as_numpy, n=n)}
+        steps = {label: bench.options.steps(200) for label in arms}
+        skipped = bench.without_tensorflow("gather against TensorFlow's")
+        if not skipped and n > 1:
+            arms["tf gather"] = tensorflow_arm(_tensorflow.gather, n=n)
+            # It traces anew at every call: a tenth of a second and more each.
+            steps["tf gather"] = 1
+        race = bench.race(f"N={n}", arms, steps)
+        yield race.line("gather", "np.asarray", Need(1.2))
+        if "tf gather" in arms:
+            yield race.line("gather", "tf gather", Need(0.02))
+    if skipped:
+        yield skipped
