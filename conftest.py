@@ -1,4 +1,8 @@
-"""Eight CPU devices for every test and doctest, asked for before anything touches JAX."""
+"""Eight CPU devices for every test and doctest, asked for before anything touches JAX.
+
+Rank promotion is an error: a missing dim hides most easily where arrays are split over replicas.
+(Dtype promotion cannot be one as well, since Flax relies on it.)
+"""
 
 import os
 import types
@@ -14,6 +18,7 @@ import optax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -136,8 +136,11 @@ class Bench:
         count = {a: steps if isinstance(steps, int) else steps[a] for a in arms}
         # All start before the first is waited for.
         running = {
-            label: self.process(label, devices=None if arm.is_tensorflow else devices)
-            for label, arm in arms.items()
+            label: self.process(
+                str(number) if self.options.is_smoke else label,
+                devices=None if arm.is_tensorflow else devices,
+            )
+            for number, (label, arm) in enumerate(arms.items())
         }
         for label, process in running.items():
             process.make(arms[label].make, **arms[label].params)

@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TimeLine:
     cpu_ratio: float
     need: Need
 
-    gates = False
+    gates: ClassVar[bool] = False
 
     @property
     def ratio(self) -> float:
@@ -90,7 +90,7 @@ class CountLine:
     found: str
     expected: str
 
-    gates = True
+    gates: ClassVar[bool] = True
 
     @property
     def need(self) -> str:
@@ -118,8 +118,8 @@ class SkipLine:
     row: str
     why: str
 
-    gates = False
-    met = None
+    gates: ClassVar[bool] = False
+    met: ClassVar[bool | None] = None
 
     def as_json(self) -> dict[str, Any]:
         """The reason."""

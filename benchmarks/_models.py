@@ -1,5 +1,6 @@
 """The two models of the training rows, the same in every arm: weights and data from one seed."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ def mlp(global_batch: int = 256) -> tuple[Params, Batch, Loss]:
             "w": rng.normal(0, fan_in**-0.5, (fan_in, fan_out)).astype("float32"),
             "b": np.zeros(fan_out, "float32"),
         }
-        for i, (fan_in, fan_out) in enumerate(zip(widths, widths[1:], strict=False))
+        for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths))
     }
     images = rng.normal(size=(global_batch, 784)).astype("float32")
     labels = rng.integers(0, 10, global_batch).astype("int32")
@@ -40,7 +41,11 @@ def _mlp_loss(params: Params, batch: Batch) -> jax.Array:
 
 
 def transformer(
-    global_batch: int = 16, *, width: int = 384, layers: int = 5, vocabulary: int = 2048,
+    global_batch: int = 16,
+    *,
+    width: int = 384,
+    layers: int = 5,
+    vocabulary: int = 2048,
     length: int = 32,
 ) -> tuple[Params, Batch, Loss]:
     """A decoder of 9.65M parameters, 38.6 MB."""

@@ -59,9 +59,7 @@ def hand_step(loss_fn: Loss, n: int) -> Any:
         return sgd(params, grads), loss
 
     return jax.jit(
-        jax.shard_map(
-            step, mesh=mesh(n), in_specs=(P(), P(AXIS)), out_specs=P(), check_vma=False
-        ),
+        jax.shard_map(step, mesh=mesh(n), in_specs=(P(), P(AXIS)), out_specs=P(), check_vma=False),
         donate_argnums=0,
     )
 

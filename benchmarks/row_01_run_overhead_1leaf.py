@@ -43,9 +43,7 @@ def api(n: int) -> Loop:
 def hand(n: int) -> Loop:
     """The compiled function by hand."""
     call = jax.jit(
-        jax.shard_map(
-            plus_one, mesh=mesh(n), in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False
-        )
+        jax.shard_map(plus_one, mesh=mesh(n), in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False)
     )
     x = jax.device_put(jnp.zeros(n), NamedSharding(mesh(n), P(AXIS)))
 

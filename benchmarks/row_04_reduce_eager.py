@@ -43,9 +43,6 @@ def api(n: int) -> Loop:
 
     def prepare(steps: int) -> None:
         values[:] = [chosen.run(local_scalar, (given,)) for _ in range(steps)]
-        if n == 1:
-            # A strategy of one replica gives plain arrays; a sum needs one that lies on it.
-            values[:] = jax.device_put(values, chosen.replicated_sharding)
         jax.block_until_ready(values)
 
     def loop(_: int) -> None:

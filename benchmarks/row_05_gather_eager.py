@@ -54,10 +54,10 @@ def as_numpy(n: int) -> Loop:
 
 def run(bench: Bench) -> Iterator[Line]:
     """Compare."""
+    skipped = bench.without_tensorflow("gather against TensorFlow's")
     for n in bench.options.sizes(1, 2, 4, 8):
         arms = {"gather": arm(api, n=n), "np.asarray": arm(as_numpy, n=n)}
         steps = {label: bench.options.steps(200) for label in arms}
-        skipped = bench.without_tensorflow("gather against TensorFlow's")
         if not skipped and n > 1:
             arms["tf gather"] = tensorflow_arm(_tensorflow.gather, n=n)
             # It traces anew at every call: a tenth of a second and more each.

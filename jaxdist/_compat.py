@@ -54,12 +54,13 @@ def make_dispatcher(
 
 
 def fast_call_record(
-    compiled: jax.stages.Compiled, outputs: Sequence[Any], template: Any
+    compiled: jax.stages.Compiled, num_arguments: int, outputs: Sequence[Any], template: Any
 ) -> Any | None:
     """What the C++ call path needs to run `compiled`, or None where it cannot.
 
     Args:
         compiled: A compiled function of flat arguments and flat results.
+        num_arguments: How many arguments it takes.
         outputs: The flat results of one call of it.
         template: The pytree that the flat results fill, with one leaf for each.
     """
@@ -74,8 +75,8 @@ def fast_call_record(
     if not all(isinstance(x, _xla_client.ArrayImpl) for x in outputs):
         return None
     const_args = executable.shard_const_args(compiled._params.const_args)
-    count = len(const_args) + len(executable.in_avals) - len(compiled._params.const_args)
-    kept = [i in executable._kept_var_idx for i in range(count)]
+    # One bit for each argument that is passed, also for those that the program does not use.
+    kept = [i in executable._kept_var_idx for i in range(len(const_args) + num_arguments)]
     pairs = functools.partial(zip, strict=True)
     _, out_tree = _tree_util.dispatch_registry.flatten(template, None)
     return _pxla.MeshExecutableFastpathData(

@@ -99,7 +99,8 @@ class DistributedDataset(Iterable[PyTree]):
             The state after the last batch; `initial_state` if there is none.
 
         Example:
-            >>> data = strategy.experimental_distribute_dataset(batches(np.arange(32), 8))
+            >>> data = MirroredStrategy().experimental_distribute_dataset(
+            ...     jaxdist.data.batches(np.arange(32), 8))
             >>> data.reduce(0, lambda count, batch: count + 1)
             4
         """
@@ -211,7 +212,7 @@ def distribute_datasets_from_function(
     Example:
         >>> def dataset_fn(context):
         ...     size = context.get_per_replica_batch_size(16)
-        ...     return batches(np.arange(32), size)
+        ...     return jaxdist.data.batches(np.arange(32), size)
         >>> layout = jaxdist.mesh.build(jax.devices())
         >>> first = next(iter(distribute_datasets_from_function(dataset_fn, layout)))
         >>> first.values[1].tolist()

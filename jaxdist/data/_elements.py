@@ -1,6 +1,7 @@
 """Reading one element of a dataset: which leaves it has, and whether they are what they were."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -98,6 +99,7 @@ def listed(lines: list[str]) -> str:
     return "\n".join(shown + ([f"  and {more} more"] if more > 0 else []))
 
 
+@functools.lru_cache(maxsize=256)
 def is_numeric(dtype: Any) -> bool:
     """Whether devices can hold arrays of `dtype`."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):

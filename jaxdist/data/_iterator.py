@@ -143,7 +143,8 @@ class DistributedIterator(Iterator[PyTree]):
             ArgumentTypeError: The dataset's own iterator has no `get_state`.
 
         Example:
-            >>> it = iter(strategy.experimental_distribute_dataset(batches(np.arange(32), 8)))
+            >>> it = iter(MirroredStrategy().experimental_distribute_dataset(
+            ...     jaxdist.data.batches(np.arange(32), 8)))
             >>> _ = next(it)
             >>> it.get_state()["source"]["index"]
             8

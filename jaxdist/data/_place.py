@@ -74,7 +74,8 @@ class Placer:
 
         def rows_of(index: tuple[slice, ...] | None) -> np.ndarray:
             start = index[0].start if index else None
-            return rows[(start or 0) // max(rows[0].shape[0], 1)]
+            piece: np.ndarray = rows[(start or 0) // max(rows[0].shape[0], 1)]
+            return piece
 
         array = jax.make_array_from_callback(shape, self._layout.per_replica, rows_of)
         return self._wrapped(array, len(local))

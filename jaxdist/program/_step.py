@@ -22,6 +22,7 @@ from jaxdist.program._arguments import (
     flatten,
     is_unit,
 )
+from jaxdist.program._donation import DonatingCall, has_repeats
 from jaxdist.program._graph import KeptGraph
 from jaxdist.program._program import Program, build
 from jaxdist.program._retrace import RetraceWatch, place
@@ -76,8 +77,12 @@ class Step:
         self._inline: dict[Signature, Program] = {}
         self._kept: dict[tuple[int, ...], KeptGraph] = {}
         self._bounded = False
-        self.call: Callable[..., Any] = _compat.make_dispatcher(self._name, self._miss)
-        self._direct = self.call
+        self._dispatcher = _compat.make_dispatcher(self._name, self._miss)
+        self._donating = DonatingCall(self._dispatcher, self.slow)
+        self.direct: Callable[..., Any] = (
+            self._donating if options.donate_argnums else self._dispatcher
+        )
+        self.call: Callable[..., Any] = self.direct
         if options.static_argnames:
             self.call = self.slow
 
@@ -94,10 +99,13 @@ class Step:
         ready = self._programs.get(call.signature)
         if ready is None:
             ready = self._new_program(call, (args, kwargs))
-        self._check_donation(call, ready.program, (args, kwargs))
+        self._check_donation(call, ready.program)
+        self._donating.see(args, kwargs)
         results = ready.compiled(*call.leaves)
         if not ready.has_record:
-            ready.record = _compat.fast_call_record(ready.compiled, results, ready.program.template)
+            ready.record = _compat.fast_call_record(
+                ready.compiled, len(call.leaves), results, ready.program.template
+            )
             ready.has_record = True
         self._throttle(ready.program, results)
         rebuilt = ready.program.rebuild(results)
@@ -119,13 +127,19 @@ class Step:
             CPU_STEPS.dispatched(results)
             if not self._bounded:
                 self._bounded = True
-                if self.call is self._direct:
-                    self.call = self._direct_bounded
+                self._bound_direct()
 
-    def _direct_bounded(self, *args: Any, **kwargs: Any) -> Any:
-        results = self._direct(*args, **kwargs)
-        CPU_STEPS.dispatched(results)
-        return results
+    def _bound_direct(self) -> None:
+        inner = self.direct
+
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            results = inner(*args, **kwargs)
+            CPU_STEPS.dispatched(results)
+            return results
+
+        self.direct = bounded
+        if self.call is inner:
+            self.call = bounded
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         flat = flatten(args, kwargs, self._static_names, self._static_numbers)
@@ -234,7 +248,7 @@ class Step:
                 donated.append(offset + slot)
         return donated
 
-    def _check_donation(self, call: _Call, program: Program, given: tuple[Any, Any]) -> None:
+    def _check_donation(self, call: _Call, program: Program) -> None:
         if not program.donated:
             return
         names = program.input_names
@@ -283,17 +297,17 @@ class Step:
             traced = call.flat.has_tracer or _compat.inside_trace()
             if ready is None or traced or call.moved:
                 return _Slow((args, kwargs)), None
-            self._check_donation(call, ready.program, (args, kwargs))
+            self._check_donation(call, ready.program)
             results = ready.compiled(*call.leaves)
             record = ready.record if ready.has_record else None
             return ready.program.rebuild(results), record
 
         return _compat.make_dispatcher(self._name, miss)
 
-    def without_plan(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a call that has no static argument or NNX object where calls before it had one."""
-        direct = self._direct_bounded if self._bounded else self._direct
-        return direct(*args, **kwargs)
+    @property
+    def donates(self) -> bool:
+        """Whether arguments are given to the results."""
+        return bool(self._options.donate_argnums)
 
     @property
     def bounded(self) -> bool:
@@ -371,7 +385,8 @@ class _Planned:
             known = kept.dispatchers if kept else self._dispatchers
             dispatch = known.get(key)
         except (IndexError, KeyError, TypeError):
-            return step.without_plan(*args, **kwargs)
+            # This call has no static argument or NNX object where calls before it had one.
+            return step.direct(*args, **kwargs)
         if nodes and kept is None:
             return step.slow(*args, **kwargs)
         if dispatch is None:
@@ -379,6 +394,8 @@ class _Planned:
         rest = [a for i, a in enumerate(args) if i not in self._taken]
         named = {k: v for k, v in kwargs.items() if k not in plan.static_names}
         leaves = kept.read() if kept else []
+        if step.donates and has_repeats([leaves, rest, named]):
+            return step.slow(*args, **kwargs)
         results = dispatch(leaves, *rest, **named)
         if type(results) is _Slow:
             return step.slow(*results.call[0], **results.call[1])

@@ -250,7 +250,7 @@ class Strategy:
         frame = replica.current_frame()
         if frame is not None and (frame.strategy is not self or frame.inside_step):
             self._refuse_run(frame)
-        if type(args) is not tuple:
+        if type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
             call_arguments("strategy.run", args, kwargs)
         call = self._call_of(fn) if options is None else self._call_with(fn, options)
         return call(*args, **kwargs) if kwargs else call(*args)

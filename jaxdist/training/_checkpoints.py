@@ -15,7 +15,7 @@ from jaxdist._typing import PyTree
 from jaxdist.errors import ArgumentTypeError, CheckpointError
 from jaxdist.training._interrupts import interrupts_wait
 from jaxdist.training._manifest import find_damage, remove_other_manifests, write_manifest
-from jaxdist.training._orbax import open_manager, read_arrays, read_notes, write
+from jaxdist.training._orbax import UnreadableError, open_manager, read_arrays, read_notes, write
 from jaxdist.training._saved_leaves import differences, named_leaves, rebuilt, record_of
 
 _MANIFESTS = "manifests"
@@ -92,6 +92,7 @@ class Checkpoints:
     def __init__(self, directory: str | Path, *, keep: int = 3) -> None:
         self.directory = Path(directory).absolute()
         try:
+            self.directory.mkdir(parents=True, exist_ok=True)
             self._manager = open_manager(self.directory, keep=keep)
         except Exception as error:
             raise CheckpointError(
@@ -178,15 +179,12 @@ class Checkpoints:
         try:
             records, notes = read_notes(self._manager, step)
             problems = differences(records, wanted)
-        except Exception as error:
-            raise self._damaged(step, [f"{type(error).__name__}: {error}"]) from error
-        if problems:
-            raise self._of_another_model(step, problems)
-        try:
+            if problems:
+                raise self._of_another_model(step, problems)
             arrays = read_arrays(self._manager, step, wanted, sharding)
-            changed = _changed(records, arrays)
-        except Exception as error:
-            raise self._damaged(step, [f"{type(error).__name__}: {error}"]) from error
+        except UnreadableError as error:
+            raise self._damaged(step, [str(error)]) from None
+        changed = _changed(records, arrays)
         if changed:
             raise self._damaged(step, changed)
         return Restored(step, rebuilt(arrays, like), notes)

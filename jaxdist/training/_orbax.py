@@ -4,12 +4,15 @@ Orbax is imported inside the functions: that takes 0.2 s, and most programs save
 """
 
 import contextlib
+import gc
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from jaxdist._typing import PyTree
@@ -17,6 +20,7 @@ from jaxdist.training._saved_leaves import json_checksum, named_leaves, record_o
 
 Manager: TypeAlias = Any  # orbax.checkpoint.CheckpointManager
 
+_LONGEST_REASON = 300
 _STATE, _NOTES, _LEAVES = "state", "notes", "leaves"  # the items of one checkpoint
 
 
@@ -40,7 +44,8 @@ def write(manager: Manager, step: int, state: PyTree, notes: Mapping[str, Any]) 
     records = {name: record_of(leaf) for name, leaf in leaves.items()}
     sums = {"leaves": records, "checksum": json_checksum([records, notes])}
     items = {
-        _STATE: ocp.args.StandardSave(leaves),
+        # Orbax refuses arrays without elements; their records say all there is to know.
+        _STATE: ocp.args.StandardSave({n: x for n, x in leaves.items() if x.size}),
         _NOTES: ocp.args.JsonSave(notes),
         _LEAVES: ocp.args.JsonSave(sums),
     }
@@ -48,27 +53,36 @@ def write(manager: Manager, step: int, state: PyTree, notes: Mapping[str, Any]) 
     manager.wait_until_finished()
 
 
+class UnreadableError(ValueError):
+    """Raised when a checkpoint is not what was written, whatever Orbax raised."""
+
+
 def read_notes(manager: Manager, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Shape, dtype and checksum of each leaf; and the notes.
 
     Raises:
-        ValueError: They are not what was written. Orbax raises much else.
+        UnreadableError: They are not what was written.
     """
     import orbax.checkpoint as ocp
 
     items = {_LEAVES: ocp.args.JsonRestore(), _NOTES: ocp.args.JsonRestore()}
-    with _quiet():
-        read = manager.restore(step, args=ocp.args.Composite(**items))
-    records, notes = read[_LEAVES]["leaves"], read[_NOTES]
-    if read[_LEAVES]["checksum"] != json_checksum([records, notes]):
-        raise ValueError("the notes or the checksums are not those that were saved")
-    return records, notes
+    read = _read(manager, step, items)
+    sums, notes = read[_LEAVES], read[_NOTES]
+    if not isinstance(sums, dict) or sums.keys() != {"leaves", "checksum"}:
+        raise UnreadableError("The checksums are not those that were saved.")
+    if sums["checksum"] != json_checksum([sums["leaves"], notes]):
+        raise UnreadableError("The notes or the checksums are not those that were saved.")
+    return sums["leaves"], notes
 
 
 def read_arrays(
     manager: Manager, step: int, wanted: Mapping[str, Any], sharding: Sharding | None
 ) -> dict[str, Any]:
-    """The leaves by name, laid out as `sharding`, or as those wanted where it is None."""
+    """The leaves by name, laid out as `sharding`, or as those wanted where it is None.
+
+    Raises:
+        UnreadableError: They cannot be read.
+    """
     import orbax.checkpoint as ocp
 
     one_device = SingleDeviceSharding(jax.local_devices()[0])
@@ -78,19 +92,38 @@ def read_arrays(
         )
         for name, x in wanted.items()
     }
+    stored = {name: x for name, x in target.items() if x.size}
+    read = _read(manager, step, {_STATE: ocp.args.StandardRestore(stored)})[_STATE]
+    return {name: read[name] if x.size else _empty(x) for name, x in target.items()}
+
+
+def _empty(wanted: jax.ShapeDtypeStruct) -> jax.Array:
+    return jnp.zeros(wanted.shape, wanted.dtype, device=wanted.sharding)
+
+
+def _read(manager: Manager, step: int, items: Mapping[str, Any]) -> Any:
+    import orbax.checkpoint as ocp
+
     with _quiet():
-        items = {_STATE: ocp.args.StandardRestore(target)}
-        read = manager.restore(step, args=ocp.args.Composite(**items))[_STATE]
-    return {name: read[name] for name in wanted}
+        try:
+            return manager.restore(step, args=ocp.args.Composite(**items))
+        except Exception as error:
+            why = f"{type(error).__name__}: {str(error).split('. See full')[0]}"
+        # Orbax leaves the reads that it began beside the failed one; collected here they say
+        # nothing, later they would complain on stderr.
+        gc.collect()
+    raise UnreadableError(why if len(why) <= _LONGEST_REASON else why[:_LONGEST_REASON] + "...")
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Orbax from printing the traceback of an error that is ours to tell."""
+    """Keep Orbax from printing about an error that is ours to tell."""
     logger = logging.getLogger("absl")
-    before = logger.level
+    level, hook = logger.level, sys.unraisablehook
     logger.setLevel(logging.CRITICAL + 1)
+    sys.unraisablehook = lambda _: None
     try:
         yield
     finally:
-        logger.setLevel(before)
+        sys.unraisablehook = hook
+        logger.setLevel(level)

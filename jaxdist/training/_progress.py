@@ -9,6 +9,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+_SECONDS_BETWEEN_DRAWINGS = 0.1
+
 
 class Stopwatch:
     """Seconds spent training: runs between `start` and `stop`, over and over.
@@ -56,13 +58,14 @@ class Stopwatch:
 class TrainingProgress:
     """Shows loss, throughput and time left; a context manager.
 
-    On a terminal it is a rich bar, which has a refresh thread while the context is open.
-    Elsewhere `report` prints a line each time.
+    On a terminal it is a rich bar. Elsewhere `report` prints a line each time. There is no
+    refresh thread: the bar moves when it is told to.
 
     Args:
         num_steps: Steps of the whole training.
         first_step: Steps done before.
         console: Where to print.
+        clock: Seconds from any origin; tests move one by hand.
 
     Example:
         >>> import sys
@@ -71,8 +74,17 @@ class TrainingProgress:
         step  20/400  loss 0.5000  1,000 images/s  0:01:23 left
     """
 
-    def __init__(self, num_steps: int, *, first_step: int = 0, console: Console) -> None:
+    def __init__(
+        self,
+        num_steps: int,
+        *,
+        first_step: int = 0,
+        console: Console,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._console = console
+        self._clock = clock
+        self._drawn = clock()
         self._num_steps = num_steps
         self._first_step = first_step
         self._bar: Progress | None = None
@@ -80,7 +92,7 @@ class TrainingProgress:
     def __enter__(self) -> Self:
         if self._console.is_terminal:
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-            self._bar = Progress(*columns, console=self._console)
+            self._bar = Progress(*columns, console=self._console, auto_refresh=False)
             self._bar.add_task("compiling", total=self._num_steps, completed=self._first_step)
             self._bar.start()
         return self
@@ -95,13 +107,19 @@ class TrainingProgress:
             self._bar.stop()
             self._bar = None
 
+    def advance(self, step: int) -> None:
+        """Move the bar, where there is one, and draw it when that is due."""
+        if self._bar is not None and self._clock() - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
+            self._bar.update(self._bar.task_ids[0], completed=step, refresh=True)
+            self._drawn = self._clock()
+
     def report(self, step: int, *, loss: float, images_per_s: float, seconds_left: float) -> None:
         """Show where training stands."""
         left = max(0, round(seconds_left))
         clock = f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
         text = f"loss {loss:.4f}  {images_per_s:,.0f} images/s  {clock} left"
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=step, description=text)
+            self._bar.update(self._bar.task_ids[0], completed=step, description=text, refresh=True)
         else:
             width = len(str(self._num_steps))
             self.say(f"step {step:>{width}}/{self._num_steps}  {text}")

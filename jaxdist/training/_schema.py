@@ -21,16 +21,15 @@ class Within:
     """
 
     low: float
-    high: float = math.inf  # finite numbers only, all the same
+    high: float = math.inf
     is_open: bool = False
 
     def broken_by(self, value: float) -> str | None:
         """The rule in words where `value` breaks it, None where it keeps it."""
-        if self.is_open:
-            holds = self.low < value < self.high
-        else:
-            holds = self.low <= value <= self.high and math.isfinite(value)
-        if holds:
+        if not math.isfinite(value):
+            return "must be finite"
+        is_inside = self.low <= value <= self.high
+        if is_inside and not (self.is_open and value in (self.low, self.high)):
             return None
         if math.isinf(self.high):
             return f"must be {'more than' if self.is_open else 'at least'} {self.low}"

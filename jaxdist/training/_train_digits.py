@@ -192,6 +192,8 @@ class _Run:
         if step == self.first_step + 1:
             jax.block_until_ready(loss)  # it compiled; throughput is about the steps after it
             self.watch.start()
+        if self.progress is not None:
+            self.progress.advance(step)
 
     def _settle(self) -> None:
         """Wait for the steps, and keep their losses."""

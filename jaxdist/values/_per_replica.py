@@ -178,7 +178,9 @@ def shards_by_replica(array: jax.Array, *, scalars: bool) -> tuple[jax.Array, ..
     """The local value of each of this process's replicas, without a copy where it is a shard."""
     sharding = array.sharding
     shards = array.addressable_shards
-    if isinstance(sharding, NamedSharding) and _spans_logical(sharding):
+    if isinstance(sharding, NamedSharding) and (
+        _spans_logical(sharding) or _is_empty_and_split(array, sharding)
+    ):
         pieces = _assembled(array, sharding)
     else:
         first: dict[int, jax.Array] = {}
@@ -192,6 +194,11 @@ def shards_by_replica(array: jax.Array, *, scalars: bool) -> tuple[jax.Array, ..
 
 def _spans_logical(sharding: NamedSharding) -> bool:
     return any(entry is not None for entry in tuple(sharding.spec)[1:])
+
+
+def _is_empty_and_split(array: jax.Array, sharding: NamedSharding) -> bool:
+    """Whether the shards of all replicas start at the same row, having none."""
+    return not array.shape[0] and bool(tuple(sharding.spec)[:1])
 
 
 def _assembled(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:

@@ -1,0 +1,34 @@
+"""All rows, in the order in which they run. Numbers are those of the performance plan."""
+
+from types import ModuleType
+
+from benchmarks import (
+    row_01_run_overhead_1leaf,
+    row_02_run_overhead_100leaf,
+    row_03_run_vs_tf,
+    row_04_reduce_eager,
+    row_05_gather_eager,
+    row_06_step_parity,
+    row_07_step_vs_gspmd_and_pmap,
+    row_08_collectives_count,
+    row_22_trace_flat,
+    row_24_no_retrace,
+    row_28_inflight_safe,
+    row_nnx_state_100,
+)
+
+MODULES: tuple[ModuleType, ...] = (
+    row_01_run_overhead_1leaf,
+    row_02_run_overhead_100leaf,
+    row_03_run_vs_tf,
+    row_04_reduce_eager,
+    row_05_gather_eager,
+    row_06_step_parity,
+    row_07_step_vs_gspmd_and_pmap,
+    row_08_collectives_count,
+    row_22_trace_flat,
+    row_24_no_retrace,
+    row_28_inflight_safe,
+    row_nnx_state_100,
+)
+ROWS: dict[str, ModuleType] = {m.ROW: m for m in MODULES}

@@ -1,0 +1,76 @@
+"""The rows: all are listed, the counted ones hold, and figures are judged as they should be."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+import benchmarks
+from benchmarks.__main__ import main
+from benchmarks._bench import Race
+from benchmarks._lines import CountLine, Need
+from benchmarks._rows import MODULES, ROWS
+
+FOLDER = pathlib.Path(benchmarks.__file__).parent
+COUNTED = "6,8,24,28"
+
+
+def test_every_row_file_is_listed_and_states_its_claim():
+    listed = {m.__name__.rpartition(".")[2] for m in MODULES}
+    assert listed == {p.stem for p in FOLDER.glob("row_*.py")}
+    for module in MODULES:
+        number = module.__name__.split("row_")[1].split("_")[0].lstrip("0")
+        assert module.ROW == number
+        assert "Claim:" in module.__doc__
+    assert len(ROWS) == len(MODULES)
+
+
+def test_smoke_run_meets_every_count(tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    code = main(["--smoke", "--rows", COUNTED, "--json", str(file)])
+    printed = capsys.readouterr()
+    lines = json.loads(file.read_text())["lines"]
+    counts = [line for line in lines if line["gates"]]
+    assert {line["row"] for line in counts} == set(COUNTED.split(","))
+    assert [line for line in counts if not line["met"]] == [], printed
+    assert code == 0
+
+
+def test_tensorflow_row_without_tensorflow_is_skipped_and_says_so(monkeypatch, capsys):
+    monkeypatch.delenv("JAXDIST_BENCH_TENSORFLOW", raising=False)
+    assert main(["--smoke", "--rows", "3,4"]) == 0
+    assert len(re.findall(r"row [34] skipped: .*--tensorflow PYTHON", capsys.readouterr().out)) == 2
+
+
+def test_unknown_row_is_refused_with_those_that_exist(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--rows", "1,99"])
+    assert stopped.value.code == 2
+    assert "no row 99; there are 1, 2" in capsys.readouterr().err
+
+
+def test_ratio_is_the_median_over_rounds_and_not_that_of_medians():
+    wall = {"a": (1.0, 4.0, 9.0), "b": (1.0, 2.0, 10.0)}
+    line = Race("1", "N=1", wall, wall, {}).line("a", "b", Need(1.0))
+    assert line.ratio == 1.0
+    assert line.ratios == (1.0, 2.0, 0.9)
+    assert line.met is True
+
+
+@pytest.mark.parametrize(
+    ("need", "ratio", "more_us", "met"),
+    [
+        (Need(1.35, more_us=2), 1.3, 1.9, True),
+        (Need(1.35, more_us=2), 1.3, 2.1, False),
+        (Need(1.35, more_us=2), 1.4, 1.9, False),
+        (Need(), 9.0, 9.0, None),
+    ],
+)
+def test_need_is_met_by_ratio_and_by_microseconds(need, ratio, more_us, met):
+    assert need.is_met(ratio, more_us) is met
+
+
+def test_count_is_met_only_by_exactly_what_was_expected():
+    assert CountLine("8", "", "", "", "all-reduce[7]", "all-reduce[7]").met
+    assert not CountLine("8", "", "", "", "all-reduce[7] all-gather[1]", "all-reduce[7]").met
