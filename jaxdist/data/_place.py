@@ -83,13 +83,13 @@ class Placer:
     def _from_host(self, array: np.ndarray, *, is_ours: bool) -> Any:
         dtype = on_device(array.dtype)
         if dtype != array.dtype or (self._copies and not is_ours):
-            array = own(array, dtype)
+            array, is_ours = own(array, dtype), True
         if not self._fetches:
             return self._on_host(array)
         sharding = self._sharding(array.ndim)
         # Cheaper than `device_put`, which looks at the whole pytree (PERF §4).
         placed = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
-        if not self._copies:
+        if not is_ours:
             placed.block_until_ready()  # See [Note: who owns a batch]
         return self._wrapped(placed, array.ndim)
 

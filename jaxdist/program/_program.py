@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import hlo
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.program import _graph_rules, _rewrite
+from jaxdist.program import _graph_rules
 from jaxdist.program._arguments import Static
 from jaxdist.program._replication import NONE, TracedCollective, analyse
+from jaxdist.program._rewrite import PartialAutoRewrite
 from jaxdist.program._state import check_functional_state, diverging_variables
 from jaxdist.program._trace import Argument, InSlot, Signature, Traced, scalar_form, trace
 from jaxdist.values import Form, Kind, PerReplica
@@ -111,12 +113,18 @@ class Program:
         combined = any(
             _graph_rules.reduces(kind) and self.differs[i] for i, kind in enumerate(kinds)
         )
-        return combined or self._widens
+        return combined or self._is_rewritten
 
     @functools.cached_property
-    def _widens(self) -> bool:
-        partial = self.layout.platform == "cpu" and self.layout.num_logical > 1
-        return partial and _rewrite.needs_widening(self.traced.jaxpr)
+    def _is_rewritten(self) -> bool:
+        """Whether some operation cannot run as it is where only some axes are manual."""
+        automatic = frozenset(self.layout.mesh.axis_names) - self.traced.manual_axes
+        return bool(automatic) and self._rewrite.applies_to(self.traced.jaxpr)
+
+    @functools.cached_property
+    def _rewrite(self) -> PartialAutoRewrite:
+        automatic = frozenset(self.layout.mesh.axis_names) - self.traced.manual_axes
+        return PartialAutoRewrite(automatic, widens=self.layout.platform == "cpu")
 
     def _replay(self, leaves: Sequence[Any], specs: Sequence[PartitionSpec]) -> list[Any]:
         graph = self.signature.graph
@@ -124,8 +132,10 @@ class Program:
         count = len(leaves)
 
         def replica(*local: Any) -> list[Any]:
-            inner = _rewrite.call_widened if self._widens else _rewrite.call_as_is
-            results = inner(traced.jaxpr, local[count:])
+            if self._is_rewritten:
+                results = self._rewrite.call(traced.jaxpr, local[count:])
+            else:
+                results = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, ()))(*local[count:])
             for i, kind in enumerate(graph.types if graph else ()):
                 if _graph_rules.reduces(kind) and self.differs[i]:
                     axes = self.layout.replica_axes
@@ -140,7 +150,7 @@ class Program:
                 *traced.eqn.params["in_specs"],
             ),
             out_specs=list(specs),
-            axis_names=self.layout.manual_axes,
+            axis_names=traced.manual_axes,
             check_vma=False,
         )
         results: list[Any] = mapped(*leaves, *traced.given(leaves))

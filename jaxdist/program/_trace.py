@@ -18,6 +18,7 @@ from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _graph_rules
 from jaxdist.program._arguments import Static, unflatten
 from jaxdist.program._graph import GraphShape
+from jaxdist.program._subprograms import contains
 from jaxdist.replica import Frame, ReplicaContext, entered
 from jaxdist.values import Form, Kind, PerReplica, Placement
 
@@ -74,6 +75,7 @@ class Traced:
     num_graph: int
     paths: tuple[str, ...]  # of the user's traced results
     shapes: tuple[tuple[int, ...], ...]  # local, of all results
+    manual_axes: frozenset[str]
 
     @property
     def jaxpr(self) -> Any:
@@ -96,7 +98,29 @@ class Argument(int):
 
 
 def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced:
-    """Trace `fn` under `shard_map` with the layout of `strategy`."""
+    """Trace `fn` under `shard_map` with the layout of `strategy`.
+
+    With one logical device all axes are manual, which every operation can do. A step that names
+    a logical axis of size 1 in a sharding constraint is traced with that axis automatic.
+    """
+    layout: ReplicaMesh = strategy.layout
+    partial = frozenset(layout.replica_axes)
+    if layout.manual_axes == partial:
+        return _trace_with(partial, fn, signature, strategy)
+    try:
+        traced = _trace_with(layout.manual_axes, fn, signature, strategy)
+    except ValueError as error:
+        if "manual" not in str(error).lower():
+            raise
+        return _trace_with(partial, fn, signature, strategy)
+    if contains(traced.jaxpr, "sharding_constraint"):
+        return _trace_with(partial, fn, signature, strategy)
+    return traced
+
+
+def _trace_with(
+    manual_axes: frozenset[str], fn: Callable[..., Any], signature: Signature, strategy: Any
+) -> Traced:
     layout: ReplicaMesh = strategy.layout
     local = _LocalStep(fn, signature, strategy)
     mapped = jax.shard_map(
@@ -104,7 +128,7 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced
         mesh=layout.mesh,
         in_specs=tuple(i.placement.manual_spec(layout) for i in signature.inputs),
         out_specs=PartitionSpec(),
-        axis_names=layout.manual_axes,
+        axis_names=manual_axes,
         # Gradients stay local until they are all-reduced: with `check_vma=True` the gradient with
         # respect to a replicated parameter already holds the sum over the replicas.
         check_vma=False,
@@ -117,7 +141,9 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced
         v.val if isinstance(v, Literal) else consts[v] if v in consts else arguments[v]
         for v in eqn.invars
     )
-    return Traced(eqn, operands, local.template, local.num_graph, local.paths, local.shapes)
+    return Traced(
+        eqn, operands, local.template, local.num_graph, local.paths, local.shapes, manual_axes
+    )
 
 
 def _without_layout(slot: InSlot) -> jax.ShapeDtypeStruct:

@@ -218,7 +218,7 @@ def test_whichever_file_is_damaged_it_is_named_and_the_one_before_is_offered(
         shutil.rmtree(copy)
 
 
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("way", ["removed", "cut", "flipped"])
 def test_without_a_manifest_damage_is_an_error_or_harms_no_value(
     saved: Path, tmp_path: Path, way: str
 ) -> None:
@@ -318,10 +318,11 @@ def watch(event, arguments):
     busy.here = True
     try:
         with lock:
-            shutil.copytree(source, f"{target}/{taken}", ignore_dangling_symlinks=True)
             taken += 1
-    except shutil.Error:
-        pass  # a file went away under the copy
+            copy = f"{target}/{taken}"
+            shutil.copytree(source, copy)
+    except (shutil.Error, OSError):
+        shutil.rmtree(copy)  # another thread changed the files under the copy
     finally:
         busy.here = False
 

@@ -1,0 +1,245 @@
+"""The main job: it learns, it resumes, and the number of replicas changes nothing."""
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import jaxdist
+from jaxdist.errors import CheckpointError, ConfigError, MissingExtraError
+from jaxdist.training import (
+    DigitsConfig,
+    TrainingReport,
+    load_config,
+    mirrored_strategy,
+    train_digits,
+)
+from jaxdist.training import _train_digits as train_module
+from jaxdist.training._digits import load_digits
+from jaxdist.training._digits_checks import check_job
+
+SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
+
+
+def _strategy(replicas: int) -> jaxdist.MirroredStrategy:
+    return jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+
+
+def _train(
+    folder: Path, *overrides: str, replicas: int = 8, skip_damaged: bool = False
+) -> tuple[TrainingReport, str]:
+    """Run the job in `folder`; its report, and what it printed."""
+    here = [f"output.directory='{folder}'", f"checkpoint.directory='{folder / 'checkpoints'}'"]
+    loaded = load_config(DigitsConfig, SHIPPED, [*here, "output.picture=", *overrides])
+    out = io.StringIO()
+    console = Console(file=out, width=200)
+    report = train_digits(loaded, _strategy(replicas), console=console, skip_damaged=skip_damaged)
+    return report, out.getvalue()
+
+
+def _metrics(folder: Path) -> dict[str, Any]:
+    metrics: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    return metrics
+
+
+def test_the_shipped_job_reaches_97_percent_and_leaves_its_files(tmp_path: Path) -> None:
+    report, out = _train(tmp_path, "output.picture=curve.png")
+    assert report.accuracy is not None
+    assert report.accuracy >= 0.97
+    assert (report.steps, report.num_replicas, report.next_step) == (600, 8, 600)
+    assert "step 600/600  loss" in out
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    metrics = _metrics(tmp_path)
+    assert len(metrics["losses"]) == 600
+    assert [e["step"] for e in metrics["evaluations"]] == [100, 200, 300, 400, 500, 600]
+    assert {e["images"] for e in metrics["evaluations"]} == {359}
+    assert metrics["accuracy"] == report.accuracy
+    assert len(metrics["devices"]) == metrics["replicas"] == 8
+    assert metrics["config"]["data"]["batch_size"] == 128
+    assert metrics["versions"]["jax"]
+    assert metrics["images_per_s"] > 0
+    # 359 images: the accuracy is a whole number of them.
+    assert report.accuracy * 359 == pytest.approx(round(report.accuracy * 359), abs=1e-6)
+
+
+def test_losses_of_1_2_4_and_8_replicas_agree_over_the_first_100_steps(tmp_path: Path) -> None:
+    losses = {}
+    for replicas in 1, 2, 4, 8:
+        folder = tmp_path / str(replicas)
+        _train(folder, "training.steps=100", "checkpoint.every=1000", replicas=replicas)
+        losses[replicas] = np.asarray(_metrics(folder)["losses"])
+    assert losses[1].shape == (100,)
+    assert losses[1][-1] < losses[1][0] / 4
+    for replicas in 2, 4, 8:
+        np.testing.assert_allclose(losses[replicas], losses[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("donate", ["false", "true"])
+def test_a_run_that_stops_and_resumes_has_the_losses_of_one_that_does_not(
+    tmp_path: Path, donate: str
+) -> None:
+    # 1,438 images make 11 batches of 128 an epoch: the stop at step 30 is inside the third.
+    common = ["optimizer.schedule=constant", f"training.donate={donate}", "checkpoint.every=10"]
+    _train(tmp_path / "whole", "training.steps=50", *common)
+    _train(tmp_path / "parts", "training.steps=30", *common)
+    report, out = _train(tmp_path / "parts", "training.steps=50", *common)
+    assert f"resumed from step 30: {tmp_path / 'parts' / 'checkpoints' / '30'}" in out
+    assert report.steps == 50
+    assert _metrics(tmp_path / "parts")["losses"] == _metrics(tmp_path / "whole")["losses"]
+    assert _metrics(tmp_path / "parts")["resumed_from_step"] == 30
+
+
+def test_a_run_resumes_on_another_number_of_replicas(tmp_path: Path) -> None:
+    common = ["optimizer.schedule=constant"]
+    _train(tmp_path / "whole", "training.steps=40", *common)
+    _train(tmp_path / "parts", "training.steps=20", *common)
+    _train(tmp_path / "parts", "training.steps=40", *common, replicas=2)
+    np.testing.assert_allclose(
+        _metrics(tmp_path / "parts")["losses"], _metrics(tmp_path / "whole")["losses"], rtol=1e-4
+    )
+
+
+def test_a_run_that_is_done_trains_no_step_and_says_so(tmp_path: Path) -> None:
+    first, _ = _train(tmp_path, "training.steps=5")
+    second, out = _train(tmp_path, "training.steps=5")
+    assert "resumed from step 5" in out
+    assert (second.steps, second.accuracy) == (5, first.accuracy)
+    assert second.images_per_s is None
+    assert len(_metrics(tmp_path)["losses"]) == 5
+
+
+def test_a_damaged_checkpoint_is_an_error_and_with_the_flag_the_one_before_is_used(
+    tmp_path: Path,
+) -> None:
+    _train(tmp_path, "training.steps=20", "checkpoint.every=10")
+    damaged = tmp_path / "checkpoints" / "20" / "state" / "manifest.ocdbt"
+    damaged.write_bytes(b"not what was written")
+    with pytest.raises(CheckpointError) as caught:
+        _train(tmp_path, "training.steps=20")
+    assert str(damaged) in str(caught.value)
+    assert "--resume-from-previous" in str(caught.value)
+    report, out = _train(tmp_path, "training.steps=20", skip_damaged=True)
+    assert "resumed from step 10" in out
+    assert f"moved to {tmp_path / 'checkpoints' / 'damaged' / '20'}" in out
+    assert report.steps == report.next_step == 20
+
+
+def test_a_checkpoint_that_does_not_belong_to_the_run_is_refused(tmp_path: Path) -> None:
+    _train(tmp_path, "training.steps=5")
+    with pytest.raises(CheckpointError, match=r"hidden\.kernel: saved float32\[128, 64\], wanted"):
+        _train(tmp_path, "training.steps=5", "model.hidden=32")
+    with pytest.raises(CheckpointError, match=r"data\.seed: saved 0, now 1"):
+        _train(tmp_path, "training.steps=5", "data.seed=1")
+    with pytest.raises(CheckpointError, match=r"training\.steps is 4(.|\n)*to 5 or more"):
+        _train(tmp_path, "training.steps=4", "optimizer.warmup_steps=0")
+    with pytest.raises(CheckpointError, match=r"steps \[5\], and checkpoint\.resume is false"):
+        _train(tmp_path, "training.steps=5", "checkpoint.resume=false")
+
+
+@pytest.mark.parametrize("k", [1, 7, 12])
+def test_ctrl_c_in_the_kth_step_saves_nothing_half_way_and_the_next_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, k: int
+) -> None:
+    common = ["training.steps=15", "checkpoint.every=5", "optimizer.warmup_steps=0"]
+    _train(tmp_path / "whole", *common)
+    step = train_module._Run._step
+    calls = []
+
+    def interrupted(self: Any, state: None, batch: Any) -> Any:
+        calls.append(1)
+        out = step(self, state, batch)  # the state is updated, and nobody knows yet
+        if len(calls) == k:
+            raise KeyboardInterrupt
+        return out
+
+    monkeypatch.setattr(train_module._Run, "_step", interrupted)
+    report, _ = _train(tmp_path / "cut", *common)
+    monkeypatch.undo()
+    assert report.was_interrupted
+    assert report.steps == k - 1
+    assert report.next_step == ((k - 1) // 5 * 5 or None)
+    assert not (tmp_path / "cut" / "metrics.json").exists()
+    report, _ = _train(tmp_path / "cut", *common)
+    assert not report.was_interrupted
+    assert _metrics(tmp_path / "cut")["losses"] == _metrics(tmp_path / "whole")["losses"]
+
+
+# Entries that do not go together
+
+
+def _check(*overrides: str, replicas: int = 8) -> None:
+    loaded = load_config(DigitsConfig, SHIPPED, overrides)
+    check_job(loaded, num_replicas=replicas, num_images=1438)
+
+
+def test_a_batch_that_replicas_cannot_share_names_the_option_and_the_nearest_that_they_can(
+    tmp_path: Path,
+) -> None:
+    here = f"output.directory='{tmp_path}'"
+    with pytest.raises(ConfigError) as caught:
+        _check(here, "data.batch_size=100")
+    message = str(caught.value)
+    assert "--set data.batch_size=100: data.batch_size is 100, and 8 replicas" in message
+    assert "Set data.batch_size to 96 or 104." in message
+    with pytest.raises(ConfigError, match=r"batch_size to 8\."):
+        _check(here, "data.batch_size=3")
+    with pytest.raises(ConfigError, match=r"1438 images(.|\n)*to 1432 or less"):
+        _check(here, "data.batch_size=2000")
+
+
+def test_a_batch_of_the_file_is_named_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"digits_mirrored\.toml, line \d+: data\.batch_size"):
+        _check(f"output.directory='{tmp_path}'", replicas=7)
+
+
+def test_a_warm_up_that_outlasts_training_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"warmup_steps is 20(.|\n)*warmup_steps to 1 or"):
+        _check(f"output.directory='{tmp_path}'", "training.steps=10")
+
+
+def test_an_output_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file' cannot be made"):
+        _check(f"output.directory='{tmp_path / 'file'}'")
+
+
+def test_a_missing_matplotlib_is_found_before_training_and_only_where_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    here = f"output.directory='{tmp_path}'"
+    with pytest.raises(MissingExtraError, match=r"pip install 'jaxdist\[matplotlib\]'"):
+        _check(here)
+    _check(here, "output.picture=")
+
+
+# Data and devices
+
+
+def test_train_and_held_out_images_are_all_images_once() -> None:
+    digits = load_digits(0.2, seed=5)
+    both = np.concatenate([digits.train["image"], digits.test["image"]])
+    assert both.shape == (1797, 8, 8, 1)
+    assert both.dtype == np.float32
+    assert (both.min(), both.max()) == (0.0, 1.0)
+    whole = load_digits(0.5, seed=1)
+    other = np.concatenate([whole.train["image"], whole.test["image"]])
+    order = np.lexsort(both.reshape(1797, -1).T)
+    np.testing.assert_array_equal(both[order], other[np.lexsort(other.reshape(1797, -1).T)])
+    assert len(load_digits(1e-9, seed=0).test["label"]) == 1
+    assert len(load_digits(1 - 1e-9, seed=0).train["label"]) == 1
+
+
+def test_devices_are_those_listed_or_as_many_virtual_ones_as_asked_for() -> None:
+    config = DigitsConfig()
+    for strategy_config, devices in [
+        (dataclasses.replace(config.strategy, devices=("cpu:3", "cpu:1")), [3, 1]),
+        (dataclasses.replace(config.strategy, virtual_cpu_devices=4), [0, 1, 2, 3]),
+    ]:
+        strategy = mirrored_strategy(dataclasses.replace(config, strategy=strategy_config))
+        assert [d.id for d in strategy.mesh.devices.ravel()] == devices
