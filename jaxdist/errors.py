@@ -17,6 +17,7 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
       BackendStartedError      RuntimeError  asked for devices after JAX had started
       ConfigError              ValueError    a configuration file or override that is not valid
       CheckpointError          RuntimeError  a checkpoint that cannot be read or written
+      OutOfRangeError          StopIteration an iterator that has no element left
       MissingExtraError        ImportError   an optional package that is not installed
 
     RetraceWarning             UserWarning   a function that is traced again and again
@@ -82,6 +83,16 @@ class ConfigError(JaxdistError, ValueError):
 
 class CheckpointError(JaxdistError, RuntimeError):
     """Raised when a checkpoint cannot be written, or is damaged."""
+
+
+class OutOfRangeError(JaxdistError, StopIteration):
+    """Raised by `DistributedIterator.get_next` when no element is left.
+
+    Also a `StopIteration`, so that code written for `tf.distribute` and plain Python both catch it.
+
+    Source:
+        `tf.errors.OutOfRangeError`.
+    """
 
 
 class MissingExtraError(JaxdistError, ImportError):

@@ -80,6 +80,11 @@ class ReplicaMesh:
         return tuple(self.device_grid.ravel())
 
     @functools.cached_property
+    def device_set(self) -> frozenset[jax.Device]:
+        """All devices."""
+        return frozenset(self.devices)
+
+    @functools.cached_property
     def platform(self) -> str:
         """`'cpu'`, `'gpu'` or `'tpu'`."""
         return str(self.devices[0].platform)

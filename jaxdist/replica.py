@@ -7,12 +7,13 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from jaxdist import collectives
 from jaxdist._typing import PyTree
 from jaxdist._validate import call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
-from jaxdist.errors import ContextError
+from jaxdist.errors import ContextError, ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values import Form, PerReplica
 
@@ -49,6 +50,8 @@ class Frame:
         return f"in the cross-replica context of {name} (its scope)"
 
 
+# Hides the ambient strategy as well.
+_OUTSIDE = Frame(None)
 _FRAME: ContextVar[Frame | None] = ContextVar("jaxdist_frame", default=None)
 # The strategy that `experimental_set_strategy` made ambient; process-wide, as documented.
 _ambient: list[Frame] = []
@@ -56,12 +59,16 @@ _ambient: list[Frame] = []
 
 def current_frame() -> Frame | None:
     """The innermost context of the caller, or None outside every strategy."""
-    return _FRAME.get() or (_ambient[0] if _ambient else None)
+    frame = _FRAME.get()
+    if frame is None:
+        return _ambient[0] if _ambient else None
+    return None if frame is _OUTSIDE else frame
 
 
 def innermost_explicit_frame() -> Frame | None:
     """Like `current_frame`, without the ambient strategy."""
-    return _FRAME.get()
+    frame = _FRAME.get()
+    return None if frame is _OUTSIDE else frame
 
 
 def set_ambient(strategy: Any | None) -> None:
@@ -72,7 +79,7 @@ def set_ambient(strategy: Any | None) -> None:
 @contextlib.contextmanager
 def entered(frame: Frame | None) -> Iterator[None]:
     """Make `frame` the innermost context for the block; None is no context at all."""
-    token = _FRAME.set(frame)
+    token = _FRAME.set(_OUTSIDE if frame is None else frame)
     try:
         yield
     finally:
@@ -294,13 +301,17 @@ class ReplicaContext:
             given = jax.tree.map(self._as_handle, given)
         with entered(Frame(self._strategy, in_merge=self._traced)):
             result = merge_fn(self._strategy, *given[0], **given[1])
-        return jax.tree.map(_own_value, result, is_leaf=lambda x: isinstance(x, Handle))
+        return jax.tree.map(
+            lambda leaf: own_value(leaf, self._layout) if isinstance(leaf, PerReplica) else leaf,
+            result,
+            is_leaf=lambda x: isinstance(x, PerReplica),
+        )
 
     def _as_handle(self, leaf: Any) -> Any:
         return Handle(leaf, self._layout) if hasattr(leaf, "dtype") else leaf
 
     def _must_be_current(self, what: str) -> None:
-        frame = _FRAME.get()
+        frame = innermost_explicit_frame()
         if frame is not None and frame.replica is self:
             return
         where = "outside every strategy" if frame is None else frame.describe()
@@ -358,5 +369,23 @@ class Handle(PerReplica):
         return f"PerReplica(traced {self.local!r} on {self._layout.num_replicas} replicas)"
 
 
-def _own_value(leaf: Any) -> Any:
-    return leaf.local if isinstance(leaf, Handle) else leaf
+def own_value(value: PerReplica, layout: ReplicaMesh) -> Any:
+    """What this replica has of a `PerReplica` in a merge function: a handle, or one made there."""
+    if isinstance(value, Handle):
+        return value.local
+    count = layout.num_replicas
+    if value.is_global or len(value.values) != count:
+        what = (
+            "it lies on the devices of all replicas"
+            if value.is_global
+            else f"it has {len(value.values)} values, and the strategy has {count} replicas"
+        )
+        raise ReplicaValueError(
+            f"A merge function cannot use {value!r}: {what}.\n\n"
+            "A PerReplica that is made in a merge function has one value for each replica. One "
+            "from outside is passed as an argument of the step: strategy.run(fn, args=(value,))."
+        )
+    if count == 1:
+        return value.values[0]
+    rows = jnp.stack([jnp.asarray(v) for v in value.values])
+    return rows[jax.lax.axis_index(layout.replica_axes)]

@@ -2,6 +2,7 @@
 
 from jaxdist.collectives._across import gather_across as gather_across
 from jaxdist.collectives._across import reduce_across as reduce_across
+from jaxdist.collectives._across import reduced_dims as reduced_dims
 from jaxdist.collectives._dtypes import check_numeric as check_numeric
 from jaxdist.collectives._dtypes import result_dtype as result_dtype
 from jaxdist.collectives._hints import hints_of as hints_of

@@ -1,6 +1,7 @@
 """Reducing and gathering values of all replicas from outside a step."""
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from jaxdist.collectives._in_replica import gather_dim
 from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Form, Kind, PerReplica, placement_of
+from jaxdist.values import Form, Kind, PerReplica, checked_global, placement_of
 
 # Up to this size the host adds the local values faster than a program on the devices can start.
 HOST_BYTES = 64 * 1024
@@ -40,7 +41,8 @@ def _reduce_same(
         array = jnp.asarray(value)
         on = _checked_dims(name, array, dims)
         if op is ReduceOp.MEAN:
-            return _settled(jnp.mean(array, axis=on, dtype=result_dtype(op, array.dtype)))
+            dtype = result_dtype(op, array.dtype)
+            return _settled(jnp.mean(array, axis=on, dtype=_wide(dtype)).astype(dtype))
         total = jnp.sum(array, axis=on, dtype=result_dtype(op, array.dtype))
         return _settled(total * jnp.asarray(layout.num_replicas, total.dtype))
     if op is ReduceOp.MEAN or layout.num_replicas == 1:
@@ -73,9 +75,9 @@ def _is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
 def _reduce_per_replica(
     op: ReduceOp, name: str, value: PerReplica, dims: tuple[int, ...] | None, layout: ReplicaMesh
 ) -> Any:
-    if not value.is_global or not isinstance(value.array, jax.Array):
+    if not value.is_global:
         return _reduce_held(op, name, value, dims, layout)
-    array = value.array
+    array = checked_global(name, value, layout)
     check_numeric("Strategy.reduce", name, array)
     local = (array.shape[0] // layout.num_replicas, *array.shape[1:])
     scalars = value.form is Form.SCALARS
@@ -84,35 +86,43 @@ def _reduce_per_replica(
     over = (0,) if on is None else (0, *(d + 1 for d in on))
     dtype = result_dtype(op, array.dtype)
     small = array.size * array.dtype.itemsize <= HOST_BYTES
-    if small and not isinstance(array, jax.core.Tracer) and array.is_fully_addressable:
+    if not isinstance(array, jax.Array) or (small and _is_here(array)):
         return _from_host(_host_reduce(op, np.asarray(array).reshape(shape), over, dtype))
     result = _device_reduce(array, op, shape, over, dtype)
     return result if isinstance(result, jax.core.Tracer) else _settled(result)
 
 
+def _is_here(array: jax.Array) -> bool:
+    """Whether this process can read the whole array now."""
+    return not isinstance(array, jax.core.Tracer) and array.is_fully_addressable
+
+
+def _wide(dtype: Any) -> np.dtype[Any]:
+    """The dtype in which values of `dtype` are added up: float32 for half precision."""
+    is_half = jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize < 4
+    return np.dtype(np.float32) if is_half else np.dtype(dtype)
+
+
 def _host_reduce(op: ReduceOp, rows: np.ndarray, over: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """NumPy's sum or mean, with half precision added up in float32 as XLA does."""
-    wide = (
-        np.dtype(np.float32)
-        if np.dtype(dtype).itemsize < 4 and jnp.issubdtype(dtype, jnp.floating)
-        else np.dtype(dtype)
-    )
-    total = np.add.reduce(rows, axis=over, dtype=wide)
-    if op is ReduceOp.MEAN:
-        count = 1
-        for d in over:
-            count *= rows.shape[d]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            total = np.divide(total, wide.type(count))
-    return np.asarray(total, dtype)
+    """NumPy's sum or mean, added up as XLA does."""
+    total = np.asarray(np.add.reduce(rows, axis=over, dtype=_wide(dtype)))
+    return _combined(op, total, math.prod(rows.shape[d] for d in over), dtype)
+
+
+def _combined(op: ReduceOp, total: np.ndarray, count: int, dtype: Any) -> np.ndarray:
+    """`total`, or for a mean `total / count`, which is nan where there was nothing to count."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        if op is ReduceOp.MEAN:
+            total = np.asarray(total / np.asarray(count, total.dtype))
+        return total.astype(dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _device_reduce(
     array: jax.Array, op: ReduceOp, shape: tuple[int, ...], over: tuple[int, ...], dtype: Any
 ) -> jax.Array:
-    rows = array.reshape(shape)
-    return (jnp.mean if op is ReduceOp.MEAN else jnp.sum)(rows, axis=over, dtype=dtype)
+    combine = jnp.mean if op is ReduceOp.MEAN else jnp.sum
+    return combine(array.reshape(shape), axis=over, dtype=_wide(dtype)).astype(dtype)
 
 
 def _reduce_held(
@@ -126,10 +136,9 @@ def _reduce_held(
     dtype = result_dtype(op, np.result_type(*[jnp.asarray(a).dtype for a in arrays]))
     if dims is None:
         if len({a.shape for a in arrays}) > 1:
-            shapes = ", ".join(f"replica {i}: {list(a.shape)}" for i, a in enumerate(arrays))
             raise ShapeError(
                 f"Strategy.reduce(axis=None) cannot add the values of {name}: their shapes differ "
-                f"({shapes}).\n\naxis=None combines them element by element.\n\n"
+                f"({_shapes(arrays)}).\n\naxis=None combines them element by element.\n\n"
                 "Give axis=0 to reduce the rows of all replicas together."
             )
         return _from_host(_host_reduce(op, np.stack(arrays), (0,), dtype))
@@ -137,13 +146,20 @@ def _reduce_held(
     count = 0
     for a in arrays:
         on = _checked_dims(name, a, dims)
-        sums.append(_host_reduce(ReduceOp.SUM, a, on, dtype))
-        count += int(np.prod([a.shape[d] for d in on]))
-    total = np.add.reduce(sums)
-    if op is ReduceOp.MEAN:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            total = np.divide(total, np.asarray(count, total.dtype))
-    return _from_host(np.asarray(total, dtype))
+        sums.append(np.asarray(np.add.reduce(a, axis=on, dtype=_wide(dtype))))
+        count += math.prod(a.shape[d] for d in on)
+    if len({total.shape for total in sums}) > 1:
+        axis = dims[0] if len(dims) == 1 else dims
+        raise ShapeError(
+            f"Strategy.reduce(axis={axis}) cannot add the values of {name}: their shapes differ "
+            f"({_shapes(arrays)}).\n\nShapes may differ in axis={axis} only, which is summed "
+            "before the replicas are.\n\nReduce the other dims too, or pad them first."
+        )
+    return _from_host(_combined(op, np.asarray(np.add.reduce(sums)), count, dtype))
+
+
+def _shapes(arrays: Sequence[Any]) -> str:
+    return ", ".join(f"replica {i}: {list(a.shape)}" for i, a in enumerate(arrays))
 
 
 def gather_across(name: str, value: Any, axis: int, layout: ReplicaMesh) -> Any:
@@ -156,26 +172,24 @@ def gather_across(name: str, value: Any, axis: int, layout: ReplicaMesh) -> Any:
                 return gather_across(name, PerReplica.of_global(value), axis, layout)
             if layout.num_replicas > 1 and _is_mirrored(value, layout):
                 dim = gather_dim(caller, name, value, axis)
-                held = np.asarray(value)
-                return _from_host(np.concatenate([held] * layout.num_replicas, axis=dim))
+                copies = [_to_host(value)] * layout.num_replicas
+                return _from_host(np.concatenate(copies, axis=dim), like=value)
         return value
     if not value.is_global:
         return _gather_held(name, value, axis, layout)
-    array = value.array
-    if value.form is Form.SCALARS:
-        gather_dim(caller, name, np.empty((), array.dtype), axis)
-    dim = gather_dim(caller, name, array, axis)
+    array = checked_global(name, value, layout)
+    scalars = value.form is Form.SCALARS
+    local = () if scalars else (array.shape[0] // layout.num_replicas, *array.shape[1:])
+    dim = gather_dim(caller, name, jax.ShapeDtypeStruct(local, array.dtype), axis)
     if isinstance(array, jax.core.Tracer):
         return _concatenated(array, dim, layout.num_replicas)
-    is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended)
-    if is_key or not array.is_fully_addressable:
+    if isinstance(array, jax.Array) and not _is_here(array):
         moved = jax.jit(_concatenated, static_argnums=(1, 2), out_shardings=layout.replicated)
-        return _settled(moved(array, dim, layout.num_replicas))
-    held = np.asarray(array)
+        return moved(array, dim, layout.num_replicas)
+    held = _to_host(array)
     if dim:
-        rows = np.split(held, layout.num_replicas)
-        held = np.concatenate(rows, axis=dim)
-    return _from_host(held)
+        held = np.concatenate(np.split(held, layout.num_replicas), axis=dim)
+    return _from_host(held, like=array)
 
 
 def _concatenated(array: jax.Array, dim: int, num_replicas: int) -> jax.Array:
@@ -186,18 +200,22 @@ def _concatenated(array: jax.Array, dim: int, num_replicas: int) -> jax.Array:
 
 def _gather_held(name: str, value: PerReplica, axis: int, layout: ReplicaMesh) -> Any:
     _check_count(name, value, layout)
-    arrays = [np.asarray(v) for v in value.values]
-    dims = {gather_dim("Strategy.gather", name, a, axis) for a in arrays}
-    dim = min(dims)
-    off = {(*a.shape[:dim], *a.shape[dim + 1 :]) for a in arrays}
-    if len(off) > 1 or len({a.ndim for a in arrays}) > 1:
-        shapes = ", ".join(f"replica {i}: {list(a.shape)}" for i, a in enumerate(arrays))
+    arrays = [v if hasattr(v, "dtype") else np.asarray(v) for v in value.values]
+    for a in arrays:
+        if isinstance(a.dtype, np.dtype) and a.dtype.kind in "OSU":
+            raise ArgumentTypeError(
+                f"Strategy.gather cannot gather {name}: it is of dtype {a.dtype}, which JAX does "
+                "not have.\n\nTake the values apart instead: "
+                "strategy.experimental_local_results(value)."
+            )
+    dim = min(gather_dim("Strategy.gather", name, a, axis) for a in arrays)
+    if len({(*a.shape[:dim], None, *a.shape[dim + 1 :]) for a in arrays}) > 1:
         raise ShapeError(
-            f"Strategy.gather(axis={axis}) cannot concatenate {name}: {shapes}.\n\n"
+            f"Strategy.gather(axis={axis}) cannot concatenate {name}: {_shapes(arrays)}.\n\n"
             f"Shapes may differ in dim {dim} only.\n\n"
             "Gather on the dim that differs, or pad the others first."
         )
-    return _from_host(np.concatenate(arrays, axis=dim))
+    return _from_host(np.concatenate([_to_host(a) for a in arrays], axis=dim), like=arrays[0])
 
 
 def _check_count(name: str, value: PerReplica, layout: ReplicaMesh) -> None:
@@ -217,6 +235,11 @@ def _dims(name: str, axis: Any) -> tuple[int, ...]:
             "axis is None, an integer, or a tuple of integers."
         )
     return tuple(a.__index__() for a in given)
+
+
+def reduced_dims(name: str, array: Any, axis: Any) -> tuple[int, ...]:
+    """`axis` of a reduction as dims of a local array, counted from the front, or a named error."""
+    return _checked_dims(name, array, _dims(name, axis))
 
 
 def _checked_dims(name: str, array: Any, dims: tuple[int, ...]) -> tuple[int, ...]:
@@ -239,19 +262,25 @@ def _checked_local(
     return found
 
 
-def _from_host(array: np.ndarray) -> jax.Array:
-    """An array of this process's default device, tied to none."""
-    if array.dtype != jax.dtypes.canonicalize_dtype(array.dtype):
-        return jnp.asarray(array)
-    return _compat.put_uncommitted(array)
+def _to_host(array: Any) -> np.ndarray:
+    """The values of an array; of random keys, their bits."""
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    return np.asarray(array)
+
+
+def _from_host(array: np.ndarray, like: Any = None) -> jax.Array:
+    """An array of this process's default device, tied to none; random keys if `like` is."""
+    placed: jax.Array = jax.device_put(array)
+    if like is not None and jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(like))
+    return placed
 
 
 def _settled(array: jax.Array) -> jax.Array:
     """A result of the mesh as one plain array: the piece on its first device, tied to none."""
     if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
         return array
-    if len(array.sharding.device_set) == 1:
-        return array
     if not array.is_fully_replicated:
         return _from_host(np.asarray(array))
-    return _compat.as_uncommitted(array)
+    return _compat.as_uncommitted(array.addressable_data(0))

@@ -11,7 +11,6 @@ from jaxdist.data._dataset import distribute_dataset as distribute_dataset
 from jaxdist.data._dataset import (
     distribute_datasets_from_function as distribute_datasets_from_function,
 )
-from jaxdist.data._errors import OutOfRangeError as OutOfRangeError
 from jaxdist.data._iterator import DistributedIterator as DistributedIterator
 from jaxdist.data._iterator import OptionalBatch as OptionalBatch
 from jaxdist.data._options import InputOptions as InputOptions

@@ -6,10 +6,9 @@ from typing import Any, TypedDict
 
 from jaxdist._typing import PyTree
 from jaxdist.data._assemble import Assembler, spec_of
-from jaxdist.data._errors import OutOfRangeError
 from jaxdist.data._prefetch import Prefetcher
 from jaxdist.data._sources import Reader
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, OutOfRangeError
 
 
 class IteratorState(TypedDict):

@@ -5,8 +5,9 @@ from collections import Counter
 from typing import Any
 
 from jaxdist.errors import RetraceWarning
+from jaxdist.program._caller import user_stack_level
 
-# JAX programs are often traced twice on purpose (a last batch, evaluation), seldom more.
+# A step is often traced twice on purpose (a last batch, evaluation), seldom more.
 NEW_FUNCTIONS_BEFORE_WARNING = 3
 PROGRAMS_BEFORE_WARNING = 8
 
@@ -33,7 +34,7 @@ class RetraceWatch:
             "step is traced and compiled anew in every step.\n\nDefine it once, outside the "
             "loop, and pass what changes as an argument.",
             RetraceWarning,
-            stacklevel=_outside(),
+            stacklevel=user_stack_level(),
         )
 
     def new_program(self, fn: Any, count: int, changed: str) -> None:
@@ -47,7 +48,7 @@ class RetraceWatch:
             "layout or Python constant is a program of its own.\n\nPad batches to one shape; pass "
             "numbers as arrays instead of strings or booleans.",
             RetraceWarning,
-            stacklevel=_outside(),
+            stacklevel=user_stack_level(),
         )
 
 
@@ -55,15 +56,3 @@ def place(fn: Any) -> str:
     """`file:line` where a function was defined."""
     code = getattr(fn, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else "an unknown place"
-
-
-def _outside() -> int:
-    """Stack level of the caller of `strategy.run`."""
-    import sys
-
-    level = 1
-    frame = sys._getframe(1)
-    while frame is not None and f"{'jaxdist'}/" in frame.f_code.co_filename.replace("\\", "/"):
-        frame = frame.f_back  # type: ignore[assignment]
-        level += 1
-    return level

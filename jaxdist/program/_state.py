@@ -9,6 +9,7 @@ import jax
 
 from jaxdist.errors import StateDivergenceError, StateDivergenceWarning
 from jaxdist.program._arguments import Static, unflatten
+from jaxdist.program._caller import user_stack_level
 from jaxdist.program._trace import Argument, Signature, Traced
 from jaxdist.values import Kind
 
@@ -70,7 +71,7 @@ def check_functional_state(
             "meant, silence this with warnings.filterwarnings('ignore', "
             "category=jaxdist.errors.StateDivergenceWarning).",
             StateDivergenceWarning,
-            stacklevel=2,
+            stacklevel=user_stack_level(),
         )
 
 

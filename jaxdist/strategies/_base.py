@@ -509,7 +509,18 @@ class Strategy:
             `tf.distribute.Strategy.experimental_distribute_dataset`.
         """
         self._check_across("experimental_distribute_dataset", _BEFORE)
-        return data.distribute_dataset(dataset, self.layout, options)
+        return data.distribute_dataset(
+            dataset, self.layout, options, check_context=self._check_input_context
+        )
+
+    def _check_input_context(self) -> None:
+        frame = replica.current_frame()
+        if frame is not None and frame.inside_step:
+            self._not_here(
+                "next() of a distributed dataset",
+                frame,
+                "Take the batch outside and pass it: strategy.run(step, args=(next(iterator),)).",
+            )
 
     @final
     def distribute_datasets_from_function(
@@ -550,7 +561,15 @@ class Strategy:
         """
         self._check_across("distribute_datasets_from_function", _BEFORE)
         is_callable("distribute_datasets_from_function", dataset_fn)
-        return data.distribute_datasets_from_function(dataset_fn, self.layout, options)
+        if self._unwraps and _asks_per_replica(options):
+            raise NotImplementedError(
+                f"{type(self).__name__}.distribute_datasets_from_function was given "
+                "InputReplicationMode.PER_REPLICA, and it has one replica.\n\n"
+                "Leave experimental_replication_mode out."
+            )
+        return data.distribute_datasets_from_function(
+            dataset_fn, self.layout, options, check_context=self._check_input_context
+        )
 
     def check_replicas(self, state: PyTree, every: int = 1) -> bool:
         """Compare the bits of mirrored state on all replicas; see `jaxdist.check_replicas`.
@@ -583,6 +602,11 @@ _BEFORE = "Call it before strategy.run, and pass what it gives as an argument of
 
 def _inside(instead: str) -> str:
     return f"Inside a replica use jaxdist.get_replica_context().{instead}, or merge_call."
+
+
+def _asks_per_replica(options: data.InputOptions | None) -> bool:
+    mode = data.InputReplicationMode.PER_REPLICA
+    return options is not None and options.experimental_replication_mode is mode
 
 
 def _is_per_replica(x: Any) -> bool:

@@ -11,7 +11,8 @@ from jaxdist._typing import PyTree
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.replica import Handle
+from jaxdist.replica import own_value
+from jaxdist.values import PerReplica
 
 
 def reduce(op: ReduceOp, value: PyTree, axis: Any, layout: ReplicaMesh) -> PyTree:
@@ -19,40 +20,42 @@ def reduce(op: ReduceOp, value: PyTree, axis: Any, layout: ReplicaMesh) -> PyTre
 
     def leaf_of(path: Any, leaf: Any) -> Any:
         name = "value" + keystr(path)
-        if not isinstance(leaf, Handle):
+        # A traced value that the function closed over may differ between replicas like any other.
+        if not isinstance(leaf, (PerReplica, jax.core.Tracer)):
             return collectives.reduce_across(op, name, leaf, axis, layout)
-        local = leaf.local
+        local = own_value(leaf, layout) if isinstance(leaf, PerReplica) else leaf
         if axis is not None:
             collectives.check_numeric("Strategy.reduce", name, local)
-            total = jnp.sum(local, axis=axis, dtype=collectives.result_dtype(op, local.dtype))
-            count = local.size // max(total.size, 1)
+            dims = collectives.reduced_dims(name, local, axis)
+            dtype = collectives.result_dtype(op, local.dtype)
             if op is ReduceOp.MEAN:
-                local = total / jnp.asarray(count, total.dtype)
+                local = jnp.mean(local, axis=dims).astype(dtype)
             else:
-                local = total
+                local = jnp.sum(local, axis=dims, dtype=dtype)
         return collectives.all_reduce(
             "Strategy.reduce", op, local, layout.replica_axes, layout.num_replicas
         )
 
-    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_handle)
+    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_per_replica)
 
 
 def gather(value: PyTree, axis: int, layout: ReplicaMesh) -> PyTree:
     """`Strategy.gather` on handles: an all-gather."""
 
     def leaf_of(leaf: Any) -> Any:
-        if not isinstance(leaf, Handle):
+        if not isinstance(leaf, PerReplica):
             return leaf
-        return collectives.all_gather("Strategy.gather", leaf.local, axis, layout.replica_axes)
+        local = own_value(leaf, layout)
+        return collectives.all_gather("Strategy.gather", local, axis, layout.replica_axes)
 
-    return jax.tree.map(leaf_of, value, is_leaf=_is_handle)
+    return jax.tree.map(leaf_of, value, is_leaf=_is_per_replica)
 
 
 def broadcast(value: PyTree) -> PyTree:
     """Every replica gets the value, which has to be one value and not one for each replica."""
 
     def leaf_of(path: Any, leaf: Any) -> Any:
-        if isinstance(leaf, Handle):
+        if isinstance(leaf, PerReplica):
             raise ArgumentTypeError(
                 f"broadcast_to was given value{keystr(path)}, which is a PerReplica.\n\n"
                 "It has a value for each replica already.\n\n"
@@ -60,8 +63,8 @@ def broadcast(value: PyTree) -> PyTree:
             )
         return leaf
 
-    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_handle)
+    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_per_replica)
 
 
-def _is_handle(x: Any) -> bool:
-    return isinstance(x, Handle)
+def _is_per_replica(x: Any) -> bool:
+    return isinstance(x, PerReplica)

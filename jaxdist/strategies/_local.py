@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from jaxdist import _compat, data
 from jaxdist._typing import PyTree
@@ -42,8 +43,7 @@ def _column(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
         if placement_of(leaf, layout).kind is Kind.PER_REPLICA:
             leaf = PerReplica.of_global(leaf)
         else:
-            on = {s.device: s.data for s in leaf.addressable_shards}
-            return tuple(on[layout.device_grid[r, 0]] for r in layout.local_replicas)
+            return tuple(_copy_on(leaf, layout, r) for r in layout.local_replicas)
     values: tuple[Any, ...] = leaf.values
     if len(values) != count:
         raise ReplicaValueError(
@@ -52,6 +52,17 @@ def _column(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
             "Use the strategy that made the value."
         )
     return values
+
+
+def _copy_on(array: jax.Array, layout: ReplicaMesh, replica: int) -> jax.Array:
+    """The copy of a mirrored array that one replica has, over its logical devices."""
+    on = {s.device: s.data for s in array.addressable_shards}
+    sharding = array.sharding
+    if array.is_fully_replicated or not isinstance(sharding, NamedSharding):
+        return on[layout.device_grid[replica, 0]]
+    here = NamedSharding(layout.replica_mesh(replica), sharding.spec)
+    parts = [on[d] for d in layout.device_grid[replica]]
+    return jax.make_array_from_single_device_arrays(array.shape, here, parts)
 
 
 def from_function(

@@ -115,6 +115,17 @@ def checked_per_replica(name: str, value: PerReplica, layout: ReplicaMesh) -> Pe
     )
 
 
+def checked_global(name: str, value: PerReplica, layout: ReplicaMesh) -> Any:
+    """The global array of `value`, which has to fit this mesh; nothing is moved."""
+    array = value.array
+    if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
+        devices = array.sharding.device_set
+        if len(devices) > 1 and devices != layout.device_set:
+            raise ReplicaValueError(_other_strategy(name, array, layout))
+    _check_rows(name, array, layout)
+    return array
+
+
 def _check_rows(name: str, array: Any, layout: ReplicaMesh) -> None:
     rows = array.shape[0] if array.ndim else 0
     if rows % layout.num_replicas or not array.ndim:

@@ -14,11 +14,10 @@ from jaxdist.data import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     DistributedDataset,
-    OutOfRangeError,
     batches,
     distribute_dataset,
 )
-from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
+from jaxdist.errors import ArgumentTypeError, ContextError, OutOfRangeError, ShapeError
 from jaxdist.values import PerReplica
 
 

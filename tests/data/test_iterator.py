@@ -14,12 +14,17 @@ from jaxdist.data import (
     DistributedIterator,
     InputOptions,
     InputReplicationMode,
-    OutOfRangeError,
     batches,
     distribute_dataset,
     distribute_datasets_from_function,
 )
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, JaxdistError
+from jaxdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ContextError,
+    JaxdistError,
+    OutOfRangeError,
+)
 
 
 def _layout(num_replicas: int) -> jaxdist.mesh.ReplicaMesh:

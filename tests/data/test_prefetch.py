@@ -1,6 +1,7 @@
 """The thread that reads ahead: how far, and that none is ever left."""
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -279,6 +280,7 @@ def test_a_program_that_ends_with_a_pass_open_ends_well() -> None:
         capture_output=True,
         text=True,
         timeout=100,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import batching, mlir
 
 import jaxdist
 
@@ -28,6 +28,7 @@ UNHEARD_OF = Primitive("unheard_of")
 UNHEARD_OF.def_impl(lambda x: x)
 UNHEARD_OF.def_abstract_eval(lambda x: x)
 mlir.register_lowering(UNHEARD_OF, lambda ctx, x: [x])
+batching.defvectorized(UNHEARD_OF)
 
 
 @dataclasses.dataclass(frozen=True)

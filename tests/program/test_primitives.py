@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 from jax.extend.core import primitives as public
 from jax.sharding import PartitionSpec
@@ -105,7 +106,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "complex": _c,
     "concatenate": lambda x: lax.concatenate([x, x], 0),
     "conj": lambda x: lax.conj(_c(x)),
-    "conv_general_dilated": lambda x: lax.conv(IMAGE * x, IMAGE[:, :, :3, :3], (1, 1), "SAME"),
+    "conv_general_dilated": lambda x: lax.conv(IMAGE * x[0], IMAGE[:, :, :3, :3], (1, 1), "SAME"),
     "convert_element_type": lambda x: x.astype(jnp.bfloat16),
     "copy": lambda x: _bind("copy", x),
     "device_put": lambda x: jax.device_put(x),
@@ -118,14 +119,14 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "erf_inv": lambda x: lax.erf_inv(x),
     "fft": lambda x: jnp.fft.fft(x),
     "gather": lambda x: x[_i(x) % 8],
-    "geqp3": lambda x: lax.linalg.qr(_m(x), pivoting=True)[0],
-    "geqrf": lambda x: jnp.linalg.qr(_m(x)),
+    "geqp3": lambda x: _bind("geqp3", _m(x), jnp.zeros(4, jnp.int32), use_magma=None),
+    "geqrf": lambda x: _bind("geqrf", _m(x)),
     "hessenberg": lambda x: lax.linalg.hessenberg(_m(x)),
-    "householder_product": lambda x: jnp.linalg.qr(_m(x)),
+    "householder_product": lambda x: lax.linalg.householder_product(_m(x), x[:4]),
     "imag": lambda x: lax.imag(_c(x)),
     "integer_pow": lambda x: x**3,
     "iota": lambda x: lax.iota(jnp.int32, 8),
-    "iota_2x32_shape": lambda x: jax.random.bits(_key(x), (4,)),
+    "iota_2x32_shape": lambda x: _bind("iota_2x32_shape", shape=(4,)),
     "le_to": lambda x: _bind("le_to", x, x),
     "lt_to": lambda x: _bind("lt_to", x, x),
     "lu": lambda x: lax.linalg.lu(_m(x)),
@@ -134,7 +135,10 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     ),
     "mulhi": lambda x: lax.mulhi(_u(x) << 24, _u(x) << 24),
     "not": lambda x: ~_i(x),
-    "ormqr": lambda x: lax.linalg.ormqr(*lax.linalg.geqrf(_m(x)), _m(x)),
+    "ormqr": lambda x: _bind(
+        "ormqr", _m(x), x[:4], _m(x), left=True, transpose=False
+    ),
+    "name": lambda x: checkpoint_name(x, "kept"),
     "pad": lambda x: lax.pad(x, 0.0, [(1, 1, 1)]),
     "platform_index": lambda x: lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos),
     "polygamma": lambda x: lax.polygamma(x * 0 + 1, x),
@@ -179,7 +183,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "squeeze": lambda x: lax.squeeze(x[None], (0,)),
     "svd": lambda x: jnp.linalg.svd(_m(x)),
     "symmetric_product": lambda x: lax.linalg.symmetric_product(_m(x), _s(x)),
-    "threefry2x32": lambda x: jax.random.bits(jax.random.key(_i(x)[0], impl="threefry2x32"), (4,)),
+    "threefry2x32": lambda x: _bind("threefry2x32", *[_u(x)] * 4),
     "top_k": lambda x: lax.top_k(x, 3),
     "transpose": lambda x: _m(x).T,
     "triangular_solve": lambda x: lax.linalg.triangular_solve(_s(x), _m(x)),

@@ -1,5 +1,6 @@
 """Checkpoints: complete or absent, bit for bit what was saved, and honest about damage."""
 
+import gc
 import json
 import os
 import shutil
@@ -218,6 +219,8 @@ def test_whichever_file_is_damaged_it_is_named_and_the_one_before_is_offered(
         shutil.rmtree(copy)
 
 
+# Orbax abandons the reads beside one that fails; when they are collected is up to its threads.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("way", ["removed", "cut", "flipped"])
 def test_without_a_manifest_damage_is_an_error_or_harms_no_value(
     saved: Path, tmp_path: Path, way: str
@@ -235,6 +238,7 @@ def test_without_a_manifest_damage_is_an_error_or_harms_no_value(
                 assert _bits(restored.state) == _bits(_state(3))
                 assert restored.notes["epoch"] == 3
         shutil.rmtree(copy)
+    gc.collect()
 
 
 def test_when_asked_a_damaged_checkpoint_is_set_aside_and_the_one_before_restored(
@@ -257,7 +261,7 @@ def test_when_all_are_damaged_nothing_is_moved_and_the_oldest_is_named(saved: Pa
     for step in 1, 2, 3:
         (saved / str(step) / "notes" / "metadata").unlink()
     with Checkpoints(saved) as checkpoints:
-        with pytest.raises(DamagedCheckpointError, match="Checkpoint 1 (.|\n)*none before it"):
+        with pytest.raises(DamagedCheckpointError, match=r"Checkpoint 1 (.|\n)*none before it"):
             checkpoints.restore_latest(like=_state(), skip_damaged=True)
         assert checkpoints.steps() == (1, 2, 3)
 

@@ -1,0 +1,102 @@
+"""The command line: exit codes, and errors without a traceback."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxdist.cli import _main as main_module
+from jaxdist.cli import main
+from jaxdist.cli._train import final_line, interrupted_line
+from jaxdist.errors import ConfigError
+from jaxdist.training import TrainingReport
+
+
+def _report(**changes: object) -> TrainingReport:
+    given: dict = {
+        "steps": 600,
+        "num_replicas": 8,
+        "accuracy": 0.9916,
+        "images_per_s": 12345.6,
+        "was_interrupted": False,
+        "next_step": 600,
+    }
+    return TrainingReport(**{**given, **changes})
+
+
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "train" in out
+    assert "info" in out
+
+
+def test_version_names_jaxdist_and_jax(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("jaxdist ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["trian"], ["train"], ["train", "x.toml", "--sett", "a"]]
+)
+def test_arguments_that_are_not_understood_exit_with_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: jaxdist" in capsys.readouterr().err
+
+
+def test_our_errors_are_a_message_on_stderr_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "no_such.toml"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("jaxdist train: The configuration file 'no_such.toml'")
+    assert "Traceback" not in captured.err
+
+
+def test_with_traceback_our_errors_are_raised() -> None:
+    with pytest.raises(ConfigError):
+        main(["train", "no_such.toml", "--traceback"])
+
+
+def test_ctrl_c_before_training_exits_with_130(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main_module, "train", stopped)
+    assert main(["train", str(tmp_path)]) == 130
+    assert "stopped by Ctrl-C" in capsys.readouterr().err
+
+
+def test_unknown_keys_reach_the_user_with_option_and_nearest_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text("[training]\nstep = 3\n")
+    assert main(["train", str(path), "--set", "data.bach_size=8"]) == 2
+    err = capsys.readouterr().err
+    assert f"{path}, line 2: unknown key 'step' in [training]" in err
+    assert "--set data.bach_size=8: unknown key 'bach_size'" in err
+    assert "Did you mean 'batch_size'?" in err
+
+
+def test_the_last_line_says_accuracy_steps_replicas_and_images_per_second() -> None:
+    assert final_line(_report()) == "accuracy 99.16%  steps 600  replicas 8  images/s 12,346"
+    assert "images/s n/a" in final_line(_report(images_per_s=None))
+
+
+def test_an_interrupted_run_says_where_it_stopped_and_where_the_next_one_starts() -> None:
+    line = interrupted_line(_report(steps=137, next_step=100), Path("runs/checkpoints"))
+    assert "after step 137" in line
+    assert "resumes from step 100: runs/checkpoints/100" in line
+    line = interrupted_line(_report(steps=3, next_step=None), Path("runs"))
+    assert "starts from the beginning" in line

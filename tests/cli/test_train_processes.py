@@ -1,0 +1,149 @@
+"""`jaxdist train` as real processes that are killed, interrupted, and run again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_OPTIONS = (
+    "model.channels=[4]",
+    "model.hidden=8",
+    "data.batch_size=64",
+    "optimizer.warmup_steps=0",
+    "optimizer.schedule=constant",
+    "checkpoint.every=2",
+    "checkpoint.directory=checkpoints",
+    "output.directory=.",
+    "output.picture=",
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+class _Trainings:
+    """Starts `jaxdist train` in one folder, and ends what it started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.children: list[subprocess.Popen[str]] = []
+
+    def start(self, steps: int) -> subprocess.Popen[str]:
+        environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+        environment.update(PYTHONPATH=str(ROOT), JAX_PLATFORMS="cpu")
+        sets = [word for o in (*_OPTIONS, f"training.steps={steps}") for word in ("--set", o)]
+        config = str(ROOT / "configs" / "digits_mirrored.toml")
+        child = subprocess.Popen(
+            [sys.executable, "-m", "jaxdist", "train", config, *sets],
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.children.append(child)
+        return child
+
+    def finish(self, steps: int) -> str:
+        """Run to the end; what it printed."""
+        child = self.start(steps)
+        out, err = child.communicate(timeout=200)
+        assert child.returncode == 0, err[-3000:]
+        return out
+
+    def losses(self) -> list[float]:
+        losses: list[float] = json.loads((self.folder / "metrics.json").read_text())["losses"]
+        return losses
+
+    def complete(self) -> list[int]:
+        """Steps of the checkpoints that a new process would find."""
+        folder = self.folder / "checkpoints"
+        return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+
+    def end(self) -> None:
+        for child in self.children:
+            child.kill()
+            child.communicate()
+
+
+@pytest.fixture
+def trainings(tmp_path: Path) -> Iterator[_Trainings]:
+    """A folder to train in."""
+    made = _Trainings(tmp_path)
+    yield made
+    made.end()
+
+
+def _wait_for_line(child: subprocess.Popen[str], words: str, times: int) -> None:
+    assert child.stdout is not None
+    for line in child.stdout:
+        times -= words in line
+        if times == 0:
+            return
+    raise AssertionError(f"{words!r} was not printed: {child.communicate()[1][-3000:]}")
+
+
+def _resumed_step(out: str) -> int:
+    return int(out.split("resumed from step ")[1].split(":")[0])
+
+
+def test_killed_after_the_kth_checkpoint_each_run_goes_on_from_the_last_complete_one(
+    trainings: _Trainings,
+) -> None:
+    reached = 0
+    for k in 1, 2, 3:
+        child = trainings.start(steps=1000)
+        _wait_for_line(child, ": saved checkpoints", times=k)
+        child.send_signal(signal.SIGKILL)
+        out, _ = child.communicate()
+        assert child.returncode == -signal.SIGKILL
+        now = trainings.complete()[-1]
+        assert now >= reached + 2 * k
+        reached = now
+    steps = reached + 2
+    out = trainings.finish(steps)
+    assert _resumed_step(out) == reached
+    resumed = trainings.losses()
+    assert len(resumed) == steps
+
+    whole = _Trainings(trainings.folder / "whole")
+    whole.folder.mkdir()
+    whole.finish(steps)
+    assert whole.losses() == resumed
+
+
+def test_killed_while_a_checkpoint_is_written_the_next_run_takes_the_one_before(
+    trainings: _Trainings,
+) -> None:
+    folder = trainings.folder / "checkpoints"
+    child = trainings.start(steps=100000)
+    _wait_for_line(child, ": saved checkpoints", times=1)
+    # Look as fast as it goes for a directory that is being written, and stop the process there.
+    partial: list[Path] = []
+    while not partial and child.poll() is None:
+        partial = [p for p in folder.iterdir() if "tmp" in p.name]
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    assert partial
+    before = trainings.complete()
+    assert _resumed_step(trainings.finish(steps=before[-1] + 2)) == before[-1]
+    assert not [p for p in folder.iterdir() if "tmp" in p.name]
+
+
+def test_ctrl_c_exits_with_130_says_where_and_the_next_run_goes_on(trainings: _Trainings) -> None:
+    child = trainings.start(steps=100000)
+    _wait_for_line(child, ": saved checkpoints", times=1)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "Traceback" not in err
+    last = trainings.complete()[-1]
+    assert "stopped by Ctrl-C after step" in err
+    assert f"resumes from step {last}: checkpoints/{last}" in err
+    assert not (trainings.folder / "metrics.json").exists()
+    assert _resumed_step(trainings.finish(steps=last + 2)) == last
