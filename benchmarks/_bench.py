@@ -169,10 +169,10 @@ class Bench:
             f"{what}: no TensorFlow named (--tensorflow PYTHON or JAXDIST_BENCH_TENSORFLOW)",
         )
 
-    def close(self) -> None:
-        """End all processes."""
-        while self._processes:
-            self._processes.popitem()[1].close()
+    def close(self, label: str | None = None) -> None:
+        """End all processes, or those of one arm."""
+        for key in [k for k in self._processes if label in (None, k[0])]:
+            self._processes.pop(key).close()
 
     def __enter__(self) -> "Bench":
         return self

@@ -1,8 +1,8 @@
 """Gathering small values costs about what reading the array costs.
 
-Claim: `strategy.gather` of (2, 4) per replica takes at most 1.2 times `np.asarray` of the global
-array, and at most 0.02 of TensorFlow's eager `strategy.gather` at 2 and more replicas. Values are
-new each time, as in row 4.
+Claim: at 2 and more replicas `strategy.gather` of (2, 4) per replica takes at most 1.2 times
+`np.asarray` of the global array, and at most 0.02 of TensorFlow's eager `strategy.gather`. Values
+are new each time, as in row 4.
 """
 
 from collections.abc import Iterator
@@ -63,8 +63,11 @@ def run(bench: Bench) -> Iterator[Line]:
             # It traces anew at every call: a tenth of a second and more each.
             steps["tf gather"] = 1
         race = bench.race(f"N={n}", arms, steps)
-        yield race.line("gather", "np.asarray", Need(1.2))
+        # With one replica there is nothing to gather, and NumPy reads without a copy.
+        yield race.line("gather", "np.asarray", Need(1.2) if n > 1 else Need())
         if "tf gather" in arms:
             yield race.line("gather", "tf gather", Need(0.02))
+            # TensorFlow cannot gather over groups of two sizes in one process.
+            bench.close("tf gather")
     if skipped:
         yield skipped

@@ -102,13 +102,12 @@ def test_every_listed_name_is_there() -> None:
         assert hasattr(jaxdist, name), name
 
 
-def test_every_error_is_of_the_tree_in_the_docstring_and_of_a_built_in() -> None:
+def test_every_error_is_of_the_tree_in_the_docstring_and_of_a_built_in_that_fits() -> None:
     drawn = jaxdist.errors.__doc__ or ""
     for name, value in inspect.getmembers(jaxdist.errors, inspect.isclass):
         assert name in drawn
-        built_in = {"ValueError", "TypeError", "RuntimeError", "ImportError", "UserWarning"}
-        is_root = value is jaxdist.errors.JaxdistError
-        assert is_root or built_in & {base.__name__ for base in inspect.getmro(value)}, name
+        built_in = [c for c in inspect.getmro(value) if c.__module__ == "builtins"]
+        assert value is jaxdist.errors.JaxdistError or built_in[0] is not Exception, name
 
 
 @pytest.mark.parametrize("name", sorted(_callables()))

@@ -3,7 +3,6 @@
 XLA refuses them too, but only while it starts the program, and may bring the process down with it.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,13 +38,16 @@ class DonatingCall:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._all_flat:
-            parts = map(_parts, args)
-            ids = list(map(id, itertools.chain.from_iterable(parts)))
-            repeats = bool(kwargs) or len(set(ids)) != len(ids)
-        else:
-            repeats = False
-        if (repeats or not self._all_flat) and has_repeats((args, kwargs)):
+        may_repeat = True
+        if self._all_flat and not kwargs:
+            count = 0
+            seen: set[int] = set()
+            for argument in args:
+                parts = _parts(argument)
+                count += len(parts)
+                seen.update(map(id, parts))
+            may_repeat = len(seen) != count
+        if may_repeat and has_repeats((args, kwargs)):
             return self._slow(*args, **kwargs)
         return self._dispatch(*args, **kwargs)
 

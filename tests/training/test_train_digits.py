@@ -67,6 +67,7 @@ def _metrics(folder: Path) -> dict[str, Any]:
     return metrics
 
 
+@pytest.mark.slow
 def test_the_shipped_job_reaches_97_percent_and_leaves_its_files(tmp_path: Path) -> None:
     report, out = _train(tmp_path, "output.picture=curve.png")
     assert report.accuracy is not None
@@ -87,6 +88,7 @@ def test_the_shipped_job_reaches_97_percent_and_leaves_its_files(tmp_path: Path)
     assert report.accuracy * 359 == pytest.approx(round(report.accuracy * 359), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_losses_of_1_2_4_and_8_replicas_agree_over_the_first_100_steps(tmp_path: Path) -> None:
     losses = {}
     for replicas in 1, 2, 4, 8:
