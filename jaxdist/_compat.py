@@ -115,6 +115,17 @@ def source_of(eqn: Any) -> str:
     return str(_source_info.summarize(eqn.source_info))
 
 
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many operands of a `scan` are constants, and how many are carried.
+
+    JAX 0.12 has them as a tree of trees; 0.10 as two numbers. Goes when 0.10 goes.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
 def is_committed(array: jax.Array) -> bool:
     """Whether the array is tied to its devices. Waits for JAX to make `committed` public API."""
     committed: Any = array

@@ -36,7 +36,7 @@ WITHOUT_JAX = {"cluster_resolver", "tpu"}
 # Uses what it tests. `__init__` lists it, and the command is a user like any other; no room below
 # them may lean on it.
 OUTSIDE = "testing"
-USERS_OF_TESTING = {"__init__", "cli"}
+USERS_OF_TESTING = {"__init__"}
 
 
 def _modules(source: str) -> Iterator[str]:

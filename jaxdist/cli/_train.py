@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-import jaxdist
+from jaxdist import runtime
 from jaxdist.errors import BackendStartedError
 from jaxdist.training import (
     DigitsConfig,
@@ -59,7 +59,7 @@ def interrupted_line(report: TrainingReport, folder: Path) -> str:
 def _ask_for_cpu_devices(count: int) -> None:
     """Have `count` CPU devices; they matter only where there is no accelerator."""
     try:
-        jaxdist.testing.virtual_devices(count)
+        runtime.virtual_devices(count)
     except BackendStartedError:
         # In a process that has used JAX before, those that are there will do if they suffice.
         if jax.default_backend() == "cpu" and len(jax.local_devices()) < count:

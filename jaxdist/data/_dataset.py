@@ -28,6 +28,12 @@ class DistributedDataset(Iterable[PyTree]):
     `Strategy.distribute_datasets_from_function`. Every leaf of a batch is a `PerReplica`, or a
     plain array where the strategy has one replica. Each `for` over it begins anew.
 
+    Example:
+        >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> dataset = strategy.experimental_distribute_dataset([np.arange(4), np.arange(4, 8)])
+        >>> isinstance(dataset, DistributedDataset), [len(b.values) for b in dataset]
+        (True, [2, 2])
+
     Source:
         `tf.distribute.DistributedDataset`.
     """

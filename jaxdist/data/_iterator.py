@@ -45,6 +45,12 @@ class DistributedIterator(Iterator[PyTree]):
     Also a context manager: leaving it ends the reading ahead. So do the end of the data, an
     error, `close()`, and dropping the iterator.
 
+    Example:
+        >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with iter(strategy.experimental_distribute_dataset([np.arange(4)])) as iterator:
+        ...     print(next(iterator))
+        PerReplica([0, 1], [2, 3])
+
     Source:
         `tf.distribute.DistributedIterator`.
     """

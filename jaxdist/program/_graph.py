@@ -23,6 +23,8 @@ class GraphShape:
     treedef: PyTreeDef
     paths: tuple[tuple[Any, ...], ...]
     types: tuple[type, ...]
+    # What the caller calls the objects; two calls that differ in it run the same program.
+    arguments: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     def merge(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """New NNX objects of this shape that hold `leaves`."""
@@ -39,13 +41,16 @@ class GraphShape:
 
     def name(self, leaf: int) -> str:
         """A name for leaf number `leaf`, such as `args[0].layers[1].kernel`."""
-        head, *rest = self.paths[leaf]
+        return self._named(self.paths[leaf])
+
+    def _named(self, path: tuple[Any, ...]) -> str:
+        head, *rest = path
         parts = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in rest)
-        return f"NNX argument {head}{parts}"
+        return f"{self.arguments[head]}{parts}"
 
     def _changed(self, after: "GraphShape") -> str:
-        more = [after.name(i) for i, p in enumerate(after.paths) if p not in self.paths]
-        less = [self.name(i) for i, p in enumerate(self.paths) if p not in after.paths]
+        more = [self._named(p) for p in after.paths if p not in self.paths]
+        less = [self._named(p) for p in self.paths if p not in after.paths]
         what = "; ".join(
             f"{word} {names[:5]}" for word, names in (("added", more), ("removed", less)) if names
         )
@@ -58,8 +63,10 @@ class GraphShape:
         )
 
 
-def shape_of(nodes: tuple[Any, ...]) -> tuple[GraphShape, list[Any]]:
-    """The static part of NNX objects, and their leaves."""
+def shape_of(
+    nodes: tuple[Any, ...], arguments: tuple[str, ...] = ()
+) -> tuple[GraphShape, list[Any]]:
+    """The static part of NNX objects, and their leaves; `arguments` are names for messages."""
     graphdef, state = nnx.split(nodes)
     leaves, treedef = jax.tree.flatten(state)
     flat = [
@@ -68,7 +75,8 @@ def shape_of(nodes: tuple[Any, ...]) -> tuple[GraphShape, list[Any]]:
         for _ in jax.tree.leaves(variable)
     ]
     paths = tuple(path for path, _ in flat)
-    return GraphShape(graphdef, treedef, paths, tuple(kind for _, kind in flat)), leaves
+    types = tuple(kind for _, kind in flat)
+    return GraphShape(graphdef, treedef, paths, types, arguments), leaves
 
 
 class KeptGraph:
@@ -79,12 +87,14 @@ class KeptGraph:
     compared by identity.
     """
 
-    def __init__(self, nodes: tuple[Any, ...], forget: Callable[[Any], object]) -> None:
+    def __init__(
+        self, nodes: tuple[Any, ...], arguments: tuple[str, ...], forget: Callable[[Any], object]
+    ) -> None:
         # The list holds the variables, so it goes when one of the objects goes.
         self._roots = tuple(weakref.ref(n, forget) for n in nodes)
         # The C++ call paths of the step that runs on these objects, by static arguments.
         self.dispatchers: dict[Any, Callable[..., Any]] = {}
-        self.shape, leaves = shape_of(nodes)
+        self.shape, leaves = shape_of(nodes, arguments)
         by_path: dict[Any, Any] = {}
         self._attributes: list[dict[str, Any]] = []
         for path, value in nnx.iter_graph(nodes):

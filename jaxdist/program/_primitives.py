@@ -20,7 +20,7 @@ FIRST_ORDER = frozenset(
     random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap
     real reduce_and reduce_max reduce_min reduce_or reduce_precision reduce_prod reduce_sum
     reduce_window reduce_window_max reduce_window_min reduce_window_sum reduce_xor
-    regularized_incomplete_beta rem reshape rev rng_bit_generator round rsqrt scatter
+    regularized_incomplete_beta rem reshape reshard rev rng_bit_generator round rsqrt scatter
     scatter-add scatter-max scatter-min scatter-mul scatter-sub schur select_and_gather_add
     select_and_scatter select_and_scatter_add select_n sharding_constraint shift_left
     shift_right_arithmetic shift_right_logical sign sin sinh slice sort split sqrt square

@@ -136,7 +136,7 @@ class _Walk:
     def _scan(
         self, eqn: Any, inputs: list[Differs], under: Differs, times: int | None
     ) -> list[Differs]:
-        consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        consts, carry = _compat.scan_counts(eqn.params)
         inside = None if times is None else times * eqn.params["length"]
         held, state, rows = (
             inputs[:consts],

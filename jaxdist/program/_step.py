@@ -144,7 +144,7 @@ class Step:
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         flat = flatten(args, kwargs, self._static_names, self._static_numbers)
         check_hashable("strategy.run", flat, (args, kwargs))
-        kept = self._graph_of(flat) if flat.nodes else None
+        kept = self._graph_of(flat, (args, kwargs)) if flat.nodes else None
         leaves = kept.read() if kept else []
         moved = False
         for number, leaf in enumerate(flat.dynamic):
@@ -166,12 +166,17 @@ class Step:
         signature = Signature(flat.treedef, flat.slots, tuple(inputs), graph)
         return _Call(flat, signature, leaves, kept, moved)
 
-    def _graph_of(self, flat: Flat) -> KeptGraph:
+    def _graph_of(self, flat: Flat, given: tuple[Any, Any]) -> KeptGraph:
         key = tuple(id(n) for n in flat.nodes)
         kept = self._kept.get(key)
         if kept is None or not kept.is_current():
             held = self._kept
-            kept = KeptGraph(tuple(flat.nodes), lambda _: held.pop(key, None))
+            names: dict[int, str] = {}
+            for path, slot in zip(self._paths(given), flat.slots, strict=True):
+                if isinstance(slot, GraphNode):
+                    names.setdefault(slot.index, argument_name(path))
+            arguments = tuple(names[i] for i in range(len(names)))
+            kept = KeptGraph(tuple(flat.nodes), arguments, lambda _: held.pop(key, None))
             if len(self._kept) >= MAX_KEPT_GRAPHS:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[key] = kept

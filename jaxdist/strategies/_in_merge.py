@@ -24,8 +24,8 @@ def reduce(op: ReduceOp, value: PyTree, axis: Any, layout: ReplicaMesh) -> PyTre
         if not isinstance(leaf, (PerReplica, jax.core.Tracer)):
             return collectives.reduce_across(op, name, leaf, axis, layout)
         local = own_value(leaf, layout) if isinstance(leaf, PerReplica) else leaf
+        collectives.check_numeric("Strategy.reduce", name, local)
         if axis is not None:
-            collectives.check_numeric("Strategy.reduce", name, local)
             dims = collectives.reduced_dims(name, local, axis)
             dtype = collectives.result_dtype(op, local.dtype)
             if op is ReduceOp.MEAN:
@@ -42,13 +42,14 @@ def reduce(op: ReduceOp, value: PyTree, axis: Any, layout: ReplicaMesh) -> PyTre
 def gather(value: PyTree, axis: int, layout: ReplicaMesh) -> PyTree:
     """`Strategy.gather` on handles: an all-gather."""
 
-    def leaf_of(leaf: Any) -> Any:
+    def leaf_of(path: Any, leaf: Any) -> Any:
         if not isinstance(leaf, PerReplica):
             return leaf
-        local = own_value(leaf, layout)
-        return collectives.all_gather("Strategy.gather", local, axis, layout.replica_axes)
+        local = jnp.asarray(own_value(leaf, layout))
+        dim = collectives.gather_dim("Strategy.gather", "value" + keystr(path), local, axis)
+        return jax.lax.all_gather(local, layout.replica_axes, axis=dim, tiled=True)
 
-    return jax.tree.map(leaf_of, value, is_leaf=_is_per_replica)
+    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_per_replica)
 
 
 def broadcast(value: PyTree) -> PyTree:

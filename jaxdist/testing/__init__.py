@@ -3,4 +3,4 @@
 No room of jaxdist leans on it.
 """
 
-from jaxdist.testing._virtual_devices import virtual_devices as virtual_devices
+from jaxdist.runtime import virtual_devices as virtual_devices

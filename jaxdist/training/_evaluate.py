@@ -79,6 +79,7 @@ def evaluate(
         ShapeError: There is nothing to count: no batches, or all weights are 0.
 
     Example:
+        >>> from jaxdist.training import padded_batches
         >>> strategy = MirroredStrategy()
         >>> def count(offset, batch):
         ...     return weighted_sums({"x": batch["x"] + offset}, batch["weight"])

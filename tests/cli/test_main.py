@@ -1,6 +1,7 @@
 """The command line: exit codes, and errors without a traceback."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,8 @@ from jaxdist.errors import ConfigError
 from jaxdist.training import TrainingReport
 
 
-def _report(**changes: object) -> TrainingReport:
-    given: dict = {
+def _report(**changes: Any) -> TrainingReport:
+    given: dict[str, Any] = {
         "steps": 600,
         "num_replicas": 8,
         "accuracy": 0.9916,

@@ -348,7 +348,7 @@ def _keywords(instruction: Instruction) -> dict[str, Any]:
     }
 
 
-@operation(1, Drawer.axes_and_groups, weight=3)
+@operation(1, Drawer.axes_and_groups, weight=2)
 def _psum(instruction: Instruction, x: Any) -> Any:
     return lax.psum(x, **_keywords(instruction))
 

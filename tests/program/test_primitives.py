@@ -304,19 +304,13 @@ def test_operations_of_the_allow_list_give_equal_bits_on_all_replicas() -> None:
     def all_of_them(x: Any) -> Any:
         return {name: _kept_apart(BUILDERS[name])(x) for name in _usable()}
 
-    def stacked(x: Any) -> Any:
-        return jax.tree.map(lambda r: r[None], all_of_them(x))
-
-    mapped = jax.shard_map(
-        stacked, mesh=strategy.mesh, in_specs=PartitionSpec(),
-        out_specs=PartitionSpec("replica"), check_vma=False,
-    )
-    results = jax.jit(mapped)(jax.device_put(X, strategy.replicated_sharding))
+    results = strategy.run(all_of_them, (X,))
     different = [
         name
         for name, leaves in results.items()
         for leaf in leaves
-        if len({np.asarray(row).tobytes() for row in np.asarray(leaf)}) != 1
+        if len({np.asarray(s.data).tobytes() for s in leaf.addressable_shards}) != 1
     ]
     assert not different
     assert len(results) > 130
+    assert all(len(leaf.addressable_shards) == 8 for leaf in jax.tree.leaves(results))

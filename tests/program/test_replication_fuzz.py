@@ -200,4 +200,4 @@ def _refusals(mesh: str) -> tuple[int, int]:
 @pytest.mark.parametrize("mesh", list(MESHES))
 def test_some_random_programs_are_refused_and_most_are_not(mesh: str) -> None:
     refused, all_of_them = _refusals(mesh)
-    assert 0 < refused < all_of_them * 0.6
+    assert 0 < refused < all_of_them * 0.8

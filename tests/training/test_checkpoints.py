@@ -69,7 +69,7 @@ def test_what_is_restored_is_bit_for_bit_what_was_saved(saved: Path) -> None:
     assert jax.tree.structure(restored.state) == jax.tree.structure(_state())
     assert _bits(restored.state) == _bits(_state(3))
     np.testing.assert_array_equal(
-        jax.random.uniform(restored.state["key"], 3), jax.random.uniform(_state()["key"], 3)
+        jax.random.uniform(restored.state["key"]), jax.random.uniform(_state()["key"])
     )
 
 
@@ -138,7 +138,11 @@ def test_saving_leaves_no_thread(tmp_path: Path) -> None:
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, {"w": jnp.zeros(2)}, {})
         checkpoints.restore(1, like={"w": jnp.zeros(2)})
-    assert set(threading.enumerate()) <= before
+    # Orbax lets go of its threads without waiting for them.
+    left = set(threading.enumerate()) - before
+    for thread in left:
+        thread.join(timeout=60)
+    assert not [thread for thread in left if thread.is_alive()]
 
 
 # Another model

@@ -224,7 +224,9 @@ _NAMES = st.text("abcdefgh_", min_size=1, max_size=6)
 
 
 @given(st.dictionaries(_NAMES, st.dictionaries(_NAMES, st.integers()), min_size=1))
-def test_every_entry_of_a_document_is_found_on_its_line(document: dict) -> None:
+def test_every_entry_of_a_document_is_found_on_its_line(
+    document: dict[str, dict[str, int]],
+) -> None:
     lines, expected = [], {}
     for section, body in document.items():
         lines += ["", f"[{section}]"]
