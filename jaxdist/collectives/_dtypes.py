@@ -27,10 +27,7 @@ def check_numeric(caller: str, name: str, leaf: Any) -> None:
     """Refuse what has no sum: typed random keys, strings, objects."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:
-        try:
-            dtype = np.result_type(leaf)
-        except TypeError:
-            dtype = np.dtype(object)
+        dtype = np.asarray(leaf).dtype
     extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
     if extended or not (jnp.issubdtype(dtype, np.number) or dtype == np.bool_):
         raise ArgumentTypeError(

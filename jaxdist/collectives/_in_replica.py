@@ -41,9 +41,18 @@ def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree
     def gather(path: Any, leaf: Any) -> Any:
         array = jnp.asarray(leaf)
         dim = gather_dim(caller, "value" + jax.tree_util.keystr(path), array, axis)
-        return jax.lax.all_gather(array, axes, axis=dim, tiled=True)
+        return gathered(array, dim, axes)
 
     return jax.tree.map_with_path(gather, value)
+
+
+def gathered(array: jax.Array, dim: int, axes: AxisNames) -> jax.Array:
+    """`array` of all replicas, concatenated on `dim`."""
+    if not array.size:
+        # JAX cannot lower an all-gather of nothing.
+        return jnp.concatenate([array] * jax.lax.axis_size(axes), axis=dim)
+    whole: jax.Array = jax.lax.all_gather(array, axes, axis=dim, tiled=True)
+    return whole
 
 
 def gather_dim(caller: str, name: str, array: Any, axis: Any) -> int:

@@ -47,7 +47,7 @@ def gather(value: PyTree, axis: int, layout: ReplicaMesh) -> PyTree:
             return leaf
         local = jnp.asarray(own_value(leaf, layout))
         dim = collectives.gather_dim("Strategy.gather", "value" + keystr(path), local, axis)
-        return jax.lax.all_gather(local, layout.replica_axes, axis=dim, tiled=True)
+        return collectives.gathered(local, dim, layout.replica_axes)
 
     return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_per_replica)
 

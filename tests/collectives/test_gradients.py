@@ -160,13 +160,14 @@ def test_gradients_keep_the_dtype_of_their_value(dtype: str, logical: int) -> No
         np.testing.assert_allclose(np.asarray(have, np.float32), want)
 
 
-def test_assume_replicated_is_the_identity_for_gradients(two: Strategy) -> None:
+def test_the_gradient_of_assume_replicated_is_the_identity_and_may_differ(two: Strategy) -> None:
     def loss(t: Any) -> Any:
-        return (jaxdist.assume_replicated(t) ** 2).sum()
+        same = jaxdist.assume_replicated(_context().all_reduce("SUM", t) * 0)
+        return ((same + jaxdist.assume_replicated(t)) * _weight()).sum()
 
     got = two.run(jax.grad(loss), (_documented(),))
     assert isinstance(got, PerReplica)
-    assert_each(two, got, [[2.0, 4.0], [6.0, 10.0]])
+    assert_each(two, got, [[1.0, 1.0], [2.0, 2.0]])
 
 
 def test_assume_replicated_makes_a_result_plain_and_maps_structures(two: Strategy) -> None:
