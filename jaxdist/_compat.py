@@ -147,10 +147,25 @@ def put_uncommitted(array: np.ndarray) -> jax.Array:
     device = config.jax_default_device or jax.local_devices()[0]
     if isinstance(device, str):
         return jax.device_put(array)
-    aval = _core.ShapedArray(array.shape, array.dtype)
-    layout = jax.sharding.SingleDeviceSharding(device)
+    aval, layout = _on_one_device(array.shape, array.dtype, device)
     placed: jax.Array = _pxla.batched_device_put(aval, layout, [array], [device], committed=False)
     return placed
+
+
+def pieces_of(array: jax.Array) -> list[Any]:
+    """The single-device pieces of an array of this process, in the order of its devices.
+
+    `addressable_data(i)` gives them one by one, each with checks that cost more than the reading.
+    """
+    if array.is_deleted():
+        raise RuntimeError(f"Array has been deleted with shape={array.dtype}{list(array.shape)}.")
+    held: Any = array
+    return list(held._arrays)
+
+
+@functools.lru_cache(maxsize=256)
+def _on_one_device(shape: tuple[int, ...], dtype: Any, device: jax.Device) -> tuple[Any, Any]:
+    return _core.ShapedArray(shape, dtype), jax.sharding.SingleDeviceSharding(device)
 
 
 def set_variables(variables: Sequence[nnx.Variable[Any]], values: Sequence[Any]) -> None:

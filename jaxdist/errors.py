@@ -17,6 +17,7 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
       BackendStartedError      RuntimeError  asked for devices after JAX had started
       ConfigError              ValueError    a configuration file or override that is not valid
       CheckpointError          RuntimeError  a checkpoint that cannot be read or written
+        DamagedCheckpointError               its files are not what was written
       OutOfRangeError          StopIteration an iterator that has no element left
       MissingExtraError        ImportError   an optional package that is not installed
 
@@ -82,7 +83,11 @@ class ConfigError(JaxdistError, ValueError):
 
 
 class CheckpointError(JaxdistError, RuntimeError):
-    """Raised when a checkpoint cannot be written, or is damaged."""
+    """Raised when a checkpoint cannot be read or written."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """Raised when the files of a checkpoint are not what was written."""
 
 
 class OutOfRangeError(JaxdistError, StopIteration):

@@ -8,6 +8,7 @@ _LINE = re.compile(
     r"(?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|"
     r"collective-broadcast|ragged-all-to-all)(?:-start)?\((?P<operands>[^)]*)\)(?P<rest>.*)$"
 )
+_COMMENT = re.compile(r"/\*.*?\*/")
 _SHAPE = re.compile(r"(?P<dtype>pred|[a-z]+\d+[a-z0-9]*)\[(?P<dims>[\d,]*)\]")
 _GROUPS = re.compile(
     r"replica_groups=(?P<groups>\{\{.*?\}\}|\{\}|mesh\[.*?\] \{.*?\}|\[[\d,]+\]<=[^ ,]+)"
@@ -40,7 +41,8 @@ replica_groups='{{0,1}}'),)
     """
     found = []
     for line in text.splitlines():
-        match = _LINE.search(line)
+        # Long tuples are numbered in between: (f32[4], ..., /*index=5*/f32[4]).
+        match = _LINE.search(_COMMENT.sub("", line))
         if match is None:
             continue
         groups = _GROUPS.search(match["rest"])

@@ -52,38 +52,38 @@ class Frame:
 
 # Hides the ambient strategy as well.
 _OUTSIDE = Frame(None)
-_FRAME: ContextVar[Frame | None] = ContextVar("jaxdist_frame", default=None)
+FRAME: ContextVar[Frame | None] = ContextVar("jaxdist_frame", default=None)
 # The strategy that `experimental_set_strategy` made ambient; process-wide, as documented.
-_ambient: list[Frame] = []
+ambient: list[Frame] = []
 
 
 def current_frame() -> Frame | None:
     """The innermost context of the caller, or None outside every strategy."""
-    frame = _FRAME.get()
+    frame = FRAME.get()
     if frame is None:
-        return _ambient[0] if _ambient else None
+        return ambient[0] if ambient else None
     return None if frame is _OUTSIDE else frame
 
 
 def innermost_explicit_frame() -> Frame | None:
     """Like `current_frame`, without the ambient strategy."""
-    frame = _FRAME.get()
+    frame = FRAME.get()
     return None if frame is _OUTSIDE else frame
 
 
 def set_ambient(strategy: Any | None) -> None:
     """Make `strategy` the process-wide ambient one; None clears it."""
-    _ambient[:] = [] if strategy is None else [Frame(strategy)]
+    ambient[:] = [] if strategy is None else [Frame(strategy)]
 
 
 @contextlib.contextmanager
 def entered(frame: Frame | None) -> Iterator[None]:
     """Make `frame` the innermost context for the block; None is no context at all."""
-    token = _FRAME.set(_OUTSIDE if frame is None else frame)
+    token = FRAME.set(_OUTSIDE if frame is None else frame)
     try:
         yield
     finally:
-        _FRAME.reset(token)
+        FRAME.reset(token)
 
 
 class ReplicaContext:
@@ -173,7 +173,7 @@ class ReplicaContext:
             In: any pytree, leaves `[...]` on each replica. Out: the same.
 
         Cost:
-            One all-reduce of the whole pytree: at most `2 (R-1)/R` of its bytes per device.
+            One all-reduce of all leaves of one dtype: at most `2 (R-1)/R` of its bytes per device.
 
         Args:
             reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.

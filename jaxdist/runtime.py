@@ -68,6 +68,12 @@ def device_from_name(name: str | jax.Device) -> jax.Device:
             f"Device {name!r} is on job {match['job']!r}, and this strategy works on the devices "
             f"of this process (job 'localhost').\n\nUse one of {list_device_names()}."
         )
+    if int(match["replica"] or 0) or int(match["task"] or 0):
+        raise DeviceError(
+            f"Device {name!r} is on replica:{match['replica'] or 0}, task:{match['task'] or 0}, "
+            "and a process sees its own devices only, as replica:0 and task:0.\n\n"
+            f"Use one of {list_device_names()}."
+        )
     index = int(match["index"]) if match["index"] not in (None, "*") else 0
     present = local_devices(_PLATFORMS[kind])
     if index >= len(present):

@@ -87,9 +87,20 @@ def _reduce_per_replica(
     dtype = result_dtype(op, array.dtype)
     small = array.size * array.dtype.itemsize <= HOST_BYTES
     if not isinstance(array, jax.Array) or (small and _is_here(array)):
-        return _from_host(_host_reduce(op, np.asarray(array).reshape(shape), over, dtype))
+        rows = _rows_on_host(array, layout).reshape(shape)
+        return _from_host(_host_reduce(op, rows, over, dtype))
     result = _device_reduce(array, op, shape, over, dtype)
     return result if isinstance(result, jax.core.Tracer) else _settled(result)
+
+
+def _rows_on_host(array: Any, layout: ReplicaMesh) -> np.ndarray:
+    """A global array, read shard by shard where each device holds the rows of one replica.
+
+    `np.asarray` does the same for every layout, in twice the time.
+    """
+    if not isinstance(array, jax.Array) or layout.num_logical > 1:
+        return np.asarray(array)
+    return np.concatenate([np.asarray(piece) for piece in _compat.pieces_of(array)])
 
 
 def _is_here(array: jax.Array) -> bool:
@@ -186,7 +197,9 @@ def gather_across(name: str, value: Any, axis: int, layout: ReplicaMesh) -> Any:
     if isinstance(array, jax.Array) and not _is_here(array):
         moved = jax.jit(_concatenated, static_argnums=(1, 2), out_shardings=layout.replicated)
         return moved(array, dim, layout.num_replicas)
-    held = _to_host(array)
+    # The dtype of random keys is no NumPy dtype.
+    is_plain = isinstance(array.dtype, np.dtype)
+    held = _rows_on_host(array, layout) if is_plain else _to_host(array)
     if dim:
         held = np.concatenate(np.split(held, layout.num_replicas), axis=dim)
     return _from_host(held, like=array)
@@ -271,8 +284,8 @@ def _to_host(array: Any) -> np.ndarray:
 
 def _from_host(array: np.ndarray, like: Any = None) -> jax.Array:
     """An array of this process's default device, tied to none; random keys if `like` is."""
-    placed: jax.Array = jax.device_put(array)
-    if like is not None and jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
+    placed = _compat.put_uncommitted(array) if _exists(array.dtype) else jnp.asarray(array)
+    if like is not None and not isinstance(like.dtype, np.dtype):
         return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(like))
     return placed
 
@@ -284,3 +297,8 @@ def _settled(array: jax.Array) -> jax.Array:
     if not array.is_fully_replicated:
         return _from_host(np.asarray(array))
     return _compat.as_uncommitted(array.addressable_data(0))
+
+
+def _exists(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of this dtype are taken as they are; 64 bits depend on `jax_enable_x64`."""
+    return dtype.itemsize < 8 or dtype == jax.dtypes.canonicalize_dtype(dtype)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxdist._typing import AxisNames, PyTree
 from jaxdist.collectives._dtypes import check_numeric, result_dtype
+from jaxdist.collectives._mark import assume_replicated
 from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.errors import ShapeError
 
@@ -19,14 +20,11 @@ def all_reduce(
     arrays = [_reducible(caller, op, path, leaf) for path, leaf in leaves]
     if not arrays:
         return value
-    sums = jax.lax.psum(arrays, axes)
+    # XLA keeps an all-reduce of one replica on CPU.
+    sums = jax.lax.psum(arrays, axes) if num_replicas > 1 else arrays
     if op is ReduceOp.MEAN:
-        sums = [s / _like(num_replicas, s) for s in sums]
+        sums = [s / num_replicas for s in sums]
     return jax.tree.unflatten(treedef, sums)
-
-
-def _like(number: int, array: Any) -> Any:
-    return jnp.asarray(number, array.dtype)
 
 
 def _reducible(caller: str, op: ReduceOp, path: Any, leaf: Any) -> Any:
@@ -50,7 +48,7 @@ def gathered(array: jax.Array, dim: int, axes: AxisNames) -> jax.Array:
     """`array` of all replicas, concatenated on `dim`."""
     if not array.size:
         # JAX cannot lower an all-gather of nothing.
-        return jnp.concatenate([array] * jax.lax.axis_size(axes), axis=dim)
+        return assume_replicated(jnp.concatenate([array] * jax.lax.axis_size(axes), axis=dim))
     whole: jax.Array = jax.lax.all_gather(array, axes, axis=dim, tiled=True)
     return whole
 

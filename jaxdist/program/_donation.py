@@ -1,6 +1,7 @@
 """Finding buffers that appear twice before they are donated.
 
-XLA refuses them too, but only while it starts the program, and may bring the process down with it.
+XLA refuses them too, but only while it starts the program, and with several devices that may
+bring the process down.
 """
 
 from collections.abc import Callable
@@ -24,9 +25,12 @@ class DonatingCall:
     flattening: for 100 leaves that is a fifth of the time.
     """
 
-    def __init__(self, dispatch: Callable[..., Any], slow: Callable[..., Any]) -> None:
+    def __init__(
+        self, dispatch: Callable[..., Any], slow: Callable[..., Any], *, one_device: bool
+    ) -> None:
         self._dispatch = dispatch
         self._slow = slow
+        self._one_device = one_device
         self._all_flat = True
 
     def see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -38,6 +42,8 @@ class DonatingCall:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._one_device:
+            return self._on_one_device(*args, **kwargs)
         may_repeat = True
         if self._all_flat and not kwargs:
             count = 0
@@ -50,6 +56,15 @@ class DonatingCall:
         if may_repeat and has_repeats((args, kwargs)):
             return self._slow(*args, **kwargs)
         return self._dispatch(*args, **kwargs)
+
+    def _on_one_device(self, *args: Any, **kwargs: Any) -> Any:
+        """One device refuses repeated buffers in good order, so there XLA does the looking."""
+        try:
+            return self._dispatch(*args, **kwargs)
+        except ValueError as error:
+            if "donate" not in str(error) or not has_repeats((args, kwargs)):
+                raise
+        return self._slow(*args, **kwargs)
 
 
 def _parts(argument: Any) -> Any:

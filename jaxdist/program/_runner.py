@@ -23,16 +23,23 @@ class Runner:
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = weakref.ref(strategy)
-        self._weak: dict[Any, Step] = {}
+        # Steps by weak reference to their function, or by that and their options; `Strategy.run`
+        # looks in here itself.
+        self.known: dict[Any, Step] = {}
         self._strong: OrderedDict[Any, Step] = OrderedDict()
         self._watch = RetraceWatch()
 
     def call_of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """The way into `fn` with default options; one dictionary look-up when it is known."""
+        """The way into `fn` with default options."""
+        return self.step(fn, None).call
+
+    def call_with(self, fn: Callable[..., Any], options: RunOptions) -> Callable[..., Any]:
+        """The way into `fn` with these options."""
         try:
-            return self._weak[weakref.ref(fn)].call
-        except (KeyError, TypeError):
-            return self.step(fn, None).call
+            step = self.known.get((weakref.ref(fn), options))
+        except TypeError:
+            step = None
+        return self.step(fn, options).call if step is None else step.call
 
     def step(self, fn: Callable[..., Any], options: RunOptions | None) -> Step:
         """The `Step` of `fn` under these options, made at the first call."""
@@ -51,17 +58,17 @@ class Runner:
 
     def _weakly(self, fn: Callable[..., Any], options: RunOptions) -> Step:
         key: Any = weakref.ref(fn) if options == _DEFAULT else (weakref.ref(fn), options)
-        step = self._weak.get(key)
+        step = self.known.get(key)
         if step is None:
             step = self._new(fn, options)
-            weak = self._weak
+            known = self.known
 
             def forget(dead: Any) -> None:
-                weak.pop(dead if options == _DEFAULT else (dead, options), None)
+                known.pop(dead if options == _DEFAULT else (dead, options), None)
 
             kept = weakref.ref(fn, forget)
             hash(kept)
-            weak[kept if options == _DEFAULT else (kept, options)] = step
+            known[kept if options == _DEFAULT else (kept, options)] = step
         return step
 
     def _new(self, fn: Callable[..., Any], options: RunOptions) -> Step:

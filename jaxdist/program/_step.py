@@ -78,7 +78,9 @@ class Step:
         self._kept: dict[tuple[int, ...], KeptGraph] = {}
         self._bounded = False
         self._dispatcher = _compat.make_dispatcher(self._name, self._miss)
-        self._donating = DonatingCall(self._dispatcher, self.slow)
+        self._donating = DonatingCall(
+            self._dispatcher, self.slow, one_device=len(self._layout.devices) == 1
+        )
         self.direct: Callable[..., Any] = (
             self._donating if options.donate_argnums else self._dispatcher
         )
@@ -399,7 +401,7 @@ class _Planned:
         rest = [a for i, a in enumerate(args) if i not in self._taken]
         named = {k: v for k, v in kwargs.items() if k not in plan.static_names}
         leaves = kept.read() if kept else []
-        if step.donates and has_repeats([leaves, rest, named]):
+        if step.donates and has_repeats((leaves, rest, named)):
             return step.slow(*args, **kwargs)
         results = dispatch(leaves, *rest, **named)
         if type(results) is _Slow:

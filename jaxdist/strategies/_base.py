@@ -1,7 +1,9 @@
 """What every strategy does."""
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any, NoReturn, final
 
 import jax
@@ -19,6 +21,9 @@ from jaxdist.strategies import _in_merge, _local
 from jaxdist.strategies._drift import DriftChecks
 from jaxdist.strategies._extended import StrategyExtended
 from jaxdist.values import PerReplica
+
+_raw_frame = replica.FRAME.get
+_ref = weakref.ref
 
 
 class Strategy:
@@ -57,6 +62,7 @@ class Strategy:
     def _set_up(self, layout: ReplicaMesh) -> None:
         self.layout = layout
         self._runner = Runner(self)
+        self._known = self._runner.known
         self._extended = StrategyExtended(self)
         self._drift = DriftChecks(layout)
 
@@ -247,13 +253,22 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.run`; `jax.jit(jax.shard_map(...))`.
         """
+        # Every line here is paid at every step, so what is usual is asked first.
+        if _raw_frame() is not None or replica.ambient:
+            self._check_run()
+        if type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
+            call_arguments("strategy.run", args, kwargs)
+        if options is not None:
+            call = self._call_with(fn, options)
+        else:
+            step = self._known.get(_ref(fn)) if type(fn) is FunctionType else None
+            call = self._call_of(fn) if step is None else step.call
+        return call(*args, **kwargs) if kwargs else call(*args)
+
+    def _check_run(self) -> None:
         frame = replica.current_frame()
         if frame is not None and (frame.strategy is not self or frame.inside_step):
             self._refuse_run(frame)
-        if type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
-            call_arguments("strategy.run", args, kwargs)
-        call = self._call_of(fn) if options is None else self._call_with(fn, options)
-        return call(*args, **kwargs) if kwargs else call(*args)
 
     def _call_of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         is_callable("strategy.run", fn)
@@ -261,7 +276,7 @@ class Strategy:
 
     def _call_with(self, fn: Callable[..., Any], options: RunOptions) -> Callable[..., Any]:
         is_callable("strategy.run", fn)
-        return self._runner.step(fn, options).call
+        return self._runner.call_with(fn, options)
 
     def _refuse_run(self, frame: replica.Frame) -> NoReturn:
         if frame.strategy is not self:
@@ -306,9 +321,7 @@ class Strategy:
               collectives:
                 none
         """
-        frame = replica.current_frame()
-        if frame is not None and (frame.strategy is not self or frame.inside_step):
-            self._refuse_run(frame)
+        self._check_run()
         call_arguments("strategy.lower", args, kwargs)
         is_callable("strategy.lower", fn)
         return self._runner.program(fn, args, kwargs, options)

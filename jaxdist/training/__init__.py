@@ -1,10 +1,7 @@
 """Training loops, checkpoints, evaluation and the main job, for those who want them."""
 
-from jaxdist.training._batches import Position as Position
-from jaxdist.training._batches import ShuffledBatches as ShuffledBatches
 from jaxdist.training._batches import padded_batches as padded_batches
 from jaxdist.training._checkpoints import Checkpoints as Checkpoints
-from jaxdist.training._checkpoints import DamagedCheckpointError as DamagedCheckpointError
 from jaxdist.training._checkpoints import Restored as Restored
 from jaxdist.training._config import LoadedConfig as LoadedConfig
 from jaxdist.training._config import load_config as load_config

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Sharding
 
 from jaxdist._typing import PyTree
-from jaxdist.errors import ArgumentTypeError, CheckpointError
+from jaxdist.errors import ArgumentTypeError, CheckpointError, DamagedCheckpointError
 from jaxdist.training._interrupts import interrupts_wait
 from jaxdist.training._manifest import find_damage, remove_other_manifests, write_manifest
 from jaxdist.training._orbax import UnreadableError, open_manager, read_arrays, read_notes, write
@@ -38,10 +38,6 @@ class Restored:
     state: PyTree
     notes: dict[str, Any]
     set_aside: tuple[Path, ...] = ()
-
-
-class DamagedCheckpointError(CheckpointError):
-    """Raised when the files of a checkpoint are not what was written."""
 
 
 # [Note: complete or absent]

@@ -86,8 +86,8 @@ def evaluate(
         >>> evaluate(strategy, count, 1.0, padded_batches({"x": np.arange(11.0)}, 8))
         {'weight': 11.0, 'x': 6.0}
     """
-    data = strategy.experimental_distribute_dataset(list(batches))
-    sums = [strategy.run(sums_fn, args=(model, batch)) for batch in data]
+    with iter(strategy.experimental_distribute_dataset(list(batches))) as data:
+        sums = [strategy.run(sums_fn, args=(model, batch)) for batch in data]
     totals: dict[str, float] = {}
     for batch_sums in jax.device_get(sums):
         for name, value in sorted(batch_sums.items()):

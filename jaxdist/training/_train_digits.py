@@ -1,6 +1,7 @@
 """The main job: a convolutional net on handwritten digits, on all replicas of a strategy."""
 
 import dataclasses
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import jax
 from flax import nnx
 from rich.console import Console
 
+from jaxdist.data import DistributedIterator, batches
 from jaxdist.program import RunOptions
 from jaxdist.strategies import MirroredStrategy
-from jaxdist.training._batches import Position, ShuffledBatches, padded_batches
+from jaxdist.training._batches import padded_batches
 from jaxdist.training._checkpoints import Checkpoints
 from jaxdist.training._config import LoadedConfig, as_dict
 from jaxdist.training._digits import (
@@ -96,8 +98,11 @@ def train_digits(
         num_replicas=strategy.num_replicas_in_sync,
         num_images=len(digits.train["label"]),
     )
-    with Checkpoints(config.checkpoint.directory, keep=config.checkpoint.keep) as checkpoints:
-        run = _Run(loaded, strategy, digits, checkpoints, console)
+    with (
+        Checkpoints(config.checkpoint.directory, keep=config.checkpoint.keep) as checkpoints,
+        _training_batches(config, strategy, digits) as data,
+    ):
+        run = _Run(loaded, strategy, digits, data, checkpoints, console)
         try:
             run.resume(skip_damaged)
             run.train()
@@ -119,6 +124,21 @@ def mirrored_strategy(config: DigitsConfig) -> MirroredStrategy:
     return MirroredStrategy(devices)
 
 
+def _training_batches(
+    config: DigitsConfig, strategy: MirroredStrategy, digits: Digits
+) -> DistributedIterator:
+    """Global batches without end; all of one size, so that the step is compiled once."""
+    source = batches(
+        digits.train,
+        config.data.batch_size,
+        shuffle=True,
+        seed=config.data.seed,
+        drop_remainder=True,
+        repeat=None,
+    )
+    return iter(strategy.experimental_distribute_dataset(source))
+
+
 class _Run:
     """One run of the job: what it holds while it goes on."""
 
@@ -127,40 +147,30 @@ class _Run:
         loaded: LoadedConfig[DigitsConfig],
         strategy: MirroredStrategy,
         digits: Digits,
+        data: DistributedIterator,
         checkpoints: Checkpoints,
         console: Console,
     ) -> None:
         self.config, self.strategy, self.checkpoints = loaded.values, strategy, checkpoints
-        self.console, self.digits, self.history = console, digits, History()
+        self.console, self.digits, self.data = console, digits, data
+        self.history = History()
         with strategy.scope():
             self.net = DigitsNet(self.config.model, rngs=nnx.Rngs(self.config.training.seed))
             self.optimizer = make_optimizer(
                 self.net, self.config.optimizer, num_steps=self.config.training.steps
             )
-        self.first_step, self.step, self.start = 0, 0, Position()
+        self.first_step, self.step = 0, 0
         self.was_interrupted = False
         self.pending: list[jax.Array] = []
         self.watch = Stopwatch()
         self.began = time.perf_counter()
         self.progress: TrainingProgress | None = None
 
-    # Data
-
-    def batches(self) -> ShuffledBatches:
-        return ShuffledBatches(
-            self.digits.train,
-            batch_size=self.config.data.batch_size,
-            seed=self.config.data.seed,
-            num_batches=self.config.training.steps - self.first_step,
-            start=self.start,
-        )
-
     # Training
 
     def train(self) -> None:
         config = self.config.training
         total = config.steps
-        data = self.strategy.experimental_distribute_dataset(self.batches())
         actions = [
             Every(config.log_every, self._log),
             Every(config.evaluate_every, self._evaluate),
@@ -171,7 +181,7 @@ class _Run:
             end = run_loop(
                 None,
                 self._step,
-                data,
+                itertools.islice(self.data, total - self.first_step),
                 on_output=self._collect,
                 actions=actions,
                 first_step=self.first_step,
@@ -226,9 +236,9 @@ class _Run:
 
     def _evaluate(self, step: int, _: None) -> None:
         self._settle()
-        batches = padded_batches(self.digits.test, self.config.data.batch_size)
+        held_out = padded_batches(self.digits.test, self.config.data.batch_size)
         with self.watch.paused():
-            means = evaluate(self.strategy, evaluation_step, self.net, batches)
+            means = evaluate(self.strategy, evaluation_step, self.net, held_out)
         means["images"] = means.pop(WEIGHT)
         self.history.evaluations.append({"step": step, **means})
         self._say(
@@ -252,9 +262,8 @@ class _Run:
 
     def _save(self, step: int, _: None) -> None:
         self._settle()
-        position = self.batches().position_after(step - self.first_step)
         notes = {
-            "position": dataclasses.asdict(position),
+            "position": self.data.get_state(),
             "data": self._data_identity(),
             "history": dataclasses.asdict(self.history),
         }
@@ -282,7 +291,7 @@ class _Run:
         _load(self.net, restored.state["model"])
         _load(self.optimizer, restored.state["optimizer"])
         self.first_step = self.step = restored.step
-        self.start = Position(**restored.notes["position"])
+        self.data.set_state(restored.notes["position"])
         self.history = History(**restored.notes["history"])
         where = _short(self.checkpoints.path(restored.step))
         self._say(f"resumed from step {restored.step}: {where}")

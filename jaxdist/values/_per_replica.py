@@ -144,16 +144,22 @@ class PerReplica(DistributedValues):
         if self._form is Form.LOCAL:
             held: tuple[Any, ...] = self._data
             return held
+        if isinstance(self._data, jax.core.Tracer) or not isinstance(self._data, jax.Array):
+            raise ReplicaValueError(
+                f"PerReplica.values: the rows are held as one {type(self._data).__name__} that "
+                "lies on no devices, so which of them belong to which replica is not known.\n\n"
+                "Pass it to strategy.run, strategy.reduce or strategy.gather, which know."
+            )
         return shards_by_replica(self._data, scalars=self._form is Form.SCALARS)
 
     def __repr__(self) -> str:
         data = self._data
-        if self._form is not Form.LOCAL and (
-            isinstance(data, jax.core.Tracer)
-            or not isinstance(data, jax.Array)
-            or data.is_deleted()
-        ):
-            return f"PerReplica({self._form.value} of {data!r})"
+        if self._form is not Form.LOCAL:
+            if not isinstance(data, jax.Array) or isinstance(data, jax.core.Tracer):
+                return f"PerReplica({self._form.value} of {data!r})"
+            if data.is_deleted():
+                shape = [*data.shape]
+                return f"PerReplica({self._form.value} of a deleted {data.dtype}{shape})"
         if self._form is Form.LOCAL or self._form is Form.SCALARS or data.size <= 64:
             return "PerReplica(" + ", ".join(_brief(v) for v in self.values) + ")"
         shape = [*self.values[0].shape]

@@ -81,7 +81,7 @@ def test_every_dtype_has_the_documented_sum_and_mean(
     np.testing.assert_allclose(np.asarray(mean, np.complex64), [1, 0.5])
 
 
-def test_mixed_dtypes_are_reduced_in_one_call_and_one_collective(two: Strategy) -> None:
+def test_mixed_dtypes_are_reduced_in_one_call(two: Strategy) -> None:
     def step(x: Any) -> Any:
         value = {
             "f32": x, "f16": (x.astype("float16"), [x.astype("bfloat16")]), "int": x.astype(int),
@@ -97,8 +97,18 @@ def test_mixed_dtypes_are_reduced_in_one_call_and_one_collective(two: Strategy) 
     assert got["int"].dtype == jnp.int32
     for leaf in jax.tree.leaves(got):
         assert np.asarray(leaf, np.float32).tolist() == [4, 7]
-    program = two.lower(step, (_documented(),))
-    assert [(c.kind, c.operands) for c in program.collectives] == [("psum", 4)]
+
+
+def test_all_leaves_of_one_dtype_are_one_all_reduce(strategy: Strategy) -> None:
+    def step(x: Any) -> Any:
+        return _all_reduce("MEAN", {"a": x, "b": [x * 2, x + 1]})
+
+    x = per_replica(strategy, lambda r: np.ones(2, np.float32))
+    compiled = strategy.lower(step, (x,)).compile().collectives
+    if strategy.num_replicas_in_sync > 1:
+        assert [(c.kind, c.operands) for c in compiled] == [("all-reduce", 3)]
+    else:
+        assert not compiled
 
 
 def test_python_numbers_are_those_of_every_replica(strategy: Strategy) -> None:

@@ -11,6 +11,10 @@ from jaxdist.data import INFINITE_CARDINALITY, batches
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
+# What a training loop that counts its own steps asks for.
+_ENDLESS: Any = {"shuffle": True, "seed": 3, "drop_remainder": True, "repeat": None}
+
+
 def _epochs(data: Any) -> list[int]:
     return [int(i) for batch in data for i in batch]
 
@@ -114,6 +118,51 @@ def test_resuming_gives_every_example_that_was_not_given(
     resumed.set_state(stream.get_state())
     whole = _epochs(batches(x, 1, shuffle=True, repeat=3))
     assert before + _epochs(resumed) == whole
+
+
+@given(
+    num_examples=st.integers(1, 20),
+    sizes=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    taken=st.integers(0, 12),
+)
+def test_resuming_an_endless_pass_gives_the_batches_and_the_state_of_one_that_does_not_stop(
+    num_examples: int, sizes: tuple[int, int], taken: int
+) -> None:
+    def make() -> Any:
+        size = min(sizes[0], num_examples)
+        return iter(batches(np.arange(num_examples), size, **_ENDLESS))
+
+    uninterrupted, stream, resumed = make(), make(), make()
+    before = [next(stream).tolist() for _ in range(taken)]
+    resumed.set_state(stream.get_state())
+    after = [next(resumed).tolist() for _ in range(sizes[1])]
+    assert before + after == [next(uninterrupted).tolist() for _ in range(taken + sizes[1])]
+    assert resumed.get_state() == uninterrupted.get_state()
+
+
+@given(
+    num_examples=st.integers(1, 40),
+    sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    taken=st.integers(0, 12),
+)
+def test_with_drop_remainder_no_example_is_given_twice_in_an_epoch_whatever_size_it_resumes_with(
+    num_examples: int, sizes: tuple[int, int], taken: int
+) -> None:
+    size, resumed_size = (min(s, num_examples) for s in sizes)
+    stream = iter(batches(np.arange(num_examples), size, **_ENDLESS))
+    resumed = iter(batches(np.arange(num_examples), resumed_size, **_ENDLESS))
+    epochs: dict[int, list[int]] = {}
+    for _ in range(taken):
+        batch = next(stream)
+        epochs.setdefault(stream.get_state()["epoch"], []).extend(batch.tolist())
+    resumed.set_state(stream.get_state())
+    for _ in range(2 * num_examples // resumed_size):
+        batch = next(resumed)
+        assert len(batch) == resumed_size
+        epochs.setdefault(resumed.get_state()["epoch"], []).extend(batch.tolist())
+    assert list(epochs) == list(range(len(epochs)))
+    for given_ids in epochs.values():
+        assert len(given_ids) == len(set(given_ids))
 
 
 def test_the_pass_after_a_resumed_one_is_the_next_epoch() -> None:

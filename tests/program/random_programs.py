@@ -132,17 +132,28 @@ class Drawer:
     axes: Mapping[str, int]
     depth: int = 0
     differentiable: bool = False
+    batched: bool = False
 
     def program(self, num_inputs: int, length: int) -> Block:
         """A whole program; every value that it makes is a result."""
         return self.block(num_inputs, length, num_results=None)
 
     def block(
-        self, num_inputs: int, length: int, num_results: int | None, differentiable: bool = False
+        self,
+        num_inputs: int,
+        length: int,
+        num_results: int | None,
+        *,
+        differentiable: bool = False,
+        batched: bool = False,
     ) -> Block:
         """A program of about `length` instructions."""
         inner = Drawer(
-            self.rng, self.axes, self.depth + 1, self.differentiable or differentiable
+            self.rng,
+            self.axes,
+            self.depth + 1,
+            self.differentiable or differentiable,
+            self.batched or batched,
         )
         instructions: list[Instruction] = []
         count = num_inputs
@@ -190,6 +201,13 @@ class Drawer:
             each = self.rng.choice([n for n in (1, 2, 4) if size % n == 0])
             groups = tuple(tuple(members[i : i + each]) for i in range(0, size, each))
         return (axes, groups, size if groups is None else len(groups[0])), ()
+
+    def axes_and_groups_where_not_batched(self) -> tuple[tuple[Any, ...], tuple[Block, ...]]:
+        """JAX has no batching rule for some grouped collectives."""
+        static, blocks = self.axes_and_groups()
+        if self.batched and static[1] is not None:
+            static = (static[0], None, self.axes[static[0][0]])
+        return static, blocks
 
     def body(self, num_inputs: int, num_results: int, **kwargs: Any) -> Block:
         """A block for an instruction to hold."""
@@ -384,14 +402,14 @@ def _all_gather_tiled(instruction: Instruction, x: Any) -> Any:
     return lax.all_gather(x, **_keywords(instruction), tiled=True)[-SIZE:]
 
 
-@operation(1, Drawer.axes_and_groups)
+@operation(1, Drawer.axes_and_groups_where_not_batched)
 def _psum_scatter(instruction: Instruction, x: Any) -> Any:
     count = instruction.static[2]
     rows = jnp.outer(jnp.arange(1.0, 1.0 + count), x)
     return lax.psum_scatter(rows, **_keywords(instruction))
 
 
-@operation(1, Drawer.axes_and_groups)
+@operation(1, Drawer.axes_and_groups_where_not_batched)
 def _all_to_all(instruction: Instruction, x: Any) -> Any:
     count = instruction.static[2]
     rows = jnp.outer(jnp.arange(1.0, 1.0 + count), x)
@@ -480,7 +498,7 @@ def _custom_vjp(instruction: Instruction, x: Any, y: Any) -> Any:
     return fun(x, y)
 
 
-@operation(2, _one_block(2, 1))
+@operation(2, _one_block(2, 1, batched=True))
 def _vmap(instruction: Instruction, x: Any, y: Any) -> Any:
     rows = jnp.stack([x, y, x * y])
     (out,) = jax.vmap(instruction.blocks[0], in_axes=(0, None))(rows, y)

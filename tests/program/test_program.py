@@ -49,14 +49,17 @@ def test_a_program_shows_inputs_results_and_collectives() -> None:
         "result[0]['w']": "mirrored float32[4, 2]",
         "result[1]": "per-replica float32[]",
     }
-    (one,) = program.collectives
-    assert (one.kind, one.axes, one.operands, one.bytes_per_device, one.grouped, one.times) == (
-        "psum", ("replica",), 2, 4 * (8 + 2), False, 1
-    )
-    assert one.source.startswith(f"{__file__}:{_line_of('the user', _step)} (_step")
+    found = program.collectives
+    assert {(c.kind, c.axes, c.grouped, c.times) for c in found} == {
+        ("psum", ("replica",), False, 1)
+    }
+    assert sum(c.operands for c in found) == 2
+    assert sum(c.bytes_per_device for c in found) == 4 * (8 + 2)
+    (source,) = {c.source for c in found}
+    assert source.startswith(f"{__file__}:{_line_of('the user', _step)} (_step")
     text = repr(program)
     for part in ("Program _step for 8 replica(s) x 1 logical", *program.inputs, *program.results,
-                 "psum over replica: 2 operand(s), 40 bytes per device", one.source):
+                 "psum over replica: ", f"{found[0].bytes_per_device} bytes per device", source):
         assert part in text
 
 
@@ -103,10 +106,10 @@ def test_nnx_variables_come_first_and_have_names() -> None:
     x = jax.device_put(np.ones((16, 2), np.float32), strategy.per_replica_sharding)
     program = strategy.lower(lambda m, x: m(x), (model, x))
     assert list(program.inputs)[-1] == "args[1]"
-    assert [n for n in program.inputs if "mean" in n] == ["NNX argument 0.mean"]
-    assert [n for n in program.results if "mean" in n] == ["NNX argument 0.mean"]
+    assert [n for n in program.inputs if "mean" in n] == ["args[0].mean"]
+    assert [n for n in program.results if "mean" in n] == ["args[0].mean"]
     assert [(c.kind, c.source) for c in program.collectives] == [
-        ("psum", "jaxdist, for NNX argument 0.mean"), ("psum", "jaxdist, for NNX argument 0.var"),
+        ("psum", "jaxdist, for args[0].mean"), ("psum", "jaxdist, for args[0].var"),
     ]
     np.testing.assert_array_equal(model.mean[...], [0, 0])
 

@@ -19,8 +19,8 @@ import optax
 import pytest
 
 import jaxdist
-from jaxdist.errors import ArgumentTypeError, CheckpointError
-from jaxdist.training import Checkpoints, DamagedCheckpointError
+from jaxdist.errors import ArgumentTypeError, CheckpointError, DamagedCheckpointError
+from jaxdist.training import Checkpoints
 from jaxdist.training import _checkpoints as checkpoints_module
 
 

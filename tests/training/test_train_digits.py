@@ -3,6 +3,8 @@
 import dataclasses
 import io
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 from rich.console import Console
 
 import jaxdist
+from jaxdist.data import batches
+from jaxdist.data._prefetch import THREAD_NAME
 from jaxdist.errors import CheckpointError, ConfigError, MissingExtraError
 from jaxdist.training import (
     DigitsConfig,
@@ -24,6 +28,15 @@ from jaxdist.training._digits import load_digits
 from jaxdist.training._digits_checks import check_job
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    """However a run ends, what reads its batches ahead has ended with it."""
+    before = set(threading.enumerate())
+    yield
+    left = set(threading.enumerate()) - before
+    assert [t.name for t in left if t.name == THREAD_NAME] == []
 
 
 def _strategy(replicas: int) -> jaxdist.MirroredStrategy:
@@ -120,6 +133,42 @@ def test_a_run_resumes_on_another_number_of_replicas(
     _train(tmp_path, *_SMALL, "training.steps=15", replicas=4)
     _train(tmp_path, *_SMALL, "training.steps=30", replicas=2)
     np.testing.assert_allclose(_metrics(tmp_path)["losses"], whole_losses, rtol=1e-4)
+
+
+def _record_batches(
+    monkeypatch: pytest.MonkeyPatch, seen: list[np.ndarray], *, error_at: int | None = None
+) -> None:
+    """Keep the images of each step, and raise in the one that is numbered `error_at` from 0."""
+    step = train_module._Run._step
+
+    def recorded(self: Any, state: None, batch: Any) -> Any:
+        if len(seen) == error_at:
+            raise RuntimeError("planted")
+        seen.append(np.concatenate([np.asarray(v) for v in _values(batch["image"])]))
+        return step(self, state, batch)
+
+    monkeypatch.setattr(train_module._Run, "_step", recorded)
+
+
+def _values(leaf: Any) -> tuple[Any, ...]:
+    return leaf.values if isinstance(leaf, jaxdist.PerReplica) else (leaf,)
+
+
+def test_an_error_in_a_step_and_a_resume_on_other_replicas_lose_and_repeat_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[np.ndarray] = []
+    _record_batches(monkeypatch, seen, error_at=23)
+    with pytest.raises(RuntimeError, match="planted"):
+        _train(tmp_path, *_SMALL, "checkpoint.every=20", "training.steps=30", replicas=4)
+    monkeypatch.undo()
+    del seen[20:]  # steps after the checkpoint are done again
+    _record_batches(monkeypatch, seen)
+    _train(tmp_path, *_SMALL, "checkpoint.every=20", "training.steps=30", replicas=1)
+    images = load_digits(0.2, seed=0).train["image"]
+    whole = iter(batches(images, 64, shuffle=True, seed=0, drop_remainder=True, repeat=None))
+    expected = [next(whole) for _ in range(30)]
+    np.testing.assert_array_equal(np.stack(seen), np.stack(expected))
 
 
 def test_a_run_that_is_done_trains_no_step_and_says_so(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""State that would come out different on each replica is refused before it is computed."""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxdist
+from jaxdist import PerReplica, RunOptions, get_replica_context
+from jaxdist.errors import StateDivergenceError, StateDivergenceWarning
+
+X = PerReplica(np.arange(8, dtype=np.float32))
+
+
+def _params() -> dict[str, Any]:
+    return {"w": np.ones(2, np.float32), "b": np.zeros(2, np.float32)}
+
+
+@flax.struct.dataclass
+class TrainState:
+    """State as flax.training makes it."""
+
+    params: Any
+    step: Any
+
+
+def _assert_names_and_remedy(error: Any, *names: str) -> None:
+    text = str(error.value)
+    for name in names:
+        assert name in text, text
+    assert "All-reduce the gradients first" in text
+    assert "8 replicas" in text
+
+
+def test_a_train_state_that_forgot_the_all_reduce_is_refused_naming_the_parameter() -> None:
+    strategy = jaxdist.MirroredStrategy()
+
+    def step(state: TrainState, x: Any) -> Any:
+        params = {"w": state.params["w"] - x, "b": state.params["b"]}
+        return state.replace(params=params, step=state.step + 1), x
+
+    with pytest.raises(StateDivergenceError) as error:
+        strategy.run(step, (TrainState(_params(), 0), X))
+    _assert_names_and_remedy(error, "args[0].params['w']")
+    assert "['b']" not in str(error.value)
+
+
+def test_optimizer_state_that_differs_is_refused_naming_the_moment() -> None:
+    strategy = jaxdist.MirroredStrategy()
+    tx = optax.adam(0.1)
+    params = _params()
+
+    def step(params: Any, opt_state: Any, x: Any) -> Any:
+        grads = jax.tree.map(lambda p: p * x, params)
+        updates, opt_state = tx.update(grads, opt_state)
+        return optax.apply_updates(params, updates), opt_state
+
+    with pytest.raises(StateDivergenceError) as error:
+        strategy.run(step, (params, tx.init(params), X))
+    _assert_names_and_remedy(error, "args[0]['w']", "args[1][0].mu['w']", "args[1][0].nu['b']")
+
+
+def test_a_donated_dict_that_differs_is_refused() -> None:
+    strategy = jaxdist.MirroredStrategy()
+    with pytest.raises(StateDivergenceError) as error:
+        strategy.run(
+            lambda p, x: jax.tree.map(lambda v: v - x, p), (_params(), X),
+            options=RunOptions(donate_argnums=(0,)),
+        )
+    _assert_names_and_remedy(error, "args[0]['w']", "args[0]['b']")
+
+
+def test_an_nnx_module_that_differs_is_refused_and_keeps_its_values() -> None:
+    strategy = jaxdist.MirroredStrategy()
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    before = np.asarray(model.kernel[...])
+
+    def step(model: nnx.Linear, optimizer: Any, x: Any) -> Any:
+        grads = nnx.grad(lambda m: jnp.mean(m(x[None, None]) ** 2))(model)
+        optimizer.update(model, grads)
+
+    with pytest.raises(StateDivergenceError) as error:
+        strategy.run(step, (model, optimizer, X))
+    _assert_names_and_remedy(error, ".kernel", ".bias")
+    np.testing.assert_array_equal(model.kernel[...], before)
+    assert int(optimizer.step[...]) == 0
+
+
+def test_a_plain_dict_that_comes_back_different_is_a_warning_naming_file_and_leaf() -> None:
+    strategy = jaxdist.MirroredStrategy()
+
+    def step(params: Any, x: Any) -> Any:
+        return jax.tree.map(lambda p: p - x, params)
+
+    with pytest.warns(StateDivergenceWarning) as record:
+        result = strategy.run(step, (_params(), X))
+    assert len(record) == 1
+    text = str(record[0].message)
+    assert "args[0]['w']" in text
+    assert f"{__file__}:{step.__code__.co_firstlineno}" in text
+    assert "filterwarnings" in text
+    assert isinstance(result["w"], PerReplica)
+
+
+def test_chains_of_dicts_that_are_no_state_say_nothing() -> None:
+    strategy = jaxdist.MirroredStrategy()
+    data = jax.device_put(np.ones((16, 2), np.float32), strategy.per_replica_sharding)
+
+    first = strategy.run(lambda d: {"image": d["image"] / 2, "label": d["label"]},
+                         ({"image": data, "label": data},))
+    second = strategy.run(lambda d: {"image": d["image"] + 1, "label": -d["label"]}, (first,))
+    third = strategy.run(lambda d: {"image": d["image"].sum(), "n": d["label"].size}, (second,))
+    assert isinstance(third["image"], PerReplica)
+    strategy.run(
+        lambda d: {"a": d["a"] + get_replica_context().replica_id_in_sync_group},
+        ({"a": np.float32(1)},),
+    )
+    strategy.run(lambda p, d: {"loss": p["w"].sum() * d["image"].sum()}, (_params(), first))
+
+
+def test_reduced_updates_and_promises_say_nothing() -> None:
+    strategy = jaxdist.MirroredStrategy()
+
+    def reduced(state: TrainState, x: Any) -> Any:
+        mean = get_replica_context().all_reduce("mean", x)
+        return state.replace(params=jax.tree.map(lambda p: p - mean, state.params))
+
+    def promised(state: TrainState, x: Any) -> Any:
+        same = jaxdist.assume_replicated(x * 0)
+        return state.replace(params=jax.tree.map(lambda p: p - same, state.params))
+
+    for step in (reduced, promised):
+        state = strategy.run(step, (TrainState(_params(), 0), X))
+        assert isinstance(state.params["w"], jax.Array)
+
+
+def test_one_replica_cannot_diverge() -> None:
+    strategy = jaxdist.OneDeviceStrategy("cpu:0")
+    state = strategy.run(
+        lambda s, x: s.replace(step=s.step + x), (TrainState(_params(), 0.0), np.float32(2))
+    )
+    assert float(state.step) == 2

@@ -1,0 +1,74 @@
+"""The tree of errors."""
+
+import inspect
+import pickle
+
+import pytest
+
+from jaxdist import errors
+from jaxdist.errors import JaxdistError
+
+# Each error, and the built-in that `except` clauses written for tf.distribute catch.
+TREE = {
+    "ShapeError": ValueError,
+    "DeviceError": ValueError,
+    "ArgumentError": ValueError,
+    "ArgumentTypeError": TypeError,
+    "ReplicaValueError": ValueError,
+    "DonationError": ValueError,
+    "StateDivergenceError": ValueError,
+    "ContextError": RuntimeError,
+    "MixedStrategyError": RuntimeError,
+    "DivergentCollectiveError": RuntimeError,
+    "ReplicaDriftError": RuntimeError,
+    "BackendStartedError": RuntimeError,
+    "ConfigError": ValueError,
+    "CheckpointError": RuntimeError,
+    "OutOfRangeError": StopIteration,
+    "MissingExtraError": ImportError,
+}
+WARNINGS = {"RetraceWarning", "StateDivergenceWarning"}
+
+
+def _classes() -> dict[str, type]:
+    return {
+        name: value
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and value.__module__ == errors.__name__
+    }
+
+
+def test_the_tree_is_complete() -> None:
+    assert set(_classes()) == {*TREE, *WARNINGS, "JaxdistError"}
+
+
+@pytest.mark.parametrize("name", TREE)
+def test_an_error_is_ours_and_the_builtin_that_fits(name: str) -> None:
+    kind = _classes()[name]
+    assert issubclass(kind, JaxdistError)
+    assert issubclass(kind, TREE[name])
+
+
+def test_mixing_strategies_is_a_wrong_context() -> None:
+    assert issubclass(errors.MixedStrategyError, errors.ContextError)
+
+
+@pytest.mark.parametrize("name", sorted(WARNINGS))
+def test_a_warning_is_a_user_warning(name: str) -> None:
+    assert issubclass(_classes()[name], UserWarning)
+
+
+@pytest.mark.parametrize("name", [*TREE, *sorted(WARNINGS)])
+def test_an_error_says_when_it_is_raised_and_stands_in_the_docstring_of_the_module(
+    name: str,
+) -> None:
+    kind = _classes()[name]
+    assert (kind.__doc__ or "").startswith(("Raised ", "Warns "))
+    assert name in (errors.__doc__ or "")
+
+
+@pytest.mark.parametrize("name", TREE)
+def test_an_error_goes_to_another_process_and_back(name: str) -> None:
+    again = pickle.loads(pickle.dumps(_classes()[name]("args[0]: what")))
+    assert type(again).__name__ == name
+    assert str(again) == "args[0]: what"

@@ -1,0 +1,104 @@
+"""The one mesh of a strategy."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from jaxdist import mesh as meshes
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+from tests.strategies.oracle import refused
+
+
+def _users_mesh() -> Mesh:
+    devices = np.asarray(jax.devices(), dtype=object).reshape(2, 4)
+    return Mesh(devices, ("model", "data"), axis_types=(AxisType.Explicit,) * 2)
+
+
+def test_a_mesh_of_devices_has_a_replica_on_each() -> None:
+    layout = meshes.build(jax.devices()[:3])
+    assert layout.mesh.axis_names == ("replica", "logical")
+    assert (layout.num_replicas, layout.num_logical) == (3, 1)
+    assert layout.devices == tuple(jax.devices()[:3])
+    assert layout.local_replicas == (0, 1, 2)
+    assert layout.is_local
+    assert layout.platform == "cpu"
+
+
+def test_devices_of_one_replica_lie_side_by_side() -> None:
+    layout = meshes.build(jax.devices(), num_logical=2)
+    assert (layout.num_replicas, layout.num_logical) == (4, 2)
+    ids = [[d.id for d in row] for row in layout.device_grid]
+    assert ids == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_a_users_mesh_keeps_its_names_and_order_and_becomes_auto() -> None:
+    given = _users_mesh()
+    layout = meshes.adopt(given, ("data",))
+    assert layout.mesh.axis_names == given.axis_names
+    assert set(layout.mesh.axis_types) == {AxisType.Auto}
+    assert set(given.axis_types) == {AxisType.Explicit}
+    assert layout.replica_axes == ("data",)
+    assert layout.logical_axes == ("model",)
+    ids = [[d.id for d in row] for row in layout.device_grid]
+    assert ids == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def test_one_replica_axis_may_be_given_by_its_name_alone() -> None:
+    assert meshes.adopt(_users_mesh(), "data") == meshes.adopt(_users_mesh(), ["data"])
+
+
+def test_all_axes_are_manual_only_where_a_replica_is_one_device() -> None:
+    assert meshes.adopt(_users_mesh(), "data").manual_axes == {"data"}
+    assert meshes.adopt(_users_mesh(), ("data", "model")).manual_axes == {"data", "model"}
+    assert meshes.build(jax.devices()).manual_axes == {"replica", "logical"}
+
+
+def test_the_layouts_name_the_replica_axes() -> None:
+    layout = meshes.build(jax.devices())
+    assert layout.replicated.spec == PartitionSpec()
+    assert layout.per_replica.spec == PartitionSpec("replica")
+    both = meshes.adopt(_users_mesh(), ("data", "model"))
+    assert both.per_replica.spec == PartitionSpec(("data", "model"))
+
+
+def test_the_mesh_of_a_replica_has_its_logical_devices() -> None:
+    layout = meshes.adopt(_users_mesh(), "data")
+    one = layout.replica_mesh(2)
+    assert one.axis_names == ("model",)
+    assert [d.id for d in one.devices.ravel()] == [2, 6]
+
+
+def test_meshes_of_the_same_devices_and_axes_are_equal_and_hash_alike() -> None:
+    first, second = meshes.build(jax.devices()), meshes.build(jax.devices())
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first != meshes.build(jax.devices()[::-1])
+
+
+def test_the_repr_says_what_runs_where() -> None:
+    shown = repr(meshes.adopt(_users_mesh(), "data"))
+    assert "4 replicas x 2 logical on cpu" in shown
+    assert "'data'" in shown
+
+
+def test_replica_axes_cannot_be_guessed() -> None:
+    with refused(ArgumentError, "replica_axes", "('model', 'data')"):
+        meshes.adopt(_users_mesh(), None)
+
+
+@pytest.mark.parametrize(
+    ("axes", "part"),
+    [(("rows",), "['rows']"), ((), "empty"), (("data", "data"), "repeats a name")],
+    ids=str,
+)
+def test_replica_axes_that_do_not_fit_are_refused_with_those_that_do(
+    axes: tuple[str, ...], part: str
+) -> None:
+    with refused(ArgumentError, part, "('model', 'data')", "each once"):
+        meshes.adopt(_users_mesh(), axes)
+
+
+def test_what_is_no_mesh_is_refused() -> None:
+    with refused(ArgumentTypeError, "jax.sharding.Mesh", "str was given"):
+        meshes.adopt("mesh", "data")  # type: ignore[arg-type]
