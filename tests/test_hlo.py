@@ -27,8 +27,13 @@ use_global_device_ids=true, to_apply=%add
 
 def test_every_kind_is_found_once_in_program_order() -> None:
     assert [c.kind for c in hlo.collectives(TEXT)] == [
-        "all-reduce", "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
-        "collective-permute", "all-reduce",
+        "all-reduce",
+        "all-reduce",
+        "all-gather",
+        "reduce-scatter",
+        "all-to-all",
+        "collective-permute",
+        "all-reduce",
     ]
 
 
@@ -41,14 +46,29 @@ def test_operands_and_bytes_of_tuples_and_of_small_dtypes_are_counted() -> None:
 def test_replica_groups_are_kept_as_they_are_written() -> None:
     found = hlo.collectives(TEXT)
     assert [c.replica_groups for c in found] == [
-        "{{0,1},{2,3}}", "[2,4]<=[8]", "[1,8]<=[8]", "{}", "{{0,1,2,3,4,5,6,7}}", "{}", "{{0,1}}",
+        "{{0,1},{2,3}}",
+        "[2,4]<=[8]",
+        "[1,8]<=[8]",
+        "{}",
+        "{{0,1,2,3,4,5,6,7}}",
+        "{}",
+        "{{0,1}}",
     ]
 
 
 @pytest.mark.parametrize(
     ("dtype", "size"),
-    [("pred", 1), ("s4", 1), ("u8", 1), ("f8e4m3fn", 1), ("bf16", 2), ("f16", 2), ("f64", 8),
-     ("c64", 8), ("c128", 16)],
+    [
+        ("pred", 1),
+        ("s4", 1),
+        ("u8", 1),
+        ("f8e4m3fn", 1),
+        ("bf16", 2),
+        ("f16", 2),
+        ("f64", 8),
+        ("c64", 8),
+        ("c128", 16),
+    ],
 )
 def test_the_bytes_of_a_dtype(dtype: str, size: int) -> None:
     (one,) = hlo.collectives(f"%x = {dtype}[1]{{0}} all-reduce(%y), replica_groups={{}}")
@@ -57,4 +77,4 @@ def test_the_bytes_of_a_dtype(dtype: str, size: int) -> None:
 
 def test_text_without_collectives_has_none() -> None:
     assert hlo.collectives("") == ()
-    assert hlo.collectives("%x = f32[4]{0} add(%a, %b), metadata={op_name=\"psum\"}") == ()
+    assert hlo.collectives('%x = f32[4]{0} add(%a, %b), metadata={op_name="psum"}') == ()

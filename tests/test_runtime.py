@@ -15,10 +15,19 @@ from tests.strategies.oracle import refused
 @pytest.mark.parametrize(
     ("name", "index"),
     [
-        ("cpu:0", 0), ("CPU:3", 3), ("cpu", 0), ("Cpu:7", 7), ("/cpu:2", 2), ("device:CPU:1", 1),
-        ("/device:CPU:1", 1), ("/job:localhost/replica:0/task:0/device:CPU:5", 5),
-        ("/job:localhost/replica:0/task:0/device:cpu:5", 5), ("/job:localhost/device:CPU:4", 4),
-        ("/replica:0/task:0/device:CPU:6", 6), ("/job:localhost/task:0/CPU:2", 2), (" cpu:1 ", 1),
+        ("cpu:0", 0),
+        ("CPU:3", 3),
+        ("cpu", 0),
+        ("Cpu:7", 7),
+        ("/cpu:2", 2),
+        ("device:CPU:1", 1),
+        ("/device:CPU:1", 1),
+        ("/job:localhost/replica:0/task:0/device:CPU:5", 5),
+        ("/job:localhost/replica:0/task:0/device:cpu:5", 5),
+        ("/job:localhost/device:CPU:4", 4),
+        ("/replica:0/task:0/device:CPU:6", 6),
+        ("/job:localhost/task:0/CPU:2", 2),
+        (" cpu:1 ", 1),
     ],
 )
 def test_every_documented_name_is_understood(name: str, index: int) -> None:

@@ -1,6 +1,7 @@
 """A step traced once, as one replica sees it."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,7 +70,7 @@ class Traced:
     step closed over. Scalar results have one dim, so that they can be laid out over replicas.
     """
 
-    eqn: Any
+    closed: Any
     operands: tuple[Any, ...]
     template: Any
     num_graph: int
@@ -78,19 +79,33 @@ class Traced:
     manual_axes: frozenset[str]
 
     @property
+    def eqn(self) -> Any:
+        """The traced `shard_map`."""
+        return self.closed.jaxpr.eqns[-1]
+
+    @property
     def jaxpr(self) -> Any:
         """The jaxpr that one replica runs."""
         return self.eqn.params["jaxpr"]
 
     def call(self, leaves: Sequence[Any], out_specs: Sequence[PartitionSpec]) -> list[Any]:
         """Run on global arrays, with results laid out as `out_specs` say."""
-        # Binding the traced operation again costs nothing; replaying it would trace it twice.
         params = {**self.eqn.params, "out_specs": tuple(out_specs)}
-        return list(_compat.bind_like(self.eqn, self.given(leaves), params))
+        if any(isinstance(x, jax.core.Tracer) for x in self.closed.consts):
+            return list(_compat.bind_like(self.eqn, self.given(leaves), params))
+        num_rows = [_num_parts(spec, params["mesh"]) for spec in out_specs]
+        return _compat.call_traced(self.closed, params, num_rows, leaves)
 
     def given(self, leaves: Sequence[Any]) -> list[Any]:
         """The inputs of the jaxpr for these values of the arguments."""
         return [leaves[o] if type(o) is Argument else o for o in self.operands]
+
+
+def _num_parts(spec: PartitionSpec, mesh: Any) -> int:
+    """Into how many parts dim 0 of a result is split."""
+    lead = spec[0] if len(spec) else None
+    axes = (lead,) if isinstance(lead, str) else tuple(lead or ())
+    return math.prod(mesh.shape[a] for a in axes)
 
 
 class Argument(int):
@@ -142,7 +157,7 @@ def _trace_with(
         for v in eqn.invars
     )
     return Traced(
-        eqn, operands, local.template, local.num_graph, local.paths, local.shapes, manual_axes
+        closed, operands, local.template, local.num_graph, local.paths, local.shapes, manual_axes
     )
 
 

@@ -87,9 +87,7 @@ def test_options_and_their_older_name_change_nothing(two: Strategy) -> None:
 
 
 def test_scalars_are_refused_with_the_remedy(two: Strategy) -> None:
-    with refused(
-        ShapeError, "ReplicaContext.all_gather", "value['x'][0]", "scalar", "value[None]"
-    ):
+    with refused(ShapeError, "ReplicaContext.all_gather", "value['x'][0]", "scalar", "value[None]"):
         two.run(lambda x: _all_gather({"x": [x]}, 0), (PerReplica([1.0, 2.0]),))
 
 

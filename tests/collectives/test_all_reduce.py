@@ -58,10 +58,15 @@ def test_sum_and_mean_are_those_of_numpy_and_the_same_everywhere(strategy: Strat
 @pytest.mark.parametrize(
     ("dtype", "sums_to", "mean_is"),
     [
-        ("bool", "int32", "float32"), ("int8", "int8", "float32"), ("uint8", "uint8", "float32"),
-        ("int32", "int32", "float32"), ("uint32", "uint32", "float32"),
-        ("float16", "float16", "float16"), ("bfloat16", "bfloat16", "bfloat16"),
-        ("float32", "float32", "float32"), ("complex64", "complex64", "complex64"),
+        ("bool", "int32", "float32"),
+        ("int8", "int8", "float32"),
+        ("uint8", "uint8", "float32"),
+        ("int32", "int32", "float32"),
+        ("uint32", "uint32", "float32"),
+        ("float16", "float16", "float16"),
+        ("bfloat16", "bfloat16", "bfloat16"),
+        ("float32", "float32", "float32"),
+        ("complex64", "complex64", "complex64"),
     ],
 )
 @pytest.mark.parametrize("logical", [1, 2])
@@ -84,13 +89,17 @@ def test_every_dtype_has_the_documented_sum_and_mean(
 def test_mixed_dtypes_are_reduced_in_one_call(two: Strategy) -> None:
     def step(x: Any) -> Any:
         value = {
-            "f32": x, "f16": (x.astype("float16"), [x.astype("bfloat16")]), "int": x.astype(int),
+            "f32": x,
+            "f16": (x.astype("float16"), [x.astype("bfloat16")]),
+            "int": x.astype(int),
         }
         return _all_reduce("SUM", value)
 
     got = two.run(step, (_documented(),))
     assert list(map(str, (got["f32"].dtype, got["f16"][0].dtype, got["f16"][1][0].dtype))) == [
-        "float32", "float16", "bfloat16",
+        "float32",
+        "float16",
+        "bfloat16",
     ]
     assert type(got["f16"]) is tuple
     assert type(got["f16"][1]) is list
@@ -177,7 +186,11 @@ def test_all_reduce_that_replicas_may_not_reach_is_refused_with_the_remedy(
 
     with refused(
         DivergentCollectiveError,
-        "psum", "test_all_reduce.py", "branch or loop", "all_reduce it", "jnp.where",
+        "psum",
+        "test_all_reduce.py",
+        "branch or loop",
+        "all_reduce it",
+        "jnp.where",
         "jaxdist.assume_replicated",
     ):
         two.run(step, (_documented(),))
@@ -235,7 +248,8 @@ def test_an_unknown_op_is_refused_outside_every_strategy_too() -> None:
 @pytest.mark.parametrize("value", ["text", b"b", object()], ids=["str", "bytes", "object"])
 def test_what_has_no_sum_is_named_and_refused(two: Strategy, value: Any) -> None:
     with refused(
-        ArgumentTypeError, "ReplicaContext.all_reduce cannot reduce value['a'][1]",
+        ArgumentTypeError,
+        "ReplicaContext.all_reduce cannot reduce value['a'][1]",
         type(value).__name__,
     ):
         two.run(lambda x: _all_reduce("SUM", {"a": [x, value]}), (_documented(),))

@@ -215,8 +215,16 @@ class Drawer:
 
 
 def _num_results(instruction: Instruction) -> int:
-    return {"optimization_barrier": 2, "sort_pairs": 2, "scan": 3, "while_loop": 2, "cond": 2,
-            "switch": 2, "split": 2, "jit_twice": 2}.get(instruction.op, 1)
+    return {
+        "optimization_barrier": 2,
+        "sort_pairs": 2,
+        "scan": 3,
+        "while_loop": 2,
+        "cond": 2,
+        "switch": 2,
+        "split": 2,
+        "jit_twice": 2,
+    }.get(instruction.op, 1)
 
 
 def _index(x: Any) -> Any:
@@ -313,7 +321,9 @@ def _unary(instruction: Instruction, x: Any) -> Any:
 
 
 @operation(
-    1, lambda d: ((d.rng.choice(sorted(UNARY_WITHOUT_GRADIENT)),), ()), weight=5,
+    1,
+    lambda d: ((d.rng.choice(sorted(UNARY_WITHOUT_GRADIENT)),), ()),
+    weight=5,
     is_differentiable=False,
 )
 def _unary_without_gradient(instruction: Instruction, x: Any) -> Any:
@@ -442,9 +452,7 @@ def _assume_replicated(instruction: Instruction, x: Any) -> Any:
     if len(instruction.static[0]) > 1:
         return jaxdist.assume_replicated(lax.psum(x, instruction.static[0]))
     whole = [list(range(size))]
-    return jaxdist.assume_replicated(
-        lax.psum(x, instruction.static[0][0], axis_index_groups=whole)
-    )
+    return jaxdist.assume_replicated(lax.psum(x, instruction.static[0][0], axis_index_groups=whole))
 
 
 # Operations with blocks. A block may also take values from outside, which become constants of
@@ -562,8 +570,20 @@ def _switch(instruction: Instruction, x: Any, y: Any, p: Any) -> Any:
 
 
 HIGHER_ORDER = frozenset(
-    {"jit", "jit_twice", "remat", "custom_jvp", "custom_vjp", "vmap", "grad", "jvp", "scan",
-     "while_loop", "cond", "switch"}
+    {
+        "jit",
+        "jit_twice",
+        "remat",
+        "custom_jvp",
+        "custom_vjp",
+        "vmap",
+        "grad",
+        "jvp",
+        "scan",
+        "while_loop",
+        "cond",
+        "switch",
+    }
 )
 
 

@@ -45,8 +45,17 @@ def _described(x: Any, mode: Any) -> Any:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (True, 12), (False, 11), ("str", 21), (b"bytes", 31), (Colour.RED, 41), (Level.LOW, 51),
-        (_double, 61), (1, 1), (1.0, 1), (np.True_, 1), (np.int32(1), 1),
+        (True, 12),
+        (False, 11),
+        ("str", 21),
+        (b"bytes", 31),
+        (Colour.RED, 41),
+        (Level.LOW, 51),
+        (_double, 61),
+        (1, 1),
+        (1.0, 1),
+        (np.True_, 1),
+        (np.int32(1), 1),
     ],
     ids=repr,
 )
@@ -62,10 +71,27 @@ def test_a_static_value_reaches_the_step_as_it_is_and_a_number_does_not(
         assert float(result) == expected
 
 
-MIXED = [True, 1, 1.0, False, "a", "b", b"a", Colour.RED, Colour.BLUE, Level.LOW, _double,
-         np.True_, np.float32(1), None, 2, True, 0, 0.0]
-MEANING = {bool: 10, str: 20, bytes: 30, Colour: 40, Level: 50, type(_double): 60,
-           type(None): 70}
+MIXED = [
+    True,
+    1,
+    1.0,
+    False,
+    "a",
+    "b",
+    b"a",
+    Colour.RED,
+    Colour.BLUE,
+    Level.LOW,
+    _double,
+    np.True_,
+    np.float32(1),
+    None,
+    2,
+    True,
+    0,
+    0.0,
+]
+MEANING = {bool: 10, str: 20, bytes: 30, Colour: 40, Level: 50, type(_double): 60, type(None): 70}
 
 
 @pytest.mark.filterwarnings("ignore::jaxdist.errors.RetraceWarning")
@@ -148,7 +174,7 @@ def test_static_argnames_make_a_number_part_of_the_program() -> None:
 
 def test_static_argnames_keep_true_and_one_and_one_point_zero_apart() -> None:
     strategy = jaxdist.MirroredStrategy()
-    options = RunOptions(static_argnames="n")
+    options = RunOptions(static_argnames=("n",))
 
     def step(x: Any, n: Any) -> Any:
         return x + {bool: 10, int: 20, float: 30}[type(n)]
@@ -205,7 +231,7 @@ def test_a_deleted_function_is_freed_with_its_programs() -> None:
     gc.collect()
     assert alive() is None
     assert program() is None
-    assert not strategy._runner._weak
+    assert not vars(strategy)["_runner"]._weak
 
 
 def test_deleted_functions_with_options_and_static_arguments_are_freed() -> None:
@@ -221,20 +247,20 @@ def test_deleted_functions_with_options_and_static_arguments_are_freed() -> None
     del step
     gc.collect()
     assert alive() is None
-    assert not strategy._runner._weak
+    assert not vars(strategy)["_runner"]._weak
 
 
 def test_a_deleted_model_is_freed_while_its_step_lives_on() -> None:
     strategy = jaxdist.MirroredStrategy()
 
-    def step(model: nnx.Linear, x: Any) -> Any:
+    def step(model: Any, x: Any) -> Any:
         model.bias[...] = model.bias[...] + 1
         return model(x)
 
     x = np.ones((1, 2), np.float32)
     alive = []
     for seed in range(3):
-        model = nnx.Linear(2, 2, rngs=nnx.Rngs(seed))
+        model: Any = nnx.Linear(2, 2, rngs=nnx.Rngs(seed))
         for _ in range(3):
             strategy.run(step, (model, x))
         kernel = model.kernel.get_raw_value()

@@ -32,13 +32,13 @@ def test_a_shared_module_stays_shared_and_equals_plain_nnx() -> None:
     ours, theirs = Shared(), Shared()
     x = np.linspace(-1, 1, 32, dtype=np.float32).reshape(16, 2)
 
-    def grads_of(model: Shared, x: Any) -> Any:
+    def grads_of(model: Any, x: Any) -> Any:
         return nnx.grad(lambda m: jnp.mean((m(x) - 1) ** 2))(model)
 
-    def step(model: Shared, optimizer: Any, x: Any) -> None:
+    def step(model: Any, optimizer: Any, x: Any) -> None:
         optimizer.update(model, get_replica_context().all_reduce("mean", grads_of(model, x)))
 
-    ours_tx = nnx.Optimizer(ours, optax.adam(0.1), wrt=nnx.Param)
+    ours_tx: Any = nnx.Optimizer(ours, optax.adam(0.1), wrt=nnx.Param)
     theirs_tx = nnx.Optimizer(theirs, optax.adam(0.1), wrt=nnx.Param)
     for _ in range(5):
         strategy.run(step, (ours, ours_tx, jax.device_put(x, strategy.per_replica_sharding)))
@@ -49,9 +49,9 @@ def test_a_shared_module_stays_shared_and_equals_plain_nnx() -> None:
 
 def test_one_module_given_twice_is_one_module() -> None:
     strategy = jaxdist.MirroredStrategy()
-    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    model: Any = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
 
-    def step(a: nnx.Linear, b: nnx.Linear) -> Any:
+    def step(a: Any, b: Any) -> Any:
         a.bias[...] = a.bias[...] + 1
         return b.bias[...]
 
@@ -73,10 +73,10 @@ class Moded(nnx.Module):
 
 def test_switching_to_evaluation_and_back_is_noticed_and_right() -> None:
     strategy = jaxdist.MirroredStrategy()
-    model = Moded()
+    model: Any = Moded()
     traces = []
 
-    def step(model: Moded, x: Any) -> Any:
+    def step(model: Any, x: Any) -> Any:
         traces.append(1)
         return model(x)
 
@@ -98,9 +98,9 @@ def test_switching_to_evaluation_and_back_is_noticed_and_right() -> None:
 
 def test_a_replaced_attribute_is_noticed_between_steps() -> None:
     strategy = jaxdist.MirroredStrategy()
-    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    model: Any = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
 
-    def step(model: nnx.Linear) -> Any:
+    def step(model: Any) -> Any:
         return model.kernel[...].sum()
 
     for value in (2.0, 3.0, 4.0):
@@ -122,9 +122,9 @@ class Holder(nnx.Module):
 def test_a_variable_replaced_in_a_dict_of_the_module_is_noticed() -> None:
     # Only the attributes of modules were looked at, and the old variable went on being used.
     strategy = jaxdist.MirroredStrategy()
-    model = Holder()
+    model: Any = Holder()
 
-    def step(model: Holder) -> Any:
+    def step(model: Any) -> Any:
         return model.mapping["a"][...].sum()
 
     for value in (1.0, 5.0):
@@ -135,9 +135,9 @@ def test_a_variable_replaced_in_a_dict_of_the_module_is_noticed() -> None:
 
 def test_a_layer_replaced_in_a_list_of_the_module_is_noticed() -> None:
     strategy = jaxdist.MirroredStrategy()
-    model = Holder()
+    model: Any = Holder()
 
-    def step(model: Holder) -> Any:
+    def step(model: Any) -> Any:
         return model.layers[0].bias[...].sum()
 
     for value in (1.0, 5.0):
@@ -152,13 +152,13 @@ def _applied(module: Any, x: Any) -> Any:
     return module(x)
 
 
-def _drawn(rngs: nnx.Rngs) -> Any:
+def _drawn(rngs: Any) -> Any:
     return jax.random.normal(rngs.params(), (4,))
 
 
 def test_batch_statistics_are_the_mean_over_the_replicas() -> None:
     strategy = jaxdist.MirroredStrategy()
-    norm = nnx.BatchNorm(1, momentum=0.0, rngs=nnx.Rngs(0))
+    norm: Any = nnx.BatchNorm(1, momentum=0.0, rngs=nnx.Rngs(0))
     rows = np.random.default_rng(0).normal(size=(16, 1)).astype(np.float32)
     x = jax.device_put(rows, strategy.per_replica_sharding)
     for _ in range(3):
@@ -170,11 +170,13 @@ def test_batch_statistics_are_the_mean_over_the_replicas() -> None:
 
 def test_metrics_are_the_sum_of_what_all_replicas_saw() -> None:
     strategy = jaxdist.MirroredStrategy()
-    metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"), accuracy=nnx.metrics.Accuracy())
+    metrics: Any = nnx.MultiMetric(
+        loss=nnx.metrics.Average("loss"), accuracy=nnx.metrics.Accuracy()
+    )
     logits = np.eye(4, dtype=np.float32)[[0, 1, 2, 3] * 4]
     labels = np.array([0, 1, 2, 0] * 4, np.int32)
 
-    def step(metrics: nnx.MultiMetric, logits: Any, labels: Any, loss: Any) -> None:
+    def step(metrics: Any, logits: Any, labels: Any, loss: Any) -> None:
         metrics.update(loss=loss, logits=logits, labels=labels)
 
     given = jax.device_put((logits, labels), strategy.per_replica_sharding)
@@ -192,9 +194,9 @@ def test_metrics_are_the_sum_of_what_all_replicas_saw() -> None:
 def test_a_metric_that_is_reset_in_the_step_is_right_or_refused() -> None:
     # The value from before the step was taken off once for each replica.
     strategy = jaxdist.MirroredStrategy()
-    metric = nnx.metrics.Average()
+    metric: Any = nnx.metrics.Average()
 
-    def step(metric: nnx.metrics.Average, x: Any) -> None:
+    def step(metric: Any, x: Any) -> None:
         metric.reset()
         metric.update(values=x)
 
@@ -209,7 +211,7 @@ def test_a_metric_that_is_reset_in_the_step_is_right_or_refused() -> None:
 def test_a_metric_that_is_no_sum_is_right_or_refused() -> None:
     # Welford keeps a running mean; adding up its increments gave 28 for the mean of 0 to 7.
     strategy = jaxdist.MirroredStrategy()
-    metric = nnx.metrics.Welford()
+    metric: Any = nnx.metrics.Welford()
     rows = PerReplica([np.full(1, r, np.float32) for r in range(8)])
     try:
         strategy.run(lambda m, x: m.update(values=x), (metric, rows))
@@ -222,7 +224,7 @@ def test_a_metric_that_is_no_sum_is_right_or_refused() -> None:
 
 def test_random_streams_differ_between_replicas_and_move_on() -> None:
     strategy = jaxdist.MirroredStrategy()
-    rngs = nnx.Rngs(0)
+    rngs: Any = nnx.Rngs(0)
     seen = []
     for _ in range(3):
         draws = strategy.run(_drawn, (rngs,))
@@ -230,7 +232,7 @@ def test_random_streams_differ_between_replicas_and_move_on() -> None:
     assert len(set(seen)) == 24
     assert int(rngs.default.count[...]) == 3
 
-    again = nnx.Rngs(0)
+    again: Any = nnx.Rngs(0)
     draws = strategy.run(_drawn, (again,))
     assert [np.asarray(v).tobytes() for v in draws.values] == seen[:8]
 
@@ -238,9 +240,9 @@ def test_random_streams_differ_between_replicas_and_move_on() -> None:
 def test_a_forked_stream_of_several_keys_works() -> None:
     # `fold_in` takes one key; a variable of four keys was an error of JAX.
     strategy = jaxdist.MirroredStrategy()
-    rngs = nnx.Rngs(0).split(4) if hasattr(nnx.Rngs, "split") else nnx.Rngs(0).fork(split=4)
+    rngs: Any = nnx.Rngs(0).split(4) if hasattr(nnx.Rngs, "split") else nnx.Rngs(0).fork(split=4)
 
-    def step(rngs: nnx.Rngs) -> Any:
+    def step(rngs: Any) -> Any:
         return jax.vmap(lambda k: jax.random.normal(k, (2,)))(
             jax.vmap(jax.random.fold_in, in_axes=(0, None))(rngs.params.key[...], 1)
         )
@@ -251,9 +253,9 @@ def test_a_forked_stream_of_several_keys_works() -> None:
 
 def test_a_variable_added_in_the_step_is_refused_by_name_and_nothing_changes() -> None:
     strategy = jaxdist.MirroredStrategy()
-    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    model: Any = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
 
-    def step(model: nnx.Linear) -> None:
+    def step(model: Any) -> None:
         model.bias[...] = model.bias[...] + 1
         model.extra = nnx.Param(jnp.ones(1))
 
@@ -262,7 +264,7 @@ def test_a_variable_added_in_the_step_is_refused_by_name_and_nothing_changes() -
     assert not hasattr(model, "extra")
     assert float(model.bias[0]) == 0
 
-    def remove(model: nnx.Linear) -> None:
+    def remove(model: Any) -> None:
         model.kernel[...] = model.kernel[...] + 1
         del model.bias
 
@@ -271,7 +273,7 @@ def test_a_variable_added_in_the_step_is_refused_by_name_and_nothing_changes() -
         strategy.run(remove, (model,))
     np.testing.assert_array_equal(model.kernel[...], kernel)
 
-    def switch(model: nnx.Linear) -> None:
+    def switch(model: Any) -> None:
         model.bias[...] = model.bias[...] + 1
         model.use_bias = False
 
@@ -284,9 +286,9 @@ def test_a_variable_added_in_the_step_is_refused_by_name_and_nothing_changes() -
 @pytest.mark.parametrize("warm_up", [0, 2], ids=["first_call", "after_others"])
 def test_an_exception_in_the_step_leaves_the_state_as_it_was(warm_up: int) -> None:
     strategy = jaxdist.MirroredStrategy()
-    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    model: Any = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
 
-    def step(model: nnx.Linear, x: Any) -> None:
+    def step(model: Any, x: Any) -> None:
         model.bias[...] = model.bias[...] + 1
         if x.shape == (3,):
             raise RuntimeError("in the middle")
@@ -302,7 +304,7 @@ def test_an_exception_in_the_step_leaves_the_state_as_it_was(warm_up: int) -> No
 
 def test_a_module_inside_a_dict_is_updated_in_place() -> None:
     strategy = jaxdist.MirroredStrategy()
-    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    model: Any = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
 
     def step(given: Any) -> Any:
         given["model"].bias[...] = given["model"].bias[...] + given["x"]
@@ -314,10 +316,10 @@ def test_a_module_inside_a_dict_is_updated_in_place() -> None:
 
 def test_two_models_take_turns_in_one_step_function() -> None:
     strategy = jaxdist.MirroredStrategy()
-    models = [nnx.Linear(1, 1, rngs=nnx.Rngs(s)) for s in range(12)]
+    models: list[Any] = [nnx.Linear(1, 1, rngs=nnx.Rngs(s)) for s in range(12)]
     traces = []
 
-    def step(model: nnx.Linear, x: Any) -> None:
+    def step(model: Any, x: Any) -> None:
         traces.append(1)
         model.bias[...] = model.bias[...] + x
 

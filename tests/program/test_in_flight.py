@@ -65,7 +65,12 @@ def test_3000_steps_in_a_tight_loop_finish(name: str) -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-c", START + LOOPS[name] + "print('all done')"],
-        cwd=root, env=environ, capture_output=True, text=True, timeout=240, check=False,
+        cwd=root,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "all done" in done.stdout

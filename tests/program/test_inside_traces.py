@@ -49,7 +49,9 @@ def test_run_inside_jit_scan_and_fori_loop_equals_numpy() -> None:
 def test_a_jitted_loop_over_run_compiles_once() -> None:
     strategy = jaxdist.MirroredStrategy()
     x, w = _laid_out(strategy), jax.device_put(np.zeros(2, "f4"), strategy.replicated_sharding)
-    many = jax.jit(lambda w, x: jax.lax.fori_loop(0, 3, lambda _, c: strategy.run(_step, (c, x)), w))
+    many = jax.jit(
+        lambda w, x: jax.lax.fori_loop(0, 3, lambda _, c: strategy.run(_step, (c, x)), w)
+    )
     with compilations() as compiled:
         for _ in range(5):
             w = many(w, x)

@@ -58,19 +58,21 @@ STEPS: dict[str, tuple[Callable[[Any], Any], np.ndarray]] = {
     "pmax": (lambda x: lax.pmax(x, "data"), MAX),
     "pmin": (lambda x: lax.pmin(x, "data"), MIN),
     "psum_scatter": (
-        lambda x: lax.all_gather(lax.psum_scatter(x, "data", tiled=True), "data", tiled=True), SUM
+        lambda x: lax.all_gather(lax.psum_scatter(x, "data", tiled=True), "data", tiled=True),
+        SUM,
     ),
     "grouped": (
-        lambda x: lax.psum(
-            lax.psum(x, "data", axis_index_groups=[[0, 1], [2, 3]]) / 2, "data"
-        ), SUM,
+        lambda x: lax.psum(lax.psum(x, "data", axis_index_groups=[[0, 1], [2, 3]]) / 2, "data"),
+        SUM,
     ),
     "mixed": (lambda x: lax.psum((x, x.astype(jnp.float32)), "data")[0], SUM),
     "all_reduce": (lambda x: jaxdist.get_replica_context().all_reduce("sum", x), SUM),
     "scan": (lambda x: lax.scan(lambda c, _: (_psum(c) / 4, None), x, length=2)[0] * 4, SUM),
     "while": (
-        lambda x: lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, _psum(c[1]) / 4), (0, x))[1]
-        * 4, SUM,
+        lambda x: (
+            lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, _psum(c[1]) / 4), (0, x))[1] * 4
+        ),
+        SUM,
     ),
     "cond": (lambda x: lax.cond(lax.pmax(x[0], "data") > 0, _psum, lambda v: v, x), SUM),
     "jit": (lambda x: jax.jit(_psum)(x), SUM),
@@ -83,15 +85,15 @@ STEPS: dict[str, tuple[Callable[[Any], Any], np.ndarray]] = {
         lambda x: jax.grad(lambda v: jnp.sum(jax.checkpoint(lambda u: jnp.sin(_psum(u)))(v)))(x),
         4 * np.cos(SUM),
     ),
-    "constrained": (
-        lambda x: _psum(lax.with_sharding_constraint(x, PartitionSpec("model"))), SUM
-    ),
+    "constrained": (lambda x: _psum(lax.with_sharding_constraint(x, PartitionSpec("model"))), SUM),
     "loop_in_branch": (
         lambda x: lax.cond(
             lax.pmax(x[0], "data") > 0,
             lambda v: lax.fori_loop(0, 2, lambda _, c: jax.checkpoint(_psum)(c) / 4, v) * 4,
-            lambda v: v, x,
-        ), SUM,
+            lambda v: v,
+            x,
+        ),
+        SUM,
     ),
 }
 
@@ -156,8 +158,12 @@ def _in_a_process(code: str) -> subprocess.CompletedProcess[str]:
         "from tests.program import test_narrow_reductions as tests\n"
     )
     return subprocess.run(
-        [sys.executable, "-c", start + code], cwd=root, capture_output=True, text=True,
-        timeout=300, check=False,
+        [sys.executable, "-c", start + code],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 

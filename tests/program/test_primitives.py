@@ -19,12 +19,20 @@ from jax.sharding import PartitionSpec
 import jaxdist
 from jaxdist.program import _primitives as known
 
-for _module in ("jax.scipy.special", "jax.scipy.linalg", "jax.extend.random", "jax.extend.linear_util"):
+for _module in (
+    "jax.scipy.special",
+    "jax.scipy.linalg",
+    "jax.extend.random",
+    "jax.extend.linear_util",
+):
     importlib.import_module(_module)
 
 # Names that only some of the supported versions of JAX have.
 ONLY_IN_SOME = {
-    "log2": "0.12", "one_minus_square": "0.12", "polynomial": "0.12", "pcast": "0.11",
+    "log2": "0.12",
+    "one_minus_square": "0.12",
+    "polynomial": "0.12",
+    "pcast": "0.11",
     "closed_call": "0.10",
 }
 
@@ -107,7 +115,9 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "complex": _c,
     "concatenate": lambda x: lax.concatenate([x, x], 0),
     "conj": lambda x: lax.conj(_c(x)),
-    "conv_general_dilated": lambda x: lax.conv(IMAGE * x[0], IMAGE[:, :, :3, :3], (1, 1), "SAME"),
+    "conv_general_dilated": lambda x: lax.conv(
+        IMAGE * x[0], jnp.asarray(IMAGE[:, :, :3, :3]), (1, 1), "SAME"
+    ),
     "convert_element_type": lambda x: x.astype(jnp.bfloat16),
     "copy": lambda x: _bind("copy", x),
     "device_put": lambda x: jax.device_put(x),
@@ -136,14 +146,12 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     ),
     "mulhi": lambda x: lax.mulhi(_u(x) << 24, _u(x) << 24),
     "not": lambda x: ~_i(x),
-    "ormqr": lambda x: _bind(
-        "ormqr", _m(x), x[:4], _m(x), left=True, transpose=False
-    ),
+    "ormqr": lambda x: _bind("ormqr", _m(x), x[:4], _m(x), left=True, transpose=False),
     "name": lambda x: checkpoint_name(x, "kept"),
     "pad": lambda x: lax.pad(x, 0.0, [(1, 1, 1)]),
     "platform_index": lambda x: lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos),
     "polygamma": lambda x: lax.polygamma(x * 0 + 1, x),
-    "polynomial": lambda x: lax.polynomial(x, [1.0, 2.0]),
+    "polynomial": lambda x: vars(lax)["polynomial"](x, [1.0, 2.0]),
     "population_count": lambda x: lax.population_count(_i(x)),
     "qr": lambda x: lax.linalg.qr(_m(x)),
     "ragged_dot_general": lambda x: lax.ragged_dot(
@@ -200,15 +208,14 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "select_and_gather_add": lambda x: jax.jvp(
         lambda y: lax.reduce_window(y, -jnp.inf, lax.max, (2,), (2,), "VALID"), (x,), (x,)
     ),
-    **{n: lambda x, n=n: getattr(lax, n)(x) for n in UNARY_OF_X if n not in ("acosh", "erf_inv")
-       and not n.startswith("reduce_")},
+    **{
+        n: lambda x, n=n: getattr(lax, n)(x)
+        for n in UNARY_OF_X
+        if n not in ("acosh", "erf_inv") and not n.startswith("reduce_")
+    },
     **{n: lambda x, n=n: getattr(lax, n)(x, (0,)) for n in UNARY_OF_X if n.startswith("reduce_")},
     **{n: lambda x, n=n: getattr(lax, n)(x, x[::-1]) for n in BINARY_OF_X},
-    **{
-        n: lambda x, n=n: _bind(n, _i(x), _i(x)[::-1] % 8)
-        for n in OF_INTEGERS
-        if n != "mulhi"
-    },
+    **{n: lambda x, n=n: _bind(n, _i(x), _i(x)[::-1] % 8) for n in OF_INTEGERS if n != "mulhi"},
 }
 BUILDERS["acosh"] = lambda x: lax.acosh(x + 1)
 
@@ -248,9 +255,21 @@ def test_every_name_on_the_allow_list_is_a_primitive_of_an_installed_jax() -> No
 def test_no_collective_and_no_callback_is_on_the_first_order_list() -> None:
     others = known.EQUALISING | known.SCATTERING | set(known.CALLS) | known.PAIRWISE
     assert not known.FIRST_ORDER & others
-    for name in ("pure_callback", "io_callback", "debug_callback", "ffi_call", "rng_uniform",
-                 "scan", "while", "cond", "custom_linear_solve", "run_state", "get", "swap",
-                 "pbroadcast"):
+    for name in (
+        "pure_callback",
+        "io_callback",
+        "debug_callback",
+        "ffi_call",
+        "rng_uniform",
+        "scan",
+        "while",
+        "cond",
+        "custom_linear_solve",
+        "run_state",
+        "get",
+        "swap",
+        "pbroadcast",
+    ):
         assert name not in known.FIRST_ORDER, name
 
 
@@ -258,9 +277,20 @@ def test_every_public_collective_is_known_as_one() -> None:
     names = {
         p.name
         for n, p in vars(public).items()
-        if isinstance(p, Primitive) and n.split("_p")[0] in (
-            "psum", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "reduce_scatter",
-            "pbroadcast", "ragged_all_to_all", "psum_invariant", "all_gather_invariant",
+        if isinstance(p, Primitive)
+        and n.split("_p")[0]
+        in (
+            "psum",
+            "pmax",
+            "pmin",
+            "all_gather",
+            "all_to_all",
+            "ppermute",
+            "reduce_scatter",
+            "pbroadcast",
+            "ragged_all_to_all",
+            "psum_invariant",
+            "all_gather_invariant",
         )
     }
     assert {"psum", "all_gather", "ppermute"} <= names

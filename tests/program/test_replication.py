@@ -57,8 +57,18 @@ def _gradient(w: Any, x: Any) -> Any:
         optax.MultiSteps(optax.adam(1e-3), 2),
         optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(0.1)),
     ],
-    ids=["sgd", "momentum", "adam_schedule", "adamw", "clip", "lamb", "adafactor", "if_finite",
-         "multi_steps", "noise"],
+    ids=[
+        "sgd",
+        "momentum",
+        "adam_schedule",
+        "adamw",
+        "clip",
+        "lamb",
+        "adafactor",
+        "if_finite",
+        "multi_steps",
+        "noise",
+    ],
 )
 def test_an_optax_update_from_reduced_gradients_is_proved(tx: Any) -> None:
     state = tx.init({"w": W})
@@ -86,9 +96,7 @@ PROVED: dict[str, Callable[[Any, Any], Any]] = {
     )[0],
     "fori_loop": lambda w, x: lax.fori_loop(0, 3, lambda i, c: c + lax.psum(x, "replica"), w),
     "while": lambda w, x: lax.while_loop(lambda c: c.sum() < 9, lambda c: c * 2, w),
-    "cond": lambda w, x: lax.cond(
-        w[0] > 0, lambda: lax.psum(x, "replica"), lambda: jnp.zeros(4)
-    ),
+    "cond": lambda w, x: lax.cond(w[0] > 0, lambda: lax.psum(x, "replica"), lambda: jnp.zeros(4)),
     "cond on a reduced value": lambda w, x: lax.cond(
         lax.psum(x.sum(), "replica") > 0, lambda: w, lambda: -w
     ),
@@ -128,7 +136,8 @@ NOT_PROVED: dict[str, Callable[[Any, Any], Any]] = {
     "all_to_all": lambda w, x: lax.all_to_all(jnp.tile(w, 8), "replica", 0, 0, tiled=True),
     "groups": lambda w, x: lax.psum(x, "replica", axis_index_groups=[[0, 1, 2, 3], [4, 5, 6, 7]]),
     "groups of equal": lambda w, x: lax.all_gather(
-        w + lax.axis_index("replica"), "replica",
+        w + lax.axis_index("replica"),
+        "replica",
         axis_index_groups=[[0, 1, 2, 3], [4, 5, 6, 7]],
     ),
     "unknown primitive": lambda w, x: UNHEARD_OF.bind(w),
@@ -140,18 +149,14 @@ NOT_PROVED: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "ref": lambda w, x: _through_a_ref(w, x),
     "predicate": lambda w, x: lax.cond(x[0] > 3, lambda: w, lambda: -w),
-    "predicate with equal branches": lambda w, x: lax.cond(
-        x[0] > 3, lambda: w, lambda: jnp.sin(w)
-    ),
+    "predicate with equal branches": lambda w, x: lax.cond(x[0] > 3, lambda: w, lambda: jnp.sin(w)),
     "assumed under a predicate": lambda w, x: lax.cond(
         x[0] > 3, lambda: jaxdist.assume_replicated(w), lambda: -w
     ),
     "trip count": lambda w, x: lax.while_loop(
         lambda c: c[0] < x[0], lambda c: (c[0] + 1, c[1] * 2), (0.0, w)
     )[1],
-    "late in a loop": lambda w, x: lax.fori_loop(
-        0, 3, lambda i, c: (c[1], c[2], x), (w, w, w)
-    )[0],
+    "late in a loop": lambda w, x: lax.fori_loop(0, 3, lambda i, c: (c[1], c[2], x), (w, w, w))[0],
     "predicate made in the loop": lambda w, x: lax.scan(
         lambda c, _: ((jnp.where(c[1] > 0, c[0], -c[0]), c[1] + x[0]), None), (w, -1.0), length=3
     )[0][0],

@@ -40,7 +40,7 @@ def _assert_names_and_remedy(error: Any, *names: str) -> None:
 def test_a_train_state_that_forgot_the_all_reduce_is_refused_naming_the_parameter() -> None:
     strategy = jaxdist.MirroredStrategy()
 
-    def step(state: TrainState, x: Any) -> Any:
+    def step(state: Any, x: Any) -> Any:
         params = {"w": state.params["w"] - x, "b": state.params["b"]}
         return state.replace(params=params, step=state.step + 1), x
 
@@ -69,7 +69,8 @@ def test_a_donated_dict_that_differs_is_refused() -> None:
     strategy = jaxdist.MirroredStrategy()
     with pytest.raises(StateDivergenceError) as error:
         strategy.run(
-            lambda p, x: jax.tree.map(lambda v: v - x, p), (_params(), X),
+            lambda p, x: jax.tree.map(lambda v: v - x, p),
+            (_params(), X),
             options=RunOptions(donate_argnums=(0,)),
         )
     _assert_names_and_remedy(error, "args[0]['w']", "args[0]['b']")
@@ -77,11 +78,11 @@ def test_a_donated_dict_that_differs_is_refused() -> None:
 
 def test_an_nnx_module_that_differs_is_refused_and_keeps_its_values() -> None:
     strategy = jaxdist.MirroredStrategy()
-    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    model: Any = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
     before = np.asarray(model.kernel[...])
 
-    def step(model: nnx.Linear, optimizer: Any, x: Any) -> Any:
+    def step(model: Any, optimizer: Any, x: Any) -> Any:
         grads = nnx.grad(lambda m: jnp.mean(m(x[None, None]) ** 2))(model)
         optimizer.update(model, grads)
 
@@ -112,8 +113,9 @@ def test_chains_of_dicts_that_are_no_state_say_nothing() -> None:
     strategy = jaxdist.MirroredStrategy()
     data = jax.device_put(np.ones((16, 2), np.float32), strategy.per_replica_sharding)
 
-    first = strategy.run(lambda d: {"image": d["image"] / 2, "label": d["label"]},
-                         ({"image": data, "label": data},))
+    first = strategy.run(
+        lambda d: {"image": d["image"] / 2, "label": d["label"]}, ({"image": data, "label": data},)
+    )
     second = strategy.run(lambda d: {"image": d["image"] + 1, "label": -d["label"]}, (first,))
     third = strategy.run(lambda d: {"image": d["image"].sum(), "n": d["label"].size}, (second,))
     assert isinstance(third["image"], PerReplica)
@@ -127,11 +129,11 @@ def test_chains_of_dicts_that_are_no_state_say_nothing() -> None:
 def test_reduced_updates_and_promises_say_nothing() -> None:
     strategy = jaxdist.MirroredStrategy()
 
-    def reduced(state: TrainState, x: Any) -> Any:
+    def reduced(state: Any, x: Any) -> Any:
         mean = get_replica_context().all_reduce("mean", x)
         return state.replace(params=jax.tree.map(lambda p: p - mean, state.params))
 
-    def promised(state: TrainState, x: Any) -> Any:
+    def promised(state: Any, x: Any) -> Any:
         same = jaxdist.assume_replicated(x * 0)
         return state.replace(params=jax.tree.map(lambda p: p - same, state.params))
 

@@ -33,8 +33,12 @@ def test_state_that_starts_as_numpy_and_python_numbers_compiles_once_in_1000_ste
     def step(state: Any, x: Any) -> Any:
         traces.append(1)
         grad = get_replica_context().all_reduce("mean", 2 * (state["w"] * x - 1) * x)
-        return {"w": state["w"] - state["rate"] * grad, "rate": state["rate"],
-                "count": state["count"] + 1, "seen": state["seen"] + np.int32(1)}
+        return {
+            "w": state["w"] - state["rate"] * grad,
+            "rate": state["rate"],
+            "count": state["count"] + 1,
+            "seen": state["seen"] + np.int32(1),
+        }
 
     state: Any = {"w": np.float32(0), "rate": 0.1, "count": 0, "seen": np.int32(0)}
     x = PerReplica(np.linspace(0.5, 1, 8, dtype=np.float32))
@@ -53,16 +57,17 @@ def test_state_that_starts_as_numpy_and_python_numbers_compiles_once_in_1000_ste
 
 def test_nnx_state_compiles_once_in_1000_steps() -> None:
     strategy = jaxdist.MirroredStrategy()
-    model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    model: Any = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
     traces = []
 
-    def step(model: nnx.Linear, optimizer: Any, x: Any) -> Any:
+    def step(model: Any, optimizer: Any, x: Any) -> Any:
         traces.append(1)
         loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(x) - 1) ** 2))(model)
         optimizer.update(model, get_replica_context().all_reduce("mean", grads))
         return loss
 
+    loss: Any = None
     x = jax.device_put(np.eye(2, dtype=np.float32)[[0, 1] * 8], strategy.per_replica_sharding)
     with compilations() as compiled:
         for _ in range(STEPS):
@@ -189,11 +194,15 @@ def _warning_text(record: Any) -> str:
 
 def test_lambdas_in_a_loop_warn_once_naming_the_line() -> None:
     strategy = jaxdist.MirroredStrategy()
-    with pytest.warns(RetraceWarning) as record:
+
+    def loop() -> None:
         for _ in range(6):
-            strategy.run(lambda x: x + 1, (np.float32(1),))  # the line
+            strategy.run(lambda x: x + 1, (np.float32(1),))
+
+    with pytest.warns(RetraceWarning) as record:
+        loop()
     assert len(record) == 1
-    line = test_lambdas_in_a_loop_warn_once_naming_the_line.__code__.co_firstlineno + 4
+    line = loop.__code__.co_firstlineno + 2
     assert f"{__file__}:{line}" in _warning_text(record)
     assert record[0].filename == __file__
     assert record[0].lineno == line
@@ -205,9 +214,12 @@ def test_many_shapes_warn_once_naming_the_step_and_what_changed() -> None:
     def step(x: Any) -> Any:
         return x * 2
 
-    with pytest.warns(RetraceWarning) as record:
+    def loop() -> None:
         for n in range(1, 14):
             strategy.run(step, (np.ones(n, np.float32),))
+
+    with pytest.warns(RetraceWarning) as record:
+        loop()
     assert len(record) == 1
     text = _warning_text(record)
     assert f"{__file__}:{step.__code__.co_firstlineno}" in text
@@ -292,16 +304,14 @@ def test_one_buffer_donated_twice_is_an_error_that_names_both_and_loses_nothing(
 def test_donating_an_argument_that_is_not_there_names_it() -> None:
     strategy = jaxdist.MirroredStrategy()
     with pytest.raises(ValueError, match=r"donate_argnums=\(3,\).*1 positional"):
-        strategy.run(
-            lambda x: x + 1, (np.float32(1),), options=RunOptions(donate_argnums=(3,))
-        )
+        strategy.run(lambda x: x + 1, (np.float32(1),), options=RunOptions(donate_argnums=(3,)))
 
 
 def test_donated_nnx_state_is_updated_in_place() -> None:
     strategy = jaxdist.MirroredStrategy()
-    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    model: Any = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
 
-    def step(model: nnx.Linear) -> None:
+    def step(model: Any) -> None:
         model.kernel[...] = model.kernel[...] + 1
 
     start = np.asarray(model.kernel[...])

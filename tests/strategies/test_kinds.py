@@ -36,7 +36,8 @@ ROWS_KINDS: dict[str, tuple[Callable[[Strategy], Any], bool]] = {
     "uncommitted": (lambda s: jnp.asarray(ROWS), False),
     "wrapped": (lambda s: PerReplica(np.split(ROWS, COUNT)), True),
     "wrapped_on_devices": (
-        lambda s: PerReplica.of_global(jax.device_put(ROWS, s.per_replica_sharding)), True,
+        lambda s: PerReplica.of_global(jax.device_put(ROWS, s.per_replica_sharding)),
+        True,
     ),
 }
 
@@ -79,10 +80,15 @@ SCALARS: dict[str, tuple[Callable[[Strategy], Any], list[float], str, str]] = {
     "numpy": (lambda s: np.float32(3), [4.0, 8.0], "float32", "float32"),
     "replicated": (
         lambda s: jax.device_put(np.float32(3), s.replicated_sharding),
-        [4.0, 8.0], "float32", "float32",
+        [4.0, 8.0],
+        "float32",
+        "float32",
     ),
     "on_one_device": (
-        lambda s: jax.device_put(np.float32(3), jax.devices()[1]), [4.0, 8.0], "float32", "float32",
+        lambda s: jax.device_put(np.float32(3), jax.devices()[1]),
+        [4.0, 8.0],
+        "float32",
+        "float32",
     ),
     "per_replica": (lambda s: PerReplica([3.0, 5.0]), [4.0, 12.0], "float32", ""),
 }

@@ -102,7 +102,9 @@ def test_methods_have_the_documented_parameters() -> None:
     extended = jaxdist.StrategyExtended
     assert names(extended.reduce_to, 4) == ["reduce_op", "value", "destinations", "options"]
     assert names(extended.batch_reduce_to, 3) == [
-        "reduce_op", "value_destination_pairs", "options",
+        "reduce_op",
+        "value_destination_pairs",
+        "options",
     ]
     assert names(extended.broadcast_to, 2) == ["tensor", "destinations"]
     assert names(extended.call_for_each_replica, 3) == ["fn", "args", "kwargs"]
@@ -118,7 +120,10 @@ def test_no_devices_means_all_of_this_process(devices: Any) -> None:
 
 def test_devices_are_taken_by_every_documented_name_in_the_order_given() -> None:
     names = [
-        "CPU:1", "cpu:0", "/device:CPU:3", "/job:localhost/replica:0/task:0/device:CPU:2",
+        "CPU:1",
+        "cpu:0",
+        "/device:CPU:3",
+        "/job:localhost/replica:0/task:0/device:CPU:2",
         jax.devices()[5],
     ]
     strategy = MirroredStrategy(names)
@@ -134,9 +139,16 @@ def test_one_device_given_alone_is_a_strategy_of_one_replica() -> None:
 
 
 def test_a_device_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    for make in (lambda: MirroredStrategy(["cpu:0", "cpu:99"]), lambda: OneDeviceStrategy("cpu:99")):
+    for make in (
+        lambda: MirroredStrategy(["cpu:0", "cpu:99"]),
+        lambda: OneDeviceStrategy("cpu:99"),
+    ):
         with refused(
-            DeviceError, "'cpu:99' does not exist", "8 CPU device(s)", "'cpu:0'", "'cpu:7'",
+            DeviceError,
+            "'cpu:99' does not exist",
+            "8 CPU device(s)",
+            "'cpu:0'",
+            "'cpu:7'",
             "virtual_devices(100)",
         ):
             make()
@@ -236,9 +248,10 @@ def test_replicas_are_counted_over_the_axes_in_the_order_given(axes: tuple[str, 
         assert min(d.id for d in value.devices()) == device
     assert [d.id for d in strategy.layout.device_grid[:, 0]] == order
     x = PerReplica([np.full(2, r) for r in range(len(order))])
-    assert strategy.gather(strategy.run(_same, (x,)), axis=0).tolist() == np.repeat(
-        np.arange(len(order)), 2
-    ).tolist()
+    assert (
+        strategy.gather(strategy.run(_same, (x,)), axis=0).tolist()
+        == np.repeat(np.arange(len(order)), 2).tolist()
+    )
 
 
 def _same(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`ReplicaContext.merge_call`: code that runs once, across the replicas, in the middle of a step."""
+"""`ReplicaContext.merge_call`: code that runs once, across the replicas, within a step."""
 
 from typing import Any
 
@@ -76,14 +76,13 @@ def test_a_reduced_argument_reaches_every_replica_and_comes_back_plain(
 def test_a_constant_result_reaches_every_replica(strategy: Strategy) -> None:
     assert strategy.run(lambda: _merge(lambda s: 12)) == 12
     assert strategy.run(lambda: _merge(lambda s: {"a": None, "b": "text"})) == {
-        "a": None, "b": "text",
+        "a": None,
+        "b": "text",
     }
 
 
 def test_a_per_replica_result_gives_each_replica_its_own_value(strategy: Strategy) -> None:
-    got = strategy.run(
-        lambda x: _merge(lambda s, a: {"own": a, "list": [a]}, x), (_ids(strategy),)
-    )
+    got = strategy.run(lambda x: _merge(lambda s, a: {"own": a, "list": [a]}, x), (_ids(strategy),))
     want = [r + 1.0 for r in range(strategy.num_replicas_in_sync)]
     assert_each(strategy, got["own"], want)
     assert_each(strategy, got["list"][0], want)
@@ -190,6 +189,7 @@ def test_values_and_local_results_in_a_merge_function_are_an_all_gather(
 
     count = strategy.num_replicas_in_sync
     for merge in (by_values, by_results):
+
         def step(x: Any, merge: Any = merge) -> Any:
             return _merge(merge, x)
 
@@ -233,7 +233,10 @@ def test_merge_call_in_a_branch_that_replicas_may_take_differently_is_refused(
 ) -> None:
     def step(x: Any) -> Any:
         return jax.lax.cond(
-            x > 1.0, lambda x: _merge(lambda s, a: s.reduce("SUM", a, axis=None), x), jnp.negative, x
+            x > 1.0,
+            lambda x: _merge(lambda s, a: s.reduce("SUM", a, axis=None), x),
+            jnp.negative,
+            x,
         )
 
     with refused(

@@ -19,8 +19,7 @@ from tests.strategies.oracle import each, is_plain
 few = settings(max_examples=25, deadline=None, derandomize=True, print_blob=False)
 
 DTYPES = [
-    np.dtype(d)
-    for d in ("bool", "int8", "uint16", "int32", "float16", "float32", "complex64")
+    np.dtype(d) for d in ("bool", "int8", "uint16", "int32", "float16", "float32", "complex64")
 ] + [np.dtype(ml_dtypes.bfloat16)]
 FLOATS = [np.dtype(np.float32)]
 
@@ -39,14 +38,17 @@ def _strategies() -> st.SearchStrategy[Strategy]:
 
 
 def _shapes(min_dims: int = 0, min_side: int = 0) -> st.SearchStrategy[tuple[int, ...]]:
-    return hnp.array_shapes(min_dims=max(min_dims, 1), max_dims=3, min_side=min_side, max_side=3) | (
-        st.just(()) if min_dims == 0 else st.nothing()
-    )
+    return hnp.array_shapes(
+        min_dims=max(min_dims, 1), max_dims=3, min_side=min_side, max_side=3
+    ) | (st.just(()) if min_dims == 0 else st.nothing())
 
 
 @st.composite
 def _locals(
-    draw: st.DrawFn, count: int, dtypes: list[np.dtype[Any]], shape: tuple[int, ...] | None = None,
+    draw: st.DrawFn,
+    count: int,
+    dtypes: list[np.dtype[Any]],
+    shape: tuple[int, ...] | None = None,
     **limits: int,
 ) -> list[np.ndarray]:
     """One array of small whole numbers for each replica: every sum of them is exact."""

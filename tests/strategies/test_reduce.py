@@ -117,9 +117,7 @@ def test_values_too_large_for_the_host_are_reduced_on_the_devices_alike(
         np.testing.assert_allclose(
             strategy.reduce(op, value, None), fn(rows, axis=0), rtol=1e-4, atol=1e-5
         )
-        np.testing.assert_allclose(
-            strategy.reduce(op, value, 0), fn(rows), rtol=1e-3, atol=1e-5
-        )
+        np.testing.assert_allclose(strategy.reduce(op, value, 0), fn(rows), rtol=1e-3, atol=1e-5)
     assert is_free(strategy.reduce("SUM", value, axis=None))
 
 
@@ -196,10 +194,15 @@ def test_reduce_inside_a_users_jit_is_the_same(strategy: Strategy) -> None:
 @pytest.mark.parametrize(
     ("dtype", "sums_to", "mean_is"),
     [
-        ("bool", "int32", "float32"), ("int8", "int8", "float32"), ("uint8", "uint8", "float32"),
-        ("int32", "int32", "float32"), ("uint32", "uint32", "float32"),
-        ("float16", "float16", "float16"), (BFLOAT16, "bfloat16", "bfloat16"),
-        ("float32", "float32", "float32"), ("complex64", "complex64", "complex64"),
+        ("bool", "int32", "float32"),
+        ("int8", "int8", "float32"),
+        ("uint8", "uint8", "float32"),
+        ("int32", "int32", "float32"),
+        ("uint32", "uint32", "float32"),
+        ("float16", "float16", "float16"),
+        (BFLOAT16, "bfloat16", "bfloat16"),
+        ("float32", "float32", "float32"),
+        ("complex64", "complex64", "complex64"),
     ],
     ids=str,
 )
@@ -286,7 +289,9 @@ def test_the_mean_of_a_value_that_is_not_distributed_is_itself(
 def test_one_replica_gives_the_sum_of_a_plain_value_back() -> None:
     value = jnp.asarray([3.0, 4.0])
     for strategy in (
-        jaxdist.get_strategy(), OneDeviceStrategy("cpu:1"), MirroredStrategy(["cpu:0"]),
+        jaxdist.get_strategy(),
+        OneDeviceStrategy("cpu:1"),
+        MirroredStrategy(["cpu:0"]),
     ):
         assert strategy.reduce("SUM", value, axis=None) is value
         assert strategy.reduce("SUM", 5, axis=None) == 5
@@ -327,7 +332,13 @@ class _Aggregation(enum.Enum):
 @pytest.mark.parametrize("op", ["max", "", None, 0, _Aggregation.SUM, jnp.sum], ids=repr)
 def test_an_unknown_op_is_refused_with_the_valid_ones(two: Strategy, op: Any, axis: Any) -> None:
     with refused(
-        ArgumentError, "Strategy.reduce", repr(op), "ReduceOp.SUM", "ReduceOp.MEAN", "'SUM'", "'MEAN'"
+        ArgumentError,
+        "Strategy.reduce",
+        repr(op),
+        "ReduceOp.SUM",
+        "ReduceOp.MEAN",
+        "'SUM'",
+        "'MEAN'",
     ):
         two.reduce(op, _pr([1], [2]), axis=axis)
 
@@ -367,9 +378,7 @@ def test_an_axis_that_is_no_integer_is_refused(two: Strategy, axis: Any) -> None
 
 
 def test_different_shapes_without_an_axis_are_refused_with_the_shapes(two: Strategy) -> None:
-    with refused(
-        ShapeError, "value['x']", "replica 0: [3]", "replica 1: [1]", "Give axis=0"
-    ):
+    with refused(ShapeError, "value['x']", "replica 0: [3]", "replica 1: [1]", "Give axis=0"):
         two.reduce("SUM", {"x": _pr([1, 2, 3], [10])}, axis=None)
 
 
@@ -404,9 +413,7 @@ def test_a_value_with_the_wrong_number_of_components_is_named(two: Strategy, cou
 
 
 def test_a_value_of_another_strategy_is_named(two: Strategy) -> None:
-    theirs = MirroredStrategy().run(
-        lambda: jaxdist.get_replica_context().replica_id_in_sync_group
-    )
+    theirs = MirroredStrategy().run(lambda: jaxdist.get_replica_context().replica_id_in_sync_group)
     for axis in (None, 0):
         with refused(ReplicaValueError, "value['x'] is a PerReplica of another strategy"):
             two.reduce("SUM", {"x": theirs}, axis=axis)

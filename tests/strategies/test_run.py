@@ -218,7 +218,9 @@ def test_the_result_of_an_all_reduce_is_plain_and_goes_in_again_mirrored(
 
 def test_with_one_replica_everything_is_plain() -> None:
     for strategy in (
-        jaxdist.get_strategy(), OneDeviceStrategy("cpu:2"), MirroredStrategy(["cpu:1"]),
+        jaxdist.get_strategy(),
+        OneDeviceStrategy("cpu:2"),
+        MirroredStrategy(["cpu:1"]),
     ):
         got = strategy.run(lambda x: (x, _id(), 7), (PerReplica([np.ones(2, np.float32)]),))
         assert is_plain(got[0])
@@ -266,15 +268,30 @@ def test_structures_and_their_types_are_kept(strategy: Strategy) -> None:
     assert type(got["record"]) is Record
     assert (got["record"].name, got["record"].count) == ("r", 2)
     for leaf in (
-        got["tuple"][0], got["list"][0], got["list"][1][0], got["named"].left,
-        got["ordered"]["z"], got["default"]["k"], got["record"].weights,
+        got["tuple"][0],
+        got["list"][0],
+        got["list"][1][0],
+        got["named"].left,
+        got["ordered"]["z"],
+        got["default"]["k"],
+        got["record"].weights,
     ):
         assert_each(strategy, leaf, list(range(strategy.num_replicas_in_sync)))
 
 
 DTYPES = [
-    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16", "bfloat16",
-    "float32", "complex64", "float8_e4m3fn",
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "float16",
+    "bfloat16",
+    "float32",
+    "complex64",
+    "float8_e4m3fn",
     pytest.param(
         "int4",
         marks=pytest.mark.skipif(
@@ -419,8 +436,12 @@ class _Scaler:
 @pytest.mark.parametrize(
     "fn",
     [
-        jax.jit(lambda x: x * 3.0), functools.partial(lambda a, x: x * a, 3.0), _Scaler(3.0),
-        _Scaler(3.0).method, jax.vmap(lambda x: x * 3.0), functools.wraps(len)(lambda x: x * 3.0),
+        jax.jit(lambda x: x * 3.0),
+        functools.partial(lambda a, x: x * a, 3.0),
+        _Scaler(3.0),
+        _Scaler(3.0).method,
+        jax.vmap(lambda x: x * 3.0),
+        functools.wraps(len)(lambda x: x * 3.0),
     ],
     ids=["jit", "partial", "callable_object", "bound_method", "vmap", "wrapper"],
 )

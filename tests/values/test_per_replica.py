@@ -77,13 +77,31 @@ def test_what_is_no_sequence_is_refused_with_the_way_to_split_an_array(values: A
 
 
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
-    "add": lambda v: v + 1, "radd": lambda v: 1 + v, "sub": lambda v: v - 1,
-    "rsub": lambda v: 1 - v, "mul": lambda v: v * 2, "rmul": lambda v: 2 * v,
-    "div": lambda v: v / 2, "rdiv": lambda v: 2 / v, "matmul": lambda v: v @ v,
-    "pow": lambda v: v**2, "neg": operator.neg, "float": float, "int": int, "bool": bool,
-    "index": operator.index, "item": lambda v: v[0], "iter": list, "numpy": np.asarray,
-    "abs": abs, "less": lambda v: v < 1, "rpow": lambda v: 2**v, "floordiv": lambda v: v // 2,
-    "mod": lambda v: v % 2, "pos": operator.pos, "len": len,
+    "add": lambda v: v + 1,
+    "radd": lambda v: 1 + v,
+    "sub": lambda v: v - 1,
+    "rsub": lambda v: 1 - v,
+    "mul": lambda v: v * 2,
+    "rmul": lambda v: 2 * v,
+    "div": lambda v: v / 2,
+    "rdiv": lambda v: 2 / v,
+    "matmul": lambda v: v @ v,
+    "pow": lambda v: v**2,
+    "neg": operator.neg,
+    "float": float,
+    "int": int,
+    "bool": bool,
+    "index": operator.index,
+    "item": lambda v: v[0],
+    "iter": list,
+    "numpy": np.asarray,
+    "abs": abs,
+    "less": lambda v: v < 1,
+    "rpow": lambda v: 2**v,
+    "floordiv": lambda v: v // 2,
+    "mod": lambda v: v % 2,
+    "pos": operator.pos,
+    "len": len,
 }
 
 
@@ -97,8 +115,11 @@ def test_arithmetic_outside_a_replica_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["add", "rmul", "float", "bool", "item", "iter", "numpy"])
 def test_refused_arithmetic_says_what_to_do(name: str) -> None:
     with refused(
-        ArgumentTypeError, "one value for each replica", "strategy.run(fn, args=(value,))",
-        "strategy.reduce", "strategy.gather",
+        ArgumentTypeError,
+        "one value for each replica",
+        "strategy.run(fn, args=(value,))",
+        "strategy.reduce",
+        "strategy.gather",
     ):
         OPERATIONS[name](PerReplica([1, 2]))
 
@@ -137,9 +158,9 @@ def test_the_paths_of_its_leaves_can_be_read() -> None:
     held = jax.tree_util.tree_flatten_with_path({"x": PerReplica([1, 2])})[0]
     assert [jax.tree_util.keystr(p) for p, _ in held] == ["['x'].values[0]", "['x'].values[1]"]
     placed = MirroredStrategy().run(_id)
-    assert [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(placed)[0]] == [
-        ".array"
-    ]
+    assert [
+        jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(placed)[0]
+    ] == [".array"]
 
 
 def test_it_goes_through_a_users_jit_as_argument_and_result() -> None:
@@ -148,7 +169,8 @@ def test_it_goes_through_a_users_jit_as_argument_and_result() -> None:
     got = jax.jit(lambda v: jax.tree.map(lambda x: x + 1, v))(value)
     assert isinstance(got, PerReplica)
     assert [v.tolist() for v in strategy.run(lambda x: x * 10, (got,)).values] == [
-        [10, 10], [20, 20],
+        [10, 10],
+        [20, 20],
     ]
 
 

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxdist import MirroredStrategy, PerReplica, Strategy
 from jaxdist.errors import ReplicaValueError, ShapeError
@@ -53,7 +54,8 @@ def test_an_array_on_one_device_or_over_another_mesh_is_mirrored(strategy: Strat
 def test_a_per_replica_is_per_replica_whatever_it_holds(strategy: Strategy) -> None:
     count = strategy.num_replicas_in_sync
     for value in (
-        PerReplica([1.0] * count), PerReplica.of_global(np.ones(count)),
+        PerReplica([1.0] * count),
+        PerReplica.of_global(np.ones(count)),
         PerReplica.of_global(split(strategy, np.ones(count))),
     ):
         assert placement_of(value, strategy.layout).kind is Kind.PER_REPLICA
@@ -62,8 +64,11 @@ def test_a_per_replica_is_per_replica_whatever_it_holds(strategy: Strategy) -> N
 @pytest.mark.parametrize(
     ("spec", "kind"),
     [
-        (P(), Kind.MIRRORED), (P(None, "model"), Kind.MIRRORED), (P("model"), Kind.MIRRORED),
-        (P("data"), Kind.PER_REPLICA), (P("data", "model"), Kind.PER_REPLICA),
+        (P(), Kind.MIRRORED),
+        (P(None, "model"), Kind.MIRRORED),
+        (P("model"), Kind.MIRRORED),
+        (P("data"), Kind.PER_REPLICA),
+        (P("data", "model"), Kind.PER_REPLICA),
         (P(("data", "model")), Kind.PER_REPLICA),
     ],
     ids=str,
@@ -87,9 +92,7 @@ def test_an_array_split_over_replicas_on_another_dim_is_one_array_for_all(
     assert float(logical.run(lambda x: x.sum(), (array,))) == rows.sum()
 
 
-@pytest.mark.parametrize(
-    "spec", [P("data"), P("data", "model"), P(("data", "model"))], ids=str
-)
+@pytest.mark.parametrize("spec", [P("data"), P("data", "model"), P(("data", "model"))], ids=str)
 def test_a_step_on_rows_split_over_logical_devices_too_sees_its_replicas_rows(
     logical: MirroredStrategy, spec: P
 ) -> None:
@@ -100,9 +103,7 @@ def test_a_step_on_rows_split_over_logical_devices_too_sees_its_replicas_rows(
     for have, want in zip(got.values, np.split(rows.sum(1), 4), strict=True):
         np.testing.assert_allclose(have, want)
     assert logical.gather(array, axis=0).tolist() == rows.tolist()
-    np.testing.assert_allclose(
-        logical.reduce("SUM", array, axis=None), sum(np.split(rows, 4))
-    )
+    np.testing.assert_allclose(logical.reduce("SUM", array, axis=None), sum(np.split(rows, 4)))
 
 
 def test_a_single_device_array_is_mirrored_where_the_mesh_is_that_device() -> None:
