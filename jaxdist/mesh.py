@@ -80,6 +80,11 @@ class ReplicaMesh:
         return tuple(self.device_grid.ravel())
 
     @functools.cached_property
+    def pieces_are_replicas(self) -> bool:
+        """Whether the pieces of a per-replica array, in the mesh's order, are the replicas'."""
+        return self.num_logical == 1 and self.devices == tuple(self.mesh.devices.ravel())
+
+    @functools.cached_property
     def device_set(self) -> frozenset[jax.Device]:
         """All devices."""
         return frozenset(self.devices)

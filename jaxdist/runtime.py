@@ -199,19 +199,35 @@ def _too_late(count: int, present: int) -> BackendStartedError:
 
 
 class StepsInFlight:
-    """Keeps the steps that wait on the devices of one backend to a few."""
+    """Keeps the steps that wait on the devices of one backend to a few.
 
-    __slots__ = ("_count",)
+    The wait comes before a step is started, when nothing of it has been donated or assigned yet,
+    so that Ctrl-C during the wait loses nothing.
+    """
+
+    __slots__ = ("_count", "_newest")
 
     def __init__(self) -> None:
         self._count = 0
+        self._newest: Any = None
+
+    def make_room(self) -> None:
+        """Before a step: wait for those before it, when enough are waiting."""
+        if self._count >= MAX_STEPS_IN_FLIGHT_ON_CPU:
+            newest, self._newest, self._count = self._newest, None, 0
+            if newest is not None and not newest.is_deleted():
+                jax.block_until_ready(newest)
 
     def dispatched(self, outputs: Any) -> None:
-        """Take note of a step; wait for it when enough are waiting before it."""
+        """After a step: count it. The smallest result of the last one is kept to wait for."""
         self._count += 1
         if self._count >= MAX_STEPS_IN_FLIGHT_ON_CPU:
-            self._count = 0
-            jax.block_until_ready(outputs)
+            arrays = [
+                x
+                for x in jax.tree.leaves(outputs)
+                if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+            ]
+            self._newest = min(arrays, key=lambda x: x.nbytes, default=None)
 
 
 CPU_STEPS = StepsInFlight()

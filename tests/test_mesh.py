@@ -102,3 +102,10 @@ def test_replica_axes_that_do_not_fit_are_refused_with_those_that_do(
 def test_what_is_no_mesh_is_refused() -> None:
     with refused(ArgumentTypeError, "jax.sharding.Mesh", "str was given"):
         meshes.adopt("mesh", "data")  # type: ignore[arg-type]
+
+
+def test_pieces_are_replicas_only_in_the_order_of_the_mesh_and_without_logical_devices() -> None:
+    assert meshes.build(jax.devices()).pieces_are_replicas
+    assert meshes.adopt(_users_mesh(), ("model", "data")).pieces_are_replicas
+    assert not meshes.adopt(_users_mesh(), ("data", "model")).pieces_are_replicas
+    assert not meshes.adopt(_users_mesh(), "data").pieces_are_replicas

@@ -98,7 +98,9 @@ def _rows_on_host(array: Any, layout: ReplicaMesh) -> np.ndarray:
 
     `np.asarray` does the same for every layout, in twice the time.
     """
-    if not isinstance(array, jax.Array) or layout.num_logical > 1:
+    if not isinstance(array, jax.Array) or not layout.pieces_are_replicas:
+        return np.asarray(array)
+    if array.sharding != layout.per_replica:
         return np.asarray(array)
     return np.concatenate([np.asarray(piece) for piece in _compat.pieces_of(array)])
 

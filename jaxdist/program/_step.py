@@ -103,25 +103,26 @@ class Step:
             ready = self._new_program(call, (args, kwargs))
         self._check_donation(call, ready.program)
         self._donating.see(args, kwargs)
+        CPU_STEPS.make_room()
         results = ready.compiled(*call.leaves)
         if not ready.has_record:
             ready.record = _compat.fast_call_record(
                 ready.compiled, len(call.leaves), results, ready.program.template
             )
             ready.has_record = True
-        self._throttle(ready.program, results)
         rebuilt = ready.program.rebuild(results)
         if call.kept is not None:
             state, result = rebuilt
             call.kept.write(state)
         else:
             result = rebuilt
+        self._count_in_flight(ready.program, results)
         plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
         if not plain:
             self._plan(call, args, kwargs)
         return result, ready.record if plain and not call.moved else None
 
-    def _throttle(self, program: Program, results: Any) -> None:
+    def _count_in_flight(self, program: Program, results: Any) -> None:
         layout = self._layout
         if layout.platform != "cpu" or len(layout.devices) < 2:
             return
@@ -135,6 +136,7 @@ class Step:
         inner = self.direct
 
         def bounded(*args: Any, **kwargs: Any) -> Any:
+            CPU_STEPS.make_room()
             results = inner(*args, **kwargs)
             CPU_STEPS.dispatched(results)
             return results
@@ -403,15 +405,18 @@ class _Planned:
         leaves = kept.read() if kept else []
         if step.donates and has_repeats((leaves, rest, named)):
             return step.slow(*args, **kwargs)
+        if step.bounded:
+            CPU_STEPS.make_room()
         results = dispatch(leaves, *rest, **named)
         if type(results) is _Slow:
             return step.slow(*results.call[0], **results.call[1])
+        if kept is not None:
+            state, result = results
+            kept.write(state)
+        else:
+            result = results
         if step.bounded:
             CPU_STEPS.dispatched(results)
-        if kept is None:
-            return results
-        state, result = results
-        kept.write(state)
         return result
 
     def _new(self, kept: KeptGraph | None, count: int, static: list[Any]) -> Callable[..., Any]:

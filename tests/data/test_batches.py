@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from jaxdist.data import INFINITE_CARDINALITY, batches
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
-
 # What a training loop that counts its own steps asks for.
 _ENDLESS: Any = {"shuffle": True, "seed": 3, "drop_remainder": True, "repeat": None}
 

@@ -219,6 +219,9 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
 }
 BUILDERS["acosh"] = lambda x: lax.acosh(x + 1)
 
+# XLA's CPU backend cannot compile these for several devices.
+NOT_ON_CPU = {"mulhi"}
+
 # Named, and why they are not in the table.
 NOT_BUILT = {
     "broadcast_to": "only inside Pallas",
@@ -226,6 +229,7 @@ NOT_BUILT = {
     "philox2x32": "needs a generator that is chosen by its own name",
     "philox4x32": "needs a generator that is chosen by its own name",
     "pvary": "only under check_vma=True",
+    "reshard": "only on meshes with explicit axes",
     "select_and_scatter": "has no public function",
     "stack": "an intermediate of newer versions",
     "stop_gradient": "leaves nothing in a program",
@@ -332,7 +336,8 @@ def test_operations_of_the_allow_list_give_equal_bits_on_all_replicas() -> None:
     strategy = jaxdist.MirroredStrategy()
 
     def all_of_them(x: Any) -> Any:
-        return {name: _kept_apart(BUILDERS[name])(x) for name in _usable()}
+        names = [n for n in _usable() if n not in NOT_ON_CPU]
+        return {name: _kept_apart(BUILDERS[name])(x) for name in names}
 
     results = strategy.run(all_of_them, (X,))
     different = [

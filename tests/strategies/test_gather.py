@@ -217,3 +217,15 @@ def test_a_shape_mismatch_leaves_later_gathers_as_they_were(two: Strategy) -> No
 def test_strings_cannot_be_gathered(two: Strategy) -> None:
     with refused(jaxdist.errors.ArgumentTypeError, "value['x']"):
         two.gather({"x": PerReplica([np.array(["a"]), np.array(["b"])])}, axis=0)
+
+
+def test_a_per_replica_whose_rows_lie_whole_on_every_device_is_read_once(
+    strategy: Strategy,
+) -> None:
+    """Reading shards one after the other would count every copy."""
+    count = strategy.num_replicas_in_sync
+    rows = np.arange(2 * count)
+    value = PerReplica.of_global(placed(strategy, rows))
+    assert strategy.gather(value, axis=0).tolist() == rows.tolist()
+    want = rows.reshape(count, 2).sum(0)
+    assert strategy.reduce("SUM", value, axis=None).tolist() == want.tolist()
