@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 from jax._src import core as _core
+from jax._src import linear_util as _linear_util
 from jax._src import source_info_util as _source_info
 from jax._src import tree_util as _tree_util
 from jax._src.interpreters import pxla as _pxla
@@ -224,6 +225,30 @@ def set_variables(variables: Sequence[nnx.Variable[Any]], values: Sequence[Any])
         else:
             variable.set_raw_value(value)
             checked = True
+
+
+def rewritten_derivatives(
+    params: dict[str, Any], rewrite: Callable[[Any, Sequence[Any]], Any]
+) -> dict[str, Any]:
+    """Parameters of a custom derivative's call in which its forward rule is rewritten too.
+
+    The rule is traced when the call is differentiated. The backward rule of a `custom_vjp` is
+    left as it is.
+    """
+    changed = dict(params)
+    for name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk"):
+        if name in params:
+            changed[name] = _rewritten_rule(params[name], rewrite)
+    return changed
+
+
+def _rewritten_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any]) -> Any:
+    def traced(*zeros: Any) -> Any:
+        jaxpr, consts, *rest = rule.call_wrapped(*zeros)
+        closed = rewrite(jaxpr, consts)
+        return closed.jaxpr, closed.consts, *rest
+
+    return _linear_util.wrap_init(traced, debug_info=rule.debug_info)
 
 
 def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -97,12 +97,17 @@ class KeptGraph:
         self.shape, leaves = shape_of(nodes, arguments)
         by_path: dict[Any, Any] = {}
         self._attributes: list[dict[str, Any]] = []
+        self._lists: list[list[Any]] = []
         for path, value in nnx.iter_graph(nodes):
             if isinstance(value, nnx.Variable):
                 by_path.setdefault(path, value)
             elif isinstance(value, nnx.Pytree):
                 self._attributes.append(vars(value))
-        self._seen = [x for attributes in self._attributes for x in attributes.values()]
+            elif isinstance(value, dict):
+                self._attributes.append(value)
+            elif isinstance(value, list):
+                self._lists.append(value)
+        self._seen = list(self._held())
         missing = [p for p in self.shape.paths if p not in by_path]
         if missing or len(set(self.shape.paths)) != len(leaves):
             raise ArgumentTypeError(
@@ -120,10 +125,12 @@ class KeptGraph:
 
     def is_current(self) -> bool:
         """Whether no object of the graph has had an attribute replaced, added or removed."""
-        if sum(map(len, self._attributes)) != len(self._seen):
-            return False
-        now = itertools.chain.from_iterable(map(dict.values, self._attributes))
-        return all(map(operator.is_, now, self._seen))
+        count = sum(map(len, self._attributes)) + sum(map(len, self._lists))
+        return count == len(self._seen) and all(map(operator.is_, self._held(), self._seen))
+
+    def _held(self) -> Iterator[Any]:
+        attributes = itertools.chain.from_iterable(map(dict.values, self._attributes))
+        return itertools.chain(attributes, itertools.chain.from_iterable(self._lists))
 
     def read(self) -> list[Any]:
         """The values of all variables."""

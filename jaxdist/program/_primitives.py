@@ -15,7 +15,7 @@ FIRST_ORDER = frozenset(
     floor gather ge geqp3 geqrf gt hessenberg householder_product igamma igamma_grad_a igammac
     imag integer_pow iota iota_2x32_shape is_finite le le_to lgamma log log1p log2 logistic lt
     lt_to lu lu_pivots_to_permutation max min mul mulhi name ne neg nextafter not
-    one_minus_square or ormqr pad pbroadcast pcast philox2x32 philox4x32 platform_index
+    one_minus_square or ormqr pad pcast philox2x32 philox4x32 platform_index
     polygamma polynomial population_count pow pvary qr ragged_dot_general random_bits
     random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap
     real reduce_and reduce_max reduce_min reduce_or reduce_precision reduce_prod reduce_sum
@@ -35,7 +35,16 @@ PAIRWISE = frozenset({"optimization_barrier"})
 
 # The same result on all replicas of the axes, whatever goes in. Grouped ones are not.
 EQUALISING = frozenset(
-    {"psum", "pmax", "pmin", "all_gather", "psum_invariant", "all_gather_invariant", "psum2"}
+    {
+        "psum",
+        "pmax",
+        "pmin",
+        "all_gather",
+        "psum_invariant",
+        "all_gather_invariant",
+        "psum2",
+        "pbroadcast",
+    }
 )
 
 # A result of its own for each replica, even from equal operands.

@@ -15,7 +15,7 @@ from jaxdist.program import _graph_rules
 from jaxdist.program._arguments import Static
 from jaxdist.program._replication import NONE, TracedCollective, analyse
 from jaxdist.program._rewrite import PartialAutoRewrite
-from jaxdist.program._state import check_functional_state, diverging_variables
+from jaxdist.program._state import check_functional_state, combined_variables
 from jaxdist.program._trace import Argument, InSlot, Signature, Traced, scalar_form, trace
 from jaxdist.values import Form, Kind, PerReplica
 
@@ -67,7 +67,7 @@ class Program:
     outputs: tuple[OutSlot, ...]  # the variables of NNX objects first
     collectives: tuple[TracedCollective, ...]
     input_names: tuple[str, ...]
-    differs: tuple[bool, ...]  # for each result of the trace, whether replicas may differ in it
+    combined: dict[int, type]  # variables of NNX objects that a collective makes equal
     donated: tuple[int, ...]  # numbers of input leaves
 
     @property
@@ -108,12 +108,7 @@ class Program:
     @functools.cached_property
     def _is_replayed(self) -> bool:
         """Whether the trace has to be run operation by operation, to change some of it."""
-        graph = self.signature.graph
-        kinds = graph.types if graph else ()
-        combined = any(
-            _graph_rules.reduces(kind) and self.differs[i] for i, kind in enumerate(kinds)
-        )
-        return combined or self._is_rewritten
+        return bool(self.combined) or self._is_rewritten
 
     @functools.cached_property
     def _is_rewritten(self) -> bool:
@@ -127,7 +122,6 @@ class Program:
         return PartialAutoRewrite(automatic, widens=self.layout.platform == "cpu")
 
     def _replay(self, leaves: Sequence[Any], specs: Sequence[PartitionSpec]) -> list[Any]:
-        graph = self.signature.graph
         traced = self.traced
         count = len(leaves)
 
@@ -136,10 +130,9 @@ class Program:
                 results = self._rewrite.call(traced.jaxpr, local[count:])
             else:
                 results = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, ()))(*local[count:])
-            for i, kind in enumerate(graph.types if graph else ()):
-                if _graph_rules.reduces(kind) and self.differs[i]:
-                    axes = self.layout.replica_axes
-                    results[i] = _graph_rules.combine(kind, local[i], results[i], axes)
+            axes = self.layout.replica_axes
+            for i, kind in self.combined.items():
+                results[i] = _graph_rules.combine(kind, local[i], results[i], axes)
             return results
 
         mapped = jax.shard_map(
@@ -311,7 +304,8 @@ def build(
     axes = replica_axes_of(layout)
     found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
     differs = [bool(d) for d in found.outputs]
-    extra = _check_variables(signature, differs, traced, layout)
+    combined = combined_variables(signature, traced, differs, layout.num_replicas) if axes else {}
+    extra = [_for_variable(signature, traced, i, layout) for i in combined]
     if axes:
         check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
     graph_names = (
@@ -332,34 +326,18 @@ def build(
         tuple(outputs),
         (*found.collectives, *extra),
         (*graph_names, *input_names),
-        tuple(differs),
+        combined,
         tuple(donated),
     )
 
 
-def _check_variables(
-    signature: Signature, differs: Sequence[bool], traced: Traced, layout: ReplicaMesh
-) -> list[TracedCollective]:
-    """Refuse NNX variables that differ and have no rule; list the reductions of those that do."""
-    graph = signature.graph
-    if graph is None:
-        return []
-    bad = []
-    extra = []
-    for i, kind in enumerate(graph.types):
-        if not differs[i] or _graph_rules.is_kept(kind) or _graph_rules.reduces(kind):
-            aval = traced.jaxpr.outvars[i].aval
-            if differs[i] and _graph_rules.reduces(kind):
-                size = int(aval.size) * aval.dtype.itemsize
-                source = f"jaxdist, for {graph.name(i)}"
-                extra.append(
-                    TracedCollective("psum", layout.replica_axes, size, 1, False, source, 1)
-                )
-        else:
-            bad.append(graph.name(i))
-    if bad:
-        raise diverging_variables(bad, layout.num_replicas)
-    return extra
+def _for_variable(
+    signature: Signature, traced: Traced, number: int, layout: ReplicaMesh
+) -> TracedCollective:
+    aval = traced.jaxpr.outvars[number].aval
+    size = int(aval.size) * max(aval.dtype.itemsize, 4)
+    name = signature.graph.name(number) if signature.graph else ""
+    return TracedCollective("psum", layout.replica_axes, size, 1, False, f"jaxdist, for {name}", 1)
 
 
 __all__ = ["CompiledProgram", "InSlot", "OutSlot", "Program", "build"]

@@ -15,6 +15,7 @@ from jaxdist import _compat
 from jaxdist.collectives import ASSUME_REPLICATED
 from jaxdist.errors import DivergentCollectiveError
 from jaxdist.program import _primitives as known
+from jaxdist.program._subprograms import inner_inputs, subprograms
 
 Differs: TypeAlias = frozenset[str]
 NONE: Differs = frozenset()
@@ -112,8 +113,12 @@ class _Walk:
             return self._while(eqn, inputs, under)
         if name == "cond":
             return self._cond(eqn, inputs, under, times)
+        if name == "custom_linear_solve":
+            return self._linear_solve(eqn, inputs, under, times)
         if name in known.FIRST_ORDER and not eqn.effects:
             return [joined] * len(eqn.outvars)
+        for inner in subprograms(eqn):
+            self.jaxpr(inner, [self.axes] * len(inner_inputs(inner)), under, None)
         return [self.axes] * len(eqn.outvars)
 
     def _collective(
@@ -147,7 +152,8 @@ class _Walk:
             out = self.jaxpr(eqn.params["jaxpr"], held + state + rows, under, inside)
             grown = [a | b for a, b in zip(state, out[:carry], strict=True)]
             if grown == state:
-                return out
+                # Not `out`: after no trip at all, what comes out is what went in.
+                return grown + out[carry:]
             state = grown
 
     def _while(self, eqn: Any, inputs: list[Differs], under: Differs) -> list[Differs]:
@@ -160,13 +166,25 @@ class _Walk:
         )
         inside = under
         while True:
+            came_in = inside
             goes_on = self.jaxpr(p["cond_jaxpr"], of_cond + state, inside, None)
             inside = inside | goes_on[0]
             out = self.jaxpr(p["body_jaxpr"], of_body + state, inside, None)
             grown = [a | b | inside for a, b in zip(state, out, strict=True)]
-            if grown == state:
+            # The condition itself is computed only by those that are not done.
+            if grown == state and inside == came_in:
                 return grown
             state = grown
+
+    def _linear_solve(
+        self, eqn: Any, inputs: list[Differs], under: Differs, times: int | None
+    ) -> list[Differs]:
+        """Of the functions that it holds, only `solve` is run."""
+        lengths = eqn.params["const_lengths"]
+        start = lengths.matvec + lengths.vecmat
+        rows = inputs[sum(lengths) :]
+        held = inputs[start : start + lengths.solve]
+        return self.jaxpr(eqn.params["jaxprs"].solve, held + rows, under, times)
 
     def _cond(
         self, eqn: Any, inputs: list[Differs], under: Differs, times: int | None

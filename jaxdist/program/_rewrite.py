@@ -14,15 +14,12 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
-from jaxdist.program._subprograms import PARAMETERS, subprograms
+from jaxdist.program._subprograms import holds_programs, subprograms
 
 _REDUCTIONS = frozenset(
     {"psum", "pmax", "pmin", "reduce_scatter", "psum_scatter", "psum_invariant"}
 )
-# Their rules for derivatives have been used when a trace is replayed; the program itself is left.
-_INLINED = frozenset(
-    {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "closed_call", "core_call"}
-)
+_INLINED = frozenset({"closed_call", "core_call"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +66,9 @@ class PartialAutoRewrite:
         if eqn.primitive.name in _INLINED:
             inner = next(iter(_inner(eqn)))
             return self.call(getattr(inner, "jaxpr", inner), operands, _consts(inner))
-        params = {k: self._again(v) if k in PARAMETERS else v for k, v in eqn.params.items()}
-        return _bind(eqn, operands, params)
+        params = {k: self._again(v) if holds_programs(v) else v for k, v in eqn.params.items()}
+        # A caller may differentiate the whole: the rules of the user's own derivatives stay.
+        return _bind(eqn, operands, _compat.rewritten_derivatives(params, self._traced_again))
 
     def _callback(self, eqn: Any, operands: list[Any]) -> list[Any]:
         def whole(*values: Any) -> list[Any]:
@@ -89,15 +87,17 @@ class PartialAutoRewrite:
     def _again(self, value: Any) -> Any:
         """A sub-program, traced anew."""
         if isinstance(value, tuple):
-            return tuple(self._again(v) for v in value)
-        inner = getattr(value, "jaxpr", value)
-
-        def rewritten(*args: Any) -> list[Any]:
-            return self.call(inner, args, _consts(value))
-
-        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in inner.invars]
-        closed = jax.make_jaxpr(rewritten)(*avals)
+            again = [self._again(v) for v in value]
+            return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
+        closed = self._traced_again(getattr(value, "jaxpr", value), _consts(value))
         return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
+
+    def _traced_again(self, jaxpr: Any, consts: Sequence[Any]) -> Any:
+        def rewritten(*args: Any) -> list[Any]:
+            return self.call(jaxpr, args, consts)
+
+        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
+        return jax.make_jaxpr(rewritten)(*avals)
 
     def _is_narrow(self, eqn: Any) -> bool:
         return (

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 
 from jaxdist.errors import StateDivergenceError, StateDivergenceWarning
+from jaxdist.program import _graph_rules
 from jaxdist.program._arguments import Static, unflatten
 from jaxdist.program._caller import user_stack_level
+from jaxdist.program._growth import Growth, growth
 from jaxdist.program._trace import Argument, Signature, Traced
 from jaxdist.values import Kind
 
@@ -20,8 +22,60 @@ _REMEDY = (
 )
 
 
-def diverging_variables(names: Sequence[str], num_replicas: int) -> StateDivergenceError:
-    """The error for NNX variables that a step leaves different on each replica."""
+def combined_variables(
+    signature: Signature, traced: Traced, differs: Sequence[bool], num_replicas: int
+) -> dict[int, type]:
+    """The NNX variables that a collective has to make equal after the step, with their types.
+
+    Raises:
+        StateDivergenceError: Variables that differ and have no rule, or metrics that are no sum.
+    """
+    graph = signature.graph
+    combined: dict[int, type] = {}
+    diverging: list[str] = []
+    not_sums: list[str] = []
+    for i, kind in enumerate(graph.types if graph else ()):
+        name = graph.name(i) if graph else ""
+        if _graph_rules.is_summed(kind):
+            variable = _input_variable(traced, i)
+            found = growth(traced.jaxpr, variable, i)
+            if found is Growth.SAME:
+                continue
+            if found is not Growth.SUM:
+                not_sums.append(name)
+            combined[i] = kind
+        elif differs[i] and not _graph_rules.is_kept(kind):
+            if not _graph_rules.is_averaged(kind):
+                diverging.append(name)
+            combined[i] = kind
+    if diverging:
+        raise _diverging_variables(diverging, num_replicas)
+    if not_sums:
+        raise _metrics_without_rule(not_sums, num_replicas)
+    return combined
+
+
+def _input_variable(traced: Traced, number: int) -> Any:
+    """The input of the traced step that holds argument leaf `number`."""
+    for operand, variable in zip(traced.operands, traced.jaxpr.invars, strict=True):
+        if type(operand) is Argument and operand == number:
+            return variable
+    return None
+
+
+def _metrics_without_rule(names: Sequence[str], num_replicas: int) -> StateDivergenceError:
+    return StateDivergenceError(
+        f"strategy.run cannot bring together what {num_replicas} replicas put into "
+        f"{len(names)} metric variable(s): {_listed(names)}.\n\n"
+        "A metric's variables grow by the sum of what the replicas add to them. The step does "
+        "something else with these: it sets them anew (reset) or keeps a running value that is "
+        "no sum (Welford).\n\n"
+        "Call reset() before strategy.run, use nnx.metrics.Average or Accuracy, or return the "
+        "values and update the metric outside: metric.update(values=strategy.gather(values, 0))."
+    )
+
+
+def _diverging_variables(names: Sequence[str], num_replicas: int) -> StateDivergenceError:
     return StateDivergenceError(
         f"strategy.run would leave {len(names)} NNX variable(s) with a different value on each of "
         f"{num_replicas} replicas: {_listed(names)}.\n\n"

@@ -76,6 +76,7 @@ class Step:
         self._programs: dict[Signature, _Ready] = {}
         self._inline: dict[Signature, Program] = {}
         self._kept: dict[tuple[int, ...], KeptGraph] = {}
+        self._planned: dict[_Plan, _Planned] = {}
         self._bounded = False
         self._dispatcher = _compat.make_dispatcher(self._name, self._miss)
         self._donating = DonatingCall(
@@ -291,12 +292,16 @@ class Step:
 
     def _plan(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """From now on, take out the arguments at the places where this call had such ones."""
-        plan = _Plan.of(call.flat, args, kwargs, self._static_numbers, self._static_names)
-        current = self.call.plan if isinstance(self.call, _Planned) else None
-        if plan is not None and plan != current:
-            self.call = _Planned(self, plan)
+        plan = self._plan_of(call, args, kwargs)
+        if plan is not None:
+            self.call = self._planned.setdefault(plan, _Planned(self, plan))
 
-    def dispatcher_for(self, restore: Callable[..., Any]) -> Callable[..., Any]:
+    def _plan_of(
+        self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "_Plan | None":
+        return _Plan.of(call.flat, args, kwargs, self._static_numbers, self._static_names)
+
+    def dispatcher_for(self, plan: "_Plan", restore: Callable[..., Any]) -> Callable[..., Any]:
         """A C++ dispatcher for calls whose static arguments and NNX objects are taken out."""
 
         def miss(rest: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
@@ -304,7 +309,10 @@ class Step:
             call = self._read(args, kwargs)
             ready = self._programs.get(call.signature)
             traced = call.flat.has_tracer or _compat.inside_trace()
-            if ready is None or traced or call.moved:
+            # A number where there was a static value is an argument of the program, and is not
+            # among what this dispatcher was given.
+            fits = self._plan_of(call, args, kwargs) == plan
+            if ready is None or traced or call.moved or not fits:
                 return _Slow((args, kwargs)), None
             self._check_donation(call, ready.program)
             results = ready.compiled(*call.leaves)
@@ -398,8 +406,9 @@ class _Planned:
             return step.direct(*args, **kwargs)
         if nodes and kept is None:
             return step.slow(*args, **kwargs)
+        is_new = dispatch is None
         if dispatch is None:
-            dispatch = known[key] = self._new(kept, len(args), static)
+            dispatch = self._new(kept, len(args), static)
         rest = [a for i, a in enumerate(args) if i not in self._taken]
         named = {k: v for k, v in kwargs.items() if k not in plan.static_names}
         leaves = kept.read() if kept else []
@@ -410,6 +419,8 @@ class _Planned:
         results = dispatch(leaves, *rest, **named)
         if type(results) is _Slow:
             return step.slow(*results.call[0], **results.call[1])
+        if is_new:
+            known[key] = dispatch
         if kept is not None:
             state, result = results
             kept.write(state)
@@ -433,7 +444,7 @@ class _Planned:
             whole = tuple(held[i] if i in held else next(others) for i in range(count))
             return whole, {**named, **names}
 
-        return self._step.dispatcher_for(restore)
+        return self._step.dispatcher_for(plan, restore)
 
 
 def _in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:

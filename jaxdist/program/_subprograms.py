@@ -1,18 +1,30 @@
 """The programs inside the operations of a program."""
 
+from collections.abc import Iterator
 from typing import Any
-
-PARAMETERS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "cond_jaxpr", "body_jaxpr", "branches")
 
 
 def subprograms(eqn: Any) -> list[Any]:
     """The sub-programs of one equation, open or closed."""
-    found: list[Any] = []
-    for key in PARAMETERS:
-        value = eqn.params.get(key)
-        values = value if isinstance(value, tuple) else (value,)
-        found += [v for v in values if hasattr(getattr(v, "jaxpr", v), "eqns")]
-    return found
+    return [program for value in eqn.params.values() for program in _programs_in(value)]
+
+
+def _programs_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _programs_in(item)
+    elif hasattr(getattr(value, "jaxpr", value), "eqns"):
+        yield value
+
+
+def holds_programs(value: Any) -> bool:
+    """Whether a parameter of an equation is a sub-program, or some of them."""
+    return any(True for _ in _programs_in(value))
+
+
+def inner_inputs(program: Any) -> list[Any]:
+    """The input variables of a sub-program."""
+    return list(getattr(program, "jaxpr", program).invars)
 
 
 def contains(jaxpr: Any, name: str) -> bool:

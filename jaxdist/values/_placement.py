@@ -90,6 +90,10 @@ def placement_of(leaf: Any, layout: ReplicaMesh) -> Placement:
         found = placement_of_sharding(leaf.sharding, leaf.ndim, layout)
         if found is not None and (found.kind is not Kind.MIRRORED or _compat.is_committed(leaf)):
             return found
+    if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
+        found = placement_of_sharding(leaf.sharding, leaf.ndim, layout)
+        if found is not None:
+            return found
     return Placement(Kind.MIRRORED, layout.replicated)
 
 
@@ -187,6 +191,11 @@ def _as_array(name: str, replica: int, value: Any) -> Any:
 
 
 def _join(rows: list[Any], layout: ReplicaMesh) -> jax.Array:
+    if any(isinstance(r, jax.core.Tracer) for r in rows):
+        whole: jax.Array = jax.lax.with_sharding_constraint(
+            jax.numpy.concatenate(rows), layout.per_replica
+        )
+        return whole
     local = rows[0].shape
     shape = (local[0] * layout.num_replicas, *local[1:])
     pieces = [
