@@ -24,6 +24,7 @@ TREE = {
     "BackendStartedError": RuntimeError,
     "ConfigError": ValueError,
     "CheckpointError": RuntimeError,
+    "DamagedCheckpointError": RuntimeError,
     "OutOfRangeError": StopIteration,
     "MissingExtraError": ImportError,
 }

@@ -104,12 +104,22 @@ def test_devices_of_a_platform_that_is_not_there_are_none() -> None:
 
 
 def test_every_eighth_step_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[Any] = []
-    monkeypatch.setattr(jax, "block_until_ready", waited.append)
+    waited: list[int] = []
+    monkeypatch.setattr(jax, "block_until_ready", lambda x: waited.append(int(x)))
     steps = runtime.StepsInFlight()
     for i in range(20):
-        steps.dispatched(i)
+        steps.make_room()
+        steps.dispatched({"large": jax.numpy.zeros(9), "scalar": jax.numpy.int32(i)})
     assert waited == [7, 15]
+
+
+def test_a_result_that_was_given_away_is_not_waited_for() -> None:
+    steps = runtime.StepsInFlight()
+    given_away = jax.numpy.zeros(2)
+    for _ in range(runtime.MAX_STEPS_IN_FLIGHT_ON_CPU):
+        steps.dispatched(given_away)
+    given_away.delete()
+    steps.make_room()
 
 
 def _sum_step(x: Any) -> Any:

@@ -13,6 +13,7 @@ from jaxdist import hlo
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _graph_rules
 from jaxdist.program._arguments import Static
+from jaxdist.program._carried import carried
 from jaxdist.program._replication import NONE, TracedCollective, analyse
 from jaxdist.program._rewrite import PartialAutoRewrite
 from jaxdist.program._state import check_functional_state, combined_variables
@@ -98,12 +99,23 @@ class Program:
             results = self._replay(leaves, specs)
         else:
             results = self.traced.call(leaves, specs)
-        results = [o.settle(r) for o, r in zip(self.outputs, results, strict=True)]
+        results = [
+            self._by_rows(o, o.settle(r)) for o, r in zip(self.outputs, results, strict=True)
+        ]
         graph = self.signature.graph
         for i, kind in enumerate(graph.types if graph else ()):
             if _graph_rules.is_kept(kind):
                 results[i] = leaves[i]
         return results
+
+    def _by_rows(self, out: OutSlot, array: Any) -> Any:
+        """A per-replica result of which GSPMD lays out all but dim 0."""
+        layout = self.layout
+        if layout.num_logical == 1 or out.kind is not Kind.PER_REPLICA:
+            return array
+        free = [PartitionSpec.UNCONSTRAINED] * (array.ndim - 1)
+        spec = PartitionSpec(layout.replica_spec[0], *free)
+        return jax.lax.with_sharding_constraint(array, NamedSharding(layout.mesh, spec))
 
     @functools.cached_property
     def _is_replayed(self) -> bool:
@@ -183,20 +195,34 @@ class Program:
         layout = self.layout
         if layout.num_logical == 1:
             return [NamedSharding(layout.mesh, o.spec(layout)) for o in self.outputs]
+        inputs = self.signature.inputs
         came_in: dict[Any, set[NamedSharding]] = {}
-        for slot in self.signature.inputs:
-            if slot.kind is Kind.MIRRORED:
-                came_in.setdefault((slot.shape, slot.dtype), set()).add(slot.sharding)
+        for slot in inputs:
+            key = (slot.kind, slot.local_shape(layout.num_replicas), slot.dtype)
+            came_in.setdefault(key, set()).add(self._settled(slot))
+        source = carried(self.signature, self.traced, layout.num_replicas)
         pins: list[NamedSharding | None] = []
         for i, out in enumerate(self.outputs):
-            known = came_in.get((out.shape, out.dtype), set())
+            known = came_in.get((out.kind, out.shape, out.dtype), set())
             if i < self.traced.num_graph:
-                pins.append(self.signature.inputs[i].sharding)
-            elif out.kind is Kind.MIRRORED and len(known) == 1:
+                pins.append(inputs[i].sharding)
+            elif i in source and inputs[source[i]].kind is out.kind:
+                pins.append(self._settled(inputs[source[i]]))
+            elif len(known) == 1:
                 pins.append(next(iter(known)))
+            elif 0 in out.shape:
+                # XLA has one layout for all arrays of no elements.
+                pins.append(NamedSharding(layout.mesh, out.spec(layout)))
             else:
                 pins.append(None)
         return pins
+
+    def _settled(self, slot: InSlot) -> NamedSharding:
+        """The layout of an input, with the rows of each replica on all its logical devices."""
+        if slot.kind is Kind.MIRRORED:
+            return slot.sharding
+        rest = tuple(slot.sharding.spec)[1:]
+        return NamedSharding(self.layout.mesh, PartitionSpec(self.layout.replica_spec[0], *rest))
 
     def compile(self) -> "CompiledProgram":
         """Compile for the strategy's devices, without running anything.

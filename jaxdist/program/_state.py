@@ -9,8 +9,8 @@ import jax
 
 from jaxdist.errors import StateDivergenceError, StateDivergenceWarning
 from jaxdist.program import _graph_rules
-from jaxdist.program._arguments import Static, unflatten
 from jaxdist.program._caller import user_stack_level
+from jaxdist.program._carried import arguments_of, is_static
 from jaxdist.program._growth import Growth, growth
 from jaxdist.program._trace import Argument, Signature, Traced
 from jaxdist.values import Kind
@@ -132,19 +132,17 @@ def check_functional_state(
 def _returned(
     signature: Signature, traced: Traced, differs: Sequence[bool], donated: Sequence[int]
 ) -> list[_Returned]:
-    count = len(signature.inputs) - traced.num_graph
-    numbers = [Argument(i) for i in range(count)]
-    args, _ = unflatten(signature.treedef, signature.slots, numbers, _Nodes())
+    args = arguments_of(signature, traced)
     outputs = traced.template if isinstance(traced.template, tuple) else (traced.template,)
-    in_state = any(_holds_state_class(a) for a in args)
+    in_state = any(_holds_state_class(a) for a in args.values())
     has_batch = any(i.kind is Kind.PER_REPLICA for i in signature.inputs)
     found = []
-    for position, argument in enumerate(args):
-        leaves, treedef = jax.tree.flatten(argument, is_leaf=_is_static)
+    for position, argument in args.items():
+        leaves, treedef = jax.tree.flatten(argument, is_leaf=is_static)
         if treedef == _LEAF or not any(type(x) is Argument for x in leaves):
             continue
         for output in outputs:
-            out_leaves, out_treedef = jax.tree.flatten(output, is_leaf=_is_static)
+            out_leaves, out_treedef = jax.tree.flatten(output, is_leaf=is_static)
             if out_treedef != treedef:
                 continue
             names = _diverging(position, argument, leaves, out_leaves, signature, traced, differs)
@@ -166,7 +164,7 @@ def _diverging(
     traced: Traced,
     differs: Sequence[bool],
 ) -> list[str]:
-    paths = jax.tree_util.tree_flatten_with_path(argument, is_leaf=_is_static)[0]
+    paths = jax.tree_util.tree_flatten_with_path(argument, is_leaf=is_static)[0]
     names = []
     for (path, _), before, after in zip(paths, leaves, out_leaves, strict=True):
         if type(before) is not Argument or type(after) is not int:
@@ -178,17 +176,6 @@ def _diverging(
         if differs[traced.num_graph + after]:
             names.append(f"args[{position}]{jax.tree_util.keystr(path)}")
     return names
-
-
-def _is_static(x: Any) -> bool:
-    return isinstance(x, Static)
-
-
-class _Nodes:
-    """Stands in for the NNX objects of a call, which are not looked at here."""
-
-    def __getitem__(self, index: int) -> None:
-        return None
 
 
 def _holds_state_class(argument: Any) -> bool:

@@ -154,7 +154,7 @@ class Step:
         moved = False
         for number, leaf in enumerate(flat.dynamic):
             if isinstance(leaf, PerReplica):
-                name = "args" if leaf.is_global else flat.path(number, (args, kwargs))
+                name = _ArgumentName(flat, number, (args, kwargs))
                 checked = checked_per_replica(name, leaf, self._layout)
                 moved = moved or checked is not leaf
                 leaf = checked
@@ -197,13 +197,13 @@ class Step:
 
     def _new_program(self, call: _Call, given: tuple[Any, Any]) -> _Ready:
         fn = self._fn()
+        program = self._build(call, given)
         if self._programs:
             last = next(reversed(self._programs))
             changed = _difference(last, call.signature, self._names(call, given))
             self._watch.new_program(fn, len(self._programs) + 1, changed)
         else:
             self._watch.new_function(fn)
-        program = self._build(call, given)
         ready = _Ready(program, program.lowered().compile())
         self._programs[call.signature] = ready
         return ready
@@ -335,6 +335,18 @@ class Step:
         """The kept list of these NNX objects, if it is still right."""
         kept = self._kept.get(tuple(id(n) for n in nodes))
         return kept if kept is not None and kept.is_current() else None
+
+
+@dataclasses.dataclass
+class _ArgumentName:
+    """The name of a leaf, found only when a message needs it."""
+
+    flat: Flat
+    number: int
+    call: tuple[Any, Any]
+
+    def __str__(self) -> str:
+        return self.flat.path(self.number, self.call)
 
 
 class _Slow:

@@ -44,6 +44,12 @@ class InSlot:
         """The layout over the whole mesh."""
         return self.placement.sharding
 
+    def local_shape(self, num_replicas: int) -> tuple[int, ...]:
+        """The shape that one replica sees."""
+        if self.kind is Kind.MIRRORED:
+            return self.shape
+        return () if self.is_scalar else (self.shape[0] // num_replicas, *self.shape[1:])
+
     def abstract(self) -> jax.ShapeDtypeStruct:
         """Shape, dtype and layout, as JAX's lowering takes them."""
         return jax.ShapeDtypeStruct(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat, data
 from jaxdist._typing import PyTree
@@ -40,7 +40,12 @@ def _column(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
     if not isinstance(leaf, PerReplica):
         if not _is_distributed(leaf, layout):
             return (leaf,) * count
-        if placement_of(leaf, layout).kind is Kind.PER_REPLICA:
+        found = placement_of(leaf, layout)
+        if found.kind is Kind.PER_REPLICA:
+            lead, *rest = tuple(found.sharding.spec)
+            if lead != layout.replica_spec[0]:
+                rows = PartitionSpec(layout.replica_spec[0], *rest)
+                leaf = jax.device_put(leaf, NamedSharding(layout.mesh, rows))
             leaf = PerReplica.of_global(leaf)
         else:
             return tuple(_copy_on(leaf, layout, r) for r in layout.local_replicas)

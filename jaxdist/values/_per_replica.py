@@ -203,8 +203,16 @@ def _spans_logical(sharding: NamedSharding) -> bool:
 
 
 def _is_empty_and_split(array: jax.Array, sharding: NamedSharding) -> bool:
-    """Whether the shards of all replicas start at the same row, having none."""
-    return not array.shape[0] and bool(tuple(sharding.spec)[:1])
+    """Whether there is nothing in the shards: they may all start at the same row."""
+    return not array.size and bool(tuple(sharding.spec)[:1])
+
+
+def _of_its_shape(part: jax.Array, sharding: NamedSharding, shape: tuple[int, ...]) -> jax.Array:
+    """XLA does not split arrays of no elements, so a shard of one has the shape of the whole."""
+    if part.size:
+        return part
+    own = np.zeros(sharding.shard_shape(shape), part.dtype)
+    return jax.device_put(own, part.sharding)
 
 
 def _assembled(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
@@ -220,7 +228,7 @@ def _assembled(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
     pieces: list[jax.Array] = []
     for replica in layout.local_replicas:
         here = NamedSharding(layout.replica_mesh(replica), PartitionSpec(None, *rest))
-        parts = [by_device[d] for d in layout.device_grid[replica]]
+        parts = [_of_its_shape(by_device[d], here, local) for d in layout.device_grid[replica]]
         pieces.append(jax.make_array_from_single_device_arrays(local, here, parts))
     return pieces
 

@@ -97,8 +97,8 @@ def placement_of(leaf: Any, layout: ReplicaMesh) -> Placement:
     return Placement(Kind.MIRRORED, layout.replicated)
 
 
-def checked_per_replica(name: str, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
-    """`value` as one global array over this mesh, or a named error."""
+def checked_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+    """`value` as one global array over this mesh, or an error that names it as `str(name)`."""
     if not value.is_global:
         return _placed_one_by_one(name, value, layout)
     array = value.array
@@ -130,7 +130,7 @@ def checked_global(name: str, value: PerReplica, layout: ReplicaMesh) -> Any:
     return array
 
 
-def _check_rows(name: str, array: Any, layout: ReplicaMesh) -> None:
+def _check_rows(name: object, array: Any, layout: ReplicaMesh) -> None:
     rows = array.shape[0] if array.ndim else 0
     if rows % layout.num_replicas or not array.ndim:
         raise ShapeError(
@@ -140,7 +140,7 @@ def _check_rows(name: str, array: Any, layout: ReplicaMesh) -> None:
         )
 
 
-def _other_strategy(name: str, array: jax.Array, layout: ReplicaMesh) -> str:
+def _other_strategy(name: object, array: jax.Array, layout: ReplicaMesh) -> str:
     theirs = sorted(str(d) for d in array.sharding.device_set)
     return (
         f"{name} is a PerReplica of another strategy.\n\n"
@@ -151,7 +151,7 @@ def _other_strategy(name: str, array: jax.Array, layout: ReplicaMesh) -> str:
     )
 
 
-def _placed_one_by_one(name: str, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+def _placed_one_by_one(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
     values = value.values
     expected = len(layout.local_replicas)
     if len(values) != expected:
@@ -175,7 +175,7 @@ def _placed_one_by_one(name: str, value: PerReplica, layout: ReplicaMesh) -> Per
     return PerReplica.of_global(_join(rows, layout), scalars=scalars)
 
 
-def _as_array(name: str, replica: int, value: Any) -> Any:
+def _as_array(name: object, replica: int, value: Any) -> Any:
     array = value if hasattr(value, "dtype") and hasattr(value, "ndim") else jax.numpy.asarray
     if callable(array):
         if not isinstance(value, (bool, int, float, complex, list)):

@@ -22,7 +22,7 @@ def test_every_row_file_is_listed_and_states_its_claim():
     for module in MODULES:
         number = module.__name__.split("row_")[1].split("_")[0].lstrip("0")
         assert module.ROW == number
-        assert "Claim:" in module.__doc__
+        assert "Claim:" in (module.__doc__ or "")
     assert len(ROWS) == len(MODULES)
 
 

@@ -120,10 +120,12 @@ def test_the_thread_has_ended_after_close() -> None:
 
 
 def test_the_thread_ends_when_a_loop_is_left_half_way() -> None:
+    threads = []
     for _ in _distribute(Counting()):
-        (thread,) = _running()
+        threads = _running()
         break
-    assert _all_end([thread])
+    assert len(threads) == 1
+    assert _all_end(threads)
 
 
 def test_the_thread_ends_when_the_iterator_is_dropped() -> None:
