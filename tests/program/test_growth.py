@@ -44,7 +44,10 @@ GROWTH: dict[str, tuple[Growth, Callable[[Any, Any], Any]]] = {
         Growth.OTHER,
         lambda v, x: lax.scan(lambda c, y: ((c[1], c[0]), None), (v, x[0]), x)[0][0],
     ),
-    "in a while loop": (Growth.OTHER, lambda v, x: lax.while_loop(lambda c: c < 9, lambda c: c + 1, v)),
+    "in a while loop": (
+        Growth.OTHER,
+        lambda v, x: lax.while_loop(lambda c: c < 9, lambda c: c + 1, v),
+    ),
 }
 
 
