@@ -1,7 +1,8 @@
 """Options of one call of `run`."""
 
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from jaxdist.errors import ArgumentError, ArgumentTypeError
@@ -12,7 +13,7 @@ class RunOptions(NamedTuple):
 
     Args:
         experimental_enable_dynamic_batch_size: Documented for TPUs; has no effect, since every
-            program here has static shapes.
+            program here has static shapes. Another value than the default is logged once.
         experimental_bucketizing_dynamic_shape: Likewise.
         experimental_xla_options: Likewise; compile options of JAX go to `jax.jit`.
         donate_argnums: Positions of arguments whose buffers the step may reuse for its results.
@@ -43,10 +44,31 @@ def checked(options: Any) -> RunOptions:
             f"options must be a jaxdist.RunOptions, and {type(options).__name__} was given.\n\n"
             "Pass options=jaxdist.RunOptions(donate_argnums=(0,))."
         )
-    numbers, names = options.donate_argnums, options.static_argnames
-    numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers)
-    names = (names,) if isinstance(names, str) else tuple(names)
-    return options._replace(donate_argnums=numbers, static_argnames=names)
+    without_effect = options._replace(donate_argnums=(), static_argnames=())
+    if without_effect != _NOTHING_CHOSEN and repr(without_effect) not in _TOLD:
+        _TOLD.add(repr(without_effect))
+        _LOG.info("strategy.run: the experimental entries have no effect in %r", options)
+    return RunOptions(
+        donate_argnums=_all_of("donate_argnums", options.donate_argnums, int, "(0,)"),
+        static_argnames=_all_of("static_argnames", options.static_argnames, str, "('n',)"),
+    )
+
+
+_LOG = logging.getLogger("jaxdist")
+_TOLD: set[str] = set()
+_NOTHING_CHOSEN = RunOptions()
+
+
+def _all_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, ...]:
+    """One value or several, as a tuple of `kind`."""
+    several = (given,) if isinstance(given, (str, kind)) else given
+    held = tuple(several) if isinstance(several, Iterable) else (several,)
+    if not all(type(x) is kind for x in held):
+        raise ArgumentTypeError(
+            f"RunOptions({name}={given!r}): each entry must be of type {kind.__name__}.\n\n"
+            f"Pass for instance RunOptions({name}={example})."
+        )
+    return held
 
 
 def static_numbers(fn: Callable[..., Any], names: tuple[str, ...]) -> frozenset[int]:
