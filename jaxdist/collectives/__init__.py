@@ -14,3 +14,7 @@ from jaxdist.collectives._mark import ASSUME_REPLICATED as ASSUME_REPLICATED
 from jaxdist.collectives._mark import assume_replicated as assume_replicated
 from jaxdist.collectives._reduce_op import ReduceOp as ReduceOp
 from jaxdist.collectives._reduce_op import reduce_op as reduce_op
+from jaxdist.collectives._uneven_gather import UNEVEN_ALL_GATHER as UNEVEN_ALL_GATHER
+from jaxdist.collectives._uneven_gather import GatherLog as GatherLog
+from jaxdist.collectives._uneven_gather import gather_padded as gather_padded
+from jaxdist.collectives._uneven_gather import logged as logged

@@ -9,6 +9,7 @@ from jaxdist._typing import AxisNames, PyTree
 from jaxdist.collectives._dtypes import check_numeric, result_dtype
 from jaxdist.collectives._mark import assume_replicated
 from jaxdist.collectives._reduce_op import ReduceOp
+from jaxdist.collectives._uneven_gather import current_log, uneven_all_gather
 from jaxdist.errors import ShapeError
 
 
@@ -46,6 +47,9 @@ def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree
 
 def gathered(array: jax.Array, dim: int, axes: AxisNames) -> jax.Array:
     """`array` of all replicas, concatenated on `dim`."""
+    log = current_log()
+    if log is not None:
+        return uneven_all_gather(array, dim, axes, log.next(array.shape[dim]))
     if not array.size:
         # JAX cannot lower an all-gather of nothing.
         return assume_replicated(jnp.concatenate([array] * jax.lax.axis_size(axes), axis=dim))

@@ -18,6 +18,7 @@ from jaxdist.program._replication import NONE, TracedCollective, analyse
 from jaxdist.program._rewrite import PartialAutoRewrite
 from jaxdist.program._state import check_functional_state, combined_variables
 from jaxdist.program._trace import Argument, InSlot, Signature, Traced, scalar_form, trace
+from jaxdist.program._uneven import cut, trace_uneven
 from jaxdist.values import Form, Kind, PerReplica
 
 
@@ -79,8 +80,12 @@ class Program:
             >>> OneDeviceStrategy("cpu:0").lower(lambda x: x + 1, (np.zeros(3, "float32"),)).inputs
             {'args[0]': 'mirrored float32[3]'}
         """
+        real = dict(self.signature.uneven)
         slots = zip(self.input_names, self.signature.inputs, strict=True)
-        return {n: f"{s.kind.value} {s.dtype}{list(s.shape)}" for n, s in slots}
+        return {
+            n: f"{s.kind.value} {s.dtype}{_listed(real.get(i), s.shape)}"
+            for i, (n, s) in enumerate(slots)
+        }
 
     @property
     def results(self) -> dict[str, str]:
@@ -90,7 +95,11 @@ class Program:
             >>> OneDeviceStrategy("cpu:0").lower(lambda: {"a": jnp.ones(2)}).results
             {"result['a']": 'mirrored float32[2]'}
         """
-        return {o.name: f"{o.kind.value} {o.dtype}{list(o.shape)}" for o in self.outputs}
+        real = self.traced.uneven
+        return {
+            o.name: f"{o.kind.value} {o.dtype}{_listed(real.get(i), o.shape)}"
+            for i, o in enumerate(self.outputs)
+        }
 
     def call(self, *leaves: Any) -> list[Any]:
         """Run on flat global arrays; this is what is compiled."""
@@ -163,6 +172,10 @@ class Program:
 
     def rebuild(self, results: Sequence[Any]) -> Any:
         """The step's result from flat global arrays: plain where equal, else `PerReplica`."""
+        if self.traced.uneven:
+            results = list(results)
+            for number, shapes in self.traced.uneven.items():
+                results[number] = cut(results[number], shapes)
         return jax.tree.unflatten(jax.tree.structure(self.template), results)
 
     @functools.cached_property
@@ -174,7 +187,7 @@ class Program:
             if isinstance(number, Static):
                 return number
             out = self.outputs[count + number]
-            if out.kind is not Kind.PER_REPLICA:
+            if out.kind is not Kind.PER_REPLICA or count + number in self.traced.uneven:
                 return number
             return PerReplica.of_global(number, scalars=scalar_form(out.shape) is Form.SCALARS)
 
@@ -255,6 +268,10 @@ class Program:
         return "\n".join(lines)
 
 
+def _listed(uneven: tuple[tuple[int, ...], ...] | None, shape: tuple[int, ...]) -> str:
+    return str(list(shape)) if uneven is None else ", ".join(str(list(s)) for s in uneven)
+
+
 def _named(program: Program, name: str) -> Callable[..., Any]:
     def call(*leaves: Any) -> list[Any]:
         return program.call(*leaves)
@@ -326,7 +343,7 @@ def build(
 ) -> Program:
     """Trace `fn`, analyse it, and refuse state that would come out different."""
     layout: ReplicaMesh = strategy.layout
-    traced = trace(fn, signature, strategy)
+    traced = (trace_uneven if signature.uneven else trace)(fn, signature, strategy)
     axes = replica_axes_of(layout)
     found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
     differs = [bool(d) for d in found.outputs]

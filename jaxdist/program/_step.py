@@ -27,6 +27,7 @@ from jaxdist.program._graph import KeptGraph
 from jaxdist.program._program import Program, build
 from jaxdist.program._retrace import RetraceWatch, place
 from jaxdist.program._trace import InSlot, Signature
+from jaxdist.program._uneven import padded, uneven_shapes
 from jaxdist.runtime import CPU_STEPS
 from jaxdist.values import Form, PerReplica, checked_per_replica, placement_of
 
@@ -152,11 +153,16 @@ class Step:
         kept = self._graph_of(flat, (args, kwargs)) if flat.nodes else None
         leaves = kept.read() if kept else []
         moved = False
+        uneven: list[tuple[int, Any]] = []
         for number, leaf in enumerate(flat.dynamic):
             if isinstance(leaf, PerReplica):
+                shapes = None if leaf.is_global else uneven_shapes(leaf, self._layout)
+                if shapes is not None:
+                    uneven.append((len(leaves), shapes))
+                    leaf = padded(leaf, shapes, self._layout)
                 name = _ArgumentName(flat, number, (args, kwargs))
                 checked = checked_per_replica(name, leaf, self._layout)
-                moved = moved or checked is not leaf
+                moved = moved or checked is not leaf or shapes is not None
                 leaf = checked
             leaves.append(leaf)
         inputs = []
@@ -168,7 +174,7 @@ class Step:
                 leaf, moved = jax.device_put(leaf, slot.sharding), True
             leaves[i] = leaf
         graph = kept.shape if kept else None
-        signature = Signature(flat.treedef, flat.slots, tuple(inputs), graph)
+        signature = Signature(flat.treedef, flat.slots, tuple(inputs), graph, uneven=tuple(uneven))
         return _Call(flat, signature, leaves, kept, moved)
 
     def _graph_of(self, flat: Flat, given: tuple[Any, Any]) -> KeptGraph:

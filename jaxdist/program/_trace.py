@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax.tree_util import PyTreeDef
 from jaxdist import _compat
 from jaxdist.errors import ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.program import _graph_rules
+from jaxdist.program import _captured, _graph_rules
 from jaxdist.program._arguments import Static, unflatten
 from jaxdist.program._graph import GraphShape
 from jaxdist.program._subprograms import contains
@@ -66,6 +66,8 @@ class Signature:
     inputs: tuple[InSlot, ...]  # the variables of NNX objects first
     graph: GraphShape | None
     inside_trace: bool = False
+    # Inputs that are padded to one shape: their number, and the real shape on each replica.
+    uneven: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Traced:
     paths: tuple[str, ...]  # of the user's traced results
     shapes: tuple[tuple[int, ...], ...]  # local, of all results
     manual_axes: frozenset[str]
+    # For results that are padded: their number, and the real shape on each replica.
+    uneven: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def eqn(self) -> Any:
@@ -142,8 +146,13 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced
 def _trace_with(
     manual_axes: frozenset[str], fn: Callable[..., Any], signature: Signature, strategy: Any
 ) -> Traced:
-    layout: ReplicaMesh = strategy.layout
-    local = _LocalStep(fn, signature, strategy)
+    return trace_local(manual_axes, _LocalStep(fn, signature, strategy), signature, strategy.layout)
+
+
+def trace_local(
+    manual_axes: frozenset[str], local: "LocalFunction", signature: Signature, layout: ReplicaMesh
+) -> Traced:
+    """Trace a function of flat local values."""
     mapped = jax.shard_map(
         local,
         mesh=layout.mesh,
@@ -171,6 +180,19 @@ def _without_layout(slot: InSlot) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(slot.shape, slot.dtype, weak_type=slot.weak_type)
 
 
+class LocalFunction(Protocol):
+    """A function from flat local values to flat local results, which tells what they are."""
+
+    template: Any
+    num_graph: int
+    paths: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        """One replica's step."""
+        ...
+
+
 class _LocalStep:
     """The user's function from flat local values to flat local results."""
 
@@ -196,7 +218,7 @@ class _LocalStep:
         )
         context = ReplicaContext(self.strategy)
         with entered(Frame(self.strategy, replica=context)):
-            result = self.fn(*args, **kwargs)
+            result = _captured.call(self.fn, args, kwargs)
         state = signature.graph.leaves_of(nodes) if signature.graph else []
         results = [*state, *self._results(result)]
         self.shapes = tuple(jnp.shape(x) for x in results)

@@ -166,7 +166,8 @@ def _placed_one_by_one(name: object, value: PerReplica, layout: ReplicaMesh) -> 
         largest = max((a.shape[0] if a.ndim else 0) for a in arrays)
         raise ShapeError(
             f"{name} is a PerReplica whose values differ in shape or dtype: {found}.\n\n"
-            "A compiled step runs one program on all replicas, so local values have one shape.\n\n"
+            "Inside somebody else's jit, and where a replica spans several devices, local values "
+            "have one shape; elsewhere they may differ in shape, not in rank or dtype.\n\n"
             f"Pad dim 0 to {largest} rows on every replica and carry a mask, or drop the rows "
             "that are too many (drop_remainder=True)."
         )

@@ -634,13 +634,13 @@ def test_a_per_replica_argument_of_a_strategy_on_one_device_is_refused() -> None
             strategy.run(lambda b: b, (theirs,))
 
 
-def test_uneven_per_replica_arguments_are_named_with_their_shapes_and_the_remedy() -> None:
-    uneven = PerReplica([np.ones((3, 2), np.float32), np.ones((1, 2), np.float32)])
+def test_values_of_other_ranks_are_named_with_their_shapes_and_the_remedy() -> None:
+    uneven = PerReplica([np.ones((3, 2), np.float32), np.ones(2, np.float32)])
     with refused(
         ShapeError,
         "args[0]['x'] is a PerReplica whose values differ in shape or dtype",
         "replica 0: float32[3, 2]",
-        "replica 1: float32[1, 2]",
+        "replica 1: float32[2]",
         "Pad dim 0 to 3 rows",
         "drop_remainder=True",
     ):
@@ -668,7 +668,7 @@ def test_after_every_error_the_strategy_works_and_its_values_are_unchanged() -> 
     with pytest.raises(ReplicaValueError):
         strategy.run(_double, (PerReplica(range(3)),))
     with pytest.raises(ShapeError):
-        strategy.run(_double, (PerReplica([np.ones(1), np.ones(2)]),))
+        strategy.run(_double, (PerReplica([np.ones(1), np.ones((2, 2))]),))
     with pytest.raises(ArgumentTypeError):
         strategy.run(3)  # type: ignore[arg-type]
     with pytest.raises(jaxdist.errors.ArgumentError):

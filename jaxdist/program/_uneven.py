@@ -1,0 +1,223 @@
+"""Steps whose replicas bring different shapes: one trace for each group, joined into one."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist.collectives import GatherLog, logged
+from jaxdist.errors import ShapeError, StateDivergenceError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.program._arguments import Static
+from jaxdist.program._joined import Groups, Slot, run_joined
+from jaxdist.program._joined_ops import Const, same
+from jaxdist.program._trace import Argument, Signature, Traced, trace, trace_local
+from jaxdist.values import PerReplica
+
+# Gathers whose sizes depend on gathers before them need a round of tracing each.
+MAX_ROUNDS = 16
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def uneven_shapes(value: PerReplica, layout: ReplicaMesh) -> Shapes | None:
+    """The shapes of values that are held one by one and differ in shape alone, or None."""
+    if value.is_global or len(value.values) != layout.num_replicas or layout.num_logical > 1:
+        return None
+    arrays = value.values
+    if not all(isinstance(a, (jax.Array, np.ndarray)) for a in arrays):
+        return None
+    if any(isinstance(a, jax.core.Tracer) for a in arrays):
+        return None
+    if len({(a.dtype, a.ndim) for a in arrays}) > 1 or len({a.shape for a in arrays}) == 1:
+        return None
+    return tuple(tuple(a.shape) for a in arrays)
+
+
+def padded(value: PerReplica, shapes: Shapes, layout: ReplicaMesh) -> PerReplica:
+    """Values held one by one as one global array, with zeros up to the largest shape."""
+    largest = _largest(shapes)
+    pieces = []
+    for array, device in zip(value.values, layout.device_grid[:, 0], strict=True):
+        widths = [(0, n - have) for n, have in zip(largest, array.shape, strict=True)]
+        on_host = isinstance(array, np.ndarray)
+        whole = np.pad(array, widths) if on_host else jnp.pad(array, widths)
+        pieces.append(jax.device_put(whole, device))
+    shape = (largest[0] * layout.num_replicas, *largest[1:])
+    return PerReplica.of_global(
+        jax.make_array_from_single_device_arrays(shape, layout.per_replica, pieces)
+    )
+
+
+def cut(array: jax.Array, shapes: Shapes) -> PerReplica:
+    """A padded per-replica result as the values that the replicas have, each in its own shape."""
+    rows = PerReplica.of_global(array).values
+    return PerReplica(
+        [v[tuple(slice(n) for n in shape)] for v, shape in zip(rows, shapes, strict=True)]
+    )
+
+
+def _largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(max, zip(*shapes, strict=True)))
+
+
+def trace_uneven(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced:
+    """Trace `fn` for each group of replicas with equal shapes, and join the traces.
+
+    Raises:
+        ShapeError: A collective that needs one shape meets several.
+        DivergentCollectiveError: The groups do not reach the same collectives.
+        StateDivergenceError: Results differ in structure.
+    """
+    layout: ReplicaMesh = strategy.layout
+    columns = list(zip(*(shapes for _, shapes in signature.uneven), strict=True))
+    kinds = list(dict.fromkeys(columns))
+    groups = Groups(tuple(kinds.index(c) for c in columns), layout.replica_axes)
+    own = [_for_group(signature, kind, layout.num_replicas) for kind in kinds]
+    traces = _with_known_gathers(fn, own, strategy, groups)
+    local = _JoinedStep(signature, own, traces, groups, layout.num_replicas)
+    traced = trace_local(traces[0].manual_axes, local, signature, layout)
+    return dataclasses.replace(traced, uneven=local.uneven)
+
+
+def _for_group(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -> Signature:
+    """The signature as if all replicas had the shapes of one group."""
+    inputs = list(signature.inputs)
+    for (number, _), local in zip(signature.uneven, kind, strict=True):
+        shape = (local[0] * num_replicas, *local[1:])
+        inputs[number] = dataclasses.replace(inputs[number], shape=shape)
+    return dataclasses.replace(signature, inputs=tuple(inputs), uneven=())
+
+
+def _with_known_gathers(
+    fn: Callable[..., Any], signatures: list[Signature], strategy: Any, groups: Groups
+) -> list[Traced]:
+    """Traces in which every gather knows the rows that each replica brings."""
+    assumed: tuple[tuple[int, ...], ...] = ()
+    for _ in range(MAX_ROUNDS):
+        logs = [GatherLog(assumed, len(groups.of_replica)) for _ in signatures]
+        traces = []
+        for group, (signature, log) in enumerate(zip(signatures, logs, strict=True)):
+            try:
+                with logged(log):
+                    traces.append(trace(_restarting(fn, log), signature, strategy))
+            except Exception as error:
+                error.add_note(_where(groups.members(group), signature))
+                raise
+        counts = [len(log.seen) for log in logs]
+        rows = range(min(counts))
+        found = tuple(tuple(logs[g].seen[i] for g in groups.of_replica) for i in rows)
+        if found == assumed:
+            return traces
+        assumed = found
+    raise ShapeError(
+        f"strategy.run: the number of rows in an all_gather did not settle in {MAX_ROUNDS} rounds "
+        "of tracing.\n\nEvery gather has to bring a number of rows that its own inputs decide."
+    )
+
+
+def _where(replicas: list[int], signature: Signature) -> str:
+    has_none = any(0 in slot.shape for slot in signature.inputs)
+    advice = (
+        " They have no rows in this step. Where a model cannot be traced so (a reshape to "
+        "(rows, -1) cannot), write the sizes out, or pad the batch and mask the padding."
+    )
+    return f"Raised for replicas {replicas}.{advice if has_none else ''}"
+
+
+def _restarting(fn: Callable[..., Any], log: GatherLog) -> Callable[..., Any]:
+    @functools.wraps(fn, updated=())
+    def restarted(*args: Any, **kwargs: Any) -> Any:
+        log.seen.clear()
+        return fn(*args, **kwargs)
+
+    return restarted
+
+
+class _JoinedStep:
+    """The joined traces as a function of flat, padded local values."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        own: list[Signature],
+        traces: list[Traced],
+        groups: Groups,
+        num_replicas: int,
+    ) -> None:
+        first = traces[0]
+        self._own, self._traces, self._groups = own, traces, groups
+        self._num_replicas = num_replicas
+        self._real = dict(signature.uneven)
+        self.num_graph = first.num_graph
+        self.paths = first.paths
+        self.template = _joined_template(traces, groups)
+        by_group = list(zip(*(t.shapes for t in traces), strict=True))
+        for path, shapes in zip(first.paths, by_group[self.num_graph :], strict=True):
+            if len({len(s) for s in shapes}) > 1:
+                raise StateDivergenceError(_other_ranks(path, shapes, groups))
+        self.shapes = tuple(_largest(shapes) for shapes in by_group)
+        self.uneven = {
+            i: tuple(shapes[g] for g in groups.of_replica)
+            for i, shapes in enumerate(by_group)
+            if len(set(shapes)) > 1
+        }
+        self.__name__ = "step"
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        slots = [self._slot(i, leaf) for i, leaf in enumerate(leaves)]
+        given = [
+            [slots[o] if type(o) is Argument else Const(o) for o in t.operands]
+            for t in self._traces
+        ]
+        programs = [t.jaxpr for t in self._traces]
+        return [s.value for s in run_joined(programs, given, self._groups)]
+
+    def _slot(self, number: int, leaf: Any) -> Slot:
+        shapes: list[tuple[int, ...]] = []
+        for signature in self._own:
+            known = number in self._real
+            inner = signature.inputs[number].local_shape(self._num_replicas)
+            shapes.append(inner if known else tuple(leaf.shape))
+        return Slot(leaf, tuple(shapes))
+
+
+def _joined_template(traces: list[Traced], groups: Groups) -> Any:
+    """The structure of the results; Python values that differ become a `PerReplica`."""
+    flat = [jax.tree.flatten(t.template, is_leaf=lambda x: isinstance(x, Static)) for t in traces]
+    for group, (_, treedef) in enumerate(flat):
+        if treedef != flat[0][1]:
+            raise StateDivergenceError(
+                "strategy.run: the step returns other structures for other local shapes.\n\n"
+                f"Replicas {groups.members(0)}: {flat[0][1]}\n"
+                f"Replicas {groups.members(group)}: {treedef}\n\n"
+                "Return the same structure on every replica."
+            )
+    leaves = []
+    for column in zip(*(found for found, _ in flat), strict=True):
+        first = column[0]
+        alike = all(_same_mark(first, other) for other in column)
+        differing = PerReplica([getattr(column[g], "value", None) for g in groups.of_replica])
+        leaves.append(first if alike else Static(differing))
+    return jax.tree.unflatten(flat[0][1], leaves)
+
+
+def _same_mark(first: Any, other: Any) -> bool:
+    if isinstance(first, Static) and isinstance(other, Static):
+        return first == other or same(first.value, other.value)
+    return type(first) is type(other) and not isinstance(first, Static) and first == other
+
+
+def _other_ranks(path: str, shapes: Sequence[tuple[int, ...]], groups: Groups) -> str:
+    found = "\n".join(
+        f"replicas {groups.members(g)}: {list(shape)}" for g, shape in enumerate(shapes)
+    )
+    return (
+        f"strategy.run: {path} has another rank on other replicas.\n\n{found}\n\n"
+        "Values of replicas may differ in size, not in rank.\n\n"
+        "Keep all dims, also those of size 1 and 0."
+    )
