@@ -10,6 +10,7 @@ from jaxdist.data import DistributedIterator as DistributedIterator
 from jaxdist.data import InputContext as InputContext
 from jaxdist.data import InputOptions as InputOptions
 from jaxdist.data import InputReplicationMode as InputReplicationMode
+from jaxdist.data import PartialBatch as PartialBatch
 from jaxdist.program import Program as Program
 from jaxdist.program import RunOptions as RunOptions
 from jaxdist.replica import ReplicaContext as ReplicaContext

@@ -35,6 +35,7 @@ DOCUMENTED = {
 }
 # What `tf.distribute` does not have, or does not show.
 OUR_OWN = {
+    "PartialBatch",
     "PerReplica",
     "Program",
     "accumulate_gradients",

@@ -7,11 +7,12 @@ from jaxdist.data._cardinality import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
 from jaxdist.data._context import InputContext as InputContext
 from jaxdist.data._context import ValueContext as ValueContext
 from jaxdist.data._dataset import DistributedDataset as DistributedDataset
-from jaxdist.data._dataset import distribute_dataset as distribute_dataset
-from jaxdist.data._dataset import (
+from jaxdist.data._distribute import distribute_dataset as distribute_dataset
+from jaxdist.data._distribute import (
     distribute_datasets_from_function as distribute_datasets_from_function,
 )
 from jaxdist.data._iterator import DistributedIterator as DistributedIterator
-from jaxdist.data._iterator import OptionalBatch as OptionalBatch
+from jaxdist.data._optional import OptionalBatch as OptionalBatch
 from jaxdist.data._options import InputOptions as InputOptions
 from jaxdist.data._options import InputReplicationMode as InputReplicationMode
+from jaxdist.data._partial_batch import PartialBatch as PartialBatch

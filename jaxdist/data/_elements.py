@@ -73,11 +73,24 @@ def on_device(dtype: Any) -> Any:
 
 
 def as_array(leaf: Any) -> Any:
-    """A leaf as an array: JAX arrays stay where they are, the rest goes through NumPy."""
+    """A leaf as an array: JAX arrays stay where they are, the rest goes through NumPy.
+
+    Tensors of other libraries have `__array__`, or `numpy()` alone; PyTorch's bfloat16 ones
+    refuse both, and can be exchanged.
+    """
     if isinstance(leaf, jax.Array):
         return leaf
     try:
-        return np.asarray(leaf)
+        has_only_numpy = hasattr(leaf, "numpy") and not hasattr(leaf, "__array__")
+        return np.asarray(leaf.numpy() if has_only_numpy else leaf)
+    except Exception:
+        return _exchanged(leaf)
+
+
+def _exchanged(leaf: Any) -> np.ndarray:
+    """A copy of a tensor through DLPack; an object array where that is not possible."""
+    try:
+        return np.array(jax.dlpack.from_dlpack(leaf))
     except Exception:  # what it is will be said with its name
         return np.asarray(None)
 

@@ -27,6 +27,14 @@ def own(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     return copy
 
 
+def own_padded(array: np.ndarray, dtype: np.dtype[Any], rows: int) -> np.ndarray:
+    """A copy of `rows` rows in memory of our own, as `dtype`; those that are missing are zero."""
+    copy = aligned_empty((rows, *array.shape[1:]), dtype)
+    copy[array.shape[0] :] = np.zeros((), dtype)
+    np.copyto(copy[: array.shape[0]], array, casting="unsafe")
+    return copy
+
+
 def own_rows(array: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
     """A copy of some rows, in memory of our own."""
     if isinstance(rows, slice):

@@ -2,12 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any, NoReturn, NotRequired, TypedDict, cast
+
+import numpy as np
 
 from jaxdist._typing import PyTree
-from jaxdist.data._assemble import Assembler, spec_of
+from jaxdist.data._assemble import (
+    MAX_DROPPED_IN_A_ROW,
+    Assembler,
+    Dropped,
+    nothing_left,
+    spec_of,
+)
+from jaxdist.data._optional import OptionalBatch
 from jaxdist.data._prefetch import Prefetcher
-from jaxdist.data._sources import Reader
+from jaxdist.data._readers import Reader
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, OutOfRangeError
 
 
@@ -15,28 +24,58 @@ class IteratorState(TypedDict):
     """Where a `DistributedIterator` stands."""
 
     steps: int  # batches that were given
-    source: Any  # what the iterator of the dataset itself gave as its state
+    source: Any  # the position in the dataset itself
+    dropped: NotRequired[int]  # batches that were left out before; with `DROP`
+    padded_rows: NotRequired[int]  # rows of every batch; with `PAD`
+
+
+_NEEDED = {"steps", "source"}
+_COUNTS = ("steps", "dropped", "padded_rows")
 
 
 class _Producer:
     """Makes batches; the prefetch thread holds it, so it never refers to the iterator."""
 
-    def __init__(self, reader: Reader, assemble: Assembler, step: int) -> None:
+    def __init__(self, reader: Reader, assemble: Assembler, start: IteratorState) -> None:
         self._reader = reader
         self._assemble = assemble
-        self._step = step
+        self._steps = start["steps"]
+        self._dropped = start.get("dropped", 0)
 
-    def __call__(self) -> tuple[PyTree, Any]:
+    def __call__(self) -> tuple[PyTree, IteratorState]:
+        """The next batch, and the state after it."""
+        for _ in range(MAX_DROPPED_IN_A_ROW):
+            index = self._steps + self._dropped
+            batch = self._assemble(self._read(index), index)
+            if not isinstance(batch, Dropped):
+                self._steps += 1
+                return batch, self._state()
+            self._dropped += 1
+            if batch.is_last:
+                self._end()
+        raise nothing_left(MAX_DROPPED_IN_A_ROW, is_all=False)
+
+    def _read(self, index: int) -> Any:
         try:
-            raw = self._reader.read()
+            return self._reader.read()
         except StopIteration:
-            raise
+            self._end()
         except Exception as error:
-            error.add_note(f"The dataset raised this for batch {self._step}, counted from 0.")
+            error.add_note(f"The dataset raised this for batch {index}, counted from 0.")
             raise
-        batch = self._assemble(raw, self._step)
-        self._step += 1
-        return batch, self._reader.position()
+
+    def _end(self) -> NoReturn:
+        if self._dropped and not self._steps:
+            raise nothing_left(self._dropped, is_all=True) from None
+        raise StopIteration
+
+    def _state(self) -> IteratorState:
+        state: IteratorState = {"steps": self._steps, "source": self._reader.position()}
+        if self._dropped:
+            state["dropped"] = self._dropped
+        if self._assemble.padded_rows:
+            state["padded_rows"] = self._assemble.padded_rows
+        return state
 
 
 class DistributedIterator(Iterator[PyTree]):
@@ -58,7 +97,7 @@ class DistributedIterator(Iterator[PyTree]):
     def __init__(
         self,
         reader: Reader,
-        assembler: Callable[[], Assembler],
+        assembler: Callable[[int], Assembler],
         *,
         depth: int,
         check_context: Callable[[], None] | None = None,
@@ -74,7 +113,8 @@ class DistributedIterator(Iterator[PyTree]):
 
     def _start(self, state: IteratorState) -> None:
         self._state: IteratorState = state
-        producer = _Producer(self._reader, self._assembler(), state["steps"])
+        assembler = self._assembler(state.get("padded_rows", 0))
+        producer = _Producer(self._reader, assembler, state)
         self._prefetcher = Prefetcher(producer, self._reader.close, depth=self._depth)
 
     def __iter__(self) -> "DistributedIterator":
@@ -86,14 +126,14 @@ class DistributedIterator(Iterator[PyTree]):
         if self._closed_by:
             raise _is_closed(self._closed_by, self._state["steps"])
         try:
-            batch, position = self._prefetcher.take()
+            batch, state = self._prefetcher.take()
         except StopIteration:
             raise
         except BaseException as error:
             # Ctrl-C must not wait for a source that does not answer.
             self._close(f"{type(error).__name__} ended it", waits=False)
             raise
-        self._state = {"steps": self._state["steps"] + 1, "source": position}
+        self._state = state
         return batch
 
     def get_next(self) -> PyTree:
@@ -112,7 +152,7 @@ class DistributedIterator(Iterator[PyTree]):
                 "Loop with `for batch in dataset`, or ask get_next_as_optional().has_value()."
             ) from None
 
-    def get_next_as_optional(self) -> "OptionalBatch":
+    def get_next_as_optional(self) -> OptionalBatch:
         """The next batch if there is one; at the end, an `OptionalBatch` without a value.
 
         Raises:
@@ -125,7 +165,7 @@ class DistributedIterator(Iterator[PyTree]):
 
     @property
     def element_spec(self) -> PyTree:
-        """Shapes and dtypes of what one replica gets of the next batch; no batch is lost.
+        """Shapes and dtypes of what replica 0 gets of the next batch; no batch is lost.
 
         Raises:
             OutOfRangeError: There is no batch to tell them from.
@@ -144,6 +184,9 @@ class DistributedIterator(Iterator[PyTree]):
     def get_state(self) -> IteratorState:
         """Where this pass stands, whatever was read ahead; `set_state` goes back there.
 
+        Plain values that JSON can hold, where the state of the dataset itself is (Grain's
+        `DataLoader` gives bytes).
+
         Raises:
             ArgumentTypeError: The dataset's own iterator has no `get_state`.
 
@@ -161,23 +204,23 @@ class DistributedIterator(Iterator[PyTree]):
             raise ArgumentTypeError(
                 "DistributedIterator.get_state: this dataset cannot tell its position: its "
                 "iterator has no get_state.\n\n"
-                "Datasets of jaxdist.data.batches and of Grain can; for your own, give the "
+                "Lists, jaxdist.data.batches and Grain datasets can; for your own, give the "
                 "iterator get_state() and set_state(state)."
             )
-        return {"steps": self._state["steps"], "source": self._state["source"]}
+        return self._state.copy()
 
     def set_state(self, state: IteratorState) -> None:
         """Go on with the batch after the last one that was given when `state` was taken.
+
+        The number of replicas and `partial_batch` may be others: what comes next is decided by
+        the position in the dataset. With `PAD`, batches have the rows that they had before,
+        rounded up for another number of replicas; those of `batches(...)` have its batch size.
 
         Raises:
             ArgumentError: `state` is not a state of a `DistributedIterator`, or of another dataset.
             ArgumentTypeError: The dataset's own iterator has no `set_state`.
         """
-        if not isinstance(state, dict) or set(state) != {"steps", "source"}:
-            raise ArgumentError(
-                f"DistributedIterator.set_state: this is not a state: {state!r}.\n\n"
-                "It takes what get_state() returned, a dict with 'steps' and 'source'."
-            )
+        state = _checked_state(state)
         self._reader.check_can_seek()
         before: IteratorState = self._state
         self._prefetcher.close()
@@ -190,7 +233,7 @@ class DistributedIterator(Iterator[PyTree]):
             self._start(before)
             raise
         self._closed_by = ""
-        self._start({"steps": int(state["steps"]), "source": state["source"]})
+        self._start(state)
 
     def close(self) -> None:
         """End the reading ahead; batches that were not taken are dropped."""
@@ -212,37 +255,21 @@ class DistributedIterator(Iterator[PyTree]):
         self._close("its with block was left", waits=kind is not KeyboardInterrupt)
 
 
-class OptionalBatch:
-    """A batch, or the end of the data.
+def _checked_state(state: Any) -> IteratorState:
+    """A copy of the state, with counts as plain ints whatever a checkpoint made of them."""
+    is_state = isinstance(state, dict) and _NEEDED <= set(state) <= _NEEDED | set(_COUNTS)
+    counts = {n: state[n] for n in _COUNTS if n in state} if is_state else {}
+    if not is_state or not all(_is_count(n) for n in counts.values()):
+        raise ArgumentError(
+            f"DistributedIterator.set_state: this is not a state: {state!r}.\n\n"
+            "It takes what get_state() returned, a dict with 'steps' and 'source'."
+        )
+    return cast(IteratorState, {**state, **{name: int(n) for name, n in counts.items()}})
 
-    Source:
-        `tf.experimental.Optional`, as `get_next_as_optional` returns it.
-    """
 
-    __slots__ = ("_held",)
-
-    def __init__(self, held: tuple[PyTree, ...]) -> None:
-        self._held = held
-
-    def has_value(self) -> bool:
-        """Whether there is a batch."""
-        return bool(self._held)
-
-    def get_value(self) -> PyTree:
-        """The batch.
-
-        Raises:
-            ArgumentError: There is none.
-        """
-        if not self._held:
-            raise ArgumentError(
-                "get_value() on an empty OptionalBatch: the dataset has ended.\n\n"
-                "Ask has_value() first."
-            )
-        return self._held[0]
-
-    def __repr__(self) -> str:
-        return f"OptionalBatch({self._held[0]!r})" if self._held else "OptionalBatch(empty)"
+def _is_count(value: Any) -> bool:
+    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_int and int(value) >= 0
 
 
 def _no_spec() -> OutOfRangeError:

@@ -1,8 +1,9 @@
-"""How a distributed dataset is read ahead, replicated and placed."""
+"""How a distributed dataset is read ahead, replicated, shared out and placed."""
 
 import enum
 from typing import Any, NamedTuple
 
+from jaxdist.data._partial_batch import PartialBatch
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
@@ -26,6 +27,7 @@ class _Fields(NamedTuple):
     experimental_replication_mode: InputReplicationMode
     experimental_place_dataset_on_device: bool
     experimental_per_replica_buffer_size: int
+    partial_batch: PartialBatch
 
 
 class InputOptions(_Fields):
@@ -43,9 +45,12 @@ class InputOptions(_Fields):
             `experimental_fetch_to_device=False`; its batches are on the device already.
         experimental_per_replica_buffer_size: Batches that are kept ready for each replica ahead
             of use. With 0 or less nothing is read ahead, and there is no thread.
+        partial_batch: What becomes of a batch that the replicas cannot share evenly, and of a
+            last step with fewer elements than replicas.
 
     Raises:
-        ArgumentError: `experimental_replication_mode` is not an `InputReplicationMode`.
+        ArgumentError: `experimental_replication_mode` is not an `InputReplicationMode`, or
+            `partial_batch` not a `PartialBatch`.
         ArgumentTypeError: The buffer size is not an int, or a flag is not a bool.
 
     Example:
@@ -53,7 +58,7 @@ class InputOptions(_Fields):
         True
 
     Source:
-        `tf.distribute.InputOptions`.
+        `tf.distribute.InputOptions`; `partial_batch` is new.
     """
 
     __slots__ = ()
@@ -64,29 +69,41 @@ class InputOptions(_Fields):
         experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
         experimental_place_dataset_on_device: bool = False,
         experimental_per_replica_buffer_size: int = 1,
+        partial_batch: PartialBatch = PartialBatch.UNEVEN,
     ) -> "InputOptions":
         fetch = True if experimental_fetch_to_device is None else experimental_fetch_to_device
         _check_bool("experimental_fetch_to_device", fetch)
         _check_bool("experimental_place_dataset_on_device", experimental_place_dataset_on_device)
         _check_buffer_size(experimental_per_replica_buffer_size)
-        if not isinstance(experimental_replication_mode, InputReplicationMode):
-            raise ArgumentError(
-                "InputOptions(experimental_replication_mode=...) was given "
-                f"{experimental_replication_mode!r}.\n\n"
-                f"Use one of {[str(mode) for mode in InputReplicationMode]}."
-            )
+        _check_member("experimental_replication_mode", experimental_replication_mode)
+        _check_member("partial_batch", partial_batch)
         return super().__new__(
             cls,
             fetch,
             experimental_replication_mode,
             experimental_place_dataset_on_device,
             experimental_per_replica_buffer_size,
+            partial_batch,
         )
 
     @property
     def is_per_replica(self) -> bool:
         """Whether each replica reads a dataset of its own."""
         return self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
+
+
+_ENUMS: dict[str, type[enum.Enum]] = {
+    "experimental_replication_mode": InputReplicationMode,
+    "partial_batch": PartialBatch,
+}
+
+
+def _check_member(name: str, value: Any) -> None:
+    if not isinstance(value, _ENUMS[name]):
+        raise ArgumentError(
+            f"InputOptions({name}=...) was given {value!r}.\n\n"
+            f"Use one of {[str(member) for member in _ENUMS[name]]}."
+        )
 
 
 def _check_bool(name: str, value: Any) -> None:

@@ -8,7 +8,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist.data._elements import Leaf, as_array, is_numeric, on_device
-from jaxdist.data._host import own
+from jaxdist.data._host import own, own_padded
+from jaxdist.data._pad import padded
+from jaxdist.data._partial_batch import shares
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._per_replica import PerReplica
 
@@ -35,17 +37,58 @@ class Placer:
         self._gives_up_memory = gives_up_memory
         self._copies = layout.platform == "cpu" or not fetches
 
-    def split(self, leaf: Leaf) -> Any:
-        """Dim 0 of one array, shared out over the replicas.
+    def split(self, leaf: Leaf, rows: int | None = None) -> Any:
+        """Dim 0 of one array, filled up with zeros to `rows`, shared out over the replicas.
 
         Shapes:
-            In: `[R*b, ...]`. Out: `PerReplica` of local `[b, ...]`; with one replica the array.
+            In: `[R*b, ...]`, or fewer rows than `rows`, which is `R*b`.
+            Out: `PerReplica` of local `[b, ...]`; with one replica the array.
         """
         if isinstance(leaf, jax.Array):
             if self._fetches:
+                leaf = leaf if rows is None else padded(leaf, rows)
                 return self._wrapped(jax.device_put(leaf, self._sharding(leaf.ndim)), leaf.ndim)
             leaf = np.asarray(leaf)
-        return self._from_host(leaf, is_ours=self._gives_up_memory)
+        if rows is None or leaf.shape[0] == rows:
+            return self._from_host(leaf, is_ours=self._gives_up_memory)
+        filled = own_padded(leaf, on_device(leaf.dtype), rows)
+        return self._from_host(filled, is_ours=True)
+
+    def scatter(self, leaf: Leaf) -> PerReplica:
+        """Dim 0 of one array, shared out over the replicas in pieces of different sizes.
+
+        Shapes:
+            In: `[B, ...]`. Out: `PerReplica` of `[ceil(B/R), ...]`, the last ones shorter, held
+            one by one.
+        """
+        is_ours = self._gives_up_memory
+        if not isinstance(leaf, jax.Array) or not self._fetches:
+            leaf, is_ours = self._host(np.asarray(leaf), is_ours=is_ours)
+        pieces = [leaf[rows] for rows in shares(leaf.shape[0], self._layout.num_replicas)]
+        return self._held(pieces, is_ours=is_ours)
+
+    def hold(self, pieces: Sequence[Leaf]) -> PerReplica:
+        """Arrays of different shapes, one for each replica, that went through `keep`."""
+        host_or_device = [
+            p if isinstance(p, jax.Array) and self._fetches else _converted(np.asarray(p))
+            for p in pieces
+        ]
+        return self._held(host_or_device, is_ours=True)
+
+    def _held(self, pieces: Sequence[Leaf], *, is_ours: bool) -> PerReplica:
+        if not self._fetches:
+            return PerReplica(pieces)
+        places = [self._own_place(replica) for replica in range(len(pieces))]
+        placed = jax.device_put(list(pieces), places)
+        if not is_ours:
+            jax.block_until_ready(placed)  # See [Note: who owns a batch]
+        return PerReplica(placed)
+
+    def _own_place(self, replica: int) -> Any:
+        """Where a value that one replica has alone lies."""
+        if self._layout.num_logical == 1:
+            return self._layout.device_grid[replica, 0]
+        return NamedSharding(self._layout.replica_mesh(replica), PartitionSpec())
 
     def keep(self, raw: Any) -> Any:
         """An element as it is now, though its source is asked for more before it is placed."""
@@ -64,8 +107,7 @@ class Placer:
         host = [np.asarray(p) for p in pieces]
         if self._layout.num_replicas == 1:
             return self._from_host(host[0], is_ours=self._gives_up_memory)
-        dtype = on_device(host[0].dtype)
-        host = [p if p.dtype == dtype else own(p, dtype) for p in host]
+        host = [_converted(p) for p in host]
         if not self._fetches:
             return PerReplica(host)
         local = host[0].shape
@@ -81,9 +123,7 @@ class Placer:
         return self._wrapped(array, len(local))
 
     def _from_host(self, array: np.ndarray, *, is_ours: bool) -> Any:
-        dtype = on_device(array.dtype)
-        if dtype != array.dtype or (self._copies and not is_ours):
-            array, is_ours = own(array, dtype), True
+        array, is_ours = self._host(array, is_ours=is_ours)
         if not self._fetches:
             return self._on_host(array)
         sharding = self._sharding(array.ndim)
@@ -92,6 +132,13 @@ class Placer:
         if not is_ours:
             placed.block_until_ready()  # See [Note: who owns a batch]
         return self._wrapped(placed, array.ndim)
+
+    def _host(self, array: np.ndarray, *, is_ours: bool) -> tuple[np.ndarray, bool]:
+        """The array with the dtype that devices give it, and whether nobody else refers to it."""
+        dtype = on_device(array.dtype)
+        if dtype != array.dtype or (self._copies and not is_ours):
+            return own(array, dtype), True
+        return array, is_ours
 
     def _on_host(self, array: np.ndarray) -> Any:
         if self._layout.num_replicas == 1:
@@ -119,6 +166,12 @@ class Placer:
         if self._layout.num_replicas == 1:
             return array
         return PerReplica.of_global(array, scalars=ndim == 0)
+
+
+def _converted(array: np.ndarray) -> np.ndarray:
+    """The array with the dtype that devices give it."""
+    dtype = on_device(array.dtype)
+    return array if array.dtype == dtype else own(array, dtype)
 
 
 def _kept(leaf: Any) -> Any:

@@ -1,38 +1,16 @@
-"""What a user may give as a dataset, and reading it element by element."""
+"""What a user may give as a dataset."""
 
-import contextlib
 import inspect
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, cast
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxdist.data._batches import Batches
 from jaxdist.data._cardinality import UNKNOWN_CARDINALITY, cardinality_of
+from jaxdist.data._readers import ListIterator, SingleReader
 from jaxdist.errors import ArgumentTypeError, ContextError
-
-Keep = Callable[[Any], Any]
-
-
-class Reader(Protocol):
-    """One pass over a dataset."""
-
-    def read(self) -> Any:
-        """The next element, or `StopIteration`."""
-
-    def position(self) -> Any:
-        """What `seek` takes to come back here; None where the dataset cannot tell."""
-
-    def check_can_seek(self) -> None:
-        """Refuse where `seek` is not possible."""
-
-    def seek(self, position: Any) -> None:
-        """Go where `position` was taken."""
-
-    def close(self) -> None:
-        """Let go of what the pass holds."""
 
 
 class Source:
@@ -52,21 +30,37 @@ class Source:
         return isinstance(self._dataset, Batches)
 
     @property
+    def batch_size(self) -> int:
+        """Rows of the largest element where the dataset tells; else 0."""
+        data = self._dataset
+        return min(data.batch_size, data.num_examples) if isinstance(data, Batches) else 0
+
+    @property
     def cardinality(self) -> int:
         """Elements of one pass."""
-        if self._is_one_shot or not isinstance(self._dataset, Iterable):
+        if self._is_one_shot or not _is_container(self._dataset):
             return UNKNOWN_CARDINALITY
         return cardinality_of(self._dataset)
 
-    def open(self) -> "SingleReader":
+    def open(self) -> SingleReader:
         """Begin a pass."""
         if self._is_one_shot:
             if self._is_spent:
                 raise _spent(self._caller, self._dataset)
             self._is_spent = True
-            return SingleReader(self._dataset, is_own=False)
-        make = self._dataset if not isinstance(self._dataset, Iterable) else None
-        return SingleReader(iter(self._dataset if make is None else make()), is_own=True)
+            return SingleReader(lambda: self._dataset, UNKNOWN_CARDINALITY, is_own=False)
+        # Positions in our own datasets tell how long they are themselves.
+        length = UNKNOWN_CARDINALITY if self.gives_up_memory else self.cardinality
+        return SingleReader(self._new_iterator, length, is_own=True)
+
+    def _new_iterator(self) -> Iterator[Any]:
+        data = self._dataset
+        if hasattr(data, "as_numpy_iterator"):  # tf.data: arrays in place of its tensors
+            made: Iterator[Any] = data.as_numpy_iterator()
+            return made
+        if isinstance(data, (list, range)):
+            return ListIterator(data)
+        return iter(data if isinstance(data, Iterable) else data())
 
     def __repr__(self) -> str:
         if isinstance(self._dataset, Batches):
@@ -74,126 +68,9 @@ class Source:
         return type(self._dataset).__name__
 
 
-class SingleReader:
-    """A pass over one dataset."""
-
-    def __init__(self, iterator: Iterator[Any], *, is_own: bool) -> None:
-        self._iterator = iterator
-        # A generator that the user handed over stays the user's, open where we stopped.
-        self._closes = is_own and isinstance(iterator, types.GeneratorType)
-
-    def read(self) -> Any:
-        """The next element, or `StopIteration`."""
-        return next(self._iterator)
-
-    def position(self) -> Any:
-        """What the iterator's own `get_state` gives; None where it has none."""
-        get_state = getattr(self._iterator, "get_state", None)
-        return None if get_state is None else get_state()
-
-    def check_can_seek(self) -> None:
-        """Refuse where the iterator has no `set_state`."""
-        if not hasattr(self._iterator, "set_state"):
-            raise _cannot_seek(self._iterator)
-
-    def seek(self, position: Any) -> None:
-        """Go where `position` was taken, by the iterator's own `set_state`."""
-        cast(Any, self._iterator).set_state(position)
-
-    def close(self) -> None:
-        """Close a generator that was made for this pass."""
-        if self._closes:
-            cast(Any, self._iterator).close()
-
-
-class GroupReader:
-    """Elements `count` at a time, in order, from one pass; fewer in the last group.
-
-    Each goes through `keep` before the next is asked for, since a source may use its arrays
-    again.
-    """
-
-    def __init__(self, reader: SingleReader, count: int, keep: Keep) -> None:
-        self._reader = reader
-        self._count = count
-        self._keep = keep
-
-    def read(self) -> list[Any]:
-        """The next group, or `StopIteration`."""
-        group = [self._keep(self._reader.read())]
-        with contextlib.suppress(StopIteration):
-            while len(group) < self._count:
-                group.append(self._keep(self._reader.read()))
-        return group
-
-    def position(self) -> Any:
-        """The position of the pass."""
-        return self._reader.position()
-
-    def check_can_seek(self) -> None:
-        """Refuse where the pass cannot."""
-        self._reader.check_can_seek()
-
-    def seek(self, position: Any) -> None:
-        """Go where `position` was taken."""
-        self._reader.seek(position)
-
-    def close(self) -> None:
-        """Close the pass."""
-        self._reader.close()
-
-
-class ParallelReader:
-    """One element of each of several passes at a time; fewer where some have ended."""
-
-    def __init__(
-        self, readers: list[SingleReader], devices: list[jax.Device | None], keep: Keep
-    ) -> None:
-        self._readers = readers
-        self._devices = devices
-        self._keep = keep
-
-    def read(self) -> list[Any]:
-        """One element of each pass, None where it has ended; `StopIteration` where all have."""
-        group = [self._read_one(r, d) for r, d in zip(self._readers, self._devices, strict=True)]
-        if all(element is ENDED for element in group):
-            raise StopIteration
-        return group
-
-    def _read_one(self, reader: SingleReader, device: jax.Device | None) -> Any:
-        with jax.default_device(device) if device is not None else contextlib.nullcontext():
-            try:
-                return self._keep(reader.read())
-            except StopIteration:
-                return ENDED
-
-    def position(self) -> Any:
-        """The positions of all passes; None where one cannot tell."""
-        positions = [r.position() for r in self._readers]
-        return None if any(p is None for p in positions) else positions
-
-    def check_can_seek(self) -> None:
-        """Refuse where one pass cannot."""
-        for reader in self._readers:
-            reader.check_can_seek()
-
-    def seek(self, position: Any) -> None:
-        """Go where `position` was taken."""
-        for reader, one in zip(self._readers, position, strict=True):
-            reader.seek(one)
-
-    def close(self) -> None:
-        """Close every pass, also where closing one fails."""
-        with contextlib.ExitStack() as stack:
-            for reader in self._readers:
-                stack.callback(reader.close)
-
-
-class _Ended:
-    """Stands for the element of a pass that has ended."""
-
-
-ENDED = _Ended()
+def _is_container(dataset: Any) -> bool:
+    """Whether it is a dataset, and not a function that makes one."""
+    return isinstance(dataset, Iterable) or hasattr(dataset, "as_numpy_iterator")
 
 
 def check_dataset(caller: str, dataset: Any) -> None:
@@ -206,16 +83,14 @@ def check_dataset(caller: str, dataset: Any) -> None:
             "For arrays that hold all the data use jaxdist.data.batches(arrays, batch_size); "
             "for batches that exist already, a list of them."
         )
-    if isinstance(dataset, (str, bytes)) or not (
-        isinstance(dataset, Iterable) or callable(dataset)
-    ):
+    if isinstance(dataset, (str, bytes)) or not (_is_container(dataset) or callable(dataset)):
         raise ArgumentTypeError(
             f"{caller} takes an iterable of batches, and {type(dataset).__name__} was given: "
             f"{dataset!r}.\n\n"
             "Pass a list of batches, an object with __iter__ (a loader, a tf.data or Grain "
             "dataset), a generator function, or jaxdist.data.batches(arrays, batch_size)."
         )
-    if not isinstance(dataset, Iterable):
+    if not _is_container(dataset):
         _check_needs_no_arguments(caller, dataset)
 
 
@@ -240,13 +115,4 @@ def _spent(caller: str, dataset: Any) -> ContextError:
         f"{type(dataset).__name__} gives its elements only once.\n\n"
         "Pass something that can begin anew: the generator function itself instead of its "
         "result, a list, or an object whose __iter__ makes a new iterator."
-    )
-
-
-def _cannot_seek(iterator: Any) -> ArgumentTypeError:
-    return ArgumentTypeError(
-        "DistributedIterator.set_state: this dataset cannot go back to a position: "
-        f"{type(iterator).__name__} has no set_state.\n\n"
-        "Datasets of jaxdist.data.batches and of Grain can; for your own, give the iterator "
-        "get_state() and set_state(state)."
     )

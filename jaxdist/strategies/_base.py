@@ -496,20 +496,23 @@ class Strategy:
         """Split every global batch of `dataset` over the replicas, ahead of use.
 
         Shapes:
-            Global `[B, ...]` gives a `PerReplica` of `[B/R, ...]`; with one replica, plain arrays.
+            Global `[B, ...]` gives a `PerReplica` of `[ceil(B/R), ...]`, of which the last
+            replicas may have fewer rows, or none; with one replica, plain arrays.
 
         Cost:
             One host-to-device copy per leaf, in a background thread.
 
         Args:
-            dataset: Iterable of pytrees of arrays, each one global batch.
-            options: Depth of the prefetch, and where batches go.
+            dataset: Iterable of pytrees of arrays, each one global batch: arrays in memory
+                (`jaxdist.data.batches`), lists, loaders, Grain and `tf.data` datasets.
+            options: Depth of the prefetch, where batches go, and what becomes of a batch that
+                does not divide by the replicas (`PartialBatch`).
 
         Returns:
             A `DistributedDataset`.
 
         Raises:
-            ShapeError: While iterating, for a batch that cannot be split evenly.
+            ShapeError: While iterating, for a batch that cannot be split.
             ContextError: Inside a replica.
 
         Example:
@@ -544,7 +547,8 @@ class Strategy:
         """Give consecutive elements of the dataset that `dataset_fn` makes to the replicas.
 
         Shapes:
-            `R` consecutive elements `[b, ...]` give one `PerReplica` of `[b, ...]`.
+            `R` consecutive elements `[b, ...]` give one `PerReplica` of `[b, ...]`; replicas for
+            which none is left get `[0, ...]`.
 
         Cost:
             One host-to-device copy per leaf, in a background thread.
@@ -552,13 +556,14 @@ class Strategy:
         Args:
             dataset_fn: Function of an `InputContext`, called once; each element of what it
                 returns is the batch of one replica.
-            options: Depth of the prefetch, and where batches go.
+            options: Depth of the prefetch, where batches go, and what becomes of an incomplete
+                last step (`PartialBatch`).
 
         Returns:
             A `DistributedDataset`.
 
         Raises:
-            ShapeError: While iterating, for elements of one step that differ in shape.
+            ShapeError: While iterating, for elements of one step that differ in more than rows.
             ContextError: Inside a replica.
 
         Example:

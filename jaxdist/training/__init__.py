@@ -1,6 +1,5 @@
 """Training loops, checkpoints, evaluation and the main job, for those who want them."""
 
-from jaxdist.training._batches import padded_batches as padded_batches
 from jaxdist.training._checkpoints import Checkpoints as Checkpoints
 from jaxdist.training._checkpoints import Restored as Restored
 from jaxdist.training._config import LoadedConfig as LoadedConfig

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxdist.collectives import ReduceOp
 from jaxdist.strategies import get_replica_context
-from jaxdist.training._evaluate import WEIGHT, weighted_sums
+from jaxdist.training._evaluate import weighted_sums
 from jaxdist.training._extras import require_extra
 from jaxdist.training._schema import ModelConfig, OptimizerConfig
 
@@ -117,9 +117,8 @@ def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[DigitsNet]", batch: Bat
     return mean
 
 
-def evaluation_step(net: DigitsNet, batch: Batch) -> Batch:
-    """Sums of loss and of right answers over the rows that count."""
+def evaluation_step(net: DigitsNet, batch: Batch, mask: jax.Array) -> Batch:
+    """Sums of loss and of right answers over the rows that are real, of all replicas."""
     losses, logits = row_losses(net, batch)
-    return weighted_sums(
-        {"loss": losses, "accuracy": logits.argmax(-1) == batch["label"]}, batch[WEIGHT]
-    )
+    right = logits.argmax(-1) == batch["label"]
+    return weighted_sums({"loss": losses, "accuracy": right}, mask)

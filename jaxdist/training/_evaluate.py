@@ -1,12 +1,13 @@
 """Evaluation on held-out data that counts every row exactly once."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxdist.collectives import ReduceOp
+from jaxdist.data import InputOptions, PartialBatch
 from jaxdist.errors import ShapeError
 from jaxdist.strategies import Strategy, get_replica_context
 
@@ -17,7 +18,7 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
     """Sums over the rows of all replicas, padding left out; for use inside a replica.
 
     Shapes:
-        In: every leaf `[b]`, the rows of this replica; `weight` `[b]`, 0 for padding.
+        In: every leaf `[b]`, the rows of this replica; `weight` `[b]`, 0 or false for padding.
         Out: scalars, equal on all replicas; `weight` is the sum of the weights.
 
     Cost:
@@ -25,7 +26,7 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
 
     Args:
         per_row: Values by name, one for each row.
-        weight: How much each row counts.
+        weight: How much each row counts; the mask of a padded batch counts each real row once.
 
     Returns:
         `{name: sum of weight * value, ..., "weight": sum of weight}` in float32.
@@ -33,61 +34,69 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
     Example:
         >>> strategy = MirroredStrategy()
         >>> def step(x):
-        ...     return weighted_sums({"x": x}, jnp.where(x < 15, 1.0, 0.0))
+        ...     return weighted_sums({"x": x}, x < 15)
         >>> x = jax.device_put(np.arange(16.0), strategy.per_replica_sharding)
         >>> sums = strategy.run(step, (PerReplica.of_global(x),))
         >>> float(sums["x"]), float(sums["weight"])
         (105.0, 15.0)
     """
+    weight = weight.astype(jnp.float32)
     counts = weight > 0
     sums = {
         # A padded row may hold anything, NaN too: it is left out, not multiplied by 0.
         name: jnp.sum(jnp.where(counts, value.astype(jnp.float32) * weight, 0.0))
         for name, value in per_row.items()
     }
-    sums[WEIGHT] = jnp.sum(weight.astype(jnp.float32))
+    sums[WEIGHT] = jnp.sum(weight)
     reduced: dict[str, jax.Array] = get_replica_context().all_reduce(ReduceOp.SUM, sums)
     return reduced
 
 
 def evaluate(
     strategy: Strategy,
-    sums_fn: Callable[[Any, Any], dict[str, jax.Array]],
+    sums_fn: Callable[[Any, Any, Any], dict[str, jax.Array]],
     model: Any,
-    batches: Iterable[Any],
+    dataset: Any,
 ) -> dict[str, float]:
-    """Weighted means over all batches.
+    """Weighted means over all rows of a dataset.
+
+    Shapes:
+        In: global batches `[B, ...]` of any number of rows, the largest first.
+        Inside a replica: `[b, ...]`, where `R*b` is the size of the first batch rounded up to a
+        multiple of the number of replicas `R`, and a mask `[b]`; so it is compiled once.
 
     Cost:
         What `sums_fn` does for each batch; results are fetched once, at the end.
 
     Guarantees:
-        Each row counts by its weight, once, whatever the number of replicas and of padded rows;
-        sums over batches are made in 64 bits.
+        Each row counts by its weight, once, whatever the number of replicas and of rows; sums
+        over batches are made in 64 bits.
 
     Args:
         strategy: Where to run.
-        sums_fn: `(model, batch) -> weighted_sums(...)`. Pass the same function each time: it is
-            compiled once.
+        sums_fn: `(model, batch, mask) -> weighted_sums(..., mask)`. Pass the same function each
+            time: it is compiled once.
         model: First argument of `sums_fn`, mirrored.
-        batches: Global batches, such as `padded_batches` gives.
+        dataset: As `Strategy.experimental_distribute_dataset` takes it:
+            `jaxdist.data.batches(...)`, a list of batches, a loader.
 
     Returns:
-        `{name: mean, ..., "weight": rows that were counted}`.
+        `{name: mean, ..., "weight": sum of the weights}`.
 
     Raises:
-        ShapeError: There is nothing to count: no batches, or all weights are 0.
+        ShapeError: There is nothing to count: no batches, or all weights are 0. Or a batch is
+            larger than the first.
 
     Example:
-        >>> from jaxdist.training import padded_batches
         >>> strategy = MirroredStrategy()
-        >>> def count(offset, batch):
-        ...     return weighted_sums({"x": batch["x"] + offset}, batch["weight"])
-        >>> evaluate(strategy, count, 1.0, padded_batches({"x": np.arange(11.0)}, 8))
+        >>> def count(offset, batch, mask):
+        ...     return weighted_sums({"x": batch["x"] + offset}, mask)
+        >>> evaluate(strategy, count, 1.0, jaxdist.data.batches({"x": np.arange(11.0)}, 8))
         {'weight': 11.0, 'x': 6.0}
     """
-    with iter(strategy.experimental_distribute_dataset(list(batches))) as data:
-        sums = [strategy.run(sums_fn, args=(model, batch)) for batch in data]
+    options = InputOptions(partial_batch=PartialBatch.PAD)
+    with iter(strategy.experimental_distribute_dataset(dataset, options)) as data:
+        sums = [strategy.run(sums_fn, args=(model, batch, mask)) for batch, mask in data]
     totals: dict[str, float] = {}
     for batch_sums in jax.device_get(sums):
         for name, value in sorted(batch_sums.items()):

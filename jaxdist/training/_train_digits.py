@@ -13,7 +13,6 @@ from rich.console import Console
 from jaxdist.data import DistributedIterator, batches
 from jaxdist.program import RunOptions
 from jaxdist.strategies import MirroredStrategy
-from jaxdist.training._batches import padded_batches
 from jaxdist.training._checkpoints import Checkpoints
 from jaxdist.training._config import LoadedConfig, as_dict
 from jaxdist.training._digits import (
@@ -236,7 +235,7 @@ class _Run:
 
     def _evaluate(self, step: int, _: None) -> None:
         self._settle()
-        held_out = padded_batches(self.digits.test, self.config.data.batch_size)
+        held_out = batches(self.digits.test, self.config.data.batch_size)
         with self.watch.paused():
             means = evaluate(self.strategy, evaluation_step, self.net, held_out)
         means["images"] = means.pop(WEIGHT)

@@ -14,11 +14,15 @@ from jaxdist.data import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     DistributedDataset,
+    InputOptions,
+    PartialBatch,
     batches,
     distribute_dataset,
 )
 from jaxdist.errors import ArgumentTypeError, ContextError, OutOfRangeError, ShapeError
 from jaxdist.values import PerReplica
+
+ERROR = InputOptions(partial_batch=PartialBatch.ERROR)
 
 
 def _layout(num_replicas: int) -> jaxdist.mesh.ReplicaMesh:
@@ -205,7 +209,7 @@ def test_check_context_is_asked_before_each_batch() -> None:
 def test_batches_that_cannot_be_split_list_all_leaves_with_the_remedy() -> None:
     good = {"x": np.zeros((32, 4), np.float32), "y": np.zeros(32, np.int32), "z": np.zeros(8)}
     bad = {"x": np.zeros((30, 4), np.float32), "y": np.zeros(30, np.int32), "z": np.zeros(8)}
-    data = iter(distribute_dataset([good, bad], _layout(8)))
+    data = iter(distribute_dataset([good, bad], _layout(8), ERROR))
     next(data)
     with pytest.raises(ShapeError) as caught:
         next(data)
@@ -218,6 +222,7 @@ def test_batches_that_cannot_be_split_list_all_leaves_with_the_remedy() -> None:
         "batch['y'] is int32[30]",
         "drop 6 rows to get 24, or pad with 2 rows to get 32",
         "drop_remainder=True",
+        "partial_batch=UNEVEN or PAD",
     ):
         assert part in message
     assert "batch['z']" not in message
@@ -225,19 +230,29 @@ def test_batches_that_cannot_be_split_list_all_leaves_with_the_remedy() -> None:
 
 def test_a_batch_smaller_than_the_replicas_is_not_told_to_drop_everything() -> None:
     with pytest.raises(ShapeError, match="pad with 5 rows to get 8") as caught:
-        list(distribute_dataset([np.zeros(3)], _layout(8)))
+        list(distribute_dataset([np.zeros(3)], _layout(8), ERROR))
     assert "drop 3" not in str(caught.value)
 
 
-def test_a_scalar_in_a_batch_is_named() -> None:
-    with pytest.raises(ShapeError, match=r"batch\['lr'\] is a scalar[^$]*one value per example"):
-        list(distribute_dataset([{"x": np.zeros(4), "lr": 0.1}], _layout(2)))
+@pytest.mark.parametrize("policy", PartialBatch)
+def test_a_scalar_in_a_batch_is_named(policy: PartialBatch) -> None:
+    options = InputOptions(partial_batch=policy)
+    with pytest.raises(ShapeError, match=r"batch\['lr'\] is a scalar[^$]*one value per") as caught:
+        list(distribute_dataset([{"x": np.zeros(4), "lr": 0.1}], _layout(2), options))
+    assert "batch them first" not in str(caught.value)
+
+
+@pytest.mark.parametrize("policy", PartialBatch)
+def test_a_dataset_of_single_examples_is_told_to_batch_them(policy: PartialBatch) -> None:
+    options = InputOptions(partial_batch=policy)
+    with pytest.raises(ShapeError, match="batch them first"):
+        list(distribute_dataset(range(10), _layout(2), options))
 
 
 def test_more_than_ten_failing_leaves_are_counted_and_not_listed() -> None:
     batch = {f"x{i:02}": np.zeros(3) for i in range(14)}
     with pytest.raises(ShapeError, match=r"x09[^$]*and 4 more") as caught:
-        list(distribute_dataset([batch], _layout(2)))
+        list(distribute_dataset([batch], _layout(2), ERROR))
     assert "x10" not in str(caught.value)
 
 

@@ -11,12 +11,14 @@ from jaxdist.data import (
     InputContext,
     InputOptions,
     InputReplicationMode,
+    PartialBatch,
     batches,
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 from jaxdist.values import PerReplica
 
+ERROR = InputOptions(partial_batch=PartialBatch.ERROR)
 PER_REPLICA = InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)
 
 
@@ -75,7 +77,7 @@ def test_cardinality_counts_steps() -> None:
 
 
 def test_a_last_step_that_cannot_be_filled_says_how_many_are_missing() -> None:
-    data = distribute_datasets_from_function(lambda _: batches(np.arange(7), 1), _layout(4))
+    data = distribute_datasets_from_function(lambda _: batches(np.arange(7), 1), _layout(4), ERROR)
     iterator = iter(data)
     assert _locals(next(iterator)) == [[0], [1], [2], [3]]
     with pytest.raises(ShapeError) as caught:
@@ -87,19 +89,20 @@ def test_a_last_step_that_cannot_be_filled_says_how_many_are_missing() -> None:
         "1 are missing",
         "drop the last 3 to get 4",
         "add 1 more",
+        "partial_batch=UNEVEN or PAD",
     ):
         assert part in str(caught.value)
 
 
 def test_too_few_elements_for_the_first_step_are_not_told_to_drop_all() -> None:
     with pytest.raises(ShapeError, match="Add 3 more"):
-        list(distribute_datasets_from_function(lambda _: range(1), _layout(4)))
+        list(distribute_datasets_from_function(lambda _: range(1), _layout(4), ERROR))
 
 
 def test_shapes_that_differ_in_one_step_name_the_leaf_and_both_shapes() -> None:
     elements = [{"x": np.zeros((2, 3), np.float32), "y": np.zeros(2)}] * 3
     elements += [{"x": np.zeros((1, 3), np.float32), "y": np.zeros(2)}]
-    data = distribute_datasets_from_function(lambda _: elements, _layout(2))
+    data = distribute_datasets_from_function(lambda _: elements, _layout(2), ERROR)
     with pytest.raises(
         ShapeError,
         match=r"step 1[^$]*batch\['x'\] is float32\[2, 3\] for replica 0 and float32\[1, 3\] "
@@ -133,7 +136,8 @@ def test_per_replica_datasets_of_different_lengths_name_the_replicas_that_ended(
     def dataset_fn(context: InputContext) -> Any:
         return [np.zeros(1)] * (3 if context.input_pipeline_id == 1 else 2)
 
-    data = iter(distribute_datasets_from_function(dataset_fn, _layout(3), PER_REPLICA))
+    options = PER_REPLICA._replace(partial_batch=PartialBatch.ERROR)
+    data = iter(distribute_datasets_from_function(dataset_fn, _layout(3), options))
     next(data)
     next(data)
     with pytest.raises(ShapeError, match=r"step 2[^$]*replicas \[0, 2\] have ended"):

@@ -1,6 +1,7 @@
 """The iterator: its documented methods, and positions that can be saved."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -202,7 +203,10 @@ def test_positions_of_one_dataset_for_each_replica_are_kept_apart() -> None:
 
 
 def test_a_dataset_without_positions_says_what_it_lacks() -> None:
-    iterator = iter(distribute_dataset([np.zeros(2), np.ones(2)], _layout(2)))
+    def source() -> Iterator[np.ndarray]:
+        yield from (np.zeros(2), np.ones(2))
+
+    iterator = iter(distribute_dataset(source, _layout(2)))
     with pytest.raises(ArgumentTypeError, match="no get_state"):
         iterator.get_state()
     with pytest.raises(ArgumentTypeError, match="no set_state"):
@@ -210,7 +214,20 @@ def test_a_dataset_without_positions_says_what_it_lacks() -> None:
     assert len(list(iterator)) == 2
 
 
-@pytest.mark.parametrize("state", [None, {}, {"steps": 1}, 3])
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {},
+        {"steps": 1},
+        3,
+        {"steps": -1, "source": None},
+        {"steps": True, "source": None},
+        {"steps": "1", "source": None},
+        {"steps": 1, "source": None, "padded_rows": 0.5},
+        {"steps": 1, "source": None, "more": 1},
+    ],
+)
 def test_what_is_no_state_is_refused_and_changes_nothing(state: Any) -> None:
     iterator = iter(_three_batches())
     next(iterator)

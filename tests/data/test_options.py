@@ -10,6 +10,7 @@ import jaxdist.mesh
 from jaxdist.data import (
     InputOptions,
     InputReplicationMode,
+    PartialBatch,
     distribute_dataset,
     distribute_datasets_from_function,
 )
@@ -19,7 +20,18 @@ PER_REPLICA = InputReplicationMode.PER_REPLICA
 
 
 def test_options_have_the_documented_defaults() -> None:
-    assert InputOptions() == (True, InputReplicationMode.PER_WORKER, False, 1)
+    assert InputOptions()[:4] == (True, InputReplicationMode.PER_WORKER, False, 1)
+
+
+def test_an_incomplete_batch_is_uneven_where_nothing_else_is_said() -> None:
+    assert InputOptions().partial_batch is PartialBatch.UNEVEN
+    assert [p.value for p in PartialBatch] == ["UNEVEN", "PAD", "DROP", "ERROR"]
+
+
+@pytest.mark.parametrize("policy", ["PAD", None, True])
+def test_an_unknown_policy_lists_the_valid_ones(policy: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"partial_batch[^$]*UNEVEN[^$]*PAD[^$]*DROP[^$]*ERROR"):
+        InputOptions(partial_batch=policy)
 
 
 def test_a_fetch_flag_of_none_becomes_true() -> None:

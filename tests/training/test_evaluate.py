@@ -1,57 +1,140 @@
 """Evaluation counts every row once."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 import jaxdist
+from jaxdist.data import batches
 from jaxdist.errors import ShapeError
-from jaxdist.training import evaluate, padded_batches, weighted_sums
+from jaxdist.training import evaluate, weighted_sums
+from jaxdist.training._digits import Digits, DigitsNet, evaluation_step, load_digits
+from jaxdist.training._schema import ModelConfig
 
 Batch = dict[str, jax.Array]
 
 
-def _sums(scale: jax.Array, batch: Batch) -> Batch:
-    return weighted_sums({"value": batch["value"] * scale}, batch["weight"])
+def _strategy(replicas: int) -> jaxdist.MirroredStrategy:
+    return jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 8])
-@pytest.mark.parametrize("rows", [1, 15, 16, 17, 359])
+def _sums(scale: jax.Array, batch: Batch, mask: jax.Array) -> Batch:
+    return weighted_sums({"value": batch["value"] * scale}, mask)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [1, 16, 17, 359])
 def test_the_mean_is_over_every_row_once_whatever_the_replicas(replicas: int, rows: int) -> None:
-    strategy = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
     values = np.random.default_rng(rows).normal(size=rows).astype(np.float32)
-    means = evaluate(strategy, _sums, 3.0, padded_batches({"value": values}, 16))
+    means = evaluate(_strategy(replicas), _sums, 3.0, batches({"value": values}, 16))
     assert means["weight"] == rows
     np.testing.assert_allclose(means["value"], 3 * values.mean(dtype=np.float64), rtol=2e-5)
 
 
+def test_any_dataset_of_batches_is_evaluated_and_compiled_once() -> None:
+    traces: list[tuple[int, ...]] = []
+
+    def sums(scale: jax.Array, batch: Batch, mask: jax.Array) -> Batch:
+        traces.append(mask.shape)
+        return _sums(scale, batch, mask)
+
+    def generator() -> Iterator[dict[str, np.ndarray]]:
+        for rows in (5, 4, 1):
+            yield {"value": np.full(rows, rows, np.float32)}
+
+    strategy = _strategy(3)
+    for dataset in (generator(), generator, list(generator())):
+        means = evaluate(strategy, sums, 1.0, dataset)
+        assert means == {"weight": 10.0, "value": pytest.approx((25 + 16 + 1) / 10)}
+    assert traces == [(2,)]
+
+
 def test_padding_that_computes_nan_is_left_out() -> None:
-    def sums(_: jax.Array, batch: Batch) -> Batch:
-        return weighted_sums({"value": 0 / batch["value"] + 1}, batch["weight"])  # 0 / 0 in padding
+    def sums(_: jax.Array, batch: Batch, mask: jax.Array) -> Batch:
+        return weighted_sums({"value": 0 / batch["value"] + 1}, mask)  # 0 / 0 in padding
 
     strategy = jaxdist.MirroredStrategy()
-    batches = padded_batches({"value": np.ones(11, np.float32)}, 8)
-    assert evaluate(strategy, sums, 0.0, batches) == {"weight": 11.0, "value": 1.0}
+    data = batches({"value": np.ones(11, np.float32)}, 8)
+    assert evaluate(strategy, sums, 0.0, data) == {"weight": 11.0, "value": 1.0}
+
+
+def test_rows_may_have_weights_of_their_own() -> None:
+    def sums(_: jax.Array, batch: Batch, mask: jax.Array) -> Batch:
+        return weighted_sums({"value": batch["value"]}, batch["weight"] * mask)
+
+    values, weights = np.arange(11.0), np.arange(11.0) % 3
+    data = batches({"value": values, "weight": weights}, 4)
+    means = evaluate(_strategy(3), sums, 0.0, data)
+    assert means["weight"] == weights.sum()
+    assert means["value"] == pytest.approx(np.average(values, weights=weights))
 
 
 def test_boolean_and_16_bit_values_are_summed_in_32_bits() -> None:
-    def sums(_: jax.Array, batch: Batch) -> Batch:
-        return weighted_sums(
-            {"right": batch["value"] > 0, "half": batch["value"].astype(jnp.bfloat16)},
-            batch["weight"],
-        )
+    def sums(_: jax.Array, batch: Batch, mask: jax.Array) -> Batch:
+        value = batch["value"]
+        return weighted_sums({"right": value > 0, "half": value.astype(jnp.bfloat16)}, mask)
 
     strategy = jaxdist.MirroredStrategy()
-    batches = padded_batches({"value": np.ones(4096 * 8, np.float32)}, 4096 * 8)
-    means = evaluate(strategy, sums, 0.0, batches)
+    data = batches({"value": np.ones(4096 * 8, np.float32)}, 4096 * 8)
+    means = evaluate(strategy, sums, 0.0, data)
     assert means == {"weight": 4096.0 * 8, "right": 1.0, "half": 1.0}
 
 
 def test_nothing_to_count_is_an_error() -> None:
+    def sums(_: jax.Array, batch: Batch, mask: jax.Array) -> Batch:
+        return weighted_sums({"value": batch["value"]}, 0.0 * mask)
+
     strategy = jaxdist.MirroredStrategy()
     with pytest.raises(ShapeError, match="0 batch"):
         evaluate(strategy, _sums, 1.0, [])
-    empty = {"value": np.ones(8, np.float32), "weight": np.zeros(8, np.float32)}
     with pytest.raises(ShapeError, match="total weight of 0"):
-        evaluate(strategy, _sums, 1.0, [empty])
+        evaluate(strategy, sums, 1.0, batches({"value": np.ones(8, np.float32)}, 8))
+
+
+def test_a_batch_that_is_larger_than_the_first_is_refused() -> None:
+    data = [{"value": np.ones(rows, np.float32)} for rows in (4, 9)]
+    with pytest.raises(ShapeError, match="to 6 rows: it has 9"):
+        evaluate(_strategy(3), _sums, 1.0, data)
+
+
+# The digits
+
+
+@pytest.fixture(scope="module")
+def digits() -> Digits:
+    """Half of them held out: more than any test counts."""
+    return load_digits(0.5, seed=3)
+
+
+def _one_device_means(net: DigitsNet, rows: dict[str, np.ndarray]) -> tuple[float, float]:
+    """Loss and accuracy with nothing of ours: the whole data as one batch."""
+    logits = np.asarray(net(jnp.asarray(rows["image"])))
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, rows["label"])
+    loss = np.asarray(losses, np.float64).mean()
+    return float(loss), float((logits.argmax(-1) == rows["label"]).mean())
+
+
+@pytest.mark.parametrize("held_out", [1, 32, 33, 95, 359])
+def test_the_digits_have_the_same_accuracy_and_loss_on_1_3_and_8_replicas(
+    digits: Digits, held_out: int
+) -> None:
+    rows = {name: array[:held_out] for name, array in digits.test.items()}
+    means: dict[int, Any] = {}
+    for replicas in 1, 3, 8:
+        strategy = _strategy(replicas)
+        with strategy.scope():
+            net = DigitsNet(ModelConfig(channels=(4,), hidden=8), rngs=nnx.Rngs(0))
+        means[replicas] = evaluate(strategy, evaluation_step, net, batches(rows, 32))
+    loss, accuracy = _one_device_means(
+        DigitsNet(ModelConfig(channels=(4,), hidden=8), rngs=nnx.Rngs(0)), rows
+    )
+    for found in means.values():
+        assert found["weight"] == held_out
+        assert found["accuracy"] == pytest.approx(accuracy, abs=1e-12)
+        assert found["loss"] == pytest.approx(loss, rel=1e-5)

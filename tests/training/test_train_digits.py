@@ -135,6 +135,19 @@ def test_a_run_resumes_on_another_number_of_replicas(
     np.testing.assert_allclose(_metrics(tmp_path)["losses"], whole_losses, rtol=1e-4)
 
 
+def test_evaluation_does_not_depend_on_the_number_of_replicas(tmp_path: Path) -> None:
+    # 90 held-out images in batches of 24: the 18 of the last one are no multiple of 8.
+    job = [*_SMALL, "training.steps=1", "data.batch_size=24", "data.test_fraction=0.05"]
+    found = {}
+    for replicas in 1, 3, 8:
+        folder = tmp_path / str(replicas)
+        _train(folder, *job, replicas=replicas)
+        (found[replicas],) = _metrics(folder)["evaluations"]
+    assert found[1]["images"] == 90
+    for replicas in 3, 8:
+        assert found[replicas] == {**found[1], "loss": pytest.approx(found[1]["loss"], rel=1e-5)}
+
+
 def _record_batches(
     monkeypatch: pytest.MonkeyPatch, seen: list[np.ndarray], *, error_at: int | None = None
 ) -> None:

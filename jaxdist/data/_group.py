@@ -1,0 +1,155 @@
+"""Batches of single replicas, put side by side."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxdist._typing import PyTree
+from jaxdist.data._assemble import GROUP_CALLER, Drops
+from jaxdist.data._elements import Element, ElementReader, Leaf, brief, listed
+from jaxdist.data._pad import FixedRows, blank, padded
+from jaxdist.data._partial_batch import PartialBatch
+from jaxdist.data._place import Placer
+from jaxdist.data._readers import ENDED
+from jaxdist.errors import ShapeError
+
+Slot = Element | None  # what one replica has in a step; None where its data has ended
+
+
+class Grouper:
+    """Each element is the batch of one replica; consecutive ones go to consecutive replicas.
+
+    Args:
+        placer: Puts leaves on the devices.
+        num_replicas: Replicas that take one element each in a step.
+        policy: What becomes of a step whose elements are too few, or of different shapes.
+        drops: Takes note of steps that are left out.
+        padded_rows: Rows to pad to, where they are known before the first step; else 0.
+        is_per_replica: Whether each replica reads a dataset of its own.
+    """
+
+    def __init__(
+        self,
+        placer: Placer,
+        num_replicas: int,
+        policy: PartialBatch,
+        drops: Drops,
+        padded_rows: int,
+        *,
+        is_per_replica: bool,
+    ) -> None:
+        self._read = ElementReader(GROUP_CALLER)
+        self._placer = placer
+        self._num_replicas = num_replicas
+        self._policy = policy
+        self._drops = drops
+        self._is_per_replica = is_per_replica
+        self._fixed = FixedRows(GROUP_CALLER, 1, padded_rows)
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows that every replica's batch is padded to."""
+        return self._fixed.rows if self._policy is PartialBatch.PAD else 0
+
+    def __call__(self, raw: list[Any], index: int) -> PyTree:
+        """The batch of step `index`."""
+        slots = self._slots(raw, index)
+        present = [e for e in slots if e is not None]
+        if self._policy is PartialBatch.PAD:
+            return self._padded(slots, present, index)
+        is_full = len(present) == self._num_replicas
+        if self._policy is not PartialBatch.UNEVEN and not (is_full and _are_alike(present)):
+            if self._policy is PartialBatch.DROP:
+                examples = sum(map(_num_examples, present))
+                # A dataset that has ended stays so.
+                return self._drops.leave_out(examples, index, is_last=not is_full)
+            raise _shapes_differ(slots, index) if is_full else self._incomplete(slots, index)
+        columns = [_column(slots, i) for i in range(len(present[0].leaves))]
+        is_even = all(leaf.shape == column[0].shape for column in columns for leaf in column)
+        place = self._placer.join if is_even else self._placer.hold
+        return present[0].treedef.unflatten([place(column) for column in columns])
+
+    def _slots(self, raw: list[Any], index: int) -> list[Slot]:
+        """What each replica gets, in replica order."""
+        first, stride = (index, 0) if self._is_per_replica else (index * self._num_replicas, 1)
+        slots: list[Slot] = [
+            None if x is ENDED else self._read(x, first + i * stride) for i, x in enumerate(raw)
+        ]
+        return slots + [None] * (self._num_replicas - len(slots))
+
+    def _padded(self, slots: list[Slot], present: list[Element], index: int) -> PyTree:
+        counts = iter(self._fixed.fit(present, index))
+        rows = self._fixed.rows
+        has_rows = any(leaf.ndim for e in present for leaf in e.leaves)
+        columns: list[list[Leaf]] = []
+        masks: list[Leaf] = []
+        for i in range(len(present[0].leaves)):
+            column = [padded(x, rows) if x.ndim else x for x in _column(slots, i)]
+            if any(x.shape != column[0].shape for x in column):
+                raise _shapes_differ(slots, index, from_dim=1)
+            columns.append(column)
+        for slot in slots:
+            count = 0 if slot is None else next(counts)
+            masks.append(np.arange(rows) < count if has_rows else np.asarray(slot is not None))
+        batch = [self._placer.join(column) for column in columns]
+        return present[0].treedef.unflatten(batch), self._placer.join(masks)
+
+    def _incomplete(self, slots: list[Slot], index: int) -> ShapeError:
+        num_replicas = self._num_replicas
+        dry = [i for i, slot in enumerate(slots) if slot is None]
+        if self._is_per_replica:
+            found = f"The datasets of replicas {dry} have ended, the others have not."
+            drop = f"end every dataset after {index} element(s)"
+        else:
+            count = num_replicas - len(dry)
+            found = (
+                f"The dataset ended with {index * num_replicas + count} elements: {count} are "
+                f"left for {num_replicas} replicas, {len(dry)} are missing."
+            )
+            drop = f"drop the last {count} to get {index * num_replicas}"
+        remedy = f"Either {drop}, or add" if index else "Add"
+        return ShapeError(
+            f"{GROUP_CALLER} cannot give every replica a batch in step {index}.\n\n{found}\n\n"
+            "Each replica takes one element in each step, and none is dropped silently.\n\n"
+            f"{remedy} {len(dry)} more; partial_batch=UNEVEN or PAD takes them as they are."
+        )
+
+
+def _column(slots: Sequence[Slot], leaf: int) -> list[Leaf]:
+    """One leaf of every replica; of one whose data has ended, no rows, or a scalar zero."""
+    like = next(slot for slot in slots if slot is not None).leaves[leaf]
+    empty = (0, *like.shape[1:]) if like.ndim else ()
+    return [blank(like, empty) if slot is None else slot.leaves[leaf] for slot in slots]
+
+
+def _are_alike(elements: list[Element]) -> bool:
+    shapes = [[leaf.shape for leaf in e.leaves] for e in elements]
+    return all(s == shapes[0] for s in shapes)
+
+
+def _num_examples(element: Element) -> int:
+    return max(leaf.shape[0] if leaf.ndim else 1 for leaf in element.leaves)
+
+
+def _shapes_differ(slots: list[Slot], index: int, *, from_dim: int = 0) -> ShapeError:
+    present = [(replica, slot) for replica, slot in enumerate(slots) if slot is not None]
+    first_replica, first = present[0]
+    lines: list[str] = []
+    for leaf, name in enumerate(first.names()):
+        for replica, element in present:
+            one, other = first.leaves[leaf], element.leaves[leaf]
+            if one.ndim != other.ndim or one.shape[from_dim:] != other.shape[from_dim:]:
+                lines.append(
+                    f"{name} is {brief(one)} for replica {first_replica} and {brief(other)} for "
+                    f"replica {replica}"
+                )
+                break
+    return ShapeError(
+        f"{GROUP_CALLER} cannot put the elements of step {index} side by side.\n\n"
+        f"{listed(lines)}\n\n"
+        "With partial_batch=ERROR all replicas take arrays of the same shape in one step; with "
+        "PAD only dim 0 may differ.\n\n"
+        "Make every element the same size (drop_remainder=True leaves an incomplete last batch "
+        "out), or use partial_batch=UNEVEN."
+    )

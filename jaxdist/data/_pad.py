@@ -1,0 +1,91 @@
+"""Filling leaves up with rows of zeros, to one number of rows for all batches."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist.data._elements import Element, Leaf, brief, listed, on_device
+from jaxdist.data._host import own_padded
+from jaxdist.data._partial_batch import rounded_up
+from jaxdist.errors import ShapeError
+
+
+class FixedRows:
+    """The one number of rows that all padded batches have.
+
+    Args:
+        caller: Whom messages name.
+        multiple: What it is a multiple of.
+        rows: What it is at least, where that is known; else the first batch decides.
+    """
+
+    def __init__(self, caller: str, multiple: int, rows: int) -> None:
+        self._caller = caller
+        self._multiple = multiple
+        self.rows = rounded_up(rows, multiple)
+
+    def fit(self, elements: Sequence[Element], index: int) -> list[int]:
+        """The real rows of each element; 0 for one that has scalars alone."""
+        counts = [self._count(element, index) for element in elements]
+        largest = max(counts)
+        if not self.rows:
+            self.rows = rounded_up(largest, self._multiple)
+        if largest > self.rows:
+            raise self._too_large(elements[counts.index(largest)], largest, index)
+        return counts
+
+    def _count(self, element: Element, index: int) -> int:
+        counts = {leaf.shape[0] for leaf in element.leaves if leaf.ndim}
+        if len(counts) > 1:
+            raise self._no_common_count(element, index)
+        return counts.pop() if counts else 0
+
+    def _too_large(self, element: Element, count: int, index: int) -> ShapeError:
+        lines = [f"{n} is {brief(x)}" for n, x in zip(element.names(), element.leaves, strict=True)]
+        up = rounded_up(count, self._multiple)
+        return ShapeError(
+            f"{self._caller} cannot pad batch {index} of the dataset to {self.rows} rows: it has "
+            f"{count}.\n\n{listed(lines)}\n\n"
+            "With partial_batch=PAD all batches are padded to one number of rows, which the first "
+            "one decides, so that the step is compiled once.\n\n"
+            f"Give a batch of the full size first ({up} rows or more), cut the larger ones to "
+            f"{self.rows} rows, or use partial_batch=UNEVEN."
+        )
+
+    def _no_common_count(self, element: Element, index: int) -> ShapeError:
+        lines = [
+            f"{name} is {brief(leaf)}: {leaf.shape[0]} rows"
+            for name, leaf in zip(element.names(), element.leaves, strict=True)
+            if leaf.ndim
+        ]
+        return ShapeError(
+            f"{self._caller} cannot pad batch {index} of the dataset: its leaves have different "
+            f"numbers of rows.\n\n{listed(lines)}\n\n"
+            "With partial_batch=PAD one mask says which rows are real, so all leaves have one row "
+            "for each example.\n\n"
+            "Give them the same dim 0, or use partial_batch=UNEVEN, which splits each leaf on its "
+            "own."
+        )
+
+
+def padded(leaf: Leaf, rows: int) -> Leaf:
+    """`leaf` with rows of zeros added until there are `rows`; itself where there are."""
+    missing = rows - leaf.shape[0]
+    if not missing:
+        return leaf
+    if isinstance(leaf, jax.Array):
+        return jnp.concatenate([leaf, blank(leaf, (missing, *leaf.shape[1:]))])
+    return own_padded(leaf, on_device(leaf.dtype), rows)
+
+
+def blank(like: Leaf, shape: tuple[int, ...]) -> Leaf:
+    """Zeros of the dtype and the kind of `like`; of random keys, the keys made of zeros."""
+    if not isinstance(like, jax.Array):
+        return np.zeros(shape, on_device(like.dtype))
+    if not jnp.issubdtype(like.dtype, jax.dtypes.extended):
+        return jnp.zeros(shape, like.dtype)
+    bits = jax.eval_shape(jax.random.key_data, like)
+    zeros = jnp.zeros((*shape, *bits.shape[like.ndim :]), bits.dtype)
+    return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(like))

@@ -1,0 +1,115 @@
+"""Global batches, of which every replica takes a share."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxdist._typing import PyTree
+from jaxdist.data._assemble import SPLIT_CALLER, Drops
+from jaxdist.data._elements import Element, ElementReader, brief, listed
+from jaxdist.data._pad import FixedRows
+from jaxdist.data._partial_batch import PartialBatch, rounded_up
+from jaxdist.data._place import Placer
+from jaxdist.errors import ShapeError
+
+
+class Splitter:
+    """Each element is a global batch; every replica takes a share of dim 0.
+
+    Args:
+        placer: Puts leaves on the devices.
+        num_replicas: Replicas that share a batch.
+        policy: What becomes of a batch that cannot be shared evenly.
+        drops: Takes note of those that are left out.
+        padded_rows: Rows to pad to, where they are known before the first batch; else 0.
+    """
+
+    def __init__(
+        self,
+        placer: Placer,
+        num_replicas: int,
+        policy: PartialBatch,
+        drops: Drops,
+        padded_rows: int,
+    ) -> None:
+        self._read = ElementReader(SPLIT_CALLER)
+        self._placer = placer
+        self._num_replicas = num_replicas
+        self._policy = policy
+        self._drops = drops
+        self._fixed = FixedRows(SPLIT_CALLER, num_replicas, padded_rows)
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows that every batch is padded to."""
+        return self._fixed.rows if self._policy is PartialBatch.PAD else 0
+
+    def __call__(self, raw: Any, index: int) -> PyTree:
+        """The batch of element `index`."""
+        element = self._read(raw, index)
+        # One replica takes whatever comes, scalars too.
+        if self._num_replicas > 1 and not all(leaf.ndim for leaf in element.leaves):
+            raise _cannot_split(element, index, self._num_replicas, self._policy)
+        if self._policy is PartialBatch.PAD:
+            return self._padded(element, index)
+        if self._num_replicas == 1 or not self._uneven_rows(element):
+            return element.treedef.unflatten([self._placer.split(x) for x in element.leaves])
+        if self._policy is PartialBatch.UNEVEN:
+            return element.treedef.unflatten([self._placer.scatter(x) for x in element.leaves])
+        if self._policy is PartialBatch.DROP:
+            return self._drops.leave_out(max(self._uneven_rows(element)), index)
+        raise _cannot_split(element, index, self._num_replicas, self._policy)
+
+    def _padded(self, element: Element, index: int) -> PyTree:
+        (count,) = self._fixed.fit([element], index)
+        rows = self._fixed.rows
+        leaves = [self._placer.split(x, rows if x.ndim else None) for x in element.leaves]
+        has_rows = any(leaf.ndim for leaf in element.leaves)
+        mask = np.arange(rows) < count if has_rows else np.asarray(True)
+        return element.treedef.unflatten(leaves), self._placer.split(mask)
+
+    def _uneven_rows(self, element: Element) -> list[int]:
+        rows = [leaf.shape[0] for leaf in element.leaves]
+        return [count for count in rows if count % self._num_replicas]
+
+
+def _cannot_split(
+    element: Element, index: int, num_replicas: int, policy: PartialBatch
+) -> ShapeError:
+    scalars: list[str] = []
+    uneven: list[str] = []
+    counts: set[int] = set()
+    for name, leaf in zip(element.names(), element.leaves, strict=True):
+        if not leaf.ndim:
+            scalars.append(f"{name} is a scalar ({leaf.dtype}): it has no dim 0 to split")
+        elif policy is PartialBatch.ERROR and leaf.shape[0] % num_replicas:
+            rows = leaf.shape[0]
+            counts.add(rows)
+            uneven.append(
+                f"{name} is {brief(leaf)}: dim 0 has {rows} rows, and {rows} is not a multiple "
+                f"of {num_replicas}"
+            )
+    remedies = [_remedy(rows, num_replicas) for rows in sorted(counts)]
+    if counts:
+        remedies.append(
+            "drop_remainder=True leaves an incomplete last batch out; partial_batch=UNEVEN or PAD "
+            "keeps it."
+        )
+    if len(scalars) == len(element.leaves):
+        remedies.append(
+            "Each element is a global batch: if these are single examples, batch them first."
+        )
+    if scalars:
+        remedies.append("Give a scalar one value per example, or pass it to the step on its own.")
+    return ShapeError(
+        f"{SPLIT_CALLER} cannot split element {index} of the dataset over {num_replicas} "
+        f"replicas.\n\n{listed(scalars + uneven)}\n\n"
+        "Every replica takes a share of dim 0.\n\n" + "\n".join(remedies)
+    )
+
+
+def _remedy(rows: int, num_replicas: int) -> str:
+    down, up = rows - rows % num_replicas, rounded_up(rows, num_replicas)
+    drop = f"drop {rows - down} rows to get {down}, or " if down else ""
+    either = "Either " if drop else "For instance "
+    return f"{either}{drop}pad with {up - rows} rows to get {up}."
