@@ -2,6 +2,7 @@
 
 from jaxdist import errors as errors
 from jaxdist import experimental as experimental
+from jaxdist import nn as nn
 from jaxdist import testing as testing
 from jaxdist.collectives import ReduceOp as ReduceOp
 from jaxdist.collectives import assume_replicated as assume_replicated
@@ -14,6 +15,7 @@ from jaxdist.data import PartialBatch as PartialBatch
 from jaxdist.program import Program as Program
 from jaxdist.program import RunOptions as RunOptions
 from jaxdist.replica import ReplicaContext as ReplicaContext
+from jaxdist.strategies import GradientReport as GradientReport
 from jaxdist.strategies import MirroredStrategy as MirroredStrategy
 from jaxdist.strategies import OneDeviceStrategy as OneDeviceStrategy
 from jaxdist.strategies import Strategy as Strategy

@@ -35,6 +35,7 @@ DOCUMENTED = {
 }
 # What `tf.distribute` does not have, or does not show.
 OUR_OWN = {
+    "GradientReport",
     "PartialBatch",
     "PerReplica",
     "Program",
@@ -43,10 +44,12 @@ OUR_OWN = {
     "check_replicas",
     "errors",
     "multi_step",
+    "nn",
     "testing",
 }
 EXPERIMENTAL = {"ValueContext"}
 TESTING = {"virtual_devices"}
+NN = {"compute_average_loss", "example_keys", "scale_regularization_loss"}
 
 ROOT = pathlib.Path(jaxdist.__file__).parent
 
@@ -69,7 +72,7 @@ def _public(module: ModuleType) -> dict[str, object]:
 def _callables() -> dict[str, object]:
     """Every public function, class and own public method, by the name that users type."""
     found: dict[str, object] = {}
-    for module in (jaxdist, jaxdist.experimental, jaxdist.testing):
+    for module in (jaxdist, jaxdist.experimental, jaxdist.nn, jaxdist.testing):
         for name, value in _public(module).items():
             if callable(value):
                 found[f"{module.__name__}.{name}"] = value
@@ -91,8 +94,8 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
 
 @pytest.mark.parametrize(
     ("path", "names"),
-    [("experimental.py", EXPERIMENTAL), ("testing/__init__.py", TESTING)],
-    ids=["experimental", "testing"],
+    [("experimental.py", EXPERIMENTAL), ("nn/__init__.py", NN), ("testing/__init__.py", TESTING)],
+    ids=["experimental", "nn", "testing"],
 )
 def test_names_of_public_modules_are_exactly_the_written_ones(path: str, names: set[str]) -> None:
     assert _exported(ROOT / path) == names

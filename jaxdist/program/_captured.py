@@ -128,12 +128,16 @@ def _message(fn: Any, name: str, part: Any, objects: dict[str, Any]) -> str:
     kinds = ", ".join(f"{n} ({type(v).__name__})" for n, v in objects.items())
     arguments = ", ".join(objects)
     bare = [n for n, v in objects.items() if isinstance(v, nnx.Variable)]
-    inside = f" A variable by itself goes into a module first: nnx.Dict(value={bare[0]})."
+    inside = (
+        f" A variable by itself goes into a module first: nnx.Dict(value={bare[0]})."
+        if bare
+        else ""
+    )
     return (
         f"The step at {place(fn)} writes, or differentiates with respect to, {name}, a "
         f"{type(part).__name__}, which it closes over.\n\n"
         f"NNX objects that it closes over: {kinds}. The variables of such an object are part of "
         "the program: a step may read them, as they were when it was traced, and nothing else.\n\n"
         f"Pass the objects as arguments: strategy.run(step, args=({arguments}, ...)). Their "
-        f"variables are then updated in place.{inside if bare else ''}"
+        f"variables are then updated in place.{inside}"
     )

@@ -8,5 +8,6 @@ from jaxdist.strategies._current import get_strategy as get_strategy
 from jaxdist.strategies._current import has_strategy as has_strategy
 from jaxdist.strategies._current import in_cross_replica_context as in_cross_replica_context
 from jaxdist.strategies._extended import StrategyExtended as StrategyExtended
+from jaxdist.strategies._gradient_report import GradientReport as GradientReport
 from jaxdist.strategies._mirrored import MirroredStrategy as MirroredStrategy
 from jaxdist.strategies._one_device import OneDeviceStrategy as OneDeviceStrategy

@@ -17,9 +17,10 @@ from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentTypeError, ContextError, MixedStrategyError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import Program, Runner, RunOptions
-from jaxdist.strategies import _in_merge, _local
+from jaxdist.strategies import _check_gradients, _in_merge, _local
 from jaxdist.strategies._drift import DriftChecks
 from jaxdist.strategies._extended import StrategyExtended
+from jaxdist.strategies._gradient_report import GradientReport
 from jaxdist.values import PerReplica
 
 _raw_frame = replica.FRAME.get
@@ -325,6 +326,66 @@ class Strategy:
         call_arguments("strategy.lower", args, kwargs)
         is_callable("strategy.lower", fn)
         return self._runner.program(fn, args, kwargs, options)
+
+    @final
+    def check_gradients(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+        *,
+        rtol: float = 1e-3,
+    ) -> GradientReport:
+        """Compare one step on the replicas with the same global batch on one device.
+
+        Finds gradients that are summed where they should be averaged, divided twice, or weighted
+        by replica instead of by example.
+
+        Shapes:
+            Per-replica values and batches, `[b, ...]` on each replica, are `[R*b, ...]` on the
+            one device.
+
+        Cost:
+            A step on the replicas (`run` uses that program again) and one on the first device,
+            which has to hold the whole batch; a copy of what is compared to the host.
+
+        Guarantees:
+            Nothing is donated, and NNX objects stay as they are: both steps run on copies.
+
+        Args:
+            fn: As for `run`: a step that updates NNX objects, returns new state, or returns
+                gradients. It is traced twice.
+            args: As for `run`, for instance `(model, optimizer, batch)` or `(state, batch)`.
+            kwargs: As for `run`.
+            options: As for `run`; `donate_argnums` has no effect.
+            rtol: How far a leaf may be off, of its largest movement.
+
+        Returns:
+            A `GradientReport`: print it, ask `.is_equal` and `.factor`, or call
+            `.raise_if_different()`. Of state, what is compared is how far it moved; of other
+            results, their value where it is the same on all replicas.
+
+        Raises:
+            ArgumentError: Nothing to compare, or `rtol` is not between 0 and 1.
+            ShapeError: A `PerReplica` of scalars, which have no rows to join.
+            ContextError: Inside a replica, or with replicas in other processes.
+
+        Example:
+            >>> def step(w, x):
+            ...     context = get_replica_context()
+            ...     loss, grads = jax.value_and_grad(lambda w: jnp.mean(w * x))(w)
+            ...     return w - 0.1 * context.all_reduce("sum", grads)
+            >>> strategy = MirroredStrategy()
+            >>> x = jax.device_put(np.arange(16.0, dtype="float32"), strategy.per_replica_sharding)
+            >>> report = strategy.check_gradients(step, (1.0, x))
+            >>> report.is_equal, round(report.factor)
+            (False, 8)
+        """
+        self._check_across("check_gradients", "Call it outside strategy.run, on the step.")
+        call_arguments("strategy.check_gradients", args, kwargs)
+        is_callable("strategy.check_gradients", fn)
+        return _check_gradients.check(self, fn, args, dict(kwargs or {}), options, rtol)
 
     # Across replicas
 

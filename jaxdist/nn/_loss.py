@@ -1,0 +1,173 @@
+"""Losses whose sum over the replicas is the loss of the global batch."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist import replica
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
+
+
+def compute_average_loss(
+    per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+) -> jax.Array:
+    """Add up the losses of this replica's examples and divide by the global batch size.
+
+    The sum of the results of all replicas is the mean over the global batch, so gradients of it
+    are combined with `all_reduce("sum", grads)`. (`"mean"` would divide once more.)
+
+    Shapes:
+        In: `[b, ...]` on each replica, `b` of its examples. Out: a scalar.
+
+    Cost:
+        No collective.
+
+    Args:
+        per_example_loss: A loss for each example, or several (`[b, timesteps]`); dim 0 is the
+            batch. Integers and booleans become the default float.
+        sample_weight: Factor for each loss, on the leading dims of `per_example_loss`: `[b]`,
+            `[b, 1]` or a scalar.
+        global_batch_size: Examples on all replicas together: an integer, or an integer scalar
+            computed in the step. Left out, it is the number of replicas times `b`, which is wrong
+            where replicas hold different numbers of real examples (a last batch that is padded
+            or uneven): pass `all_reduce("sum", number_of_examples)` there. Zero gives a loss of
+            zero.
+
+    Returns:
+        The scalar, in the dtype of the loss.
+
+    Raises:
+        ShapeError: `per_example_loss` is a scalar, `sample_weight` does not fit it, or
+            `global_batch_size` is no scalar.
+        ArgumentTypeError: `global_batch_size` is no integer.
+        ArgumentError: `global_batch_size` is negative. (A traced one is not looked at.)
+        ContextError: No `global_batch_size` in a strategy's scope or a merge function.
+
+    Example:
+        >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> losses = PerReplica([np.array([1.0, 2.0]), np.array([3.0, 4.0])])
+        >>> strategy.run(jaxdist.nn.compute_average_loss, (losses,))
+        PerReplica(0.75, 1.75)
+
+    Source:
+        `tf.nn.compute_average_loss`.
+    """
+    loss = _as_float(per_example_loss)
+    if loss.ndim == 0:
+        raise ShapeError(
+            "nn.compute_average_loss was given a scalar as per_example_loss.\n\n"
+            "It takes one loss for each example, [b] or [b, ...]: with the mean already taken, "
+            "how many examples it is the mean of is not known.\n\n"
+            "Leave the mean out of the loss function."
+        )
+    size = _global_batch_size(loss.shape[0], global_batch_size)
+    if sample_weight is not None:
+        loss = _weighted(loss, sample_weight)
+    total = jnp.sum(_wide(loss))
+    divisor = jnp.where(size == 0, 1, size).astype(total.dtype)
+    return jnp.where(size == 0, jnp.zeros_like(total), total / divisor).astype(loss.dtype)
+
+
+def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
+    """Add up a loss that every replica computes alike, and divide by the number of replicas.
+
+    The sum of the results of all replicas is then that loss once.
+
+    Shapes:
+        In: any. Out: a scalar.
+
+    Cost:
+        No collective.
+
+    Args:
+        regularization_loss: A loss that depends on the variables and not on the batch.
+
+    Raises:
+        ContextError: In a strategy's scope or a merge function.
+
+    Example:
+        >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> strategy.run(lambda w: jaxdist.nn.scale_regularization_loss(w * w), (3.0,))
+        Array(4.5, dtype=float32)
+
+    Source:
+        `tf.nn.scale_regularization_loss`.
+    """
+    loss = _as_float(regularization_loss)
+    count = _num_replicas(
+        "scale_regularization_loss", "Call it inside the function that you pass to strategy.run."
+    )
+    return (jnp.sum(_wide(loss)) / count).astype(loss.dtype)
+
+
+def _as_float(loss: Any) -> jax.Array:
+    array = jnp.asarray(loss)
+    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(float)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    """At least f32, so that a long sum of narrow floats keeps its digits."""
+    is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
+    return x.astype(jnp.float32) if is_narrow else x
+
+
+def _num_replicas(caller: str, remedy: str) -> int:
+    frame = replica.current_frame()
+    if frame is None:
+        return 1
+    if frame.replica is None:
+        raise ContextError(
+            f"nn.{caller} was called {frame.describe()}.\n\n"
+            "It divides the loss of one replica, and there is no replica there.\n\n" + remedy
+        )
+    return frame.replica.num_replicas_in_sync
+
+
+def _global_batch_size(num_local: int, given: Any) -> jax.Array:
+    if given is None:
+        remedy = (
+            "Call it inside the function that you pass to strategy.run, or pass "
+            "global_batch_size, the number of examples on all replicas."
+        )
+        return jnp.asarray(num_local * _num_replicas("compute_average_loss", remedy))
+    size = given if isinstance(given, jax.Array) else np.asarray(given)
+    if not jnp.issubdtype(size.dtype, jnp.integer):
+        raise ArgumentTypeError(
+            f"nn.compute_average_loss was given global_batch_size={given!r} of type {size.dtype}."
+            "\n\nIt is a number of examples, an integer.\n\n"
+            "Pass int(...), or sum the mask of real examples in an integer dtype."
+        )
+    if size.ndim:
+        raise ShapeError(
+            "nn.compute_average_loss was given a global_batch_size of shape "
+            f"{list(size.shape)}.\n\n"
+            "It is one number for all replicas, a scalar.\n\n"
+            "Sum it: the examples of all replicas count together."
+        )
+    if not isinstance(size, jax.core.Tracer) and size < 0:
+        raise ArgumentError(
+            f"nn.compute_average_loss was given global_batch_size={int(size)}.\n\n"
+            "It is the number of examples on all replicas: 0 or more."
+        )
+    return jnp.asarray(size)
+
+
+def _weighted(loss: jax.Array, sample_weight: Any) -> jax.Array:
+    """`loss` times weights that stand for its leading dims."""
+    weight = jnp.asarray(sample_weight)
+    while weight.ndim > loss.ndim and weight.shape[-1] == 1:
+        weight = weight[..., 0]
+    rest = loss.ndim - weight.ndim
+    fits = rest >= 0 and all(
+        w in (1, n) for w, n in zip(weight.shape, loss.shape[: weight.ndim], strict=True)
+    )
+    if not fits:
+        raise ShapeError(
+            f"nn.compute_average_loss cannot weight a loss of shape {list(loss.shape)} with "
+            f"sample_weight of shape {list(np.shape(sample_weight))}.\n\n"
+            "Weights stand for the leading dims of the loss; each is of the same size, or 1.\n\n"
+            f"Pass one weight for each example: shape [{loss.shape[0]}]."
+        )
+    return loss * weight.reshape(*weight.shape, *(1,) * rest).astype(loss.dtype)

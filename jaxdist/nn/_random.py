@@ -1,0 +1,99 @@
+"""Random keys that depend on the example, and not on the replica that has it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist import replica
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
+
+
+def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
+    """One random key for each example of this replica, made from its place in the global batch.
+
+    Dropout that draws from these keys, one example at a time, drops the same units on any
+    number of replicas.
+
+    Shapes:
+        In: one key. Out: keys `[b]` (`[b, 2]` for raw keys), those of the global examples
+        `r*b` to `(r+1)*b - 1` on replica `r`.
+
+    Cost:
+        `b` hashes; no collective.
+
+    Guarantees:
+        Row `i` of the global batch gets `jax.random.fold_in(key, i)`, on every number of
+        replicas that splits the batch evenly, and outside of every strategy.
+
+    Args:
+        key: The same key on all replicas, a new one for each step:
+            `jax.random.fold_in(key, step)`. A key drawn in the step from `nnx.Rngs` is no such
+            key, since every replica draws its own.
+        num_local_examples: Rows `b` of this replica's batch, the same number on every replica.
+            (Where rows differ in number, some examples of different replicas share a key.)
+
+    Raises:
+        ArgumentTypeError: `key` is no random key, or `num_local_examples` no integer.
+        ShapeError: `key` is more than one key.
+        ArgumentError: `num_local_examples` is negative.
+        ContextError: In a strategy's scope or a merge function.
+
+    Example:
+        >>> def step(key, x):
+        ...     keys = jaxdist.nn.example_keys(key, x.shape[0])
+        ...     return jax.vmap(jax.random.bernoulli)(keys)
+        >>> key, x = jax.random.key(0), np.zeros(8)
+        >>> many = MirroredStrategy()
+        >>> flags = many.run(step, (key, jax.device_put(x, many.per_replica_sharding)))
+        >>> one = OneDeviceStrategy("cpu:0").run(step, (key, x))
+        >>> np.array_equal(flags.array, one)
+        True
+    """
+    is_typed = _checked_key(key)
+    if isinstance(num_local_examples, bool) or not isinstance(
+        num_local_examples, (int, np.integer)
+    ):
+        raise ArgumentTypeError(
+            "nn.example_keys was given num_local_examples of type "
+            f"{type(num_local_examples).__name__}.\n\n"
+            "It decides a shape, so it is a Python integer: x.shape[0] of this replica's batch."
+        )
+    if num_local_examples < 0:
+        raise ArgumentError(
+            f"nn.example_keys was given num_local_examples={num_local_examples}.\n\n"
+            "It is the number of rows of this replica's batch: 0 or more."
+        )
+    frame = replica.current_frame()
+    if frame is not None and frame.replica is None:
+        raise ContextError(
+            f"nn.example_keys was called {frame.describe()}.\n\n"
+            "It numbers the examples of one replica, and there is no replica there.\n\n"
+            "Call it inside the function that you pass to strategy.run."
+        )
+    first: Any = 0
+    if frame is not None and frame.replica is not None:
+        first = frame.replica.replica_id_in_sync_group * num_local_examples
+    examples = first + jnp.arange(num_local_examples)
+    if not num_local_examples:
+        return key[None][:0] if is_typed else key.reshape(1, -1)[:0]
+    keys: jax.Array = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, examples)
+    return keys
+
+
+def _checked_key(key: Any) -> bool:
+    """Whether the key is of a typed dtype (the raw ones are two or more words of uint32)."""
+    dtype = getattr(key, "dtype", None)
+    is_typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    if not is_typed and dtype != jnp.uint32:
+        raise ArgumentTypeError(
+            f"nn.example_keys was given a {type(key).__name__} as key.\n\n"
+            "Pass jax.random.key(seed), or one made from it."
+        )
+    if jnp.ndim(key) != (0 if is_typed else 1):
+        raise ShapeError(
+            f"nn.example_keys was given keys of shape {list(key.shape)}.\n\n"
+            "It takes one key, and folds the number of each example into it."
+        )
+    return is_typed
