@@ -29,6 +29,10 @@ from jaxdist.strategies import in_cross_replica_context as in_cross_replica_cont
 from jaxdist.training import accumulate_gradients as accumulate_gradients
 from jaxdist.training import multi_step as multi_step
 from jaxdist.values import DistributedValues as DistributedValues
+from jaxdist.values import IndexedSlices as IndexedSlices
 from jaxdist.values import PerReplica as PerReplica
+from jaxdist.values import Variable as Variable
+from jaxdist.values import VariableAggregation as VariableAggregation
+from jaxdist.values import VariableSynchronization as VariableSynchronization
 
 __version__ = "0.1.0"

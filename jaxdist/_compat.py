@@ -11,13 +11,18 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import linear_util as _linear_util
+from jax._src import mesh as _mesh
+from jax._src import shard_map as _shard_map
 from jax._src import source_info_util as _source_info
 from jax._src import tree_util as _tree_util
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as _xla_client
+from jax._src.state.types import AbstractRef as _AbstractRef
+from jax.extend.core import ClosedJaxpr
 
 Miss = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]
 
@@ -260,3 +265,41 @@ def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         eqn.ctx.manager,
     ):
         return eqn.primitive.bind(*operands, **params)
+
+
+def current_trace() -> Any:
+    """The innermost trace that the caller is in, to be compared by identity.
+
+    Waits for one public name: `get_opaque_trace_state` moves between 0.10 and 0.12.
+    """
+    return _core.trace_ctx.trace
+
+
+def is_ref(variable: Any) -> bool:
+    """Whether a variable of a program is a mutable reference. Waits for a public name."""
+    return isinstance(variable.aval, _AbstractRef)
+
+
+def without_refs(closed: Any) -> Any:
+    """A program that ends in a `shard_map`, with the refs made in its body turned into values.
+
+    JAX does the same when it lowers a program. Waits for a public way to do it before.
+    """
+    eqn = closed.jaxpr.eqns[-1]
+    mesh, manual = eqn.params["mesh"], eqn.params["newly_manual_axes"]
+    with (
+        _shard_map._extend_axis_env(mesh, manual),
+        _mesh.use_abstract_mesh(_shard_map._as_manual_mesh(mesh, manual)),
+        _config._check_vma(eqn.params["check_vma"]),
+    ):
+        pure = _pxla._discharge_internal_refs(ClosedJaxpr(eqn.params["jaxpr"], ()))
+    params = {**eqn.params, "jaxpr": getattr(pure, "jaxpr", pure)}
+    last = eqn.replace(params=params, effects=_without_ref_effects(eqn.effects))
+    jaxpr = closed.jaxpr.replace(
+        eqns=[*closed.jaxpr.eqns[:-1], last], effects=_without_ref_effects(closed.jaxpr.effects)
+    )
+    return jaxpr if closed.jaxpr is closed else closed.replace(jaxpr=jaxpr)
+
+
+def _without_ref_effects(effects: Any) -> frozenset[Any]:
+    return frozenset(e for e in effects if not isinstance(e, _core.InternalMutableArrayEffect))

@@ -15,7 +15,7 @@ from jaxdist._validate import call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ContextError, ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Form, PerReplica
+from jaxdist.values import Form, PerReplica, Site, find_sites_with
 
 
 class HasLayout(Protocol):
@@ -34,6 +34,8 @@ class Frame:
     strategy: Any
     replica: "ReplicaContext | None" = None
     in_merge: bool = False
+    # How a step that is being traced gets at variables (`values.Access`).
+    variables: Any = None
 
     @property
     def inside_step(self) -> bool:
@@ -69,6 +71,17 @@ def innermost_explicit_frame() -> Frame | None:
     """Like `current_frame`, without the ambient strategy."""
     frame = FRAME.get()
     return None if frame is _OUTSIDE else frame
+
+
+def _site() -> Site:
+    """Where a variable is made, read or assigned."""
+    frame = current_frame()
+    if frame is None:
+        return Site()
+    return Site(frame.strategy, frame.strategy.layout, frame.variables)
+
+
+find_sites_with(_site)
 
 
 def set_ambient(strategy: Any | None) -> None:
@@ -299,7 +312,9 @@ class ReplicaContext:
         if self._traced:
             self._must_be_current("merge_call")
             given = jax.tree.map(self._as_handle, given)
-        with entered(Frame(self._strategy, in_merge=self._traced)):
+        around = innermost_explicit_frame()
+        variables = around.variables if around is not None and self._traced else None
+        with entered(Frame(self._strategy, in_merge=self._traced, variables=variables)):
             result = merge_fn(self._strategy, *given[0], **given[1])
         return jax.tree.map(
             lambda leaf: own_value(leaf, self._layout) if isinstance(leaf, PerReplica) else leaf,

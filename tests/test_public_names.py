@@ -16,6 +16,7 @@ DOCUMENTED = {
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "IndexedSlices",
     "InputContext",
     "InputOptions",
     "InputReplicationMode",
@@ -26,6 +27,9 @@ DOCUMENTED = {
     "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",
@@ -76,7 +80,7 @@ def _callables() -> dict[str, object]:
         for name, value in _public(module).items():
             if callable(value):
                 found[f"{module.__name__}.{name}"] = value
-    for name in ("Strategy", "StrategyExtended", "ReplicaContext", "PerReplica"):
+    for name in ("Strategy", "StrategyExtended", "ReplicaContext", "PerReplica", "Variable"):
         for member, value in inspect.getmembers(getattr(jaxdist, name), inspect.isroutine):
             if not member.startswith("_"):
                 found[f"jaxdist.{name}.{member}"] = value

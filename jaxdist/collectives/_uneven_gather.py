@@ -6,6 +6,7 @@ have to be known. A log carries them from one round of tracing to the next.
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -40,12 +41,19 @@ class GatherLog:
 _LOG: ContextVar[GatherLog | None] = ContextVar("jaxdist_gathers", default=None)
 
 
+# JAX keeps what a jitted function that the step calls was traced to, with the rows of that trace
+# in it. Another number makes it trace the function again.
+_TRACE_NUMBER = jax.make_user_context(None)
+_numbers = itertools.count()
+
+
 @contextlib.contextmanager
 def logged(log: GatherLog) -> Iterator[None]:
     """Trace with this log."""
     token = _LOG.set(log)
     try:
-        yield
+        with _TRACE_NUMBER(next(_numbers)):
+            yield
     finally:
         _LOG.reset(token)
 

@@ -5,3 +5,5 @@ from jaxdist.program._program import CompiledProgram as CompiledProgram
 from jaxdist.program._program import Program as Program
 from jaxdist.program._replication import TracedCollective as TracedCollective
 from jaxdist.program._runner import Runner as Runner
+from jaxdist.program._variables_as_values import variables_as_values as variables_as_values
+from jaxdist.program._variables_update import UpdateOfCopies as UpdateOfCopies

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 
 from jaxdist.errors import ArgumentTypeError
-from jaxdist.values import PerReplica
+from jaxdist.values import PerReplica, Variable
 
 
 class Static:
@@ -38,6 +38,18 @@ class Static:
 # Unflattening gives the bare value back, so that a result with a string in it needs no second
 # pass over its leaves.
 register_pytree_node(Static, lambda s: ((), s), lambda s, _: s.value)
+
+
+class VariableItself(Static):
+    """A variable as an argument: the same as one that the step has from a closure."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VariableItself) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,6 +106,8 @@ def flatten(
             if index == len(nodes):
                 nodes.append(leaf)
             slots.append(GraphNode(index))
+        elif isinstance(leaf, Variable):
+            slots.append(VariableItself(leaf))
         elif is_dynamic(leaf):
             has_tracer = has_tracer or _is_traced(leaf)
             slots.append(len(dynamic))

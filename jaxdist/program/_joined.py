@@ -250,7 +250,8 @@ class _Join:
         eqn = ops[0].eqn
         if eqn.primitive is UNEVEN_ALL_GATHER:
             dim = eqn.params["dim"]
-            if len({(*s[:dim], *s[dim + 1 :]) for s in slots[0].shapes}) > 1:
+            others = {(*s[:dim], *s[dim + 1 :]) for s in slots[0].shapes}
+            if len(others) > 1 or len({op.eqn.params["sizes"] for op in ops}) > 1:
                 raise ShapeError(self._cannot_gather(ops, dim))
             return self._everywhere([gather_padded(slots[0].value, eqn.params)])
         if ops[0].name in LOOPS:

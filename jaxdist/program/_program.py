@@ -19,6 +19,7 @@ from jaxdist.program._rewrite import PartialAutoRewrite
 from jaxdist.program._state import check_functional_state, combined_variables
 from jaxdist.program._trace import Argument, InSlot, Signature, Traced, scalar_form, trace
 from jaxdist.program._uneven import cut, trace_uneven
+from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables, check_equal, lift
 from jaxdist.values import Form, Kind, PerReplica
 
 
@@ -66,11 +67,17 @@ class Program:
     layout: ReplicaMesh
     signature: Signature
     traced: Traced
-    outputs: tuple[OutSlot, ...]  # the variables of NNX objects first
+    outputs: tuple[OutSlot, ...]  # the variables of NNX objects first, then written variables
     collectives: tuple[TracedCollective, ...]
     input_names: tuple[str, ...]
     combined: dict[int, type]  # variables of NNX objects that a collective makes equal
     donated: tuple[int, ...]  # numbers of input leaves
+    variables: LiftedVariables = NO_VARIABLES
+
+    @property
+    def has_state(self) -> bool:
+        """Whether flat results are rebuilt as `(state, the step's result)`."""
+        return self.signature.graph is not None or bool(self.variables.written)
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -192,7 +199,7 @@ class Program:
             return PerReplica.of_global(number, scalars=scalar_form(out.shape) is Form.SCALARS)
 
         result = jax.tree.map(node, self.traced.template, is_leaf=lambda x: isinstance(x, Static))
-        return (list(range(count)), result) if self.signature.graph is not None else result
+        return (list(range(count)), result) if self.has_state else result
 
     def lowered(self) -> jax.stages.Lowered:
         """JAX's own lowered stage of this program."""
@@ -340,10 +347,13 @@ def build(
     donated_args: Sequence[int],
     donated: Sequence[int],
     where: str,
+    known: LiftedVariables = NO_VARIABLES,
 ) -> Program:
     """Trace `fn`, analyse it, and refuse state that would come out different."""
     layout: ReplicaMesh = strategy.layout
-    traced = (trace_uneven if signature.uneven else trace)(fn, signature, strategy)
+    tracer = trace_uneven if signature.uneven else trace
+    traced, signature, variables = lift(tracer, fn, signature, strategy, known)
+    graph_size = len(signature.graph.paths) if signature.graph else 0
     axes = replica_axes_of(layout)
     found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
     differs = [bool(d) for d in found.outputs]
@@ -351,14 +361,17 @@ def build(
     extra = [_for_variable(signature, traced, i, layout) for i in combined]
     if axes:
         check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
-    graph_names = (
-        [signature.graph.name(i) for i in range(traced.num_graph)] if (signature.graph) else []
-    )
+        of_variables = differs[graph_size : traced.num_graph]
+        check_equal(variables.written, of_variables, layout.num_replicas)
+    graph_names = [signature.graph.name(i) for i in range(graph_size)] if (signature.graph) else []
     outputs = []
-    names = [*graph_names, *traced.paths]
+    written_names, read_names = variables.names
+    state_names = [*graph_names, *written_names]
+    own_copies = {graph_size + i for i, v in enumerate(variables.written) if v.home.per_replica}
+    names = [*state_names, *traced.paths]
     results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
     for i, (name, var, shape) in enumerate(results):
-        different = differs[i] and i >= traced.num_graph
+        different = (differs[i] and i >= traced.num_graph) or i in own_copies
         kind = Kind.PER_REPLICA if different else Kind.MIRRORED
         outputs.append(OutSlot(name, kind, shape, var.aval.dtype))
     return Program(
@@ -368,9 +381,10 @@ def build(
         traced,
         tuple(outputs),
         (*found.collectives, *extra),
-        (*graph_names, *input_names),
+        (*state_names, *input_names, *read_names),
         combined,
-        tuple(donated),
+        tuple(d if d < graph_size else d + len(variables.written) for d in donated),
+        variables,
     )
 
 

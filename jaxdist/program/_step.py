@@ -1,16 +1,14 @@
 """One function under one strategy: its programs, and the fast way into them."""
 
 import dataclasses
-import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from flax import nnx
 
 from jaxdist import _compat
-from jaxdist.errors import ArgumentError, DonationError
+from jaxdist.errors import ArgumentError, ContextError, DonationError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _options
 from jaxdist.program._arguments import (
@@ -22,12 +20,16 @@ from jaxdist.program._arguments import (
     flatten,
     is_unit,
 )
-from jaxdist.program._donation import DonatingCall, has_repeats
+from jaxdist.program._difference import difference
+from jaxdist.program._donation import DonatingCall
 from jaxdist.program._graph import KeptGraph
+from jaxdist.program._planned import Plan, Planned, Slow
 from jaxdist.program._program import Program, build
 from jaxdist.program._retrace import RetraceWatch, place
 from jaxdist.program._trace import InSlot, Signature
 from jaxdist.program._uneven import padded, uneven_shapes
+from jaxdist.program._variables_call import LiftedCall
+from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables
 from jaxdist.runtime import CPU_STEPS
 from jaxdist.values import Form, PerReplica, checked_per_replica, placement_of
 
@@ -71,15 +73,17 @@ class Step:
         self._strategy = weakref.ref(strategy)
         self._layout: ReplicaMesh = strategy.layout
         self._watch = watch
-        self._name = getattr(fn, "__name__", type(fn).__name__)
+        self.name = getattr(fn, "__name__", type(fn).__name__)
         self._static_names = frozenset(options.static_argnames)
         self._static_numbers = _options.static_numbers(fn, options.static_argnames)
         self._programs: dict[Signature, _Ready] = {}
         self._inline: dict[Signature, Program] = {}
         self._kept: dict[tuple[int, ...], KeptGraph] = {}
-        self._planned: dict[_Plan, _Planned] = {}
+        self._planned: dict[Plan, Planned] = {}
+        # The variables that the last program touched; the next one probably does as well.
+        self._variables = NO_VARIABLES
         self._bounded = False
-        self._dispatcher = _compat.make_dispatcher(self._name, self._miss)
+        self._dispatcher = _compat.make_dispatcher(self.name, self._miss)
         self._donating = DonatingCall(
             self._dispatcher, self.slow, one_device=len(self._layout.devices) == 1
         )
@@ -103,26 +107,63 @@ class Step:
         ready = self._programs.get(call.signature)
         if ready is None:
             ready = self._new_program(call, (args, kwargs))
-        self._check_donation(call, ready.program)
+        variables = ready.program.variables
+        leaves = variables.around(call.leaves) if variables else call.leaves
+        self._check_donation(leaves, ready.program)
         self._donating.see(args, kwargs)
         CPU_STEPS.make_room()
-        results = ready.compiled(*call.leaves)
+        results = ready.compiled(*leaves)
         if not ready.has_record:
             ready.record = _compat.fast_call_record(
-                ready.compiled, len(call.leaves), results, ready.program.template
+                ready.compiled, len(leaves), results, ready.program.template
             )
             ready.has_record = True
         rebuilt = ready.program.rebuild(results)
-        if call.kept is not None:
+        if ready.program.has_state:
             state, result = rebuilt
-            call.kept.write(state)
+            if call.kept is not None:
+                call.kept.write(state[: variables.after] if variables else state)
+            if variables:
+                variables.write(state[variables.after :])
         else:
             result = rebuilt
         self._count_in_flight(ready.program, results)
         plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
+        if variables:
+            self._enter_with(variables)
+            return result, None
         if not plain:
             self._plan(call, args, kwargs)
         return result, ready.record if plain and not call.moved else None
+
+    # Steps with variables have a way in of their own.
+
+    def _enter_with(self, variables: LiftedVariables) -> None:
+        known = self.call
+        if not isinstance(known, LiftedCall) or known.variables is not variables:
+            self.call = LiftedCall(self, variables)
+
+    def run_with(
+        self,
+        variables: LiftedVariables,
+        written: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        read_only: list[Any],
+    ) -> tuple[Any, Any] | None:
+        """Results and the C++ call path of a call with these variables; None: take the slow way."""
+        call = self._read(args, kwargs)
+        ready = self._programs.get(call.signature)
+        traced = call.flat.has_tracer or _compat.inside_trace()
+        special = call.flat.nodes or any(isinstance(s, Static) for s in call.flat.slots)
+        if ready is None or traced or call.moved or special:
+            return None
+        if ready.program.variables is not variables:
+            return None
+        leaves = [*written, *call.leaves, *read_only]
+        self._check_donation(leaves, ready.program)
+        results = ready.compiled(*leaves)
+        return ready.program.rebuild(results), ready.record if ready.has_record else None
 
     def _count_in_flight(self, program: Program, results: Any) -> None:
         layout = self._layout
@@ -206,7 +247,7 @@ class Step:
         program = self._build(call, given)
         if self._programs:
             last = next(reversed(self._programs))
-            changed = _difference(last, call.signature, self._names(call, given))
+            changed = difference(last, call.signature, self._names(call, given))
             self._watch.new_program(fn, len(self._programs) + 1, changed)
         else:
             self._watch.new_function(fn)
@@ -224,7 +265,7 @@ class Step:
                 f"{len(given[0])} positional argument(s), numbered from 0.\n\n"
                 f"Leave out {out_of_range}; keyword arguments cannot be donated."
             )
-        return build(
+        program = build(
             fn,
             call.signature,
             self._strategy(),
@@ -232,7 +273,11 @@ class Step:
             donated_args,
             self._donated_leaves(call, given),
             place(fn),
+            self._variables,
         )
+        if program.variables:
+            self._variables = program.variables
+        return program
 
     def _names(self, call: _Call, given: tuple[Any, Any]) -> list[str]:
         paths = self._paths(given)
@@ -264,12 +309,12 @@ class Step:
                 donated.append(offset + slot)
         return donated
 
-    def _check_donation(self, call: _Call, program: Program) -> None:
+    def _check_donation(self, leaves: Sequence[Any], program: Program) -> None:
         if not program.donated:
             return
         names = program.input_names
         seen: dict[int, int] = {}
-        for i, leaf in enumerate(call.leaves):
+        for i, leaf in enumerate(leaves):
             if not isinstance(leaf, jax.Array):
                 continue
             first = seen.setdefault(id(leaf), i)
@@ -286,6 +331,8 @@ class Step:
 
     def _inside_trace(self, call: _Call, given: tuple[Any, Any]) -> Any:
         program = self._build(call, given)
+        if program.variables:
+            raise ContextError(_variables_inside_trace(program.variables))
         results = program.call(*call.leaves)
         rebuilt = program.rebuild(results)
         if call.kept is None:
@@ -300,14 +347,12 @@ class Step:
         """From now on, take out the arguments at the places where this call had such ones."""
         plan = self._plan_of(call, args, kwargs)
         if plan is not None:
-            self.call = self._planned.setdefault(plan, _Planned(self, plan))
+            self.call = self._planned.setdefault(plan, Planned(self, plan))
 
-    def _plan_of(
-        self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> "_Plan | None":
-        return _Plan.of(call.flat, args, kwargs, self._static_numbers, self._static_names)
+    def _plan_of(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
+        return Plan.of(call.flat, args, kwargs, self._static_numbers, self._static_names)
 
-    def dispatcher_for(self, plan: "_Plan", restore: Callable[..., Any]) -> Callable[..., Any]:
+    def dispatcher_for(self, plan: Plan, restore: Callable[..., Any]) -> Callable[..., Any]:
         """A C++ dispatcher for calls whose static arguments and NNX objects are taken out."""
 
         def miss(rest: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
@@ -318,14 +363,14 @@ class Step:
             # A number where there was a static value is an argument of the program, and is not
             # among what this dispatcher was given.
             fits = self._plan_of(call, args, kwargs) == plan
-            if ready is None or traced or call.moved or not fits:
-                return _Slow((args, kwargs)), None
-            self._check_donation(call, ready.program)
+            if ready is None or traced or call.moved or not fits or ready.program.variables:
+                return Slow((args, kwargs)), None
+            self._check_donation(call.leaves, ready.program)
             results = ready.compiled(*call.leaves)
             record = ready.record if ready.has_record else None
             return ready.program.rebuild(results), record
 
-        return _compat.make_dispatcher(self._name, miss)
+        return _compat.make_dispatcher(self.name, miss)
 
     @property
     def donates(self) -> bool:
@@ -355,114 +400,15 @@ class _ArgumentName:
         return self.flat.path(self.number, self.call)
 
 
-class _Slow:
-    """A dispatcher's way to say: this call has to go the slow way."""
-
-    __slots__ = ("call",)
-
-    def __init__(self, call: tuple[Any, Any]) -> None:
-        self.call = call
-
-
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """Which top-level arguments are static, and which are NNX objects."""
-
-    static_numbers: tuple[int, ...]
-    static_names: tuple[str, ...]
-    node_numbers: tuple[int, ...]
-
-    @classmethod
-    def of(
-        cls,
-        flat: Flat,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        numbers: frozenset[int],
-        names: frozenset[str],
-    ) -> "_Plan | None":
-        """The plan for calls like this one; None where such an argument is inside another."""
-        static = [i for i, a in enumerate(args) if i in numbers or _is_static_leaf(a)]
-        named = [k for k, v in kwargs.items() if k in names or _is_static_leaf(v)]
-        nodes = [i for i, a in enumerate(args) if isinstance(a, nnx.Pytree)]
-        taken = len(static) + len(named) + len(nodes)
-        special = sum(isinstance(s, (Static, GraphNode)) for s in flat.slots)
-        distinct = len({id(args[i]) for i in nodes}) == len(nodes) == len(flat.nodes)
-        return (
-            cls(tuple(static), tuple(named), tuple(nodes))
-            if (taken == special and distinct)
-            else None
-        )
-
-
-def _is_static_leaf(x: Any) -> bool:
-    flat = flatten((x,), {})
-    return len(flat.slots) == 1 and isinstance(flat.slots[0], Static)
-
-
-class _Planned:
-    """Calls through a plan: static values choose a dispatcher, NNX variables become leaves."""
-
-    def __init__(self, step: Step, plan: _Plan) -> None:
-        self.plan = plan
-        self._step = step
-        self._dispatchers: dict[Any, Callable[..., Any]] = {}
-        self._taken = frozenset(plan.static_numbers) | frozenset(plan.node_numbers)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        plan, step = self.plan, self._step
-        try:
-            static = [args[i] for i in plan.static_numbers]
-            static += [kwargs[n] for n in plan.static_names]
-            nodes = [args[i] for i in plan.node_numbers]
-            key = (len(args), *[(type(s), s) for s in static])
-            kept = step.kept_for(nodes) if nodes else None
-            known = kept.dispatchers if kept else self._dispatchers
-            dispatch = known.get(key)
-        except (IndexError, KeyError, TypeError):
-            # This call has no static argument or NNX object where calls before it had one.
-            return step.direct(*args, **kwargs)
-        if nodes and kept is None:
-            return step.slow(*args, **kwargs)
-        is_new = dispatch is None
-        if dispatch is None:
-            dispatch = self._new(kept, len(args), static)
-        rest = [a for i, a in enumerate(args) if i not in self._taken]
-        named = {k: v for k, v in kwargs.items() if k not in plan.static_names}
-        leaves = kept.read() if kept else []
-        if step.donates and has_repeats((leaves, rest, named)):
-            return step.slow(*args, **kwargs)
-        if step.bounded:
-            CPU_STEPS.make_room()
-        results = dispatch(leaves, *rest, **named)
-        if type(results) is _Slow:
-            return step.slow(*results.call[0], **results.call[1])
-        if is_new:
-            known[key] = dispatch
-        if kept is not None:
-            state, result = results
-            kept.write(state)
-        else:
-            result = results
-        if step.bounded:
-            CPU_STEPS.dispatched(results)
-        return result
-
-    def _new(self, kept: KeptGraph | None, count: int, static: list[Any]) -> Callable[..., Any]:
-        plan = self.plan
-        numbers = plan.static_numbers
-        fixed = dict(zip(numbers, static, strict=False))
-        names = dict(zip(plan.static_names, static[len(numbers) :], strict=True))
-
-        def restore(rest: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-            held = dict(fixed)
-            if kept is not None:
-                held.update(zip(plan.node_numbers, kept.nodes, strict=True))
-            others = iter(rest[1:])
-            whole = tuple(held[i] if i in held else next(others) for i in range(count))
-            return whole, {**named, **names}
-
-        return self._step.dispatcher_for(plan, restore)
+def _variables_inside_trace(variables: LiftedVariables) -> str:
+    names = [u.variable.label for u in variables.uses.values()]
+    return (
+        f"strategy.run was called inside another function that JAX is tracing (jax.jit, scan, "
+        f"grad), and its step uses {len(names)} variable(s): {names[:5]}.\n\n"
+        "The traced function would keep the values that they have now, and assignments would be "
+        "lost.\n\n"
+        "Call strategy.run outside, and put what is around it into the step."
+    )
 
 
 def _in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:
@@ -483,25 +429,3 @@ def _must_move(leaf: Any, slot: InSlot) -> bool:
     if not _compat.is_committed(leaf):
         return False
     return not leaf.sharding.is_equivalent_to(slot.sharding, leaf.ndim)
-
-
-def _difference(before: Signature, now: Signature, names: Sequence[str]) -> str:
-    """What tells two signatures apart, in words."""
-    if before.treedef != now.treedef:
-        return "the structure of its arguments"
-    if before.slots != now.slots:
-        pairs = zip(before.slots, now.slots, strict=False)
-        changed = [f"{a!r} -> {b!r}" for a, b in pairs if a != b]
-        return f"a Python value that is part of the program: {', '.join(changed[:3])}"
-    if before.graph != now.graph:
-        return "the structure or a static attribute of an NNX object"
-    offset = len(now.inputs) - len(names)
-    changed = []
-    for i, (a, b) in enumerate(zip(before.inputs, now.inputs, strict=True)):
-        if a != b:
-            name = names[i - offset] if i >= offset else f"NNX variable {i}"
-            changed.append(
-                f"{name}: {a.kind.value} {a.dtype}{list(a.shape)} -> "
-                f"{b.kind.value} {b.dtype}{list(b.shape)}"
-            )
-    return ", ".join(itertools.islice(changed, 3)) or "nothing that can be named"

@@ -66,6 +66,8 @@ class Signature:
     inputs: tuple[InSlot, ...]  # the variables of NNX objects first
     graph: GraphShape | None
     inside_trace: bool = False
+    # The variables of the step while it is traced (`_variables.Lifting`).
+    lifting: Any = dataclasses.field(default=None, compare=False)
     # Inputs that are padded to one shape: their number, and the real shape on each replica.
     uneven: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
 
@@ -81,7 +83,7 @@ class Traced:
     closed: Any
     operands: tuple[Any, ...]
     template: Any
-    num_graph: int
+    num_graph: int  # state that goes in and comes out: of NNX objects, then written variables
     paths: tuple[str, ...]  # of the user's traced results
     shapes: tuple[tuple[int, ...], ...]  # local, of all results
     manual_axes: frozenset[str]
@@ -146,7 +148,9 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced
 def _trace_with(
     manual_axes: frozenset[str], fn: Callable[..., Any], signature: Signature, strategy: Any
 ) -> Traced:
-    return trace_local(manual_axes, _LocalStep(fn, signature, strategy), signature, strategy.layout)
+    local = _LocalStep(fn, signature, strategy)
+    traced = trace_local(manual_axes, local, signature, strategy.layout)
+    return signature.lifting.finished(traced)
 
 
 def trace_local(
@@ -200,7 +204,8 @@ class _LocalStep:
         self.fn = fn
         self.signature = signature
         self.strategy = strategy
-        self.num_graph = len(signature.graph.paths) if signature.graph else 0
+        self.graph_size = len(signature.graph.paths) if signature.graph else 0
+        self.num_graph = self.graph_size + len(signature.lifting.written)
         self.template: Any = None
         self.paths: tuple[str, ...] = ()
         self.shapes: tuple[tuple[int, ...], ...] = ()
@@ -212,15 +217,20 @@ class _LocalStep:
             x.reshape(()) if slot.is_scalar else x
             for x, slot in zip(leaves, signature.inputs, strict=True)
         ]
-        nodes = self._nodes(values[: self.num_graph])
+        nodes = self._nodes(values[: self.graph_size])
         args, kwargs = unflatten(
             signature.treedef, signature.slots, values[self.num_graph :], nodes
         )
         context = ReplicaContext(self.strategy)
-        with entered(Frame(self.strategy, replica=context)):
+        lifting = signature.lifting
+        read_only = values[len(values) - len(lifting.read_only) :]
+        with (
+            lifting.body(values[self.graph_size : self.num_graph], read_only),
+            entered(Frame(self.strategy, replica=context, variables=lifting)),
+        ):
             result = _captured.call(self.fn, args, kwargs)
         state = signature.graph.leaves_of(nodes) if signature.graph else []
-        results = [*state, *self._results(result)]
+        results = [*state, *lifting.results(), *self._results(result)]
         self.shapes = tuple(jnp.shape(x) for x in results)
         return [jnp.asarray(x)[None] if jnp.ndim(x) == 0 else x for x in results]
 

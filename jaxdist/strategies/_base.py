@@ -16,7 +16,7 @@ from jaxdist._validate import call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentTypeError, ContextError, MixedStrategyError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.program import Program, Runner, RunOptions
+from jaxdist.program import Program, Runner, RunOptions, variables_as_values
 from jaxdist.strategies import _check_gradients, _in_merge, _local
 from jaxdist.strategies._drift import DriftChecks
 from jaxdist.strategies._extended import StrategyExtended
@@ -434,6 +434,7 @@ class Strategy:
             `tf.distribute.Strategy.reduce`.
         """
         frame = self._check_across("reduce", _inside("all_reduce"))
+        value = variables_as_values(value)
         op = collectives.reduce_op("Strategy.reduce", reduce_op)
         collectives.hints_of("Strategy.reduce", options, experimental_hints)
         if frame is not None and frame.in_merge:
@@ -483,6 +484,7 @@ class Strategy:
             `tf.distribute.Strategy.gather`.
         """
         frame = self._check_across("gather", _inside("all_gather"))
+        value = variables_as_values(value)
         collectives.hints_of("Strategy.gather", options, experimental_hints)
         if frame is not None and frame.in_merge:
             return _in_merge.gather(value, axis, self.layout)
@@ -515,7 +517,7 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.experimental_local_results`.
         """
-        return _local.results(value, self.layout)
+        return _local.results(variables_as_values(value), self.layout)
 
     @final
     def experimental_distribute_values_from_function(

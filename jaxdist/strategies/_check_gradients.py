@@ -14,7 +14,7 @@ from jax.tree_util import keystr
 from jaxdist import replica
 from jaxdist.errors import ArgumentError, ContextError, ShapeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.program import RunOptions
+from jaxdist.program import Program, RunOptions
 from jaxdist.program._captured import closed_over
 from jaxdist.strategies._compared_results import (
     compared_results,
@@ -30,7 +30,7 @@ from jaxdist.strategies._gradient_report import (
     compare,
     without_rounding,
 )
-from jaxdist.values import Kind, PerReplica, placement_of
+from jaxdist.values import Kind, PerReplica, any_variable, placement_of
 
 # State of optimizers that divide by the size of past gradients.
 _ADAPTIVE = frozenset({"nu", "nu_max", "v_row", "v_col", "sum_of_squares", "e_g", "e_x"})
@@ -62,6 +62,8 @@ def check(
         )
     if options is not None:
         options = options._replace(donate_argnums=())
+    if any_variable():
+        _refuse_variables(strategy.lower(fn, args, kwargs, options))
     on_many = _Copy(args, kwargs)
     on_one = _Copy(args, kwargs)
     joined = jax.tree_util.tree_map_with_path(
@@ -91,6 +93,19 @@ def check(
     if setting.is_adaptive and seen and all(not x.differs for x in leaves):
         setting = dataclasses.replace(setting, is_adaptive=False)
     return GradientReport(setting, tuple(leaves), tuple(not_compared))
+
+
+def _refuse_variables(program: Program) -> None:
+    if program.variables:
+        written, read = program.variables.names
+        names = [*written, *read]
+        raise ArgumentError(
+            f"Strategy.check_gradients was given a step that uses {len(names)} variable(s): "
+            f"{names[:5]}.\n\n"
+            "The step runs twice, on copies of its arguments; variables that it finds by itself "
+            "would be changed by both runs, and belong to one strategy.\n\n"
+            "Write the step as a function of state, or of NNX objects, that are arguments."
+        )
 
 
 def _on_first_device(strategy: Any) -> Any:

@@ -1,16 +1,19 @@
 """The documented lower-level view of a strategy."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jaxdist import collectives, replica, runtime
 from jaxdist._typing import PyTree
+from jaxdist._validate import call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
-from jaxdist.errors import ArgumentError, ArgumentTypeError, DeviceError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, DeviceError
+from jaxdist.program import UpdateOfCopies
 from jaxdist.strategies import _in_merge
-from jaxdist.values import PerReplica
+from jaxdist.values import PerReplica, Variable
 
 
 class StrategyExtended:
@@ -185,6 +188,174 @@ class StrategyExtended:
             return _in_merge.broadcast(tensor)
         return self._put(tensor, target)
 
+    def update(
+        self,
+        var: Variable,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Call `fn(var, *args, **kwargs)` once for each copy of `var`, on its replica.
+
+        In `fn`, reading `var` gives the copy of that replica, and assigning changes that copy
+        alone, without aggregation. The copies of a mirrored variable have to come out equal.
+
+        Cost:
+            A step; no collective of its own.
+
+        Args:
+            var: A variable of this strategy.
+            fn: Function of the variable and the arguments.
+            args: Positional arguments; of a `PerReplica` each call gets its own value.
+            kwargs: Keyword arguments, in the same way.
+            group: Whether the results come back as one value, as from `run`.
+
+        Returns:
+            What `fn` returned, as `run` would return it; with `group=False`, a tuple with one
+            entry for each replica.
+
+        Raises:
+            ArgumentTypeError: `var` is no variable.
+            StateDivergenceError: The copies of a mirrored variable would come out different.
+            ContextError: `group=False` inside a step.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> with strategy.scope():
+            ...     w = Variable(1.0)
+            ...     w_new = strategy.extended.update(w, lambda v, x: v.assign_add(x), args=(2.0,))
+            >>> float(w_new)
+            3.0
+
+        Source:
+            `tf.distribute.StrategyExtended.update`.
+        """
+        caller = "StrategyExtended.update"
+        _must_be_variable(caller, var)
+        is_callable(caller, fn)
+        call_arguments(caller, args, kwargs)
+        frame = replica.innermost_explicit_frame()
+        step = UpdateOfCopies(fn)
+        if frame is None or not frame.inside_step:
+            result = self._strategy.run(step, (var, tuple(args), dict(kwargs or {})))
+            return result if group else self._strategy.experimental_local_results(result)
+        if not group:
+            raise ContextError(
+                f"{caller} was called with group=False {frame.describe()}.\n\n"
+                "One program is traced for all replicas, so there is one result, not one for "
+                "each.\n\nLeave group out, or call it outside strategy.run."
+            )
+        return step(var, args, kwargs)
+
+    def value_container(self, value: Any) -> Any:
+        """The variable that a value belongs to; here every value is its own container.
+
+        Example:
+            >>> v = Variable(1.0)
+            >>> MirroredStrategy().extended.value_container(v) is v
+            True
+
+        Source:
+            `tf.distribute.StrategyExtended.value_container`.
+        """
+        return value
+
+    def read_var(self, v: Variable) -> Any:
+        """The value of a variable, as `v.read_value()` gives it.
+
+        Raises:
+            ArgumentTypeError: `v` is no variable.
+
+        Example:
+            >>> MirroredStrategy().extended.read_var(Variable(1.0))
+            Array(1., dtype=float32)
+
+        Source:
+            `tf.compat.v1.distribute.StrategyExtended.read_var`.
+        """
+        _must_be_variable("StrategyExtended.read_var", v)
+        return v.read_value()
+
+    def variable_created_in_scope(self, v: Variable) -> bool:
+        """Whether a variable was made in the scope of this strategy.
+
+        Raises:
+            ArgumentTypeError: `v` is no variable.
+
+        Example:
+            >>> strategy = MirroredStrategy()
+            >>> with strategy.scope():
+            ...     v = Variable(1.0)
+            >>> strategy.extended.variable_created_in_scope(v)
+            True
+
+        Source:
+            `tf.distribute.StrategyExtended.variable_created_in_scope`.
+        """
+        _must_be_variable("StrategyExtended.variable_created_in_scope", v)
+        return v.distribute_strategy is self._strategy
+
+    @contextlib.contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
+        """A block in which new variables lie on the devices of another one of this strategy.
+
+        All variables of a strategy lie on all its devices, so inside its scope this only checks.
+
+        Raises:
+            ContextError: Outside the scope of this strategy.
+            ArgumentError: Not a variable of this strategy.
+
+        Example:
+            >>> strategy = MirroredStrategy()
+            >>> with strategy.scope():
+            ...     v = Variable(1.0)
+            ...     with strategy.extended.colocate_vars_with(v):
+            ...         momentum = Variable(0.0)
+
+        Source:
+            `tf.distribute.StrategyExtended.colocate_vars_with`.
+        """
+        frame = replica.current_frame()
+        name = type(self._strategy).__name__
+        if frame is None or frame.strategy is not self._strategy or frame.inside_step:
+            where = "outside every strategy" if frame is None else frame.describe()
+            raise ContextError(
+                f"StrategyExtended.colocate_vars_with was called {where}.\n\n"
+                "It says where variables are made, and those of a strategy are made in its scope."
+                "\n\nEnter strategy.scope() first."
+            )
+        given = colocate_with_variable
+        if not isinstance(given, Variable) or given.distribute_strategy is not self._strategy:
+            raise ArgumentError(
+                f"StrategyExtended.colocate_vars_with was given {given!r}.\n\n"
+                f"It takes a variable that was made in the scope of this {name}.\n\n"
+                "Make it there, or leave colocate_vars_with out: all variables of a strategy lie "
+                "on all its devices."
+            )
+        yield
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
+        """Full names of the devices for state that belongs to no variable in particular.
+
+        Args:
+            var_list: The variables that are optimized; their devices are all those of the
+                strategy.
+
+        Raises:
+            ArgumentTypeError: Something in `var_list` is no variable.
+
+        Example:
+            >>> OneDeviceStrategy("cpu:1").extended.non_slot_devices([])
+            ('/job:localhost/replica:0/task:0/device:CPU:1',)
+
+        Source:
+            `tf.compat.v1.distribute.StrategyExtended.non_slot_devices`.
+        """
+        for v in var_list:
+            _must_be_variable("StrategyExtended.non_slot_devices", v)
+        return self.worker_devices
+
     def call_for_each_replica(
         self,
         fn: Callable[..., Any],
@@ -212,7 +383,7 @@ class StrategyExtended:
                     "Name a device ('cpu:0'), or pass a distributed value."
                 )
             return runtime.device_from_name(destinations)
-        if isinstance(destinations, (PerReplica, jax.Array)):
+        if isinstance(destinations, (PerReplica, Variable, jax.Array)):
             return replicated
         if isinstance(destinations, (list, tuple)) and destinations:
             devices = [runtime.device_from_name(d) for d in destinations]
@@ -239,3 +410,11 @@ class StrategyExtended:
 
     def __repr__(self) -> str:
         return f"StrategyExtended({self._strategy!r})"
+
+
+def _must_be_variable(caller: str, value: Any) -> None:
+    if not isinstance(value, Variable):
+        raise ArgumentTypeError(
+            f"{caller} was given a {type(value).__name__}: {value!r}.\n\n"
+            "It takes a jaxdist.Variable.\n\nMake one in the scope of the strategy."
+        )

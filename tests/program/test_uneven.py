@@ -120,6 +120,22 @@ def test_gradients_of_a_gather_are_summed_and_cut(split: Sequence[int], wrap: An
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-6)
 
 
+def test_a_jitted_helper_with_a_gather_is_traced_for_every_split() -> None:
+    @jax.jit
+    def helper(x: Any) -> Any:
+        return get_replica_context().all_gather(x, axis=0)
+
+    def step(x: Any) -> Any:
+        return helper(x), helper(x * 2)
+
+    strategy = _strategy()
+    for split in ((3, 3, 3, 1), (1, 3, 3, 3), (2, 2, 1, 1)):
+        rows = X[: sum(split)]
+        whole, doubled = strategy.run(step, (_parts(rows, split),))
+        np.testing.assert_array_equal(whole, rows)
+        np.testing.assert_array_equal(doubled, rows * 2)
+
+
 def test_a_gather_under_vmap_is_that_of_every_column() -> None:
     def step(x: Any) -> Any:
         return jax.vmap(lambda c: get_replica_context().all_gather(c, axis=0), in_axes=1)(x)

@@ -480,3 +480,17 @@ def test_a_long_list_of_leaves_is_cut() -> None:
     report = GradientReport(Setting(8), leaves)
     assert "and 2 more" in repr(report)
     assert "neither the number of replicas" in repr(report)
+
+
+def test_a_step_with_variables_is_refused_and_they_stay_as_they_are() -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        weight = jaxdist.Variable(np.float32(3), name="weight")
+
+    def step() -> Any:
+        weight.assign_add(1.0)
+        return weight.read_value()
+
+    with pytest.raises(jaxdist.errors.ArgumentError, match="weight"):
+        strategy.check_gradients(step)
+    assert float(weight) == 3

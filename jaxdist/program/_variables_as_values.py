@@ -1,0 +1,28 @@
+"""Variables where a value is expected: what `Strategy.reduce` and its like take them for."""
+
+from typing import Any
+
+import jax
+
+from jaxdist._typing import PyTree
+from jaxdist.replica import Handle, innermost_explicit_frame
+from jaxdist.values import PerReplica, Variable, any_variable
+
+
+def variables_as_values(value: PyTree) -> PyTree:
+    """The same pytree, with the values that its variables have on the replicas in their place."""
+    if not any_variable():
+        return value
+    return jax.tree.map(
+        lambda leaf: _values_of(leaf) if isinstance(leaf, Variable) else leaf,
+        value,
+        is_leaf=lambda x: isinstance(x, (PerReplica, Variable)),
+    )
+
+
+def _values_of(variable: Variable) -> Any:
+    frame = innermost_explicit_frame()
+    if frame is None or frame.variables is None:
+        return variable.distributed
+    own = frame.variables.own_copies().read(variable)
+    return Handle(own, frame.strategy.layout) if variable.home.per_replica else own
