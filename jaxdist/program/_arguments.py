@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -150,6 +151,21 @@ def check_hashable(caller: str, flat: Flat, call: tuple[Any, Any]) -> None:
                 "Register its class as a pytree (jax.tree_util.register_dataclass), make it "
                 "hashable, or pass the arrays that it holds."
             ) from error
+
+
+def check_no_bare_variable(caller: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Refuse a Flax variable that is an argument by itself: what a step writes would be lost."""
+    named = [*((f"args[{i}]", a) for i, a in enumerate(args))]
+    named += [(f"kwargs[{k!r}]", v) for k, v in kwargs.items()]
+    for name, value in named:
+        if isinstance(value, nnx.Variable):
+            raise ArgumentTypeError(
+                f"{caller} was given {name}, a {type(value).__name__} by itself.\n\n"
+                "JAX takes it for its value, so a step could read it, and what the step writes "
+                "to it would be lost.\n\n"
+                "Pass its value, variable[...], where it is only read; pass the module that "
+                "holds it, or nnx.Dict(value=variable), where it is written."
+            )
 
 
 def argument_name(path: Any) -> str:

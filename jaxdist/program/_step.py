@@ -17,6 +17,7 @@ from jaxdist.program._arguments import (
     Static,
     argument_name,
     check_hashable,
+    check_no_bare_variable,
     flatten,
     is_unit,
 )
@@ -191,6 +192,7 @@ class Step:
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         flat = flatten(args, kwargs, self._static_names, self._static_numbers)
         check_hashable("strategy.run", flat, (args, kwargs))
+        check_no_bare_variable("strategy.run", args, kwargs)
         kept = self._graph_of(flat, (args, kwargs)) if flat.nodes else None
         leaves = kept.read() if kept else []
         moved = False

@@ -11,7 +11,7 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import PerReplica, get_replica_context
-from jaxdist.errors import JaxdistError, StateDivergenceError
+from jaxdist.errors import ArgumentTypeError, JaxdistError, StateDivergenceError
 
 X = PerReplica(np.arange(8, dtype=np.float32))
 
@@ -300,6 +300,22 @@ def test_an_exception_in_the_step_leaves_the_state_as_it_was(warm_up: int) -> No
     assert float(model.bias[0]) == warm_up
     strategy.run(step, (model, np.ones(2, np.float32)))
     assert float(model.bias[0]) == warm_up + 1
+
+
+def test_a_variable_by_itself_is_refused_and_inside_an_object_it_is_written() -> None:
+    strategy = jaxdist.MirroredStrategy()
+    variable: Any = nnx.Param(jnp.zeros(2))
+
+    def step(variable: Any) -> None:
+        variable[...] = variable[...] + 1
+
+    with pytest.raises(ArgumentTypeError, match=r"args\[0\], a Param"):
+        strategy.run(step, (variable,))
+    with pytest.raises(ArgumentTypeError, match=r"kwargs\['variable'\]"):
+        strategy.run(step, (), {"variable": variable})
+    held: Any = nnx.Dict(value=variable)
+    strategy.run(lambda held: step(held.value), (held,))
+    np.testing.assert_array_equal(variable[...], [1, 1])
 
 
 def test_a_module_inside_a_dict_is_updated_in_place() -> None:
