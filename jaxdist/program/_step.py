@@ -78,7 +78,8 @@ class Step:
         self._static_names = frozenset(options.static_argnames)
         self._static_numbers = _options.static_numbers(fn, options.static_argnames)
         self._programs: dict[Signature, _Ready] = {}
-        self._inline: dict[Signature, Program] = {}
+        # Traced by `program` and not compiled yet.
+        self._only_traced: dict[Signature, Program] = {}
         self._kept: dict[tuple[int, ...], KeptGraph] = {}
         self._planned: dict[Plan, Planned] = {}
         # The variables that the last program touched; the next one probably does as well.
@@ -242,11 +243,19 @@ class Step:
         """The program that this call would run."""
         call = self._read(args, kwargs)
         ready = self._programs.get(call.signature)
-        return ready.program if ready else self._build(call, (args, kwargs))
+        if ready is not None:
+            return ready.program
+        known = self._only_traced.get(call.signature)
+        if known is not None:
+            return known
+        program = self._build(call, (args, kwargs))
+        if not (call.flat.has_tracer or _compat.inside_trace()):
+            self._only_traced[call.signature] = program
+        return program
 
     def _new_program(self, call: _Call, given: tuple[Any, Any]) -> _Ready:
         fn = self._fn()
-        program = self._build(call, given)
+        program = self._only_traced.pop(call.signature, None) or self._build(call, given)
         if self._programs:
             last = next(reversed(self._programs))
             changed = difference(last, call.signature, self._names(call, given))

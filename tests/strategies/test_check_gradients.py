@@ -373,7 +373,10 @@ def test_a_strategy_in_the_closure_is_told_to_be_a_possible_cause() -> None:
     assert "get_replica_context()" in repr(report)
 
 
-def test_nothing_is_donated_and_the_program_is_that_of_run() -> None:
+@pytest.mark.parametrize("num_variables", [0, 1])
+def test_nothing_is_donated_and_the_program_is_that_of_run(num_variables: int) -> None:
+    # Where variables are alive, the step is looked through for them first.
+    alive = [jaxdist.Variable(1.0) for _ in range(num_variables)]
     traces = []
 
     def step(params: Any, batch: Any) -> Any:
@@ -389,6 +392,7 @@ def test_nothing_is_donated_and_the_program_is_that_of_run() -> None:
     assert len(traces) == 2
     FOUR.run(step, (params, batch))
     assert len(traces) == 2
+    assert len(alive) == num_variables
 
 
 def test_static_arguments_keyword_arguments_and_axes_by_name_work() -> None:
