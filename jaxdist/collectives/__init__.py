@@ -10,6 +10,7 @@ from jaxdist.collectives._in_replica import all_gather as all_gather
 from jaxdist.collectives._in_replica import all_reduce as all_reduce
 from jaxdist.collectives._in_replica import gather_dim as gather_dim
 from jaxdist.collectives._in_replica import gathered as gathered
+from jaxdist.collectives._in_replica import summed as summed
 from jaxdist.collectives._mark import ASSUME_REPLICATED as ASSUME_REPLICATED
 from jaxdist.collectives._mark import assume_replicated as assume_replicated
 from jaxdist.collectives._reduce_op import ReduceOp as ReduceOp

@@ -1,6 +1,6 @@
 """Collectives as seen from inside a step: every replica calls them with its own value."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.collectives._uneven_gather import current_log, uneven_all_gather
 from jaxdist.errors import ShapeError
 
+T = TypeVar("T")
+
 
 def all_reduce(
     caller: str, op: ReduceOp, value: PyTree, axes: AxisNames, num_replicas: int
@@ -22,7 +24,7 @@ def all_reduce(
     if not arrays:
         return value
     # XLA keeps an all-reduce of one replica on CPU.
-    sums = jax.lax.psum(arrays, axes) if num_replicas > 1 else arrays
+    sums = summed(arrays, axes) if num_replicas > 1 else arrays
     if op is ReduceOp.MEAN:
         sums = [s / num_replicas for s in sums]
     return jax.tree.unflatten(treedef, sums)
@@ -32,6 +34,17 @@ def _reducible(caller: str, op: ReduceOp, path: Any, leaf: Any) -> Any:
     check_numeric(caller, "value" + jax.tree_util.keystr(path), leaf)
     array = jnp.asarray(leaf)
     return array.astype(result_dtype(op, array.dtype))
+
+
+def summed(value: T, axes: AxisNames) -> T:
+    """The sum over the replicas of every array of a pytree, in one `psum`."""
+    return jax.lax.psum(jax.tree.map(_opaque, value), axes)
+
+
+def _opaque(array: Any) -> Any:
+    """XLA aborts the process when it sees that what is summed is a complex constant."""
+    is_complex = jnp.issubdtype(array.dtype, jnp.complexfloating)
+    return jax.lax.optimization_barrier(array) if is_complex else array
 
 
 def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree:

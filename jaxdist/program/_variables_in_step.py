@@ -57,15 +57,15 @@ def _for_all_copies(variable: Variable, change: Change, given: Any, layout: Repl
 
 def _added_by_all(given: Any, layout: ReplicaMesh) -> Any:
     """A variable of no strategy is one for all replicas, and each of them adds to it."""
-    if isinstance(given, jax.core.Tracer):
-        return jax.lax.psum(given, layout.replica_axes)
+    if isinstance(given, jax.Array):
+        return collectives.summed(given, layout.replica_axes)
     return given * layout.num_replicas
 
 
 def _together(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
     """One value from those that all replicas give to a mirrored variable."""
     how = variable.aggregation
-    is_constant = not isinstance(given, jax.core.Tracer)
+    is_constant = not isinstance(given, jax.Array)
     if how is VariableAggregation.SUM and is_constant:
         raise ArgumentError(
             f"Variable {variable.label!r}.{change.value} was given {given!r} inside a replica, and "
@@ -111,7 +111,7 @@ def combined(own: Any, how: VariableAggregation, layout: ReplicaMesh) -> Any:
         numbers = own.astype(jnp.int8) if own.dtype == jnp.bool_ else own
         first = jnp.where(is_first, numbers, jnp.zeros_like(numbers))
         return jax.lax.psum(first, axes).astype(own.dtype)
-    total = jax.lax.psum(own, axes)
+    total = collectives.summed(own, axes)
     return total if how is VariableAggregation.SUM else total / layout.num_replicas
 
 

@@ -145,6 +145,21 @@ def test_an_array_without_elements_is_reduced_to_itself(strategy: Strategy) -> N
     assert got.shape == (0, 3)
 
 
+def test_constants_and_sums_of_nothing_are_reduced(strategy: Strategy) -> None:
+    dtypes = [np.complex64, np.float32, np.int32]
+
+    def step(x: Any, nothing: Any) -> Any:
+        constants = [jnp.full(2, 3, d) for d in dtypes]
+        return x, *_all_reduce("sum", (constants, [n.sum(axis=0) for n in nothing]))
+
+    # JAX cannot compile a mapped function of which no argument has elements.
+    _, constants, sums = strategy.run(step, (1.0, [np.zeros((0, 2), d) for d in dtypes]))
+    for have in constants:
+        np.testing.assert_array_equal(have, [3 * strategy.num_replicas_in_sync] * 2)
+    for have in sums:
+        np.testing.assert_array_equal(have, [0, 0])
+
+
 def test_ones_sum_to_the_number_of_replicas(strategy: Strategy) -> None:
     got = strategy.run(lambda: _all_reduce(ReduceOp.SUM, jnp.ones(2)))
     assert got.tolist() == [strategy.num_replicas_in_sync] * 2
