@@ -1,5 +1,6 @@
 """The programming model of `tf.distribute`, on JAX."""
 
+from jaxdist import config as config
 from jaxdist import errors as errors
 from jaxdist import experimental as experimental
 from jaxdist import nn as nn

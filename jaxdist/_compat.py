@@ -3,9 +3,11 @@
 Each entry says what it waits for. Works with JAX 0.10.2 to 0.12.
 """
 
+import contextlib
+import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ from jax._src import mesh as _mesh
 from jax._src import shard_map as _shard_map
 from jax._src import source_info_util as _source_info
 from jax._src import tree_util as _tree_util
+from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as _xla_client
@@ -38,7 +41,8 @@ def make_dispatcher(
     A signature is the pytree structure and, for each leaf, dtype, shape, weak type, sharding and
     whether it is committed, so everything that decides which program runs is checked in C++ and
     costs no Python. `miss(args, kwargs)` returns the outputs and either what
-    `fast_call_record` made, to be used for this signature from now on, or None.
+    `fast_call_record` made, to be used for this signature from now on, or None. Under
+    `jax.disable_jit()` every call is a miss.
 
     Waits for a public way to dispatch one function to several compiled programs.
     """
@@ -47,9 +51,12 @@ def make_dispatcher(
         outputs, record = miss(args, kwargs)
         return outputs, record, False
 
+    def without_jit(*args: Any, **kwargs: Any) -> Any:
+        return miss(args, kwargs)[0]
+
     return _jax.pjit(
         name,
-        None,
+        without_jit,
         cache_miss,
         list(static_argnums),
         list(static_argnames),
@@ -108,6 +115,11 @@ def _physical(sharding: Any, aval: Any) -> Any:
 def inside_trace() -> bool:
     """Whether a JAX transformation is tracing the caller. Waits for a public name."""
     return not _core.trace_state_clean()
+
+
+def must_interpret() -> bool:
+    """Whether nothing compiled can be called here: inside a trace, or without `jit`."""
+    return inside_trace() or is_disabled_jit()
 
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -273,6 +285,190 @@ def current_trace() -> Any:
     Waits for one public name: `get_opaque_trace_state` moves between 0.10 and 0.12.
     """
     return _core.trace_ctx.trace
+
+
+def is_disabled_jit() -> bool:
+    """Whether the caller is under `jax.disable_jit()`."""
+    disabled: bool = _config.disable_jit.value
+    return disabled
+
+
+Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+
+
+class HeldTracer(_core.Tracer[Any]):
+    """An array of one replica, with a mark that says where it came from.
+
+    A tracer, because JAX takes every concrete operand of `jax.lax.psum` for a constant; in all
+    else it behaves as the array that it holds.
+    """
+
+    __slots__ = ("held", "mark")
+
+    def __init__(self, trace: Any, held: Any, mark: Any) -> None:
+        super().__init__(trace, _core.typeof(held))
+        self.held = held
+        self.mark = mark
+
+    def to_concrete_value(self) -> Any:
+        return self.held
+
+    def full_lower(self) -> "HeldTracer":
+        return self
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.held.__array__(*args, **kwargs)
+
+    def __float__(self) -> float:
+        return float(self.held)
+
+    def __complex__(self) -> complex:
+        return complex(self.held)
+
+    def tolist(self) -> Any:
+        return self.held.tolist()
+
+    def tobytes(self, order: Any = "C") -> Any:
+        return self.held.tobytes(order)
+
+    def item(self, *args: Any) -> Any:
+        return self.held.item(*args)
+
+    @property
+    def sharding(self) -> Any:
+        return self.held.sharding
+
+    def devices(self) -> Any:
+        return self.held.devices()
+
+    def block_until_ready(self) -> "HeldTracer":
+        self.held.block_until_ready()
+        return self
+
+    def __repr__(self) -> str:
+        return repr(self.held)
+
+    def __str__(self) -> str:
+        return str(self.held)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.held, spec)
+
+
+class _OpByOp(_core.Trace):
+    """Gives each operation to a handler."""
+
+    __slots__ = ("_handler",)
+
+    def __init__(self, handler: Handler) -> None:
+        super().__init__()
+        self._handler = handler
+
+    def stage_value(self, val: Any) -> Any:
+        if isinstance(val, HeldTracer):
+            return val
+        return outside(jax.device_put, val)
+
+    def cur_qdd(self, x: Any) -> Any:
+        return x.cur_qdd()
+
+    def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
+        with _core.set_current_trace(_core.eval_trace):
+            return self._handler(primitive, args, params)
+
+    def process_call(self, primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
+        with _core.set_current_trace(self):
+            return f.call_wrapped(*tracers)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any
+    ) -> Any:
+        with _core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **_: Any
+    ) -> Any:
+        with _core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+
+@contextlib.contextmanager
+def op_by_op(handler: Handler, axis_sizes: Sequence[tuple[str, int]]) -> Iterator[Any]:
+    """Give every operation of the block to `handler`; yields the trace, for `HeldTracer`.
+
+    Transformations (`jax.grad`, `jax.vmap`) work as they do outside of `jit`, and collectives
+    over the axes come to the handler like every other operation. Waits for a public way to write
+    an interpreter that JAX's own control flow does not have to be traced for.
+    """
+    trace = _OpByOp(handler)
+    with (
+        _core.set_current_trace(trace),
+        _core.extend_axis_env_nd(list(axis_sizes)),
+        _config.disable_jit(True),
+    ):
+        yield trace
+
+
+def inside(trace: Any, fn: Callable[..., Any], *args: Any) -> Any:
+    """Call `fn` with its operations given to `trace`."""
+    with _core.set_current_trace(trace):
+        return fn(*args)
+
+
+def outside(fn: Callable[..., Any], *args: Any) -> Any:
+    """Call `fn` as if no trace were around the caller."""
+    with _core.set_current_trace(_core.eval_trace), _config.disable_jit(False):
+        return fn(*args)
+
+
+def evaluate(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+    """One operation on concrete arrays, as JAX does it outside of `jit`."""
+    return _core.eval_trace.process_primitive(primitive, args, params)
+
+
+def is_mapped(value: Any) -> bool:
+    """Whether `jax.vmap` maps over the value. Waits for a public name."""
+    return isinstance(value, _batching.BatchTracer)
+
+
+def with_jit() -> Any:
+    """A context in which `jit` compiles, also inside `op_by_op` and `jax.disable_jit()`."""
+    return _config.disable_jit(False)
+
+
+def settings_of_thread() -> Callable[[], None]:
+    """What the caller has set with JAX's context managers, as a function that sets it elsewhere.
+
+    JAX keeps `jax.enable_x64`, `jax.debug_nans`, `jax.default_matmul_precision` and so on for
+    each thread by itself. Waits for a public copy of them.
+    """
+    held = {}
+    for holder in _config.config._value_holders.values():
+        if isinstance(holder, _config.State):
+            local = holder.get_local()
+            if local is not _config.config_ext.unset:
+                held[holder] = local
+
+    def take_over() -> None:
+        for holder, local in held.items():
+            holder.set_local(local)
+
+    return take_over
+
+
+def callers_line() -> str:
+    """`file:line (function)` of the user's line that the caller was called from."""
+    return source_of(_Here(_source_info.current()))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Here:
+    source_info: Any
+
+
+# The source of an operation that nobody will ask for.
+NO_SOURCE = _source_info.new_source_info()
 
 
 def is_ref(variable: Any) -> bool:

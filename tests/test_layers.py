@@ -22,7 +22,7 @@ ROWS = [
     {"program", "data", "nn"},
     {"strategies", "parameter_server"},
     {"training", "estimator", "explain"},
-    {"experimental", "coordinator", "compat", "contrib"},
+    {"experimental", "coordinator", "compat", "contrib", "config"},
     {"__init__"},
     {"cli"},
     {"__main__"},

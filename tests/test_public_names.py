@@ -46,6 +46,7 @@ OUR_OWN = {
     "accumulate_gradients",
     "assume_replicated",
     "check_replicas",
+    "config",
     "errors",
     "multi_step",
     "nn",
@@ -53,6 +54,7 @@ OUR_OWN = {
 }
 EXPERIMENTAL = {"ValueContext"}
 TESTING = {"virtual_devices"}
+CONFIG = {"run_eagerly", "steps_run_eagerly"}
 NN = {"compute_average_loss", "example_keys", "scale_regularization_loss"}
 
 ROOT = pathlib.Path(jaxdist.__file__).parent
@@ -76,7 +78,7 @@ def _public(module: ModuleType) -> dict[str, object]:
 def _callables() -> dict[str, object]:
     """Every public function, class and own public method, by the name that users type."""
     found: dict[str, object] = {}
-    for module in (jaxdist, jaxdist.experimental, jaxdist.nn, jaxdist.testing):
+    for module in (jaxdist, jaxdist.config, jaxdist.experimental, jaxdist.nn, jaxdist.testing):
         for name, value in _public(module).items():
             if callable(value):
                 found[f"{module.__name__}.{name}"] = value
@@ -98,8 +100,13 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
 
 @pytest.mark.parametrize(
     ("path", "names"),
-    [("experimental.py", EXPERIMENTAL), ("nn/__init__.py", NN), ("testing/__init__.py", TESTING)],
-    ids=["experimental", "nn", "testing"],
+    [
+        ("config.py", CONFIG),
+        ("experimental.py", EXPERIMENTAL),
+        ("nn/__init__.py", NN),
+        ("testing/__init__.py", TESTING),
+    ],
+    ids=["config", "experimental", "nn", "testing"],
 )
 def test_names_of_public_modules_are_exactly_the_written_ones(path: str, names: set[str]) -> None:
     assert _exported(ROOT / path) == names

@@ -15,6 +15,8 @@ from jaxdist.collectives._mark import ASSUME_REPLICATED as ASSUME_REPLICATED
 from jaxdist.collectives._mark import assume_replicated as assume_replicated
 from jaxdist.collectives._reduce_op import ReduceOp as ReduceOp
 from jaxdist.collectives._reduce_op import reduce_op as reduce_op
+from jaxdist.collectives._trace_number import traced_anew as traced_anew
+from jaxdist.collectives._trace_number import traced_once as traced_once
 from jaxdist.collectives._uneven_gather import UNEVEN_ALL_GATHER as UNEVEN_ALL_GATHER
 from jaxdist.collectives._uneven_gather import GatherLog as GatherLog
 from jaxdist.collectives._uneven_gather import gather_padded as gather_padded

@@ -6,7 +6,6 @@ have to be known. A log carries them from one round of tracing to the next.
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -17,6 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from jaxdist._typing import AxisNames
+from jaxdist.collectives._trace_number import traced_anew
 
 # Only in the traces of single groups; what joins them puts an all-gather in its place.
 UNEVEN_ALL_GATHER = Primitive("jaxdist_uneven_all_gather")
@@ -41,18 +41,12 @@ class GatherLog:
 _LOG: ContextVar[GatherLog | None] = ContextVar("jaxdist_gathers", default=None)
 
 
-# JAX keeps what a jitted function that the step calls was traced to, with the rows of that trace
-# in it. Another number makes it trace the function again.
-_TRACE_NUMBER = jax.make_user_context(None)
-_numbers = itertools.count()
-
-
 @contextlib.contextmanager
 def logged(log: GatherLog) -> Iterator[None]:
     """Trace with this log."""
     token = _LOG.set(log)
     try:
-        with _TRACE_NUMBER(next(_numbers)):
+        with traced_anew():
             yield
     finally:
         _LOG.reset(token)

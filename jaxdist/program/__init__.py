@@ -1,5 +1,8 @@
 """Trace, analyse, compile, call."""
 
+from jaxdist.program._eagerly import EAGERLY as EAGERLY
+from jaxdist.program._eagerly import run_eagerly as run_eagerly
+from jaxdist.program._eagerly import steps_run_eagerly as steps_run_eagerly
 from jaxdist.program._options import RunOptions as RunOptions
 from jaxdist.program._program import CompiledProgram as CompiledProgram
 from jaxdist.program._program import Program as Program

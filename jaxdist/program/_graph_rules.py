@@ -1,5 +1,6 @@
 """What becomes of NNX variables that a step leaves different on each replica."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -49,6 +50,15 @@ def combine(kind: type, before: Any, after: Any, axes: AxisNames) -> Any:
         return jax.lax.pmean(_wide(after), axes).astype(after.dtype)
     start = before.reshape(after.shape)
     return start + jax.lax.psum(_wide(after) - _wide(start), axes).astype(start.dtype)
+
+
+def combine_all(kind: type, before: Any, after: Sequence[Any]) -> Any:
+    """The same, of the values of all replicas in one place."""
+    rows = jnp.stack([_wide(x) for x in after])
+    if is_averaged(kind):
+        return rows.mean(axis=0).astype(after[0].dtype)
+    start = before.reshape(after[0].shape)
+    return start + (rows - _wide(start)[None]).sum(axis=0).astype(start.dtype)
 
 
 def _wide(x: Any) -> Any:

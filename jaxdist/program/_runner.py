@@ -71,6 +71,12 @@ class Runner:
             known[kept if options == _DEFAULT else (kept, options)] = step
         return step
 
+    def op_by_op(
+        self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions | None
+    ) -> Any:
+        """Run a call without compiling it."""
+        return self.step(fn, options).op_by_op(tuple(args), dict(kwargs or {}))
+
     def _new(self, fn: Callable[..., Any], options: RunOptions) -> Step:
         strategy = self._strategy()
         return Step(fn, options, strategy, self._watch)

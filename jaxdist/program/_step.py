@@ -24,6 +24,7 @@ from jaxdist.program._arguments import (
 from jaxdist.program._difference import difference
 from jaxdist.program._donation import DonatingCall
 from jaxdist.program._graph import KeptGraph
+from jaxdist.program._op_by_op import OpByOpStep
 from jaxdist.program._planned import Plan, Planned, Slow
 from jaxdist.program._program import Program, build
 from jaxdist.program._retrace import RetraceWatch, place
@@ -106,6 +107,8 @@ class Step:
         call = self._read(args, kwargs)
         if call.flat.has_tracer or _compat.inside_trace():
             return self._inside_trace(call, (args, kwargs)), None
+        if _compat.is_disabled_jit():
+            return self._op_by_op(call), None
         ready = self._programs.get(call.signature)
         if ready is None:
             ready = self._new_program(call, (args, kwargs))
@@ -138,6 +141,26 @@ class Step:
             self._plan(call, args, kwargs)
         return result, ready.record if plain and not call.moved else None
 
+    def op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run as JAX runs operations outside of `jit`, one thread for each replica."""
+        call = self._read(args, kwargs)
+        if call.flat.has_tracer or _compat.inside_trace():
+            return self._inside_trace(call, (args, kwargs))
+        return self._op_by_op(call)
+
+    def _op_by_op(self, call: _Call) -> Any:
+        fn: Any = self._fn()
+        with _compat.with_jit():
+            step = OpByOpStep(fn, call.signature, self._strategy(), call.leaves)
+            outcome = step.run(self._options.donate_argnums, place(fn))
+        variables = LiftedVariables(outcome.variables, (), 0, {})
+        try:
+            if call.kept is not None:
+                call.kept.write(outcome.state)
+        finally:
+            variables.write(outcome.values)
+        return outcome.result
+
     # Steps with variables have a way in of their own.
 
     def _enter_with(self, variables: LiftedVariables) -> None:
@@ -156,7 +179,7 @@ class Step:
         """Results and the C++ call path of a call with these variables; None: take the slow way."""
         call = self._read(args, kwargs)
         ready = self._programs.get(call.signature)
-        traced = call.flat.has_tracer or _compat.inside_trace()
+        traced = call.flat.has_tracer or _compat.must_interpret()
         special = call.flat.nodes or any(isinstance(s, Static) for s in call.flat.slots)
         if ready is None or traced or call.moved or special:
             return None
@@ -370,7 +393,7 @@ class Step:
             args, kwargs = restore(rest, named)
             call = self._read(args, kwargs)
             ready = self._programs.get(call.signature)
-            traced = call.flat.has_tracer or _compat.inside_trace()
+            traced = call.flat.has_tracer or _compat.must_interpret()
             # A number where there was a static value is an argument of the program, and is not
             # among what this dispatcher was given.
             fits = self._plan_of(call, args, kwargs) == plan

@@ -148,7 +148,7 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced
 def _trace_with(
     manual_axes: frozenset[str], fn: Callable[..., Any], signature: Signature, strategy: Any
 ) -> Traced:
-    local = _LocalStep(fn, signature, strategy)
+    local = LocalStep(fn, signature, strategy)
     traced = trace_local(manual_axes, local, signature, strategy.layout)
     return signature.lifting.finished(traced)
 
@@ -197,7 +197,7 @@ class LocalFunction(Protocol):
         ...
 
 
-class _LocalStep:
+class LocalStep:
     """The user's function from flat local values to flat local results."""
 
     def __init__(self, fn: Callable[..., Any], signature: Signature, strategy: Any) -> None:

@@ -155,11 +155,9 @@ class _JoinedStep:
         self._real = dict(signature.uneven)
         self.num_graph = first.num_graph
         self.paths = first.paths
-        self.template = _joined_template(traces, groups)
+        self.template = joined_template(traces, groups)
+        check_ranks(traces, groups)
         by_group = list(zip(*(t.shapes for t in traces), strict=True))
-        for path, shapes in zip(first.paths, by_group[self.num_graph :], strict=True):
-            if len({len(s) for s in shapes}) > 1:
-                raise StateDivergenceError(_other_ranks(path, shapes, groups))
         self.shapes = tuple(_largest(shapes) for shapes in by_group)
         self.uneven = {
             i: tuple(shapes[g] for g in groups.of_replica)
@@ -186,13 +184,21 @@ class _JoinedStep:
         return Slot(leaf, tuple(shapes))
 
 
-def _joined_template(traces: list[Traced], groups: Groups) -> Any:
+def check_ranks(traces: Sequence[Traced], groups: Groups) -> None:
+    """Refuse results that differ in rank."""
+    by_group = list(zip(*(t.shapes for t in traces), strict=True))
+    for path, shapes in zip(traces[0].paths, by_group[traces[0].num_graph :], strict=True):
+        if len({len(s) for s in shapes}) > 1:
+            raise StateDivergenceError(_other_ranks(path, shapes, groups))
+
+
+def joined_template(traces: Sequence[Traced], groups: Groups) -> Any:
     """The structure of the results; Python values that differ become a `PerReplica`."""
     flat = [jax.tree.flatten(t.template, is_leaf=lambda x: isinstance(x, Static)) for t in traces]
     for group, (_, treedef) in enumerate(flat):
         if treedef != flat[0][1]:
             raise StateDivergenceError(
-                "strategy.run: the step returns other structures for other local shapes.\n\n"
+                "strategy.run: the step returns other structures on other replicas.\n\n"
                 f"Replicas {groups.members(0)}: {flat[0][1]}\n"
                 f"Replicas {groups.members(group)}: {treedef}\n\n"
                 "Return the same structure on every replica."
@@ -200,6 +206,14 @@ def _joined_template(traces: list[Traced], groups: Groups) -> Any:
     leaves = []
     for column in zip(*(found for found, _ in flat), strict=True):
         first = column[0]
+        kinds = [isinstance(mark, Static) for mark in column]
+        if len(set(kinds)) > 1:
+            arrays = [r for r, g in enumerate(groups.of_replica) if not kinds[g]]
+            raise StateDivergenceError(
+                f"strategy.run: a result is an array on replicas {arrays} and "
+                f"{column[kinds.index(True)]!r} on others.\n\n"
+                "Return the same kind of value on every replica (jnp.asarray(value))."
+            )
         alike = all(_same_mark(first, other) for other in column)
         differing = PerReplica([getattr(column[g], "value", None) for g in groups.of_replica])
         leaves.append(first if alike else Static(differing))

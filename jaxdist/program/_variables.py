@@ -8,7 +8,6 @@ analysed.
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,25 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
-from jaxdist.errors import ArgumentError, MixedStrategyError
+from jaxdist.collectives import traced_anew
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.program._variables_in_step import given_rows, given_value, value_across
+from jaxdist.program._variables_access import StepAccess, check_home, one_for_each_example
 from jaxdist.program._variables_refs import without_refs
-from jaxdist.replica import innermost_explicit_frame, own_value
-from jaxdist.values import (
-    Change,
-    IndexedSlices,
-    PerReplica,
-    Scatter,
-    Variable,
-    any_variable,
-    checked_value,
-)
-
-# JAX keeps what a jitted function that the step calls was traced to, with the variables of that
-# trace in it. Another number makes it trace the function again.
-_TRACE_NUMBER = jax.make_user_context(None)
-_numbers = itertools.count()
+from jaxdist.values import Variable, any_variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +56,14 @@ class _Cell:
             self._held = value
 
 
-class Lifting:
+class Lifting(StepAccess):
     """One trace of a step: `uses` are the variables that are known to be touched.
 
     Others that it meets read as zeros and keep nothing; the step is traced again with them.
     """
 
     def __init__(self, layout: ReplicaMesh, uses: dict[int, Use]) -> None:
-        self._layout = layout
+        super().__init__(layout)
         self._uses = uses
         self.seen: dict[int, Use] = {}
         self._cells: dict[int, _Cell] = {}
@@ -129,49 +114,6 @@ class Lifting:
         names = [v.label for v in self.written]
         return without_refs(traced, names) if self.holds_refs else traced
 
-    # What a variable asks of the step around it.
-
-    def read(self, variable: Variable) -> Any:
-        """The value of `variable` as the caller sees it."""
-        own = self._own(variable)
-        if self._in_merge and variable.home.per_replica:
-            return value_across(variable, own, self._layout)
-        return own
-
-    def update(self, variable: Variable, change: Change, value: Any) -> None:
-        """Change this replica's copy, or all of them together."""
-        given = given_value(variable, change, value, self._layout, in_merge=self._in_merge)
-        self._set(variable, change.value, change.apply(self._own(variable), given))
-
-    def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
-        """Change rows of a mirrored variable."""
-        rows = given_rows(variable, kind, slices, self._layout, in_merge=self._in_merge)
-        self._set(variable, kind.value, kind.apply(self._own(variable), rows))
-
-    def own_copies(self) -> "OwnCopies":
-        """Reads and changes each replica's copy by itself, without aggregation."""
-        return OwnCopies(self)
-
-    def update_own(self, variable: Variable, change: Change, value: Any) -> None:
-        """Change this replica's copy alone."""
-        if isinstance(value, PerReplica):
-            value = jnp.asarray(own_value(value, self._layout))
-        given = checked_value(variable.label, change.value, value, variable.shape, variable.dtype)
-        self._set(variable, change.value, change.apply(self._own(variable), given))
-
-    def scatter_own(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
-        """Change rows of this replica's copy alone."""
-        self._set(variable, kind.value, kind.apply(self._own(variable), slices))
-
-    def read_own(self, variable: Variable) -> Any:
-        """The value of this replica's copy."""
-        return self._own(variable)
-
-    @property
-    def _in_merge(self) -> bool:
-        frame = innermost_explicit_frame()
-        return frame is not None and frame.in_merge
-
     def _own(self, variable: Variable) -> Any:
         inside = self._note(variable, written=False)
         cell = self._cells.get(id(variable))
@@ -191,45 +133,20 @@ class Lifting:
         except Exception as error:
             if "unbatched array reference" not in str(error):
                 raise
-            raise _one_for_each_example(variable, what) from error
+            raise one_for_each_example(variable, what) from error
         if id(variable) in self._read_inside:
             self._trace_anew()
 
     def _note(self, variable: Variable, *, written: bool) -> bool:
         """Remember a use; whether it is inside a transformation."""
-        home = variable.home.layout
-        if home is not None and home != self._layout:
-            raise _other_strategy(variable, home, self._layout)
+        check_home(variable, self._layout)
         inside = _compat.current_trace() is not self._body
         use = self.seen.get(id(variable), Use(variable))
         self.seen[id(variable)] = use.joined(written=written, in_transformation=written and inside)
         return inside
 
     def _trace_anew(self) -> None:
-        self._number.enter_context(_TRACE_NUMBER(next(_numbers)))
-
-
-class OwnCopies:
-    """What a function that `StrategyExtended.update` calls gets at: one copy at a time."""
-
-    def __init__(self, lifting: Lifting) -> None:
-        self._lifting = lifting
-
-    def own_copies(self) -> "OwnCopies":
-        """Itself."""
-        return self
-
-    def read(self, variable: Variable) -> Any:
-        """The value of this replica's copy."""
-        return self._lifting.read_own(variable)
-
-    def update(self, variable: Variable, change: Change, value: Any) -> None:
-        """Change this replica's copy."""
-        self._lifting.update_own(variable, change, value)
-
-    def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
-        """Change rows of this replica's copy."""
-        self._lifting.scatter_own(variable, kind, slices)
+        self._number.enter_context(traced_anew())
 
 
 def _nothing_like(variable: Variable) -> Any:
@@ -239,25 +156,3 @@ def _nothing_like(variable: Variable) -> Any:
     like: Any = variable.home.copies(variable.held)[0]
     raw = jax.random.key_data(like)
     return jax.random.wrap_key_data(jnp.zeros(raw.shape, raw.dtype), impl=jax.random.key_impl(like))
-
-
-def _one_for_each_example(variable: Variable, what: str) -> ArgumentError:
-    return ArgumentError(
-        f"Variable {variable.label!r}.{what} was given a value that jax.vmap maps over, and the "
-        f"variable is one {variable.dtype}{list(variable.shape)}.\n\n"
-        "Under vmap there is one value for each example, and the variable has room for one.\n\n"
-        "Return the value from the mapped function, combine it (value.mean(axis=0)), and assign "
-        "that outside jax.vmap."
-    )
-
-
-def _other_strategy(
-    variable: Variable, home: ReplicaMesh, layout: ReplicaMesh
-) -> MixedStrategyError:
-    return MixedStrategyError(
-        f"Variable {variable.label!r} was used in a step of another strategy.\n\n"
-        f"It lies on {[str(d) for d in home.devices][:4]} ({home.num_replicas} replicas); the step "
-        f"runs on {[str(d) for d in layout.devices][:4]} ({layout.num_replicas} replicas).\n\n"
-        "A variable belongs to the strategy in whose scope it was made. Run the step with that "
-        "strategy, or make a variable in this one's scope: Variable(other.read_value())."
-    )

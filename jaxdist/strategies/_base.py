@@ -16,7 +16,7 @@ from jaxdist._validate import call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentTypeError, ContextError, MixedStrategyError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.program import Program, Runner, RunOptions, variables_as_values
+from jaxdist.program import EAGERLY, Program, Runner, RunOptions, variables_as_values
 from jaxdist.strategies import _check_gradients, _in_merge, _local
 from jaxdist.strategies._drift import DriftChecks
 from jaxdist.strategies._extended import StrategyExtended
@@ -259,6 +259,8 @@ class Strategy:
             self._check_run()
         if type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
             call_arguments("strategy.run", args, kwargs)
+        if EAGERLY:
+            return self._run_eagerly(fn, args, kwargs, options)
         if options is not None:
             call = self._call_with(fn, options)
         else:
@@ -270,6 +272,16 @@ class Strategy:
         frame = replica.current_frame()
         if frame is not None and (frame.strategy is not self or frame.inside_step):
             self._refuse_run(frame)
+
+    def _run_eagerly(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        options: RunOptions | None,
+    ) -> Any:
+        is_callable("strategy.run", fn)
+        return self._runner.op_by_op(fn, args, kwargs, options)
 
     def _call_of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         is_callable("strategy.run", fn)

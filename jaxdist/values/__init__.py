@@ -4,6 +4,7 @@ from jaxdist.values._distributed import DistributedValues as DistributedValues
 from jaxdist.values._indexed_slices import IndexedSlices as IndexedSlices
 from jaxdist.values._per_replica import Form as Form
 from jaxdist.values._per_replica import PerReplica as PerReplica
+from jaxdist.values._per_replica import shards_by_replica as shards_by_replica
 from jaxdist.values._placement import Kind as Kind
 from jaxdist.values._placement import Placement as Placement
 from jaxdist.values._placement import checked_global as checked_global

@@ -199,9 +199,11 @@ def _join(rows: list[Any], layout: ReplicaMesh) -> jax.Array:
         return whole
     local = rows[0].shape
     shape = (local[0] * layout.num_replicas, *local[1:])
-    pieces = [
-        jax.device_put(rows[i], device)
+    on = {
+        device: jax.device_put(rows[i], device)
         for i, replica in enumerate(layout.local_replicas)
         for device in layout.device_grid[replica]
-    ]
+    }
+    # In the order of the mesh: JAX does not sort the pieces of random keys.
+    pieces = [on[d] for d in layout.mesh.devices.flat if d in on]
     return jax.make_array_from_single_device_arrays(shape, layout.per_replica, pieces)

@@ -1,0 +1,4 @@
+"""Settings of this process, under names like those of `tf.config`."""
+
+from jaxdist.program import run_eagerly as run_eagerly
+from jaxdist.program import steps_run_eagerly as steps_run_eagerly

@@ -1,0 +1,166 @@
+"""The second executor: one thread for each replica, one operation after the other."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from jaxdist import _compat
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.program import _graph_rules
+from jaxdist.program._joined import Groups
+from jaxdist.program._meeting import Meeting
+from jaxdist.program._program import replica_axes_of
+from jaxdist.program._replica import Replica
+from jaxdist.program._replication import NONE, Differs
+from jaxdist.program._state import check_functional_state, combined_variables
+from jaxdist.program._tape import same_bits
+from jaxdist.program._trace import Signature
+from jaxdist.program._turns import Turns
+from jaxdist.program._uneven import check_ranks, joined_template
+from jaxdist.program._variables_lift import check_equal
+from jaxdist.values import Kind, PerReplica, Variable, checked_per_replica, shards_by_replica
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a step left; nothing outside of it has been changed yet."""
+
+    state: list[Any]  # new values of the variables of NNX objects
+    variables: tuple[Variable, ...]
+    values: list[Any]  # of these variables
+    result: Any
+
+
+class OpByOpStep:
+    """One call of a step. Operations run as JAX runs them outside of `jit`.
+
+    On CPU all replicas compute on the first device: an operation is compiled once for each device
+    that it runs on, and virtual devices share one memory anyway.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], signature: Signature, strategy: Any, leaves: Sequence[Any]
+    ) -> None:
+        layout: ReplicaMesh = strategy.layout
+        self._layout, self._signature, self._leaves = layout, signature, leaves
+        own = [layout.device_grid[r, 0] for r in range(layout.num_replicas)]
+        self._devices = [own[0]] * len(own) if layout.platform == "cpu" else own
+        columns = [self._local(i, leaf) for i, leaf in enumerate(leaves)]
+        self._replicas = [
+            Replica(number, fn, signature, strategy, device, [c[number] for c in columns])
+            for number, device in enumerate(self._devices)
+        ]
+
+    def run(self, donated: Sequence[int], where: str) -> Outcome:
+        """Run all replicas.
+
+        Args:
+            donated: Arguments that would be given away; here nothing is, but it marks state.
+            where: The line of the step.
+
+        Raises:
+            Exception: What the step raised, with a note that names the replica.
+            DivergentCollectiveError: The replicas did not come to the same collective.
+            StateDivergenceError: State that came out different on each replica.
+        """
+        settings = _compat.settings_of_thread()
+        turns = Turns([r.body(settings) for r in self._replicas])
+        for replica in self._replicas:
+            replica.ops.turns = turns
+        meeting = Meeting(self._layout, self._devices)
+        return self._outcome(turns.run(meeting.settle), donated, where)
+
+    def _local(self, number: int, leaf: Any) -> list[Any]:
+        """An argument as each replica sees it."""
+        if self._signature.inputs[number].kind is not Kind.PER_REPLICA:
+            return [leaf] * len(self._devices)
+        rows: Sequence[Any]
+        if self._layout.num_logical == 1:
+            rows = shards_by_replica(leaf, scalars=False)
+        else:
+            size = leaf.shape[0] // self._layout.num_replicas
+            rows = [leaf[r * size : (r + 1) * size] for r in range(self._layout.num_replicas)]
+        real = dict(self._signature.uneven).get(number)
+        if real is not None:
+            rows = [x[tuple(map(slice, shape))] for x, shape in zip(rows, real, strict=True)]
+        return list(rows)
+
+    def _outcome(self, rows: list[list[Any]], donated: Sequence[int], where: str) -> Outcome:
+        layout, signature = self._layout, self._signature
+        taped = [r.taped() for r in self._replicas]
+        groups = Groups(tuple(range(len(taped))), layout.replica_axes)
+        template = joined_template(taped, groups)
+        check_ranks(taped, groups)
+        changed = list({id(v): v for r in self._replicas for v in r.variables.changed}.values())
+        for replica, row in zip(self._replicas, rows, strict=True):
+            replica.finish(row, changed)
+        axes = replica_axes_of(layout)
+        differs = [bool(d) for d in self._differs(axes)]
+        columns = [list(c) for c in zip(*(r.finals for r in self._replicas), strict=True)]
+        count = len(taped[0].shapes)
+        of_results, of_variables = differs[:count], differs[count:]
+        first = dataclasses.replace(taped[0], template=template)
+        combined: dict[int, type] = {}
+        if axes:
+            num_replicas = layout.num_replicas
+            combined = combined_variables(signature, first, of_results, num_replicas)
+            check_functional_state(signature, first, of_results, donated, num_replicas, where)
+            check_equal(changed, of_variables, num_replicas)
+        state = [self._state(i, columns[i], combined.get(i)) for i in range(first.num_graph)]
+        results = [
+            self._placed(columns[i], first.shapes[i] == (), is_equal=not of_results[i])
+            for i in range(first.num_graph, count)
+        ]
+        values = [self._value(*pair) for pair in zip(changed, columns[count:], strict=True)]
+        result = jax.tree.map(lambda number: results[number], template)
+        return Outcome(state, tuple(changed), values, result)
+
+    def _differs(self, axes: Differs) -> list[Differs]:
+        """For each result, and each changed variable, the axes over which it may differ."""
+        found = [r.differs(axes) for r in self._replicas]
+        joined = [NONE.union(*column) for column in zip(*found, strict=True)]
+        courses = [r.ops.tape.course for r in self._replicas]
+        if any(c != courses[0] for c in courses):
+            # They went different ways in Python, which leaves no mark on the values.
+            finals = zip(*(r.finals for r in self._replicas), strict=True)
+            joined = [
+                d if d or same_bits(column) else axes
+                for d, column in zip(joined, finals, strict=True)
+            ]
+        return joined
+
+    def _placed(self, column: list[Any], is_scalar: bool, *, is_equal: bool) -> Any:
+        """One result of all replicas over the devices of the strategy."""
+        layout = self._layout
+        values = [x.reshape(()) for x in column] if is_scalar else column
+        shapes = {x.shape for x in values}
+        if is_equal and len(shapes) == 1:
+            return jax.device_put(values[0], layout.replicated)
+        if len(shapes) == 1:
+            return checked_per_replica("result", PerReplica(values), layout)
+        own = [layout.device_grid[r, 0] for r in range(layout.num_replicas)]
+        return PerReplica([jax.device_put(x, d) for x, d in zip(values, own, strict=True)])
+
+    def _state(self, number: int, column: list[Any], combined: type | None) -> Any:
+        """The new value of one leaf of an NNX object."""
+        graph, slot = self._signature.graph, self._signature.inputs[number]
+        if graph is not None and _graph_rules.is_kept(graph.types[number]):
+            return self._leaves[number]
+        value = column[0]
+        if combined is not None:
+            first = self._devices[0]
+            moved = [jax.device_put(x, first) for x in column]
+            before = jax.device_put(self._leaves[number], SingleDeviceSharding(first))
+            value = _graph_rules.combine_all(combined, before, moved)
+        return jax.device_put(value.reshape(slot.shape), slot.sharding)
+
+    def _value(self, variable: Variable, copies: list[Any]) -> Any:
+        """The array that a changed variable holds from now on."""
+        home = variable.home
+        if home.per_replica and home.layout is not None:
+            return checked_per_replica("value", PerReplica(copies), home.layout).array
+        return jax.device_put(jnp.asarray(copies[0]), home.sharding or self._layout.replicated)

@@ -1,0 +1,102 @@
+"""One replica of a step that runs op by op."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxdist import _compat
+from jaxdist.collectives import logged
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.program._replica_ops import ReplicaOps
+from jaxdist.program._replication import NONE, Differs, analyse
+from jaxdist.program._tape import Tape
+from jaxdist.program._trace import Argument, LocalStep, Signature, Traced
+from jaxdist.program._variables_now import VariablesNow
+from jaxdist.values import Kind, Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class Taped(Traced):
+    """What one replica did, in the place of the trace of a step."""
+
+    tape: Tape | None = None
+
+    @property
+    def jaxpr(self) -> Any:
+        """The operations of the replica."""
+        return self.tape
+
+
+class Replica:
+    """Its arguments, its operations, and what it did with variables."""
+
+    def __init__(
+        self,
+        number: int,
+        fn: Callable[..., Any],
+        signature: Signature,
+        strategy: Any,
+        device: jax.Device,
+        arguments: Sequence[Any],
+    ) -> None:
+        self._layout: ReplicaMesh = strategy.layout
+        self._device = device
+        self.ops = ReplicaOps(number, self._layout, device)
+        self.variables = VariablesNow(self._layout, number, self._bring)
+        self._local = LocalStep(
+            fn, dataclasses.replace(signature, lifting=self.variables), strategy
+        )
+        self._arguments = list(arguments)
+        self._is_own = [i.kind is not Kind.MIRRORED for i in signature.inputs]
+        self.finals: list[Any] = []
+
+    def body(self, settings: Callable[[], None]) -> Callable[[], list[Any]]:
+        """The step as a function for a thread; `settings` are those of the calling thread."""
+
+        def play() -> list[Any]:
+            settings()
+            sizes = [(a, self._layout.mesh.shape[a]) for a in self._layout.replica_axes]
+            with (
+                jax.default_device(self._device),
+                _compat.op_by_op(self.ops, sizes) as trace,
+                logged(self.ops.gather_log()),
+            ):
+                self.ops.trace = trace
+                return self._local(*map(self.ops.input, self._arguments))
+
+        return play
+
+    def _bring(self, variable: Variable, value: Any) -> Any:
+        """The value of a variable that the step meets for the first time."""
+        own = self.ops.input(value)
+        self._is_own.append(variable.home.per_replica)
+        return own
+
+    def taped(self) -> Taped:
+        """What it did."""
+        local, tape = self._local, self.ops.tape
+        others = len(tape.invars) - len(self._arguments)
+        operands = (*map(Argument, range(len(self._arguments))), *[None] * others)
+        return Taped(
+            None,
+            operands,
+            local.template,
+            local.num_graph,
+            local.paths,
+            local.shapes,
+            frozenset(),
+            tape=tape,
+        )
+
+    def finish(self, results: Sequence[Any], changed: Sequence[Variable]) -> None:
+        """Note the results, with the variables that any replica has changed."""
+        finals = [*results, *(self.variables.value_of(v) for v in changed)]
+        self.ops.tape.results(finals)
+        self.finals = [getattr(x, "held", x) for x in finals]
+
+    def differs(self, axes: Differs) -> Sequence[Differs]:
+        """For each result and changed variable, the axes over which it may differ."""
+        given = [axes if own else NONE for own in self._is_own]
+        return analyse(self.ops.tape, given, axes).outputs

@@ -1,0 +1,204 @@
+"""The operations of one replica of a step that runs op by op."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core.primitives import all_gather_p
+from jax.sharding import SingleDeviceSharding
+
+from jaxdist import _compat
+from jaxdist.collectives import UNEVEN_ALL_GATHER, GatherLog, traced_once
+from jaxdist.errors import ContextError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.program import _primitives as known
+from jaxdist.program._meeting import Collective, NumRows, named_axes
+from jaxdist.program._subprograms import subprograms
+from jaxdist.program._tape import Tape
+from jaxdist.program._turns import Turns
+
+# What they do is about layouts, and here every replica has whole arrays on one device.
+_LAYOUT_ONLY = frozenset({"sharding_constraint", "pcast", "pvary", "reshard", "mesh_cast"})
+
+
+class ReplicaOps:
+    """Evaluates operations on the device of one replica, and meets the others at collectives."""
+
+    def __init__(self, number: int, layout: ReplicaMesh, device: jax.Device) -> None:
+        self.tape = Tape()
+        self.turns: Turns | None = None
+        self.trace: Any = None
+        self._number = number
+        self._layout = layout
+        # A sharding, since an array that is put on a device keeps the axes of its old mesh.
+        self._to = SingleDeviceSharding(device)
+        self._device = device
+        sizes = [layout.mesh.shape[a] for a in layout.replica_axes]
+        place = np.unravel_index(number, sizes)
+        self._place = {a: int(i) for a, i in zip(layout.replica_axes, place, strict=True)}
+        self._brought: dict[int, tuple[Any, Any]] = {}
+
+    def input(self, value: Any) -> Any:
+        """A value that the step starts from."""
+        own = _compat.outside(jax.device_put, value, self._to)
+        return _compat.HeldTracer(self.trace, own, self.tape.input(jax.typeof(own)))
+
+    def __call__(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        """One operation; JAX calls this."""
+        name = primitive.name
+        if name in known.CALLS and known.CALLS[name] in params and name != "shard_map":
+            return self._call(params[known.CALLS[name]], args)
+        axes = frozenset(named_axes(params)) & frozenset(self._layout.replica_axes)
+        if axes and (name in known.COLLECTIVES or primitive is UNEVEN_ALL_GATHER):
+            return self._meet(primitive, args, params)
+        if name == "axis_index" and axes:
+            return self._did(primitive, params, args, self._own_place(params))
+        if name in _LAYOUT_ONLY:
+            return list(args) if primitive.multiple_results else args[0]
+        if name == "shard_map":
+            raise ContextError(_inner_shard_map())
+        if self._communicates(params):
+            return self._control_flow(name, args, params)
+        here = [self._here(a) for a in args]
+        with traced_once():
+            out = _compat.evaluate(primitive, here, params)
+        return self._did(primitive, params, args, out)
+
+    def _did(self, primitive: Any, params: dict[str, Any], args: Sequence[Any], out: Any) -> Any:
+        many = isinstance(out, (list, tuple))
+        results = out if many else [out]
+        marks = self.tape.did(primitive, params, args, [jax.typeof(x) for x in results])
+        made = [_compat.HeldTracer(self.trace, x, m) for x, m in zip(results, marks, strict=True)]
+        return made if many else made[0]
+
+    def _here(self, value: Any) -> Any:
+        """The array that an operand is; what the step closes over may lie on other devices."""
+        if isinstance(value, _compat.HeldTracer):
+            return value.held
+        if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+            return value
+        if value.sharding.device_set == {self._device}:
+            return value
+        known_here = self._brought.get(id(value))
+        if known_here is None:
+            moved = jax.device_put(value, self._to)
+            known_here = self._brought[id(value)] = (value, moved)
+        return known_here[1]
+
+    # Collectives
+
+    def _meet(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        operands = tuple(jnp.asarray(self._here(x)) for x in args)
+        brought = Collective(primitive, params, operands, _compat.callers_line())
+        result = self._turns.meet(self._number, brought)
+        if primitive is UNEVEN_ALL_GATHER:
+            gather = {"axis_name": params["axis_name"], "axis_index_groups": None}
+            return self._did(all_gather_p, gather, args, result)
+        return self._did(primitive, params, args, result)
+
+    @property
+    def _turns(self) -> Turns:
+        if self.turns is None:
+            raise ContextError("The operations of a replica run in its turns.")
+        return self.turns
+
+    def _own_place(self, params: dict[str, Any]) -> Any:
+        index = 0
+        for axis in named_axes(params):
+            index = index * self._layout.mesh.shape[axis] + self._place[axis]
+        return jax.device_put(np.int32(index), self._to)
+
+    def gather_log(self) -> GatherLog:
+        """The sizes of gathers, which the replicas tell one another."""
+        return _MetSizes(self._turns, self._number, self._layout.num_replicas)
+
+    # Programs inside operations. Those without collectives are evaluated as they are.
+
+    def _communicates(self, params: dict[str, Any]) -> bool:
+        return any(self._has_collective(p) for value in params.values() for p in _programs(value))
+
+    def _has_collective(self, program: Any) -> bool:
+        ours = frozenset(self._layout.replica_axes)
+        for eqn in getattr(program, "jaxpr", program).eqns:
+            if ours & frozenset(named_axes(eqn.params)):
+                return True
+            if any(self._has_collective(p) for p in subprograms(eqn)):
+                return True
+        return False
+
+    def _call(self, program: Any, args: Sequence[Any]) -> list[Any]:
+        closed = program if hasattr(program, "consts") else ClosedJaxpr(program, ())
+        results: list[Any] = _compat.inside(self.trace, jaxpr_as_fun(closed), *args)
+        return results
+
+    def _control_flow(self, name: str, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+        if name == "cond":
+            branches = params["branches"]
+            chosen = min(max(int(self._here(args[0])), 0), len(branches) - 1)
+            return self._call(branches[chosen], args[1:])
+        if name == "while":
+            return self._while(list(args), params)
+        if name == "scan":
+            return self._scan(list(args), params)
+        raise ContextError(
+            f"strategy.run cannot run {name} op by op: there is a collective inside it, at "
+            f"{_compat.callers_line()}.\n\n"
+            "Op by op there are collectives in functions, jax.checkpoint, cond, while and scan.\n\n"
+            "Run this step compiled (jaxdist.config.run_eagerly(False)), or move the collective "
+            f"out of the {name}."
+        )
+
+    def _while(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
+        split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        of_cond, of_body, state = args[: split[0]], args[split[0] : split[1]], args[split[1] :]
+        while bool(self._here(self._call(params["cond_jaxpr"], of_cond + state)[0])):
+            state = self._call(params["body_jaxpr"], of_body + state)
+        return state
+
+    def _scan(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
+        consts, carry = _compat.scan_counts(params)
+        held, state, rows = args[:consts], args[consts : consts + carry], args[consts + carry :]
+        length, program = params["length"], params["jaxpr"]
+        order = range(length - 1, -1, -1) if params["reverse"] else range(length)
+        made: list[Any] = [None] * length
+        for i in order:
+            row = [_compat.inside(self.trace, jax.lax.index_in_dim, x, i, 0, False) for x in rows]
+            out = self._call(program, [*held, *state, *row])
+            state, made[i] = out[:carry], out[carry:]
+        if not length:
+            avals = [v.aval for v in getattr(program, "jaxpr", program).outvars[carry:]]
+            return [*state, *(jnp.zeros((0, *a.shape), a.dtype) for a in avals)]
+        columns = zip(*made, strict=True)
+        return [*state, *(_compat.inside(self.trace, jnp.stack, list(c)) for c in columns)]
+
+
+class _MetSizes(GatherLog):
+    """Sizes that are not assumed but asked for."""
+
+    def __init__(self, turns: Turns, number: int, num_replicas: int) -> None:
+        super().__init__((), num_replicas)
+        self._turns = turns
+        self._number = number
+
+    def next(self, rows: int) -> tuple[int, ...]:
+        sizes: tuple[int, ...] = self._turns.meet(
+            self._number, NumRows(rows, _compat.callers_line())
+        )
+        return sizes
+
+
+def _programs(value: Any) -> list[Any]:
+    if isinstance(value, (tuple, list)):
+        return [p for item in value for p in _programs(item)]
+    return [value] if hasattr(getattr(value, "jaxpr", value), "eqns") else []
+
+
+def _inner_shard_map() -> str:
+    return (
+        f"strategy.run cannot run a jax.shard_map op by op, at {_compat.callers_line()}.\n\n"
+        "Op by op every replica has whole arrays on one device, and there is nothing to map "
+        "over.\n\nRun this step compiled: jaxdist.config.run_eagerly(False)."
+    )
