@@ -380,6 +380,10 @@ class _OpByOp(_core.Trace):
         with _core.set_current_trace(self):
             return f.call_wrapped(*tracers)
 
+    def process_shard_map(self, primitive: Any, *args: Any, **params: Any) -> Any:
+        with _core.set_current_trace(_core.eval_trace):
+            return self._handler(primitive, args, params)
+
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any
     ) -> Any:

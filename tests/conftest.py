@@ -21,6 +21,25 @@ def strategy(strategy_row: Row) -> jaxdist.Strategy:
     return strategy_row.make()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that are marked `both_executors` run a second time, with steps op by op."""
+    if metafunc.definition.get_closest_marker("both_executors") is None:
+        return
+    if metafunc.definition.get_closest_marker("compiled") is None:
+        executors = ["compiled", pytest.param("op_by_op", marks=pytest.mark.slow)]
+        metafunc.parametrize("_executor", executors, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def _executor(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Which executor the test runs with, where it runs with both."""
+    if getattr(request, "param", None) is None:
+        yield
+        return
+    with jaxdist.config.run_eagerly(request.param == "op_by_op"):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_strategy_is_left_behind() -> Iterator[None]:
     """A test that forgets to leave a scope fails itself, not the test after it."""

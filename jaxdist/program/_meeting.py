@@ -113,6 +113,8 @@ class Meeting:
 
     def _among(self, members: Sequence[int], brought: Sequence[Collective]) -> list[Any]:
         """Results for one group of replicas: `jax.vmap` knows what every collective means."""
+        if brought[0].primitive.name == "ppermute":
+            return self._permuted(brought)
         params = _over_one_axis(brought[0].params, len(members))
         columns = zip(*(b.operands for b in brought), strict=True)
         stacked = [jnp.stack([self._to_first(x) for x in column]) for column in columns]
@@ -120,6 +122,17 @@ class Meeting:
             *stacked
         )
         return [jax.tree.map(lambda x, i=i: x[i], whole) for i in range(len(members))]
+
+    def _permuted(self, brought: Sequence[Collective]) -> list[Any]:
+        """A permutation may leave some out, who get zeros; `jax.vmap` takes only whole ones."""
+        sources = {to: source for source, to in brought[0].params["perm"]}
+        nothing = [jnp.zeros_like(self._to_first(x)) for x in brought[0].operands]
+        many = brought[0].primitive.multiple_results
+        rows = [
+            [self._to_first(x) for x in brought[sources[i]].operands] if i in sources else nothing
+            for i in range(len(brought))
+        ]
+        return [row if many else row[0] for row in rows]
 
     def _to_first(self, value: Any) -> Any:
         return jax.device_put(value, SingleDeviceSharding(self._devices[0]))

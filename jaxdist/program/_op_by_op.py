@@ -25,6 +25,11 @@ from jaxdist.program._variables_lift import check_equal
 from jaxdist.values import Kind, PerReplica, Variable, checked_per_replica, shards_by_replica
 
 
+# An operation is compiled once for each device that it runs on, so replicas whose devices have one
+# memory anyway compute on one of them.
+SHARES_MEMORY = frozenset({"cpu"})
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """What a step left; nothing outside of it has been changed yet."""
@@ -36,11 +41,7 @@ class Outcome:
 
 
 class OpByOpStep:
-    """One call of a step. Operations run as JAX runs them outside of `jit`.
-
-    On CPU all replicas compute on the first device: an operation is compiled once for each device
-    that it runs on, and virtual devices share one memory anyway.
-    """
+    """One call of a step. Operations run as JAX runs them outside of `jit`."""
 
     def __init__(
         self, fn: Callable[..., Any], signature: Signature, strategy: Any, leaves: Sequence[Any]
@@ -48,7 +49,7 @@ class OpByOpStep:
         layout: ReplicaMesh = strategy.layout
         self._layout, self._signature, self._leaves = layout, signature, leaves
         own = [layout.device_grid[r, 0] for r in range(layout.num_replicas)]
-        self._devices = [own[0]] * len(own) if layout.platform == "cpu" else own
+        self._devices = [own[0]] * len(own) if layout.platform in SHARES_MEMORY else own
         columns = [self._local(i, leaf) for i, leaf in enumerate(leaves)]
         self._replicas = [
             Replica(number, fn, signature, strategy, device, [c[number] for c in columns])

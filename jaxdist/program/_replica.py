@@ -29,6 +29,12 @@ class Taped(Traced):
         return self.tape
 
 
+_NO_TURNS = (
+    "Op by op, JAX cannot run a scan (or lax.map) without turns. Run this step compiled: "
+    "jaxdist.config.run_eagerly(False)."
+)
+
+
 class Replica:
     """Its arguments, its operations, and what it did with variables."""
 
@@ -64,7 +70,12 @@ class Replica:
                 logged(self.ops.gather_log()),
             ):
                 self.ops.trace = trace
-                return self._local(*map(self.ops.input, self._arguments))
+                try:
+                    return self._local(*map(self.ops.input, self._arguments))
+                except ValueError as error:
+                    if "zero-length scan" in str(error):
+                        error.add_note(_NO_TURNS)
+                    raise
 
         return play
 

@@ -12,6 +12,8 @@ from jaxdist import MirroredStrategy, PerReplica, Strategy
 from jaxdist.errors import ArgumentError, ShapeError
 from tests.strategies.oracle import is_plain, per_replica, refused
 
+pytestmark = pytest.mark.both_executors
+
 
 def _all_gather(value: Any, axis: Any, *args: Any, **kwargs: Any) -> Any:
     return jaxdist.get_replica_context().all_gather(value, axis, *args, **kwargs)

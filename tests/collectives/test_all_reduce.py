@@ -20,6 +20,8 @@ from jaxdist.errors import (
 )
 from tests.strategies.oracle import assert_each, each, is_plain, per_replica, refused
 
+pytestmark = pytest.mark.both_executors
+
 
 def _all_reduce(op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     return jaxdist.get_replica_context().all_reduce(op, value, *args, **kwargs)
@@ -185,6 +187,7 @@ def test_all_reduce_works_under_jaxs_transformations(two: Strategy, around: str)
     assert_each(two, got, [[4.0, 7.0]] * 2)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("around", ["cond", "while", "switch"])
 def test_all_reduce_that_replicas_may_not_reach_is_refused_with_the_remedy(
     two: Strategy, around: str

@@ -12,6 +12,8 @@ import jaxdist
 from jaxdist import MirroredStrategy, OneDeviceStrategy, PerReplica, Strategy
 from tests.strategies.oracle import assert_each, per_replica
 
+pytestmark = pytest.mark.both_executors
+
 
 def _context() -> jaxdist.ReplicaContext:
     return jaxdist.get_replica_context()

@@ -13,6 +13,8 @@ from flax import nnx
 import jaxdist
 from jaxdist import get_replica_context
 
+pytestmark = pytest.mark.both_executors
+
 _RNG = np.random.default_rng(0)
 X = _RNG.normal(size=(16, 4)).astype(np.float32)
 Y = _RNG.normal(size=(16, 4)).astype(np.float32)
@@ -210,6 +212,7 @@ class Growing(nnx.Module):
         return x
 
 
+@pytest.mark.compiled
 def test_a_layer_added_between_steps_is_trained_from_then_on() -> None:
     strategy = jaxdist.MirroredStrategy()
     traces = []

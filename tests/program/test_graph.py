@@ -13,6 +13,8 @@ import jaxdist
 from jaxdist import PerReplica, get_replica_context
 from jaxdist.errors import ArgumentTypeError, JaxdistError, StateDivergenceError
 
+pytestmark = pytest.mark.both_executors
+
 X = PerReplica(np.arange(8, dtype=np.float32))
 
 
@@ -71,6 +73,7 @@ class Moded(nnx.Module):
         return self.dropout(self.norm(x))
 
 
+@pytest.mark.compiled
 def test_switching_to_evaluation_and_back_is_noticed_and_right() -> None:
     strategy = jaxdist.MirroredStrategy()
     model: Any = Moded()
@@ -330,6 +333,7 @@ def test_a_module_inside_a_dict_is_updated_in_place() -> None:
         assert float(model.bias[0]) == i
 
 
+@pytest.mark.compiled
 def test_two_models_take_turns_in_one_step_function() -> None:
     strategy = jaxdist.MirroredStrategy()
     models: list[Any] = [nnx.Linear(1, 1, rngs=nnx.Rngs(s)) for s in range(12)]

@@ -26,7 +26,7 @@ LENGTH = 12
 PROGRAMS_IN_A_BATCH = 16
 
 
-def _strategy(axes: tuple[tuple[str, int], ...]) -> jaxdist.MirroredStrategy:
+def strategy_over(axes: tuple[tuple[str, int], ...]) -> jaxdist.MirroredStrategy:
     shape, names = [n for _, n in axes], [a for a, _ in axes]
     devices = np.asarray(jax.devices()[:8], dtype=object).reshape(shape)
     mesh = Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
@@ -43,7 +43,7 @@ class _Analysed:
     kinds: tuple[str, ...]
 
 
-def _inputs(seed: int) -> tuple[list[Any], list[Any]]:
+def inputs_of(seed: int) -> tuple[list[Any], list[Any]]:
     rng = np.random.default_rng(seed)
     mirrored = [rng.normal(size=SIZE).astype(np.float32) for _ in range(NUM_MIRRORED)]
     own = [rng.normal(size=(8, SIZE)).astype(np.float32) for _ in range(NUM_PER_REPLICA)]
@@ -52,7 +52,7 @@ def _inputs(seed: int) -> tuple[list[Any], list[Any]]:
 
 def _analysed(strategy: jaxdist.Strategy, seed: int, block: Block) -> _Analysed | None:
     """What the analysis says of a program; None where it refuses a collective."""
-    mirrored, own = _inputs(seed)
+    mirrored, own = inputs_of(seed)
     arguments = (*mirrored, *[jaxdist.PerReplica(list(x)) for x in own])
 
     def step(*inputs: Any) -> Any:
@@ -74,7 +74,7 @@ def _values_of_all_replicas(
 ) -> list[np.ndarray]:
     """Run the programs without any analysis: `[replica, value, ...]` for each."""
     axes = strategy.replica_axes
-    given = [_inputs(p.seed) for p in programs]
+    given = [inputs_of(p.seed) for p in programs]
 
     def replica(given: Any) -> Any:
         stacked = []
@@ -125,7 +125,7 @@ def test_a_value_that_is_called_equal_has_the_same_bits_on_all_replicas(
     mesh: str, batch: int
 ) -> None:
     axes = MESHES[mesh]
-    strategy = _strategy(axes)
+    strategy = strategy_over(axes)
     seeds = range(1000 * batch, 1000 * batch + 2 * PROGRAMS_IN_A_BATCH)
     drawn = [(s, draw(s, axes, NUM_MIRRORED + NUM_PER_REPLICA, LENGTH)) for s in seeds]
     kept = [p for s, b in drawn if (p := _analysed(strategy, s, b)) is not None]
@@ -172,7 +172,7 @@ def test_what_is_not_known_may_differ_in_every_program_that_it_is_put_into(
     op: str, mesh: str
 ) -> None:
     axes = MESHES[mesh]
-    strategy = _strategy(axes)
+    strategy = strategy_over(axes)
     count = 0
     for seed in range(40):
         block = draw(seed, axes, NUM_MIRRORED + NUM_PER_REPLICA, 5)
@@ -191,7 +191,7 @@ def test_what_is_not_known_may_differ_in_every_program_that_it_is_put_into(
 @functools.cache
 def _refusals(mesh: str) -> tuple[int, int]:
     axes = MESHES[mesh]
-    strategy = _strategy(axes)
+    strategy = strategy_over(axes)
     drawn = [draw(s, axes, NUM_MIRRORED + NUM_PER_REPLICA, LENGTH) for s in range(40)]
     refused = [_analysed(strategy, s, b) is None for s, b in enumerate(drawn)]
     return sum(refused), len(refused)

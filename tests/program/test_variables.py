@@ -28,6 +28,8 @@ from jaxdist.errors import (
 )
 from tests.program.counting import compilations
 
+pytestmark = pytest.mark.both_executors
+
 ON_READ = VariableSynchronization.ON_READ
 ON_WRITE = VariableSynchronization.ON_WRITE
 NONE, SUM, MEAN, FIRST = VariableAggregation
@@ -222,6 +224,7 @@ def _count_in(wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> A
     return float(v), [float(r) for r in results]
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("wrap", "times", "results"),
     [
@@ -363,6 +366,7 @@ def test_one_function_traced_twice_in_a_step_reads_what_the_variable_has_then(
     assert [r.tolist() for r in two.run(lambda x: step(x), (x,))] == [[30.0], [40.0]]
 
 
+@pytest.mark.compiled
 def test_a_collective_in_a_branch_that_a_variable_decides_is_allowed_when_it_is_mirrored(
     two: jaxdist.Strategy,
 ) -> None:
@@ -401,6 +405,7 @@ def test_reductions_of_bfloat16_in_a_loop_go_with_logical_devices() -> None:
 # Calls
 
 
+@pytest.mark.compiled
 def test_a_steady_loop_over_variables_compiles_once(two: jaxdist.Strategy) -> None:
     v, traces = _made(two, 0.0), []
 
@@ -421,6 +426,7 @@ def test_a_steady_loop_over_variables_compiles_once(two: jaxdist.Strategy) -> No
     assert len(traces) == first + 1
 
 
+@pytest.mark.compiled
 def test_a_step_without_variables_is_traced_once(two: jaxdist.Strategy) -> None:
     _made(two)
     traces = []
@@ -518,6 +524,7 @@ def test_a_step_that_fails_leaves_variables_as_they_were(two: jaxdist.Strategy) 
     assert float(v) == 11.0
 
 
+@pytest.mark.compiled
 def test_a_donated_array_that_a_variable_holds_is_refused(two: jaxdist.Strategy) -> None:
     v = _made(two, [1.0])
     options = jaxdist.RunOptions(donate_argnums=(0,))
@@ -591,6 +598,7 @@ def test_a_step_with_variables_inside_another_trace_is_refused(two: jaxdist.Stra
     assert float(v) == 10.0
 
 
+@pytest.mark.compiled
 def test_a_step_that_uses_another_variable_at_every_trace_is_refused(
     two: jaxdist.Strategy,
 ) -> None:

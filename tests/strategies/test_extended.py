@@ -11,6 +11,8 @@ from jaxdist import MirroredStrategy, OneDeviceStrategy, PerReplica, Strategy, S
 from jaxdist.errors import ArgumentError, ArgumentTypeError, DeviceError
 from tests.strategies.oracle import assert_each, per_replica, placed, refused
 
+pytestmark = pytest.mark.both_executors
+
 
 @pytest.fixture
 def two() -> MirroredStrategy:

@@ -13,6 +13,8 @@ import jaxdist
 from jaxdist import MirroredStrategy, PerReplica, Strategy
 from tests.strategies.oracle import each
 
+pytestmark = pytest.mark.both_executors
+
 COUNT = 2
 ROWS = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
 
@@ -52,6 +54,7 @@ def _check_rows(strategy: Strategy, step: Any, kind: str) -> None:
     assert shape == ("(2,)" if is_split else "(4,)")
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("first", list(ROWS_KINDS))
 def test_arrays_of_one_shape_mean_what_their_kind_says_in_every_order(first: str) -> None:
     """All orders of three kinds after `first`, with programs kept from order to order."""

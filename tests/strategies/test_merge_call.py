@@ -18,6 +18,8 @@ from jaxdist.errors import (
 )
 from tests.strategies.oracle import assert_each, is_plain, per_replica, refused
 
+pytestmark = pytest.mark.both_executors
+
 
 def _merge(fn: Any, *args: Any, **kwargs: Any) -> Any:
     return jaxdist.get_replica_context().merge_call(fn, args=args, kwargs=kwargs)
@@ -36,6 +38,7 @@ def _ids(strategy: Strategy) -> PerReplica:
     return per_replica(strategy, lambda r: float(r + 1))
 
 
+@pytest.mark.compiled
 def test_the_merge_function_gets_the_strategy_and_per_replica_arguments(
     strategy: Strategy,
 ) -> None:
@@ -56,6 +59,7 @@ def test_the_merge_function_gets_the_strategy_and_per_replica_arguments(
     assert flag == "text"
 
 
+@pytest.mark.compiled
 def test_the_merge_function_runs_once_for_all_replicas(strategy: Strategy) -> None:
     calls = []
     strategy.run(lambda: _merge(lambda s: calls.append(1)))
@@ -228,6 +232,7 @@ def test_merge_call_works_in_control_flow_that_all_replicas_take_alike(two: Stra
     assert_each(two, looped, [6.0, 6.0])
 
 
+@pytest.mark.compiled
 def test_merge_call_in_a_branch_that_replicas_may_take_differently_is_refused(
     two: Strategy,
 ) -> None:

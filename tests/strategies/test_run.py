@@ -18,6 +18,8 @@ from jaxdist import MirroredStrategy, OneDeviceStrategy, PerReplica, RunOptions,
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError, ShapeError
 from tests.strategies.oracle import assert_each, each, is_plain, per_replica, placed, refused, split
 
+pytestmark = pytest.mark.both_executors
+
 
 class Pair(NamedTuple):
     left: Any
@@ -130,6 +132,7 @@ def test_arguments_may_be_a_list(strategy: Strategy) -> None:
     assert int(strategy.run(lambda a, b: a - b, [5, 3])) == 2
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     "constant",
     [True, False, "text", b"bytes", None, Colour.RED, len, (), [], {}, np.dtype("int8")],
@@ -142,6 +145,7 @@ def test_a_python_object_reaches_the_step_as_it_is(constant: Any) -> None:
     assert type(seen[0][0]) is type(constant)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("number", [3, 2.5, 1j, np.int8(4), np.float32(2)], ids=repr)
 def test_a_number_reaches_the_step_traced_with_its_dtype(number: Any) -> None:
     seen = []
@@ -452,6 +456,7 @@ def test_every_kind_of_callable_runs(fn: Callable[..., Any]) -> None:
         assert_each(strategy, strategy.run(fn, (rows,)), [[3.0], [6.0]])
 
 
+@pytest.mark.compiled
 def test_a_step_is_traced_once_for_all_replicas_and_once_for_all_calls(
     strategy: Strategy,
 ) -> None:
@@ -536,6 +541,7 @@ def test_a_step_that_raised_can_be_run_again() -> None:
     assert int(strategy.run(step, (1,))) == 2
 
 
+@pytest.mark.compiled
 def test_python_control_flow_on_the_replica_id_is_jaxs_error() -> None:
     with pytest.raises(jax.errors.TracerBoolConversionError):
         _two().run(lambda: 1 if _id() == 0 else [2])
