@@ -15,6 +15,7 @@ from jaxdist.data import InputReplicationMode as InputReplicationMode
 from jaxdist.data import PartialBatch as PartialBatch
 from jaxdist.program import Program as Program
 from jaxdist.program import RunOptions as RunOptions
+from jaxdist.program import function as function
 from jaxdist.replica import ReplicaContext as ReplicaContext
 from jaxdist.strategies import GradientReport as GradientReport
 from jaxdist.strategies import MirroredStrategy as MirroredStrategy

@@ -358,16 +358,15 @@ class HeldTracer(_core.Tracer[Any]):
 class _OpByOp(_core.Trace):
     """Gives each operation to a handler."""
 
-    __slots__ = ("_handler",)
+    __slots__ = ("_handler", "_stage")
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, stage: Callable[[Any], Any]) -> None:
         super().__init__()
         self._handler = handler
+        self._stage = stage
 
     def stage_value(self, val: Any) -> Any:
-        if isinstance(val, HeldTracer):
-            return val
-        return outside(jax.device_put, val)
+        return val if isinstance(val, HeldTracer) else self._stage(val)
 
     def cur_qdd(self, x: Any) -> Any:
         return x.cur_qdd()
@@ -398,14 +397,18 @@ class _OpByOp(_core.Trace):
 
 
 @contextlib.contextmanager
-def op_by_op(handler: Handler, axis_sizes: Sequence[tuple[str, int]]) -> Iterator[Any]:
+def op_by_op(
+    handler: Handler, stage: Callable[[Any], Any], axis_sizes: Sequence[tuple[str, int]]
+) -> Iterator[Any]:
     """Give every operation of the block to `handler`; yields the trace, for `HeldTracer`.
+
+    `stage` makes a `HeldTracer` of a host value that becomes an array (`jnp.asarray(2.0)`).
 
     Transformations (`jax.grad`, `jax.vmap`) work as they do outside of `jit`, and collectives
     over the axes come to the handler like every other operation. Waits for a public way to write
     an interpreter that JAX's own control flow does not have to be traced for.
     """
-    trace = _OpByOp(handler)
+    trace = _OpByOp(handler, stage)
     with (
         _core.set_current_trace(trace),
         _core.extend_axis_env_nd(list(axis_sizes)),

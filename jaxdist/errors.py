@@ -12,6 +12,7 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
       StateDivergenceError     ValueError    state that would come out different on each replica
       ContextError             RuntimeError  called inside or outside the wrong context
         MixedStrategyError                   two strategies where only one can be
+        InputContextError    ValueError too  data read where a function is traced
       DivergentCollectiveError RuntimeError  a collective that some replicas may never reach
       ReplicaDriftError        RuntimeError  replicas that should hold the same bits and do not
       BackendStartedError      RuntimeError  asked for devices after JAX had started
@@ -64,6 +65,10 @@ class ContextError(JaxdistError, RuntimeError):
 
 class MixedStrategyError(ContextError):
     """Raised when a strategy is used while another one is active."""
+
+
+class InputContextError(ContextError, ValueError):
+    """Raised when the next batch is asked for inside a step or a traced function."""
 
 
 class DivergentCollectiveError(JaxdistError, RuntimeError):

@@ -19,6 +19,7 @@ TREE = {
     "StateDivergenceError": ValueError,
     "ContextError": RuntimeError,
     "MixedStrategyError": RuntimeError,
+    "InputContextError": ValueError,
     "DivergentCollectiveError": RuntimeError,
     "ReplicaDriftError": RuntimeError,
     "BackendStartedError": RuntimeError,

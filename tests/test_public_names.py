@@ -32,6 +32,7 @@ DOCUMENTED = {
     "VariableSynchronization",
     "experimental",
     "experimental_set_strategy",
+    "function",
     "get_replica_context",
     "get_strategy",
     "has_strategy",

@@ -24,7 +24,6 @@ from jaxdist.program._uneven import check_ranks, joined_template
 from jaxdist.program._variables_lift import check_equal
 from jaxdist.values import Kind, PerReplica, Variable, checked_per_replica, shards_by_replica
 
-
 # An operation is compiled once for each device that it runs on, so replicas whose devices have one
 # memory anyway compute on one of them.
 SHARES_MEMORY = frozenset({"cpu"})

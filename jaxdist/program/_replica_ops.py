@@ -46,6 +46,11 @@ class ReplicaOps:
         own = _compat.outside(jax.device_put, value, self._to)
         return _compat.HeldTracer(self.trace, own, self.tape.input(jax.typeof(own)))
 
+    def stage(self, value: Any) -> Any:
+        """A value of Python that the step makes an array of."""
+        own = _compat.outside(jax.device_put, value, self._to)
+        return _compat.HeldTracer(self.trace, own, self.tape.constant(value))
+
     def __call__(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         """One operation; JAX calls this."""
         name = primitive.name

@@ -33,7 +33,13 @@ from jaxdist.program._uneven import padded, uneven_shapes
 from jaxdist.program._variables_call import LiftedCall
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables
 from jaxdist.runtime import CPU_STEPS
-from jaxdist.values import Form, PerReplica, checked_per_replica, placement_of
+from jaxdist.values import (
+    Form,
+    PerReplica,
+    checked_per_replica,
+    current_binding,
+    placement_of,
+)
 
 # Lists of variables hold them, so only those of the last few models that a step ran on are kept.
 MAX_KEPT_GRAPHS = 8
@@ -365,14 +371,18 @@ class Step:
 
     def _inside_trace(self, call: _Call, given: tuple[Any, Any]) -> Any:
         program = self._build(call, given)
-        if program.variables:
-            raise ContextError(_variables_inside_trace(program.variables))
-        results = program.call(*call.leaves)
-        rebuilt = program.rebuild(results)
-        if call.kept is None:
+        variables = program.variables
+        if variables and current_binding() is None:
+            raise ContextError(_variables_inside_trace(variables))
+        leaves = variables.around(call.leaves) if variables else call.leaves
+        rebuilt = program.rebuild(program.call(*leaves))
+        if not program.has_state:
             return rebuilt
         state, result = rebuilt
-        call.kept.write(state)
+        if call.kept is not None:
+            call.kept.write(state[: variables.after] if variables else state)
+        if variables:
+            variables.write(state[variables.after :])
         return result
 
     # Static arguments and NNX objects are taken out before the C++ call path.
@@ -441,7 +451,8 @@ def _variables_inside_trace(variables: LiftedVariables) -> str:
         f"grad), and its step uses {len(names)} variable(s): {names[:5]}.\n\n"
         "The traced function would keep the values that they have now, and assignments would be "
         "lost.\n\n"
-        "Call strategy.run outside, and put what is around it into the step."
+        "Decorate that function with jaxdist.function instead of jax.jit, or call strategy.run "
+        "outside and put what is around it into the step."
     )
 
 

@@ -77,6 +77,10 @@ class Tape:
         if isinstance(x, _compat.HeldTracer):
             mark: TapedValue = x.mark
             return mark
+        return self.constant(x)
+
+    def constant(self, x: Any) -> TapedValue:
+        """A value that is no result of an operation."""
         constant = TapedValue(jax.typeof(x))
         self.constvars.append(constant)
         if not isinstance(x, jax.Array):

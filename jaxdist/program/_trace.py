@@ -256,7 +256,7 @@ class LocalStep:
         for path, leaf in leaves:
             name = "result" + jax.tree_util.keystr(path)
             if isinstance(leaf, (PerReplica, nnx.Module, nnx.Optimizer)):
-                raise ReplicaValueError(_not_a_result(name, leaf))
+                raise ReplicaValueError(not_a_result(name, leaf, "The step"))
             if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
                 marks.append(len(arrays))
                 arrays.append(jnp.asarray(leaf))
@@ -268,17 +268,18 @@ class LocalStep:
         return arrays
 
 
-def _not_a_result(name: str, leaf: Any) -> str:
+def not_a_result(name: str, leaf: Any, what: str) -> str:
+    """The message for a result that cannot be one."""
     if isinstance(leaf, PerReplica):
         return (
-            f"The step returned a PerReplica as {name}: {leaf!r}.\n\n"
+            f"{what} returned a PerReplica as {name}: {leaf!r}.\n\n"
             "Inside a replica there is only its own value; a PerReplica that the function closed "
             "over cannot be seen from there.\n\n"
             "Pass it as an argument, strategy.run(fn, args=(value,)), and return the local value."
         )
     return (
-        f"The step returned an NNX object as {name}: {type(leaf).__name__}.\n\n"
-        "NNX objects that are arguments of the step are updated in place.\n\n"
+        f"{what} returned an NNX object as {name}: {type(leaf).__name__}.\n\n"
+        "NNX objects that are arguments are updated in place.\n\n"
         "Return arrays only; the object that you passed has the new values after the call."
     )
 

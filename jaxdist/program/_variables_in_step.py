@@ -57,7 +57,7 @@ def _for_all_copies(variable: Variable, change: Change, given: Any, layout: Repl
 
 def _added_by_all(given: Any, layout: ReplicaMesh) -> Any:
     """A variable of no strategy is one for all replicas, and each of them adds to it."""
-    if isinstance(given, jax.Array):
+    if isinstance(given, jax.core.Tracer):
         return collectives.summed(given, layout.replica_axes)
     return given * layout.num_replicas
 
@@ -65,7 +65,7 @@ def _added_by_all(given: Any, layout: ReplicaMesh) -> Any:
 def _together(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
     """One value from those that all replicas give to a mirrored variable."""
     how = variable.aggregation
-    is_constant = not isinstance(given, jax.Array)
+    is_constant = not isinstance(given, jax.core.Tracer)
     if how is VariableAggregation.SUM and is_constant:
         raise ArgumentError(
             f"Variable {variable.label!r}.{change.value} was given {given!r} inside a replica, and "

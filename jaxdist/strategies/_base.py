@@ -14,14 +14,19 @@ from jaxdist import collectives, data, replica
 from jaxdist._typing import PyTree
 from jaxdist._validate import call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
-from jaxdist.errors import ArgumentTypeError, ContextError, MixedStrategyError
+from jaxdist.errors import (
+    ArgumentTypeError,
+    ContextError,
+    InputContextError,
+    MixedStrategyError,
+)
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import EAGERLY, Program, Runner, RunOptions, variables_as_values
 from jaxdist.strategies import _check_gradients, _in_merge, _local
 from jaxdist.strategies._drift import DriftChecks
 from jaxdist.strategies._extended import StrategyExtended
 from jaxdist.strategies._gradient_report import GradientReport
-from jaxdist.values import PerReplica
+from jaxdist.values import PerReplica, current_binding
 
 _raw_frame = replica.FRAME.get
 _ref = weakref.ref
@@ -606,12 +611,18 @@ class Strategy:
 
     def _check_input_context(self) -> None:
         frame = replica.current_frame()
-        if frame is not None and frame.inside_step:
-            self._not_here(
-                "next() of a distributed dataset",
-                frame,
-                "Take the batch outside and pass it: strategy.run(step, args=(next(iterator),)).",
-            )
+        inside_step = frame is not None and frame.inside_step
+        if not inside_step and current_binding() is None:
+            return
+        where = "inside a jaxdist.function"
+        if frame is not None and inside_step:
+            where = frame.describe()
+        raise InputContextError(
+            f"next() of a distributed dataset was called {where}.\n\n"
+            "The function is traced once, and would keep that one batch.\n\n"
+            "Take the batch outside and pass it: strategy.run(step, args=(next(iterator),)), or "
+            "train_step(next(iterator))."
+        )
 
     @final
     def distribute_datasets_from_function(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxdist import collectives, replica, runtime
 from jaxdist._typing import PyTree
@@ -202,7 +203,7 @@ class StrategyExtended:
         alone, without aggregation. The copies of a mirrored variable have to come out equal.
 
         Cost:
-            A step; no collective of its own.
+            A step; no collective of its own, but inside a step `group=False` is an all-gather.
 
         Args:
             var: A variable of this strategy.
@@ -218,7 +219,6 @@ class StrategyExtended:
         Raises:
             ArgumentTypeError: `var` is no variable.
             StateDivergenceError: The copies of a mirrored variable would come out different.
-            ContextError: `group=False` inside a step.
 
         Example:
             >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -240,13 +240,13 @@ class StrategyExtended:
         if frame is None or not frame.inside_step:
             result = self._strategy.run(step, (var, tuple(args), dict(kwargs or {})))
             return result if group else self._strategy.experimental_local_results(result)
-        if not group:
-            raise ContextError(
-                f"{caller} was called with group=False {frame.describe()}.\n\n"
-                "One program is traced for all replicas, so there is one result, not one for "
-                "each.\n\nLeave group out, or call it outside strategy.run."
-            )
-        return step(var, args, kwargs)
+        result = step(var, args, kwargs)
+        if group:
+            return result
+        layout = self._strategy.layout
+        axes, count = layout.replica_axes, layout.num_replicas
+        rows = jax.tree.map(lambda x: jax.lax.all_gather(jnp.asarray(x), axes), result)
+        return tuple(jax.tree.map(lambda x, r=r: x[r], rows) for r in range(count))
 
     def value_container(self, value: Any) -> Any:
         """The variable that a value belongs to; here every value is its own container.

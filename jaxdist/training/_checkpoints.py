@@ -17,6 +17,7 @@ from jaxdist.training._interrupts import interrupts_wait
 from jaxdist.training._manifest import find_damage, remove_other_manifests, write_manifest
 from jaxdist.training._orbax import UnreadableError, open_manager, read_arrays, read_notes, write
 from jaxdist.training._saved_leaves import differences, named_leaves, rebuilt, record_of
+from jaxdist.values import Variable
 
 _MANIFESTS = "manifests"
 _DAMAGED = "damaged"
@@ -110,11 +111,12 @@ class Checkpoints:
 
         Args:
             step: Steps done; its name.
-            state: Pytree of arrays.
+            state: Pytree of arrays and variables.
             notes: What JSON can hold.
 
         Raises:
             CheckpointError: There is one of this step, or it cannot be written.
+            ArgumentError: A variable has a value on each replica and says not how to combine them.
 
         Example:
             >>> import tempfile
@@ -129,6 +131,7 @@ class Checkpoints:
                 "Resume from it, or choose another directory."
             )
         plain = _plain_json(notes)
+        state = jax.tree.map(lambda x: x.read_value() if isinstance(x, Variable) else x, state)
         with interrupts_wait():
             try:
                 write(self._manager, step, state, plain)

@@ -20,6 +20,8 @@ from jaxdist.values._variable_access import Site as Site
 from jaxdist.values._variable_access import find_sites_with as find_sites_with
 from jaxdist.values._variable_across import check_can_combine as check_can_combine
 from jaxdist.values._variable_across import no_sum_of_all as no_sum_of_all
+from jaxdist.values._variable_binding import bound as bound
+from jaxdist.values._variable_binding import current_binding as current_binding
 from jaxdist.values._variable_checks import checked_value as checked_value
 from jaxdist.values._variable_enums import VariableAggregation as VariableAggregation
 from jaxdist.values._variable_enums import VariableSynchronization as VariableSynchronization

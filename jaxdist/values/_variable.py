@@ -13,6 +13,7 @@ from jaxdist.values._per_replica import PerReplica
 from jaxdist.values._placement import Kind, placement_of
 from jaxdist.values._variable_access import Access, Change, site
 from jaxdist.values._variable_across import ACROSS, check_can_combine
+from jaxdist.values._variable_binding import current_binding
 from jaxdist.values._variable_checks import check_aggregation, check_modes, initial_array
 from jaxdist.values._variable_enums import VariableAggregation, VariableSynchronization
 from jaxdist.values._variable_home import Home
@@ -105,11 +106,19 @@ class Variable(ValueOperators, RowChanges, DistributedValues):
                 "The function is traced once and a variable lives on, so it is made before.\n\n"
                 "Make it outside, with strategy.scope():, and use it in the function."
             )
+        if current_binding() is not None:
+            raise ContextError(
+                f"Variable {self._label!r} was made inside a jaxdist.function.\n\n"
+                "The function is traced once and a variable lives on, so it is made before.\n\n"
+                "Make it outside, and use it in the function."
+            )
         check_modes(self._label, synchronization, aggregation, in_scope=here.strategy is not None)
         array = initial_array(self._label, initial_value, dtype, shape)
         check_aggregation(self._label, aggregation, array.dtype)
         reads = synchronization is VariableSynchronization.ON_READ
         self._trainable = not reads if trainable is None else bool(trainable)
+        if synchronization is AUTO and here.layout is not None:
+            synchronization = VariableSynchronization.ON_WRITE
         self._synchronization = synchronization
         self._aggregation = aggregation
         self._strategy = here.strategy
@@ -168,13 +177,13 @@ class Variable(ValueOperators, RowChanges, DistributedValues):
                 "strategy.run.\n\nA replica has only its own copy there.\n\n"
                 "Use value() for that, or read values after strategy.run."
             )
-        return self._home.copies(self._held)
+        return self._home.copies(self.held)
 
     @property
     def distributed(self) -> Any:
         """What `Strategy.reduce` and `gather` take it for: a mirrored array, or a `PerReplica`."""
         if self._home.per_replica:
-            return PerReplica.of_global(self._held, scalars=not self.shape)
+            return PerReplica.of_global(self.held, scalars=not self.shape)
         return self.value()
 
     # Assigning
@@ -313,11 +322,19 @@ class Variable(ValueOperators, RowChanges, DistributedValues):
     @property
     def held(self) -> jax.Array:
         """The one array that holds all copies."""
-        return self._held
+        binding = current_binding()
+        if binding is None:
+            return self._held
+        array: jax.Array = binding.held(self, self._held)
+        return array
 
     @held.setter
     def held(self, array: jax.Array) -> None:
-        self._held = array
+        binding = current_binding()
+        if binding is None:
+            self._held = array
+        else:
+            binding.hold(self, array)
 
     @property
     def distribute_strategy(self) -> Any:
@@ -347,7 +364,7 @@ class Variable(ValueOperators, RowChanges, DistributedValues):
 
     def __repr__(self) -> str:
         what = f"Variable {self.name!r} {self.dtype}{list(self.shape)}"
-        if site().in_step is not None:
+        if site().in_step is not None or current_binding() is not None:
             return f"<{what}>"
         held: Any = self.distributed if self._home.per_replica else np.asarray(self._held)
         return f"<{what} {held!r}>"
@@ -377,6 +394,8 @@ class VariableRef:
 
 def held_by(variables: Sequence[Variable]) -> list[jax.Array]:
     """The arrays that hold the copies of these variables."""
+    if current_binding() is not None:
+        return [v.held for v in variables]
     return [v._held for v in variables]
 
 
@@ -384,7 +403,10 @@ def hold_all(variables: Sequence[Variable], arrays: Sequence[jax.Array]) -> None
     """Give every variable the array that a step left for it."""
     for variable, array in zip(variables, arrays, strict=True):
         home = variable._home
-        variable._held = array if home.layout is not None else home.brought_home(array)
+        if current_binding() is not None:
+            variable.held = array
+        else:
+            variable._held = array if home.layout is not None else home.brought_home(array)
 
 
 class _Process:

@@ -11,6 +11,7 @@ from jaxdist.values._indexed_slices import IndexedSlices
 from jaxdist.values._per_replica import Form, PerReplica
 from jaxdist.values._placement import checked_per_replica
 from jaxdist.values._variable_access import Change
+from jaxdist.values._variable_binding import current_binding
 from jaxdist.values._variable_checks import check_fits, checked_value
 from jaxdist.values._variable_enums import VariableAggregation
 from jaxdist.values._variable_scatter import Scatter, check_can_scatter
@@ -36,7 +37,7 @@ class Across:
         if isinstance(value, PerReplica):
             given = self._one_each(variable, change, value)
         else:
-            if isinstance(value, jax.core.Tracer):
+            if _outlives(value):
                 raise _traced_value(variable, change)
             one = checked_value(variable.label, change.value, value, variable.shape, variable.dtype)
             given = self._everywhere(variable, change, one)
@@ -87,9 +88,7 @@ class Across:
         """Change rows of a mirrored variable, once."""
         _refuse_plain_jit(variable, kind.value)
         check_can_scatter(variable, kind, of_replicas=False)
-        if isinstance(slices.values, jax.core.Tracer) or isinstance(
-            slices.indices, jax.core.Tracer
-        ):
+        if _outlives(slices.values) or _outlives(slices.indices):
             raise _traced_value(variable, kind)
         home = variable.home
         after = kind.apply(variable.held, slices)
@@ -123,7 +122,14 @@ def no_sum_of_all(variable: Any, change: Change) -> ArgumentError:
     )
 
 
+def _outlives(value: Any) -> bool:
+    """Whether a variable would keep a traced value after its trace."""
+    return isinstance(value, jax.core.Tracer) and current_binding() is None
+
+
 def _refuse_plain_jit(variable: Any, what: str) -> None:
+    if current_binding() is not None:
+        return
     # Under an eager jax.grad or jax.vmap nothing is staged, and a constant is made at once.
     if not _compat.inside_trace() or not isinstance(jnp.zeros(()), jax.core.Tracer):
         return
@@ -132,8 +138,8 @@ def _refuse_plain_jit(variable: Any, what: str) -> None:
         "transformation) is tracing, outside strategy.run.\n\n"
         "The compiled function would keep the value that the variable has now, and assignments "
         "would be lost.\n\n"
-        "Run the function with strategy.run, or pass variable.read_value() as an argument and "
-        "assign the result afterwards."
+        "Decorate the function with jaxdist.function instead, or pass variable.read_value() as "
+        "an argument and assign the result afterwards."
     )
 
 

@@ -1,0 +1,249 @@
+"""A function that JAX compiles as a whole, with the variables that it uses."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import jax
+from flax import nnx
+
+from jaxdist import _compat
+from jaxdist._validate import is_callable
+from jaxdist.errors import ArgumentTypeError, ContextError
+from jaxdist.program import _captured
+from jaxdist.program._arguments import (
+    Flat,
+    Static,
+    argument_name,
+    check_hashable,
+    check_no_bare_variable,
+    flatten,
+    is_unit,
+    unflatten,
+)
+from jaxdist.program._bound_variables import BoundVariables
+from jaxdist.program._eagerly import EAGERLY
+from jaxdist.program._graph import KeptGraph
+from jaxdist.program._options import static_numbers
+from jaxdist.program._trace import not_a_result
+from jaxdist.replica import current_frame
+from jaxdist.runtime import CPU_STEPS
+from jaxdist.values import PerReplica, Variable, bound, current_binding, held_by, hold_all
+
+MAX_TRACES = 8
+MAX_KEPT_GRAPHS = 8
+
+
+@dataclasses.dataclass(eq=False)
+class _Compiled:
+    """The function for one structure of arguments, with the variables that it uses."""
+
+    call: Any  # what `jax.jit` makes
+    variables: tuple[Variable, ...]
+
+
+class Function:
+    """What `jaxdist.function` makes of a Python function."""
+
+    def __init__(self, fn: Callable[..., Any], static_argnames: Sequence[str]) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn = fn
+        self._static_names = frozenset(static_argnames)
+        self._static_numbers = static_numbers(fn, tuple(static_argnames))
+        self._known: dict[Any, _Compiled] = {}
+        self._kept: dict[tuple[int, ...], KeptGraph] = {}
+        self._variables: tuple[Variable, ...] = ()
+        self._num_traces = 0
+
+    @property
+    def python_function(self) -> Callable[..., Any]:
+        """The function as it was written."""
+        return self._fn
+
+    def experimental_get_tracing_count(self) -> int:
+        """How often the function was traced: once for each structure, shape and dtype.
+
+        Example:
+            >>> double = jaxdist.function(lambda x: 2 * x)
+            >>> [float(double(x)) for x in (1.0, 2.0)], double.experimental_get_tracing_count()
+            ([2.0, 4.0], 1)
+        """
+        return self._num_traces
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<jaxdist.function {getattr(self._fn, '__qualname__', self._fn)}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        frame = current_frame()
+        inside = frame is not None and frame.inside_step
+        if EAGERLY or inside or current_binding() is not None or _compat.must_interpret():
+            return self._fn(*args, **kwargs)
+        flat = flatten(args, kwargs, self._static_names, self._static_numbers)
+        if any(_is_uneven(leaf) for leaf in flat.dynamic):
+            # One compiled function has one shape for all replicas; a step in it need not.
+            return self._fn(*args, **kwargs)
+        check_hashable("jaxdist.function", flat, (args, kwargs))
+        check_no_bare_variable("jaxdist.function", args, kwargs)
+        kept = self._graph_of(flat, (args, kwargs)) if flat.nodes else None
+        strategy = None if frame is None else frame.strategy
+        shape = kept.shape if kept else None
+        key = (flat.treedef, flat.slots, shape, strategy)
+        state = kept.read() if kept else []
+        compiled = self._known.get(key)
+        if compiled is None:
+            compiled = self._settled(flat, shape, state)
+            self._known[key] = compiled
+        while True:
+            CPU_STEPS.make_room()
+            met = len(self._variables)
+            values = held_by(compiled.variables)
+            results = compiled.call(values, state, flat.dynamic)
+            if len(self._variables) == met:
+                break
+            # Other shapes led to other variables.
+            compiled = self._known[key] = self._settled(flat, shape, state)
+        CPU_STEPS.dispatched(results)
+        variables, after, result = results
+        try:
+            if kept is not None:
+                kept.write(after)
+        finally:
+            written = [compiled.variables[i] for i in sorted(variables)]
+            hold_all(written, [variables[i] for i in sorted(variables)])
+        return result
+
+    def _settled(self, flat: Flat, shape: Any, state: Sequence[Any]) -> _Compiled:
+        """The function with all the variables that it meets as inputs."""
+        for _ in range(MAX_TRACES):
+            met = len(self._variables)
+            compiled = _Compiled(self._jitted(flat, shape), self._variables)
+            compiled.call.trace(held_by(compiled.variables), state, flat.dynamic)
+            if len(self._variables) == met:
+                return compiled
+        raise ContextError(
+            f"{self!r} was traced {MAX_TRACES} times, and met another variable every time; last "
+            f"{self._variables[-1].label!r}.\n\n"
+            "Which variables a function uses is part of what is compiled.\n\n"
+            "Choose them by an argument, not by state that changes from call to call."
+        )
+
+    def _jitted(self, flat: Flat, shape: Any) -> Any:
+        treedef, slots = flat.treedef, flat.slots
+        known = self._variables
+
+        def traced(values: list[Any], state: list[Any], dynamic: list[Any]) -> Any:
+            self._num_traces += 1
+            binding = BoundVariables(known, values)
+            nodes = shape.merge(state) if shape is not None else ()
+            args, kwargs = unflatten(treedef, slots, dynamic, nodes)
+            with bound(binding):
+                result = _captured.call(self._fn, args, kwargs)
+            self._variables += tuple(binding.unknown)
+            after = shape.leaves_of(nodes) if shape is not None else []
+            return binding.written(), after, _checked(result)
+
+        traced.__name__ = getattr(self._fn, "__name__", "function")
+        return jax.jit(traced)
+
+    def _graph_of(self, flat: Flat, given: tuple[Any, Any]) -> KeptGraph:
+        key = tuple(id(n) for n in flat.nodes)
+        kept = self._kept.get(key)
+        if kept is None or not kept.is_current():
+            paths = jax.tree_util.tree_flatten_with_path(given, is_leaf=is_unit)[0]
+            names = {id(leaf): argument_name(path) for path, leaf in reversed(paths)}
+            held = self._kept
+            kept = KeptGraph(
+                tuple(flat.nodes),
+                tuple(names[id(n)] for n in flat.nodes),
+                lambda _: held.pop(key, None),
+            )
+            if len(held) >= MAX_KEPT_GRAPHS:
+                held.pop(next(iter(held)))
+            held[key] = kept
+        return kept
+
+
+def _is_uneven(leaf: Any) -> bool:
+    if not isinstance(leaf, PerReplica) or leaf.is_global:
+        return False
+    return len({jax.numpy.shape(v) for v in leaf.values}) > 1
+
+
+def _checked(result: Any) -> Any:
+    """The result with what is no array kept as it is."""
+
+    def keep(path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, (nnx.Module, nnx.Optimizer)):
+            name = "result" + jax.tree_util.keystr(path)
+            raise ArgumentTypeError(not_a_result(name, leaf, "The function"))
+        return leaf if hasattr(leaf, "dtype") else Static(leaf)
+
+    return jax.tree_util.tree_map_with_path(
+        keep, result, is_leaf=lambda x: isinstance(x, (nnx.Module, nnx.Optimizer, Variable))
+    )
+
+
+@overload
+def function(func: Callable[..., Any], *, static_argnames: Sequence[str] = ...) -> Function: ...
+
+
+@overload
+def function(
+    func: None = ..., *, static_argnames: Sequence[str] = ...
+) -> Callable[[Callable[..., Any]], Function]: ...
+
+
+def function(
+    func: Callable[..., Any] | None = None, *, static_argnames: Sequence[str] = ()
+) -> Function | Callable[[Callable[..., Any]], Function]:
+    """Compile a function as a whole: `jax.jit` for functions that use variables.
+
+    It reads and assigns `Variable`s as if it were not compiled, may call `strategy.run`,
+    `reduce` and `gather`, and updates NNX objects that are arguments in place. Everything in it
+    is one program with one dispatch. Inside a step, inside another such function, with uneven
+    per-replica values, and under `config.run_eagerly` it is the Python function itself.
+
+    Shapes:
+        Arrays keep their shapes and layouts.
+
+    Cost:
+        A trace and a compilation for each new structure, shape or dtype of the arguments; one
+        trace more for the first call that meets variables. Then one dispatch.
+
+    Args:
+        func: The function. Booleans, strings and other objects among its arguments are part of
+            the program, numbers and arrays are traced, as for `Strategy.run`.
+        static_argnames: Numbers that are part of the program, by the names of their parameters.
+
+    Returns:
+        The compiled function, or a decorator where `func` is left out.
+
+    Raises:
+        ArgumentTypeError: `func` is not callable, or returns an NNX object.
+        ContextError: A variable is made in it, data are read in it, or it meets other variables
+            at every trace.
+
+    Example:
+        >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     seen = Variable(0, name="seen")
+        >>> @jaxdist.function
+        ... def train_step(x):
+        ...     losses = strategy.run(lambda x: x * x, (x,))
+        ...     seen.assign_add(1)
+        ...     return strategy.reduce("MEAN", losses, axis=None)
+        >>> x = strategy.run(lambda x: x, (PerReplica([1.0, 3.0]),))
+        >>> float(train_step(x)), int(seen)
+        (5.0, 1)
+
+    Source:
+        `tf.function`; `jax.jit`.
+    """
+    if func is None:
+        return lambda fn: function(fn, static_argnames=static_argnames)
+    is_callable("jaxdist.function", func)
+    return Function(func, static_argnames)

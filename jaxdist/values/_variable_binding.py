@@ -1,0 +1,33 @@
+"""Arrays that stand for those of variables while a function that uses them is traced."""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+
+class Binding(Protocol):
+    """Has the arrays of variables for one trace."""
+
+    def held(self, variable: Any, array: Any) -> Any:
+        """The array that stands for `array`, which the variable holds."""
+        ...
+
+    def hold(self, variable: Any, array: Any) -> None:
+        """Take the array that the variable holds from now on."""
+        ...
+
+
+_BINDING: ContextVar[Binding | None] = ContextVar("jaxdist_binding", default=None)
+# Asked at every step over variables.
+current_binding = _BINDING.get
+
+
+@contextlib.contextmanager
+def bound(binding: Binding) -> Iterator[None]:
+    """Give the block these arrays of variables."""
+    token = _BINDING.set(binding)
+    try:
+        yield
+    finally:
+        _BINDING.reset(token)
