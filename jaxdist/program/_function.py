@@ -243,7 +243,9 @@ def function(
     Source:
         `tf.function`; `jax.jit`.
     """
-    if func is None:
-        return lambda fn: function(fn, static_argnames=static_argnames)
-    is_callable("jaxdist.function", func)
-    return Function(func, static_argnames)
+
+    def decorated(fn: Callable[..., Any]) -> Function:
+        is_callable("jaxdist.function", fn)
+        return Function(fn, static_argnames)
+
+    return decorated if func is None else decorated(func)

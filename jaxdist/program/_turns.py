@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# How often a thread that is told to stop is looked after, in seconds.
-_PATIENCE = 0.05
+# How long a thread that is told to stop may take before it is told again, in seconds.
+_PATIENCE = 1.0
 
 
 class _StoppedError(BaseException):
@@ -25,7 +25,7 @@ class Turns:
 
     def __init__(self, bodies: Sequence[Callable[[], Any]]) -> None:
         self._players = [_Player(self, number, body) for number, body in enumerate(bodies)]
-        self._came_back = threading.Semaphore(0)
+        self._came_back = _Baton()
         self.is_stopping = False
 
     def run(self, settle: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
@@ -57,11 +57,11 @@ class Turns:
 
     def came_back(self) -> None:
         """Called by a function whose turn is over."""
-        self._came_back.release()
+        self._came_back.give()
 
     def _turn_of(self, player: "_Player") -> None:
         player.go_on()
-        self._came_back.acquire()
+        self._came_back.take()
         if player.error is not None:
             error, player.error = player.error, None
             error.add_note(f"Raised on replica {player.number} of {len(self._players)}.")
@@ -71,6 +71,28 @@ class Turns:
         self.is_stopping = True
         for player in self._players:
             player.stop()
+
+
+class _Baton:
+    """Given by one thread and taken by another.
+
+    A plain lock: semaphores and events are written in Python, where Ctrl-C, or an exception from
+    another thread, can come in the middle and leave them locked for ever.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def give(self) -> None:
+        # It may be there already, when threads are being stopped.
+        with contextlib.suppress(RuntimeError):
+            self._lock.release()
+
+    def take(self) -> None:
+        self._lock.acquire()
 
 
 class Finished:
@@ -89,7 +111,8 @@ class _Player:
         self.is_done = False
         self._turns = turns
         self._body = body
-        self._may_go = threading.Semaphore(0)
+        self._may_go = _Baton()
+        self._is_running = False
         context = contextvars.copy_context()
         # A thread that hangs in a call that Python cannot interrupt must not keep the process.
         self._thread = threading.Thread(
@@ -97,17 +120,19 @@ class _Player:
         )
 
     def go_on(self) -> None:
+        self._is_running = True
         if self._thread.ident is None:
             self._thread.start()
         else:
-            self._may_go.release()
+            self._may_go.give()
 
     def meet(self, brought: Any) -> Any:
         if self._turns.is_stopping:
             raise _StoppedError
         self.brought = brought
+        self._is_running = False
         self._turns.came_back()
-        self._may_go.acquire()
+        self._may_go.take()
         if self._turns.is_stopping:
             raise _StoppedError
         answer, self.answer = self.answer, None
@@ -126,17 +151,23 @@ class _Player:
             except BaseException as error:
                 self.error = error
             finally:
+                self._is_running = False
                 self._turns.came_back()
 
     def stop(self) -> None:
         """End the thread, wherever it is."""
         if self._thread.ident is None:
             return
-        self._may_go.release()
+        if self._is_running:
+            self._interrupt()
+        self._may_go.give()
         self._thread.join(_PATIENCE)
         while self._thread.is_alive():
-            # It is in the user's code, not at a meeting.
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self._thread.ident), ctypes.py_object(_StoppedError)
-            )
+            self._interrupt()
             self._thread.join(_PATIENCE)
+
+    def _interrupt(self) -> None:
+        """Raise in the thread where it runs Python."""
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(_StoppedError)
+        )
