@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from benchmarks._lines import Need, SkipLine, TimeLine
+from benchmarks._lines import CountLine, Need, SkipLine, TimeLine
 from benchmarks._process import ArmError, ArmProcess
 
 
@@ -86,6 +86,11 @@ class Race:
             statistics.median(_ratios(self.cpu[arm], self.cpu[comparator])),
             need,
         )
+
+    def same(self, fact: str, arm: str, comparator: str) -> CountLine:
+        """Whether two arms did the same work: they tell exactly the same of it."""
+        ours, theirs = (f"{fact} {self.facts[a][fact]}" for a in (arm, comparator))
+        return CountLine(self.row, self.size, arm, comparator, ours, theirs)
 
 
 def _ratios(over: tuple[float, ...], under: tuple[float, ...]) -> tuple[float, ...]:

@@ -135,6 +135,8 @@ def _environment(environ: Mapping[str, str], devices: int | None) -> dict[str, s
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
     kept["JAX_PLATFORMS"] = "cpu"
     kept["CUDA_VISIBLE_DEVICES"] = "-1"
+    # What was compiled in an earlier run must not be found again.
+    kept["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     kept["TF_CPP_MIN_LOG_LEVEL"] = "2"
     if devices is not None:
         kept["JAX_NUM_CPU_DEVICES"] = str(devices)

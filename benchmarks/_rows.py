@@ -11,10 +11,14 @@ from benchmarks import (
     row_06_step_parity,
     row_07_step_vs_gspmd_and_pmap,
     row_08_collectives_count,
+    row_20_input_put,
+    row_21_input_overlap,
     row_22_trace_flat,
     row_24_no_retrace,
     row_28_inflight_safe,
+    row_first_uneven,
     row_nnx_state_100,
+    row_variables_100,
 )
 
 MODULES: tuple[ModuleType, ...] = (
@@ -26,9 +30,13 @@ MODULES: tuple[ModuleType, ...] = (
     row_06_step_parity,
     row_07_step_vs_gspmd_and_pmap,
     row_08_collectives_count,
+    row_20_input_put,
+    row_21_input_overlap,
     row_22_trace_flat,
     row_24_no_retrace,
     row_28_inflight_safe,
+    row_first_uneven,
     row_nnx_state_100,
+    row_variables_100,
 )
 ROWS: dict[str, ModuleType] = {m.ROW: m for m in MODULES}

@@ -6,6 +6,7 @@ TensorFlow is imported inside, since the driver imports this file to name its fu
 import importlib
 from typing import Any
 
+from benchmarks._host_batch import checksum, mlp_batch
 from benchmarks._loop import Loop
 
 
@@ -67,6 +68,29 @@ def gather(n: int) -> Loop:
             strategy.gather(x, axis=0)
 
     return Loop(run)
+
+
+def next_batch(n: int) -> Loop:
+    """`next` of a distributed dataset of one batch for ever, with default options."""
+    tf, strategy = _strategy(n)
+    # One tensor for each array, so that the source itself costs next to nothing.
+    dataset = tf.data.Dataset.from_tensors(mlp_batch()).repeat()
+    batches = iter(strategy.experimental_distribute_dataset(dataset))
+    last: list[Any] = []
+
+    def run(steps: int) -> None:
+        batch = None
+        for _ in range(steps):
+            # Eager: the tensors are there when it returns.
+            batch = next(batches)
+        last[:] = [batch]
+
+    def found() -> dict[str, Any]:
+        (batch,) = last
+        pieces = [v.numpy() for x in batch for v in strategy.experimental_local_results(x)]
+        return {"bytes": checksum(pieces)}
+
+    return Loop(run, facts=found)
 
 
 def _ones(tf: Any, strategy: Any, shape: tuple[int, ...]) -> Any:

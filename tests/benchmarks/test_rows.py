@@ -13,7 +13,8 @@ from benchmarks._lines import CountLine, Need
 from benchmarks._rows import MODULES, ROWS
 
 FOLDER = pathlib.Path(benchmarks.__file__).parent
-COUNTED = "6,8,24,28"
+COUNTED = "6,8,20,21,24,28,variables"
+ONLY_TIMED = "first"
 
 
 def test_every_row_file_is_listed_and_states_its_claim():
@@ -28,10 +29,12 @@ def test_every_row_file_is_listed_and_states_its_claim():
 
 def test_smoke_run_meets_every_count(tmp_path, capsys):
     file = tmp_path / "figures.json"
-    code = main(["--smoke", "--rows", COUNTED, "--json", str(file)])
+    rows = f"{COUNTED},{ONLY_TIMED}"
+    code = main(["--smoke", "--rows", rows, "--json", str(file)])
     printed = capsys.readouterr()
     lines = json.loads(file.read_text())["lines"]
-    counts = [line for line in lines if line["gates"]]
+    counts = [line for line in lines if line.get("gates")]
+    assert {line["row"] for line in lines} == set(rows.split(","))
     assert {line["row"] for line in counts} == set(COUNTED.split(","))
     assert [line for line in counts if not line["met"]] == [], printed
     assert code == 0
@@ -39,8 +42,9 @@ def test_smoke_run_meets_every_count(tmp_path, capsys):
 
 def test_tensorflow_row_without_tensorflow_is_skipped_and_says_so(monkeypatch, capsys):
     monkeypatch.delenv("JAXDIST_BENCH_TENSORFLOW", raising=False)
-    assert main(["--smoke", "--rows", "3,4"]) == 0
-    assert len(re.findall(r"row [34] skipped: .*--tensorflow PYTHON", capsys.readouterr().out)) == 2
+    assert main(["--smoke", "--rows", "3,4,20"]) == 0
+    skipped = re.findall(r"row (3|4|20) skipped: .*--tensorflow PYTHON", capsys.readouterr().out)
+    assert skipped == ["3", "4", "20"]
 
 
 def test_unknown_row_is_refused_with_those_that_exist(capsys):
