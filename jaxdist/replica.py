@@ -191,7 +191,9 @@ class ReplicaContext:
         Args:
             reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
             value: Pytree of arrays and numbers. Floats keep their dtype; booleans are counted
-                in int32; the mean of integers is true division into the default float.
+                in int32; the mean of integers is true division into the default float. Of
+                `IndexedSlices` the rows of all replicas come one after the other (two
+                all-gathers), divided by their number for a mean.
             options: Communication options; they never change the result.
             experimental_hints: The older name of `options`.
 
@@ -220,7 +222,9 @@ class ReplicaContext:
             return value
         self._must_be_current("all_reduce")
         layout = self._layout
-        return collectives.all_reduce(caller, op, value, layout.replica_axes, layout.num_replicas)
+        return collectives.all_reduce_tree(
+            caller, op, value, layout.replica_axes, layout.num_replicas
+        )
 
     def all_gather(
         self,

@@ -15,6 +15,11 @@ from jaxdist.collectives._mark import ASSUME_REPLICATED as ASSUME_REPLICATED
 from jaxdist.collectives._mark import assume_replicated as assume_replicated
 from jaxdist.collectives._reduce_op import ReduceOp as ReduceOp
 from jaxdist.collectives._reduce_op import reduce_op as reduce_op
+from jaxdist.collectives._slices import all_reduce_slices as all_reduce_slices
+from jaxdist.collectives._slices import all_reduce_tree as all_reduce_tree
+from jaxdist.collectives._slices import is_slices as is_slices
+from jaxdist.collectives._slices import reduce_slices_across as reduce_slices_across
+from jaxdist.collectives._slices import slices_of_all as slices_of_all
 from jaxdist.collectives._trace_number import traced_anew as traced_anew
 from jaxdist.collectives._trace_number import traced_once as traced_once
 from jaxdist.collectives._uneven_gather import UNEVEN_ALL_GATHER as UNEVEN_ALL_GATHER

@@ -456,15 +456,17 @@ class Strategy:
         collectives.hints_of("Strategy.reduce", options, experimental_hints)
         if frame is not None and frame.in_merge:
             return _in_merge.reduce(op, value, axis, self.layout)
+        value = collectives.slices_of_all(value)
         if isinstance(value, PerReplica):
             return collectives.reduce_across(op, "value", value, axis, self.layout)
-        return jax.tree.map_with_path(
-            lambda path, leaf: collectives.reduce_across(
-                op, "value" + keystr(path), leaf, axis, self.layout
-            ),
-            value,
-            is_leaf=_is_per_replica,
-        )
+
+        def reduced(path: Any, leaf: Any) -> Any:
+            name, leaf = "value" + keystr(path), collectives.slices_of_all(leaf)
+            if collectives.is_slices(leaf):
+                return collectives.reduce_slices_across(op, name, leaf, axis, self.layout)
+            return collectives.reduce_across(op, name, leaf, axis, self.layout)
+
+        return jax.tree.map_with_path(reduced, value, is_leaf=_is_reduced_whole)
 
     @final
     def gather(
@@ -711,6 +713,10 @@ def _inside(instead: str) -> str:
 def _asks_per_replica(options: data.InputOptions | None) -> bool:
     mode = data.InputReplicationMode.PER_REPLICA
     return options is not None and options.experimental_replication_mode is mode
+
+
+def _is_reduced_whole(x: Any) -> bool:
+    return isinstance(x, PerReplica) or collectives.is_slices(x)
 
 
 def _is_per_replica(x: Any) -> bool:

@@ -20,6 +20,14 @@ def reduce(op: ReduceOp, value: PyTree, axis: Any, layout: ReplicaMesh) -> PyTre
 
     def leaf_of(path: Any, leaf: Any) -> Any:
         name = "value" + keystr(path)
+        if collectives.is_slices(leaf):
+            own = jax.tree.map(
+                lambda x: own_value(x, layout) if isinstance(x, PerReplica) else x,
+                leaf,
+                is_leaf=_is_per_replica,
+            )
+            count = layout.num_replicas
+            return collectives.all_reduce_slices(op, own, layout.replica_axes, count)
         # A traced value that the function closed over may differ between replicas like any other.
         if not isinstance(leaf, (PerReplica, jax.core.Tracer)):
             return collectives.reduce_across(op, name, leaf, axis, layout)
@@ -36,7 +44,9 @@ def reduce(op: ReduceOp, value: PyTree, axis: Any, layout: ReplicaMesh) -> PyTre
             "Strategy.reduce", op, local, layout.replica_axes, layout.num_replicas
         )
 
-    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_per_replica)
+    return jax.tree.map_with_path(
+        leaf_of, value, is_leaf=lambda x: _is_per_replica(x) or collectives.is_slices(x)
+    )
 
 
 def gather(value: PyTree, axis: int, layout: ReplicaMesh) -> PyTree:

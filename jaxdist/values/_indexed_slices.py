@@ -81,6 +81,10 @@ class IndexedSlices:
         whole: jax.Array = jnp.zeros(self.dense_shape, self.dtype).at[self.indices].add(self.values)
         return whole
 
+    def with_parts(self, values: Any, indices: Any) -> "IndexedSlices":
+        """Slices of the same whole array; the parts may be values of all replicas."""
+        return _rebuild(self.dense_shape, (values, indices))
+
     def __repr__(self) -> str:
         return f"IndexedSlices({_brief(self.values)} at {_brief(self.indices)})"
 
@@ -100,7 +104,8 @@ def as_indexed_slices(name: str, caller: str, value: Any) -> IndexedSlices:
 
 
 def _brief(array: Any) -> str:
-    return f"{array.dtype}{list(array.shape)}"
+    has_shape = hasattr(array, "dtype") and hasattr(array, "shape")
+    return f"{array.dtype}{list(array.shape)}" if has_shape else repr(array)
 
 
 def _rebuild(dense_shape: tuple[int, ...] | None, parts: Any) -> IndexedSlices:

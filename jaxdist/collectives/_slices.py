@@ -1,0 +1,84 @@
+"""Reducing rows of an array: those of all replicas, one after the other."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist._typing import AxisNames, PyTree
+from jaxdist.collectives._across import gather_across
+from jaxdist.collectives._dtypes import result_dtype
+from jaxdist.collectives._in_replica import all_reduce, gathered
+from jaxdist.collectives._reduce_op import ReduceOp
+from jaxdist.errors import ArgumentTypeError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.values import IndexedSlices, PerReplica
+
+
+def slices_of_all(value: Any) -> Any:
+    """`IndexedSlices` of per-replica parts, where a `PerReplica` has slices for each replica."""
+    if isinstance(value, PerReplica) and not value.is_global:
+        parts = value.values
+        if all(isinstance(p, IndexedSlices) for p in parts):
+            first = parts[0]
+            return first.with_parts(
+                PerReplica([p.values for p in parts]), PerReplica([p.indices for p in parts])
+            )
+    return value
+
+
+def reduce_slices_across(
+    op: ReduceOp, name: str, slices: IndexedSlices, axis: Any, layout: ReplicaMesh
+) -> IndexedSlices:
+    """`Strategy.reduce` of rows that each replica has."""
+    if axis is not None:
+        raise ArgumentTypeError(
+            f"Strategy.reduce was given axis={axis!r} and {name}, which is IndexedSlices.\n\n"
+            "Rows of all replicas are put one after the other; there is no dim to reduce over.\n\n"
+            "Leave axis=None, or reduce slices.to_dense()."
+        )
+    values, indices = (
+        gather_across(f"{name}.{part}", own, 0, layout)
+        if isinstance(own, PerReplica)
+        else jnp.concatenate([jnp.asarray(own)] * layout.num_replicas)
+        for part, own in (("values", slices.values), ("indices", slices.indices))
+    )
+    return slices.with_parts(_scaled(op, values, layout.num_replicas), indices)
+
+
+def all_reduce_slices(
+    op: ReduceOp, slices: IndexedSlices, axes: AxisNames, num_replicas: int
+) -> IndexedSlices:
+    """The rows of all replicas, as seen from inside a step; two all-gathers."""
+    values, indices = jnp.asarray(slices.values), jnp.asarray(slices.indices)
+    if num_replicas > 1:
+        values, indices = gathered(values, 0, axes), gathered(indices, 0, axes)
+    return slices.with_parts(_scaled(op, values, num_replicas), indices)
+
+
+def all_reduce_tree(
+    caller: str, op: ReduceOp, value: PyTree, axes: AxisNames, num_replicas: int
+) -> PyTree:
+    """`all_reduce` of a pytree in which there may be `IndexedSlices`."""
+    leaves, treedef = jax.tree.flatten(value, is_leaf=is_slices)
+    if not any(map(is_slices, leaves)):
+        return all_reduce(caller, op, value, axes, num_replicas)
+    dense = [None if is_slices(x) else x for x in leaves]
+    reduced = all_reduce(caller, op, dense, axes, num_replicas)
+    return jax.tree.unflatten(
+        treedef,
+        [
+            all_reduce_slices(op, x, axes, num_replicas) if is_slices(x) else r
+            for x, r in zip(leaves, reduced, strict=True)
+        ],
+    )
+
+
+def is_slices(value: Any) -> bool:
+    """Whether flattening stops at `value`, to keep its rows and their numbers together."""
+    return isinstance(value, IndexedSlices)
+
+
+def _scaled(op: ReduceOp, values: jax.Array, count: int) -> jax.Array:
+    scaled = values.astype(result_dtype(op, values.dtype))
+    return scaled / count if op is ReduceOp.MEAN else scaled
