@@ -92,8 +92,8 @@ class KeptGraph:
     ) -> None:
         # The list holds the variables, so it goes when one of the objects goes.
         self._roots = tuple(weakref.ref(n, forget) for n in nodes)
-        # The C++ call paths of the step that runs on these objects, by static arguments.
-        self.dispatchers: dict[Any, Callable[..., Any]] = {}
+        # The C++ call paths of the step that runs on these objects, by plan and static arguments.
+        self.dispatchers: dict[Any, dict[Any, Callable[..., Any]]] = {}
         self.shape, leaves = shape_of(nodes, arguments)
         by_path: dict[Any, Any] = {}
         self._attributes: list[dict[str, Any]] = []

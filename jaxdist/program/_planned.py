@@ -1,4 +1,4 @@
-"""Calls with static arguments and NNX objects, taken out before the C++ call path."""
+"""Calls with static arguments, NNX objects and variables, made ready for the C++ call path."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,16 +9,15 @@ from flax import nnx
 from jaxdist.program._arguments import Flat, GraphNode, Static, flatten
 from jaxdist.program._donation import has_repeats
 from jaxdist.program._graph import KeptGraph
+from jaxdist.program._variables_lift import LiftedVariables
 from jaxdist.runtime import CPU_STEPS
+from jaxdist.values import held_by
 
 
 class Slow:
     """A dispatcher's way to say: this call has to go the slow way."""
 
-    __slots__ = ("call",)
-
-    def __init__(self, call: tuple[Any, Any]) -> None:
-        self.call = call
+    __slots__ = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,52 +56,82 @@ def _is_static_leaf(x: Any) -> bool:
     return len(flat.slots) == 1 and isinstance(flat.slots[0], Static)
 
 
-class Planned:
-    """Calls through a plan: static values choose a dispatcher, NNX variables become leaves."""
+_NONE: list[Any] = []
 
-    def __init__(self, step: Any, plan: Plan) -> None:
+
+class Planned:
+    """Calls through a plan, with the variables of one program.
+
+    Static values choose a C++ dispatcher; the variables of NNX objects, and those that the step
+    has from a closure, become leaves beside the arguments, in the order of the program's inputs.
+    """
+
+    def __init__(self, step: Any, plan: Plan, variables: LiftedVariables) -> None:
         self.plan = plan
+        self.variables = variables
         self._step = step
         self._dispatchers: dict[Any, Callable[..., Any]] = {}
         self._taken = frozenset(plan.static_numbers) | frozenset(plan.node_numbers)
+        self._is_plain = not self._taken and not plan.static_names
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        plan, step = self.plan, self._step
-        try:
-            static = [args[i] for i in plan.static_numbers]
-            static += [kwargs[n] for n in plan.static_names]
-            nodes = [args[i] for i in plan.node_numbers]
-            key = (len(args), *[(type(s), s) for s in static])
-            kept = step.kept_for(nodes) if nodes else None
-            known = kept.dispatchers if kept else self._dispatchers
-            dispatch = known.get(key)
-        except (IndexError, KeyError, TypeError):
-            # This call has no static argument or NNX object where calls before it had one.
-            return step.direct(*args, **kwargs)
-        if nodes and kept is None:
-            return step.slow(*args, **kwargs)
+        plan, step, variables = self.plan, self._step, self.variables
+        rest: tuple[Any, ...] = args
+        named, kept, leaves, key = kwargs, None, _NONE, None
+        known = self._dispatchers
+        static: list[Any] = _NONE
+        if not self._is_plain:
+            try:
+                static = [args[i] for i in plan.static_numbers]
+                static += [kwargs[n] for n in plan.static_names]
+                nodes = [args[i] for i in plan.node_numbers]
+                key = (len(args), *[(type(s), s) for s in static])
+                kept = step.kept_for(nodes) if nodes else None
+                known = kept.dispatchers.setdefault(self, {}) if kept else known
+                hash(key)
+            except (IndexError, KeyError, TypeError):
+                # This call has no static argument or NNX object where calls before it had one.
+                return step.direct(*args, **kwargs) if not variables else step.slow(*args, **kwargs)
+            if nodes and kept is None:
+                return step.slow(*args, **kwargs)
+            rest = tuple(a for i, a in enumerate(args) if i not in self._taken)
+            named = {k: v for k, v in kwargs.items() if k not in plan.static_names}
+            leaves = kept.read() if kept else leaves
+        dispatch = known.get(key)
         is_new = dispatch is None
         if dispatch is None:
             dispatch = self._new(kept, len(args), static)
-        rest = [a for i, a in enumerate(args) if i not in self._taken]
-        named = {k: v for k, v in kwargs.items() if k not in plan.static_names}
-        leaves = kept.read() if kept else []
-        if step.donates and has_repeats((leaves, rest, named)):
+        written, read_only = _NONE, _NONE
+        if variables:
+            written, read_only = held_by(variables.written), held_by(variables.read_only)
+        if step.donates and has_repeats((leaves, written, rest, named, read_only)):
             return step.slow(*args, **kwargs)
         if step.bounded:
             CPU_STEPS.make_room()
-        results = dispatch(leaves, *rest, **named)
+        results = dispatch(leaves, written, rest, named, read_only)
         if type(results) is Slow:
-            return step.slow(*results.call[0], **results.call[1])
+            return step.slow(*args, **kwargs)
         if is_new:
             known[key] = dispatch
-        if kept is not None:
-            state, result = results
-            kept.write(state)
-        else:
-            result = results
+        result = self._settled(results, kept)
         if step.bounded:
             CPU_STEPS.dispatched(results)
+        return result
+
+    def _settled(self, results: Any, kept: KeptGraph | None) -> Any:
+        """The step's result, after its state was put in place."""
+        variables = self.variables
+        if kept is None and not variables.written:
+            return results
+        state, result = results
+        if not variables.written:
+            kept.write(state) if kept is not None else None
+            return result
+        try:
+            if kept is not None:
+                kept.write(state[: variables.after])
+        finally:
+            variables.write(state[variables.after :])
         return result
 
     def _new(self, kept: KeptGraph | None, count: int, static: list[Any]) -> Callable[..., Any]:
@@ -115,8 +144,10 @@ class Planned:
             held = dict(fixed)
             if kept is not None:
                 held.update(zip(plan.node_numbers, kept.nodes, strict=True))
-            others = iter(rest[1:])
+            others = iter(rest)
+            if self._is_plain:
+                return rest, named
             whole = tuple(held[i] if i in held else next(others) for i in range(count))
             return whole, {**named, **names}
 
-        return self._step.dispatcher_for(plan, restore)
+        return self._step.dispatcher_for(plan, self.variables, restore)

@@ -30,7 +30,6 @@ from jaxdist.program._program import Program, build
 from jaxdist.program._retrace import RetraceWatch, place
 from jaxdist.program._trace import InSlot, Signature
 from jaxdist.program._uneven import padded, uneven_shapes
-from jaxdist.program._variables_call import LiftedCall
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables
 from jaxdist.runtime import CPU_STEPS
 from jaxdist.values import (
@@ -88,7 +87,7 @@ class Step:
         # Traced by `program` and not compiled yet.
         self._only_traced: dict[Signature, Program] = {}
         self._kept: dict[tuple[int, ...], KeptGraph] = {}
-        self._planned: dict[Plan, Planned] = {}
+        self._planned: dict[tuple[Plan, int], Planned] = {}
         # The variables that the last program touched; the next one probably does as well.
         self._variables = NO_VARIABLES
         self._bounded = False
@@ -140,12 +139,10 @@ class Step:
             result = rebuilt
         self._count_in_flight(ready.program, results)
         plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
-        if variables:
-            self._enter_with(variables)
+        if variables or not plain:
+            self._plan(call, args, kwargs, variables)
             return result, None
-        if not plain:
-            self._plan(call, args, kwargs)
-        return result, ready.record if plain and not call.moved else None
+        return result, None if call.moved else ready.record
 
     def op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run as JAX runs operations outside of `jit`, one thread for each replica."""
@@ -166,35 +163,6 @@ class Step:
         finally:
             variables.write(outcome.values)
         return outcome.result
-
-    # Steps with variables have a way in of their own.
-
-    def _enter_with(self, variables: LiftedVariables) -> None:
-        known = self.call
-        if not isinstance(known, LiftedCall) or known.variables is not variables:
-            self.call = LiftedCall(self, variables)
-
-    def run_with(
-        self,
-        variables: LiftedVariables,
-        written: list[Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        read_only: list[Any],
-    ) -> tuple[Any, Any] | None:
-        """Results and the C++ call path of a call with these variables; None: take the slow way."""
-        call = self._read(args, kwargs)
-        ready = self._programs.get(call.signature)
-        traced = call.flat.has_tracer or _compat.must_interpret()
-        special = call.flat.nodes or any(isinstance(s, Static) for s in call.flat.slots)
-        if ready is None or traced or call.moved or special:
-            return None
-        if ready.program.variables is not variables:
-            return None
-        leaves = [*written, *call.leaves, *read_only]
-        self._check_donation(leaves, ready.program)
-        results = ready.compiled(*leaves)
-        return ready.program.rebuild(results), ready.record if ready.has_record else None
 
     def _count_in_flight(self, program: Program, results: Any) -> None:
         layout = self._layout
@@ -387,30 +355,44 @@ class Step:
 
     # Static arguments and NNX objects are taken out before the C++ call path.
 
-    def _plan(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _plan(
+        self,
+        call: _Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        variables: LiftedVariables,
+    ) -> None:
         """From now on, take out the arguments at the places where this call had such ones."""
         plan = self._plan_of(call, args, kwargs)
         if plan is not None:
-            self.call = self._planned.setdefault(plan, Planned(self, plan))
+            key = (plan, id(variables))
+            self.call = self._planned.setdefault(key, Planned(self, plan, variables))
+        elif variables:
+            self.call = self.slow
 
     def _plan_of(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
         return Plan.of(call.flat, args, kwargs, self._static_numbers, self._static_names)
 
-    def dispatcher_for(self, plan: Plan, restore: Callable[..., Any]) -> Callable[..., Any]:
-        """A C++ dispatcher for calls whose static arguments and NNX objects are taken out."""
+    def dispatcher_for(
+        self, plan: Plan, variables: LiftedVariables, restore: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """A C++ dispatcher for calls that were taken apart by a plan."""
 
-        def miss(rest: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-            args, kwargs = restore(rest, named)
+        def miss(given: tuple[Any, ...], _: dict[str, Any]) -> tuple[Any, Any]:
+            args, kwargs = restore(given[2], given[3])
             call = self._read(args, kwargs)
             ready = self._programs.get(call.signature)
             traced = call.flat.has_tracer or _compat.must_interpret()
             # A number where there was a static value is an argument of the program, and is not
             # among what this dispatcher was given.
             fits = self._plan_of(call, args, kwargs) == plan
-            if ready is None or traced or call.moved or not fits or ready.program.variables:
-                return Slow((args, kwargs)), None
-            self._check_donation(call.leaves, ready.program)
-            results = ready.compiled(*call.leaves)
+            if ready is None or traced or call.moved or not fits:
+                return Slow(), None
+            if ready.program.variables is not variables:
+                return Slow(), None
+            leaves = variables.around(call.leaves) if variables else call.leaves
+            self._check_donation(leaves, ready.program)
+            results = ready.compiled(*leaves)
             record = ready.record if ready.has_record else None
             return ready.program.rebuild(results), record
 
