@@ -117,6 +117,10 @@ def inside_trace() -> bool:
     return not _core.trace_state_clean()
 
 
+# Before 0.11 XLA's CPU compiler drops optimization barriers before it puts all-reduces together.
+BARRIERS_HOLD = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
+
+
 def must_interpret() -> bool:
     """Whether nothing compiled can be called here: inside a trace, or without `jit`."""
     return inside_trace() or is_disabled_jit()

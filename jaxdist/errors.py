@@ -20,6 +20,7 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
       CheckpointError          RuntimeError  a checkpoint that cannot be read or written
         DamagedCheckpointError               its files are not what was written
       OutOfRangeError          StopIteration an iterator that has no element left
+      DeadlineExceededError    TimeoutError  a collective that took longer than it may
       MissingExtraError        ImportError   an optional package that is not installed
 
     RetraceWarning             UserWarning   a function that is traced again and again
@@ -102,6 +103,14 @@ class OutOfRangeError(JaxdistError, StopIteration):
 
     Source:
         `tf.errors.OutOfRangeError`.
+    """
+
+
+class DeadlineExceededError(JaxdistError, TimeoutError):
+    """Raised when a collective between processes takes longer than its `timeout_seconds`.
+
+    Source:
+        `tf.errors.DeadlineExceededError`.
     """
 
 

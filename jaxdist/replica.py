@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -187,6 +188,7 @@ class ReplicaContext:
 
         Cost:
             One all-reduce of all leaves of one dtype: at most `2 (R-1)/R` of its bytes per device.
+            With `options.bytes_per_pack`, one for each pack, of the same bytes together.
 
         Args:
             reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
@@ -194,7 +196,7 @@ class ReplicaContext:
                 in int32; the mean of integers is true division into the default float. Of
                 `IndexedSlices` the rows of all replicas come one after the other (two
                 all-gathers), divided by their number for a mean.
-            options: Communication options; they never change the result.
+            options: `experimental.CommunicationOptions`; they never change the result.
             experimental_hints: The older name of `options`.
 
         Returns:
@@ -217,13 +219,18 @@ class ReplicaContext:
         """
         caller = "ReplicaContext.all_reduce"
         op = collectives.reduce_op(caller, reduce_op)
-        collectives.hints_of(caller, options, experimental_hints)
+        chosen = collectives.hints_of(caller, options, experimental_hints, packs=True)
         if not self._traced:
             return value
         self._must_be_current("all_reduce")
         layout = self._layout
         return collectives.all_reduce_tree(
-            caller, op, value, layout.replica_axes, layout.num_replicas
+            caller,
+            op,
+            value,
+            layout.replica_axes,
+            layout.num_replicas,
+            math.ceil(chosen.bytes_per_pack),
         )
 
     def all_gather(

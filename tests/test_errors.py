@@ -27,6 +27,7 @@ TREE = {
     "CheckpointError": RuntimeError,
     "DamagedCheckpointError": RuntimeError,
     "OutOfRangeError": StopIteration,
+    "DeadlineExceededError": TimeoutError,
     "MissingExtraError": ImportError,
 }
 WARNINGS = {"RetraceWarning", "StateDivergenceWarning"}

@@ -53,7 +53,12 @@ OUR_OWN = {
     "nn",
     "testing",
 }
-EXPERIMENTAL = {"ValueContext"}
+EXPERIMENTAL = {
+    "CollectiveHints",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "ValueContext",
+}
 TESTING = {"virtual_devices"}
 CONFIG = {"run_eagerly", "steps_run_eagerly"}
 NN = {"compute_average_loss", "example_keys", "scale_regularization_loss"}

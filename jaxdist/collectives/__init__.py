@@ -13,6 +13,12 @@ from jaxdist.collectives._in_replica import gathered as gathered
 from jaxdist.collectives._in_replica import summed as summed
 from jaxdist.collectives._mark import ASSUME_REPLICATED as ASSUME_REPLICATED
 from jaxdist.collectives._mark import assume_replicated as assume_replicated
+from jaxdist.collectives._options import CollectiveHints as CollectiveHints
+from jaxdist.collectives._options import (
+    CommunicationImplementation as CommunicationImplementation,
+)
+from jaxdist.collectives._options import CommunicationOptions as CommunicationOptions
+from jaxdist.collectives._packs import plan_packs as plan_packs
 from jaxdist.collectives._reduce_op import ReduceOp as ReduceOp
 from jaxdist.collectives._reduce_op import reduce_op as reduce_op
 from jaxdist.collectives._slices import all_reduce_slices as all_reduce_slices

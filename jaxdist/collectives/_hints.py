@@ -1,27 +1,47 @@
-"""Hints to collectives, in their two documented spellings."""
+"""Options of a collective, in their two documented spellings."""
 
 import logging
 from typing import Any
 
-from jaxdist.errors import ArgumentError
+from jaxdist.collectives._options import CommunicationImplementation, CommunicationOptions
+from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 _LOG = logging.getLogger("jaxdist")
-_TOLD: set[str] = set()
+_TOLD: set[tuple[str, str]] = set()
+_DEFAULT = CommunicationOptions()
 
 
-def hints_of(caller: str, options: Any, experimental_hints: Any) -> Any:
+def hints_of(
+    caller: str, options: Any, experimental_hints: Any, *, packs: bool = False
+) -> CommunicationOptions:
     """The one of `options` and the older `experimental_hints` that was given.
 
-    No hint changes a result. Packing, algorithms and time-outs are not chosen by hints yet;
-    that they have no effect is logged once for each caller.
+    What has no effect is logged once for each caller; `packs` says that `bytes_per_pack` has.
     """
+    if options is None and experimental_hints is None:
+        return _DEFAULT
     if options is not None and experimental_hints is not None:
         raise ArgumentError(
             f"{caller} was given both options and experimental_hints.\n\n"
             "They are two names for one thing; give options alone."
         )
-    hints = options if options is not None else experimental_hints
-    if hints is not None and caller not in _TOLD:
-        _TOLD.add(caller)
-        _LOG.info("%s: communication options have no effect in this version: %r", caller, hints)
-    return hints
+    given = options if options is not None else experimental_hints
+    if not isinstance(given, CommunicationOptions):
+        raise ArgumentTypeError(
+            f"{caller} was given options={given!r}, of type {type(given).__name__}.\n\n"
+            "Options are jaxdist.experimental.CommunicationOptions(bytes_per_pack=..., "
+            "timeout_seconds=...)."
+        )
+    if given.bytes_per_pack and not packs:
+        _tell(caller, "bytes_per_pack", "the leaves are not reduced by one collective")
+    if given.timeout_seconds is not None:
+        _tell(caller, "timeout_seconds", "all replicas are in this process")
+    if given.implementation is not CommunicationImplementation.AUTO:
+        _tell(caller, "implementation", "XLA chooses by platform")
+    return given
+
+
+def _tell(caller: str, field: str, why: str) -> None:
+    if (caller, field) not in _TOLD:
+        _TOLD.add((caller, field))
+        _LOG.info("%s: %s of the communication options has no effect: %s", caller, field, why)

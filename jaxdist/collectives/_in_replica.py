@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxdist._typing import AxisNames, PyTree
 from jaxdist.collectives._dtypes import check_numeric, result_dtype
 from jaxdist.collectives._mark import assume_replicated
+from jaxdist.collectives._packs import summed_in_packs
 from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.collectives._uneven_gather import current_log, uneven_all_gather
 from jaxdist.errors import ShapeError
@@ -16,15 +17,20 @@ T = TypeVar("T")
 
 
 def all_reduce(
-    caller: str, op: ReduceOp, value: PyTree, axes: AxisNames, num_replicas: int
+    caller: str,
+    op: ReduceOp,
+    value: PyTree,
+    axes: AxisNames,
+    num_replicas: int,
+    bytes_per_pack: int = 0,
 ) -> PyTree:
-    """Sum or mean over the replicas of every leaf, in one `psum` of them all."""
+    """Sum or mean over the replicas of every leaf: one `psum`, or one for each pack."""
     leaves, treedef = jax.tree.flatten_with_path(value)
     arrays = [_reducible(caller, op, path, leaf) for path, leaf in leaves]
     if not arrays:
         return value
     # XLA keeps an all-reduce of one replica on CPU.
-    sums = summed(arrays, axes) if num_replicas > 1 else arrays
+    sums = summed(arrays, axes, bytes_per_pack) if num_replicas > 1 else arrays
     if op is ReduceOp.MEAN:
         sums = [s / num_replicas for s in sums]
     return jax.tree.unflatten(treedef, sums)
@@ -36,9 +42,15 @@ def _reducible(caller: str, op: ReduceOp, path: Any, leaf: Any) -> Any:
     return array.astype(result_dtype(op, array.dtype))
 
 
-def summed(value: T, axes: AxisNames) -> T:
-    """The sum over the replicas of every array of a pytree, in one `psum`."""
-    return jax.lax.psum(jax.tree.map(_opaque, value), axes)
+def summed(value: T, axes: AxisNames, bytes_per_pack: int = 0) -> T:
+    """The sum over the replicas of every array of a pytree."""
+    leaves, treedef = jax.tree.flatten(jax.tree.map(_opaque, value))
+    if bytes_per_pack:
+        sums = summed_in_packs(leaves, axes, bytes_per_pack)
+    else:
+        sums = jax.lax.psum(leaves, axes)
+    whole: T = jax.tree.unflatten(treedef, sums)
+    return whole
 
 
 def _opaque(array: Any) -> Any:

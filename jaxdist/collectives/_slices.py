@@ -57,19 +57,24 @@ def all_reduce_slices(
 
 
 def all_reduce_tree(
-    caller: str, op: ReduceOp, value: PyTree, axes: AxisNames, num_replicas: int
+    caller: str,
+    op: ReduceOp,
+    value: PyTree,
+    axes: AxisNames,
+    num_replicas: int,
+    bytes_per_pack: int = 0,
 ) -> PyTree:
     """`all_reduce` of a pytree in which there may be `IndexedSlices`."""
     leaves, treedef = jax.tree.flatten(value, is_leaf=is_slices)
     if not any(map(is_slices, leaves)):
-        return all_reduce(caller, op, value, axes, num_replicas)
-    dense = [None if is_slices(x) else x for x in leaves]
-    reduced = all_reduce(caller, op, dense, axes, num_replicas)
+        return all_reduce(caller, op, value, axes, num_replicas, bytes_per_pack)
+    dense = [x for x in leaves if not is_slices(x)]
+    reduced = iter(all_reduce(caller, op, dense, axes, num_replicas, bytes_per_pack))
     return jax.tree.unflatten(
         treedef,
         [
-            all_reduce_slices(op, x, axes, num_replicas) if is_slices(x) else r
-            for x, r in zip(leaves, reduced, strict=True)
+            all_reduce_slices(op, x, axes, num_replicas) if is_slices(x) else next(reduced)
+            for x in leaves
         ],
     )
 

@@ -1,7 +1,6 @@
 """`ReplicaContext.all_reduce`: values, dtypes, structures, errors."""
 
 import enum
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -227,22 +226,14 @@ def test_a_promise_that_the_branch_is_taken_alike_is_believed(two: Strategy) -> 
 # Options
 
 
-def test_options_change_no_result_and_are_said_to_have_no_effect(
-    two: Strategy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_both_names_of_the_options_at_once_and_what_is_no_options_are_refused(
+    two: Strategy,
 ) -> None:
-    monkeypatch.setattr("jaxdist.collectives._hints._TOLD", set())
-    with caplog.at_level(logging.INFO, "jaxdist"):
-        for extra in ({"options": "o"}, {"experimental_hints": "h"}):
-            got = two.run(lambda x, e=extra: _all_reduce("SUM", x, **e), (_documented(),))  # type: ignore[misc]
-            assert_each(two, got, [[4.0, 7.0]] * 2)
-    told = [r.getMessage() for r in caplog.records if "communication options" in r.getMessage()]
-    assert len(told) == 1
-    assert "ReplicaContext.all_reduce" in told[0]
-
-
-def test_both_names_of_the_options_at_once_are_refused(two: Strategy) -> None:
+    o = jaxdist.experimental.CommunicationOptions()
     with refused(ArgumentError, "both options and experimental_hints"):
-        two.run(lambda x: _all_reduce("SUM", x, "o", experimental_hints="h"), (_documented(),))
+        two.run(lambda x: _all_reduce("SUM", x, o, experimental_hints=o), (_documented(),))
+    with refused(ArgumentTypeError, "'o'", "CommunicationOptions"):
+        two.run(lambda x: _all_reduce("SUM", x, "o"), (_documented(),))
 
 
 # Errors

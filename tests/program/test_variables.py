@@ -774,5 +774,6 @@ def test_variables_go_the_fast_way_with_static_arguments_and_modules_too(
         found.append(float(result))
         assert mode == ("a" if twice else "b")
     assert found == [1.0, 3.0, 4.0, 6.0, 7.0, 9.0, 10.0, 12.0, 13.0, 15.0, 16.0, 18.0]
+    assert model.bias is not None
     assert float(model.bias[...][0]) == 12.0
     assert not reads, "arguments were read in Python at every step"

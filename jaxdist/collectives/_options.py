@@ -1,0 +1,153 @@
+"""What a collective may be told about how to communicate."""
+
+import dataclasses
+import enum
+import math
+import warnings
+from typing import Any
+
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+
+
+class CommunicationImplementation(enum.Enum):
+    """The library that communicates; XLA chooses it by platform, so this has no effect here.
+
+    Example:
+        >>> [m.name for m in jaxdist.experimental.CommunicationImplementation]
+        ['AUTO', 'RING', 'NCCL']
+
+    Source:
+        `tf.distribute.experimental.CommunicationImplementation`.
+    """
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+
+@dataclasses.dataclass(frozen=True)
+class CommunicationOptions:
+    """Options of a collective; they change how it communicates, never its result.
+
+    Args:
+        bytes_per_pack: An all-reduce of many leaves becomes several, of packs of about this many
+            bytes: the last leaf first, since backpropagation makes its gradient first. A pack is
+            closed when it has exceeded this size; dtypes are not mixed. 0 leaves the choice to
+            XLA, which makes one of leaves of one dtype.
+        timeout_seconds: How long a collective between processes may take, in seconds. Within one
+            process it has no effect.
+        implementation: Has no effect: XLA chooses by platform.
+
+    Raises:
+        ArgumentError: `bytes_per_pack` below 0, `timeout_seconds` not above 0, or an unknown
+            implementation.
+        ArgumentTypeError: `bytes_per_pack` or `timeout_seconds` is no number.
+
+    Example:
+        >>> options = jaxdist.experimental.CommunicationOptions(bytes_per_pack=16)
+        >>> def step(x):
+        ...     grads = [x, 2 * x, 3 * x, 4 * x]
+        ...     return get_replica_context().all_reduce("sum", grads, options=options)
+        >>> x = PerReplica([np.ones(4, "float32")] * 8)
+        >>> compiled = MirroredStrategy().lower(step, (x,)).compile()
+        >>> [(c.kind, c.operands) for c in compiled.collectives]
+        [('all-reduce', 2), ('all-reduce', 2)]
+
+    Source:
+        `tf.distribute.experimental.CommunicationOptions`.
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
+
+    def __post_init__(self) -> None:
+        _check_number("bytes_per_pack", self.bytes_per_pack)
+        if self.bytes_per_pack < 0:
+            raise ArgumentError(
+                f"CommunicationOptions(bytes_per_pack={self.bytes_per_pack!r}) is not possible.\n\n"
+                "It is a number of bytes.\n\nPass 0 for an automatic choice, or for instance "
+                "50 * 1024 * 1024."
+            )
+        if self.timeout_seconds is not None:
+            _check_number("timeout_seconds", self.timeout_seconds)
+            if not self.timeout_seconds > 0:
+                raise ArgumentError(
+                    f"CommunicationOptions(timeout_seconds={self.timeout_seconds!r}) is not "
+                    "possible.\n\nIt is a time in seconds, above 0.\n\n"
+                    "Leave it out to wait for ever, or pass for instance 120.0."
+                )
+        object.__setattr__(self, "implementation", _implementation(self.implementation))
+
+    def merged(self, later: "CommunicationOptions") -> "CommunicationOptions":
+        """These options, where `later` does not say otherwise.
+
+        Example:
+            >>> Options = jaxdist.experimental.CommunicationOptions
+            >>> Options(5, 1.0).merged(Options(bytes_per_pack=7))  # doctest: +ELLIPSIS
+            CommunicationOptions(bytes_per_pack=7, timeout_seconds=1.0, ...)
+        """
+        defaults = CommunicationOptions()
+        given = {
+            field.name: getattr(later, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(later, field.name) != getattr(defaults, field.name)
+        }
+        return dataclasses.replace(self, **given)
+
+
+def CollectiveHints(
+    bytes_per_pack: int = 0, timeout_seconds: float | None = None
+) -> CommunicationOptions:
+    """The older name of `CommunicationOptions`.
+
+    Args:
+        bytes_per_pack: As there.
+        timeout_seconds: As there.
+
+    Returns:
+        `CommunicationOptions`.
+
+    Raises:
+        ArgumentError: As there.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")
+        ...     hints = jaxdist.experimental.CollectiveHints(bytes_per_pack=50 * 1024 * 1024)
+        >>> hints.bytes_per_pack
+        52428800
+
+    Source:
+        `tf.distribute.experimental.CollectiveHints`.
+    """
+    warnings.warn(
+        "jaxdist.experimental.CollectiveHints is the older name of "
+        "jaxdist.experimental.CommunicationOptions.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return CommunicationOptions(bytes_per_pack, timeout_seconds)
+
+
+def _check_number(name: str, value: Any) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or math.isnan(value):
+        raise ArgumentTypeError(
+            f"CommunicationOptions({name}={value!r}), of type {type(value).__name__}: {name} is a "
+            "number.\n\nPass for instance "
+            f"{'50 * 1024 * 1024' if name == 'bytes_per_pack' else '120.0'}, or leave it out."
+        )
+
+
+def _implementation(given: Any) -> CommunicationImplementation:
+    if isinstance(given, CommunicationImplementation):
+        return given
+    names = [m.name for m in CommunicationImplementation]
+    if isinstance(given, str) and given.upper() in names:
+        return CommunicationImplementation[given.upper()]
+    raise ArgumentError(
+        f"CommunicationOptions(implementation={given!r}) is not one that there is.\n\n"
+        f"It is one of {names}.\n\nLeave it out: XLA chooses by platform."
+    )
