@@ -314,6 +314,9 @@ class HeldTracer(_core.Tracer[Any]):
         self.held = held
         self.mark = mark
 
+    def is_of(self, trace: Any) -> bool:
+        return self._trace is trace
+
     def to_concrete_value(self) -> Any:
         return self.held
 
@@ -359,6 +362,19 @@ class HeldTracer(_core.Tracer[Any]):
         return format(self.held, spec)
 
 
+def _of_held(name: str) -> property:
+    return property(lambda self: getattr(self.held, name))
+
+
+# What JAX refuses of a tracer, and a concrete array has.
+for _name in (
+    "addressable_data addressable_shards committed copy_to_host_async device format "
+    "global_shards is_deleted is_fully_addressable is_fully_replicated on_device_size_in_bytes "
+    "unsafe_buffer_pointer __dlpack__ __dlpack_device__ __reduce__"
+).split():
+    setattr(HeldTracer, _name, _of_held(_name))
+
+
 class _OpByOp(_core.Trace):
     """Gives each operation to a handler."""
 
@@ -402,14 +418,18 @@ class _OpByOp(_core.Trace):
 
 @contextlib.contextmanager
 def op_by_op(
-    handler: Handler, stage: Callable[[Any], Any], axis_sizes: Sequence[tuple[str, int]]
+    handler: Handler,
+    stage: Callable[[Any], Any],
+    axis_sizes: Sequence[tuple[str, int]],
+    mesh: jax.sharding.Mesh,
 ) -> Iterator[Any]:
     """Give every operation of the block to `handler`; yields the trace, for `HeldTracer`.
 
     `stage` makes a `HeldTracer` of a host value that becomes an array (`jnp.asarray(2.0)`).
 
     Transformations (`jax.grad`, `jax.vmap`) work as they do outside of `jit`, and collectives
-    over the axes come to the handler like every other operation. Waits for a public way to write
+    over the axes come to the handler like every other operation. `mesh` is the one that sharding
+    constraints may name. Waits for a public way to write
     an interpreter that JAX's own control flow does not have to be traced for.
     """
     trace = _OpByOp(handler, stage)
@@ -417,6 +437,7 @@ def op_by_op(
         _core.set_current_trace(trace),
         _core.extend_axis_env_nd(list(axis_sizes)),
         _config.disable_jit(True),
+        _mesh.use_abstract_mesh(mesh.abstract_mesh),
     ):
         yield trace
 

@@ -30,6 +30,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("_executor", executors, indirect=True)
 
 
+# Op by op, the strategies that differ in how replicas lie over the devices.
+ROWS_OP_BY_OP = {
+    "one_device_not_the_first",
+    "mirrored_3",
+    "mesh_with_logical_axis_first",
+    "mesh_with_two_replica_axes",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out strategies that are like another one to the executor that is slow."""
+    items[:] = [item for item in items if _is_wanted(item)]
+
+
+def _is_wanted(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or callspec.params.get("_executor") != "op_by_op":
+        return True
+    row = callspec.params.get("strategy_row")
+    return row is None or row.name in ROWS_OP_BY_OP
+
+
 @pytest.fixture(autouse=True)
 def _executor(request: pytest.FixtureRequest) -> Iterator[None]:
     """Which executor the test runs with, where it runs with both."""

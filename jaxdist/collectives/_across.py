@@ -15,7 +15,16 @@ from jaxdist.collectives._in_replica import gather_dim
 from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Form, Kind, PerReplica, checked_global, placement_of
+from jaxdist.values import (
+    Form,
+    Kind,
+    PerReplica,
+    checked_global,
+    checked_per_replica,
+    is_mirrored,
+    origin_of,
+    placement_of,
+)
 
 # Up to this size the host adds the local values faster than a program on the devices can start.
 HOST_BYTES = 64 * 1024
@@ -47,7 +56,7 @@ def _reduce_same(
         return _settled(total * jnp.asarray(layout.num_replicas, total.dtype))
     if op is ReduceOp.MEAN or layout.num_replicas == 1:
         return value
-    if isinstance(value, jax.core.Tracer) or _is_mirrored(value, layout):
+    if is_mirrored(value, layout):
         array = jnp.asarray(value)
         array = array.astype(result_dtype(op, array.dtype))
         return _settled(array * jnp.asarray(layout.num_replicas, array.dtype))
@@ -63,18 +72,11 @@ def _reduce_same(
     )
 
 
-def _is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
-    return (
-        isinstance(value, jax.Array)
-        and len(value.sharding.device_set) == len(layout.devices)
-        and _compat.is_committed(value)
-        and placement_of(value, layout).kind is Kind.MIRRORED
-    )
-
-
 def _reduce_per_replica(
     op: ReduceOp, name: str, value: PerReplica, dims: tuple[int, ...] | None, layout: ReplicaMesh
 ) -> Any:
+    if not value.is_global and _is_traced(value):
+        value = checked_per_replica(name, value, layout)
     if not value.is_global:
         return _reduce_held(op, name, value, dims, layout)
     array = checked_global(name, value, layout)
@@ -91,6 +93,10 @@ def _reduce_per_replica(
         return _from_host(_host_reduce(op, rows, over, dtype))
     result = _device_reduce(array, op, shape, over, dtype)
     return result if isinstance(result, jax.core.Tracer) else _settled(result)
+
+
+def _is_traced(value: PerReplica) -> bool:
+    return any(isinstance(v, jax.core.Tracer) for v in value.values)
 
 
 def _rows_on_host(array: Any, layout: ReplicaMesh) -> np.ndarray:
@@ -179,15 +185,21 @@ def gather_across(name: str, value: Any, axis: int, layout: ReplicaMesh) -> Any:
     """`Strategy.gather` of one leaf."""
     caller = "Strategy.gather"
     if not isinstance(value, PerReplica):
-        if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        if isinstance(value, jax.Array):
             placed = placement_of(value, layout)
             if placed.kind is Kind.PER_REPLICA:
                 return gather_across(name, PerReplica.of_global(value), axis, layout)
-            if layout.num_replicas > 1 and _is_mirrored(value, layout):
+            is_traced = isinstance(value, jax.core.Tracer)
+            is_known = not is_traced or origin_of(value) is not None
+            if layout.num_replicas > 1 and is_known and is_mirrored(value, layout):
                 dim = gather_dim(caller, name, value, axis)
+                if is_traced:
+                    return jnp.concatenate([value] * layout.num_replicas, axis=dim)
                 copies = [_to_host(value)] * layout.num_replicas
                 return _from_host(np.concatenate(copies, axis=dim), like=value)
         return value
+    if not value.is_global and _is_traced(value):
+        value = checked_per_replica(name, value, layout)
     if not value.is_global:
         return _gather_held(name, value, axis, layout)
     array = checked_global(name, value, layout)

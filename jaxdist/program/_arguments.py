@@ -53,6 +53,9 @@ class VariableItself(Static):
         return id(self.value)
 
 
+register_pytree_node(VariableItself, lambda s: ((), s), lambda s, _: s.value)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class GraphNode:
     """Stands for the `index`-th NNX object of a call."""

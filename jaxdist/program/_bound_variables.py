@@ -5,14 +5,28 @@ from typing import Any
 
 import jax
 
-from jaxdist.values import Variable
+from jaxdist import _compat
+from jaxdist.errors import ContextError
+from jaxdist.values import Origin, Variable
 
 
 class BoundVariables:
     """The arrays of known variables are inputs; others are noted, and are constants this time."""
 
-    def __init__(self, known: Sequence[Variable], values: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        known: Sequence[Variable],
+        values: Sequence[Any],
+        arguments: Sequence[Any],
+        origins: Sequence[Origin],
+    ) -> None:
         self._known = known
+        self._trace = _compat.current_trace()
+        # Kept with the arguments, whose numbers stay theirs as long as they live.
+        self._origins = {id(x): (x, origin) for x, origin in zip(arguments, origins, strict=True)}
+        for variable, value in zip(known, values, strict=True):
+            home = variable.home.sharding
+            self._origins[id(value)] = (value, Origin(home, home is not None))
         self._arrays = {id(v): array for v, array in zip(known, values, strict=True)}
         self._is_written: set[int] = set()
         self.unknown: list[Variable] = []
@@ -26,9 +40,22 @@ class BoundVariables:
 
     def hold(self, variable: Variable, array: Any) -> None:
         """Take the array that the variable holds from now on."""
+        if _compat.current_trace() is not self._trace:
+            raise ContextError(
+                f"Variable {variable.label!r} was assigned inside a transformation (jax.jit, scan, "
+                "cond, grad) in a jaxdist.function.\n\n"
+                "What is assigned there belongs to the transformation.\n\n"
+                "Return the value from it and assign it outside; inside strategy.run variables "
+                "may be assigned in transformations."
+            )
         self.held(variable, array)
         self._arrays[id(variable)] = array
         self._is_written.add(id(variable))
+
+    def origin(self, value: Any) -> Origin | None:
+        """Where the argument, or the variable's array, lies that a traced value stands for."""
+        found = self._origins.get(id(value))
+        return None if found is None else found[1]
 
     def written(self) -> dict[int, Any]:
         """New arrays of the known variables that were assigned, in the layouts that they had."""

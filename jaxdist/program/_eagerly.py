@@ -28,9 +28,10 @@ def run_eagerly(enabled: bool = True) -> Restores:
 
     `print` shows values, `breakpoint()` stops in the replica that reaches it, Python code sees
     numbers, and an exception has a note with the replica's number. Results are those of the
-    compiled program up to rounding. Replicas take turns, the first one first: each runs until a
-    collective, where all meet. The setting is for the whole process; `jax.disable_jit()` does the
-    same for a block in one thread.
+    compiled program up to rounding; which of them are equal is decided by the branches that are
+    taken. Replicas take turns, the first one first: each runs until a collective, where all meet.
+    Python code, and merge functions, run once for each replica. The setting is for the whole
+    process; `jax.disable_jit()` does the same for a block in one thread.
 
     Steps that are called inside a function that JAX traces (`jax.jit`, `multi_step`) stay
     compiled, and nothing is donated. On CPU all replicas compute on the first device.

@@ -15,6 +15,7 @@ from jaxdist.program import _captured
 from jaxdist.program._arguments import (
     Flat,
     Static,
+    VariableItself,
     argument_name,
     check_hashable,
     check_no_bare_variable,
@@ -29,7 +30,15 @@ from jaxdist.program._options import static_numbers
 from jaxdist.program._trace import not_a_result
 from jaxdist.replica import current_frame
 from jaxdist.runtime import CPU_STEPS
-from jaxdist.values import PerReplica, Variable, bound, current_binding, held_by, hold_all
+from jaxdist.values import (
+    Origin,
+    PerReplica,
+    Variable,
+    bound,
+    current_binding,
+    held_by,
+    hold_all,
+)
 
 MAX_TRACES = 8
 MAX_KEPT_GRAPHS = 8
@@ -91,11 +100,12 @@ class Function:
         kept = self._graph_of(flat, (args, kwargs)) if flat.nodes else None
         strategy = None if frame is None else frame.strategy
         shape = kept.shape if kept else None
-        key = (flat.treedef, flat.slots, shape, strategy)
+        origins = tuple(map(_origin, jax.tree.leaves(flat.dynamic)))
+        key = (flat.treedef, flat.slots, shape, strategy, origins)
         state = kept.read() if kept else []
         compiled = self._known.get(key)
         if compiled is None:
-            compiled = self._settled(flat, shape, state)
+            compiled = self._settled(flat, shape, state, origins)
             self._known[key] = compiled
         while True:
             CPU_STEPS.make_room()
@@ -105,7 +115,7 @@ class Function:
             if len(self._variables) == met:
                 break
             # Other shapes led to other variables.
-            compiled = self._known[key] = self._settled(flat, shape, state)
+            compiled = self._known[key] = self._settled(flat, shape, state, origins)
         CPU_STEPS.dispatched(results)
         variables, after, result = results
         try:
@@ -116,11 +126,13 @@ class Function:
             hold_all(written, [variables[i] for i in sorted(variables)])
         return result
 
-    def _settled(self, flat: Flat, shape: Any, state: Sequence[Any]) -> _Compiled:
+    def _settled(
+        self, flat: Flat, shape: Any, state: Sequence[Any], origins: tuple[Origin, ...]
+    ) -> _Compiled:
         """The function with all the variables that it meets as inputs."""
         for _ in range(MAX_TRACES):
             met = len(self._variables)
-            compiled = _Compiled(self._jitted(flat, shape), self._variables)
+            compiled = _Compiled(self._jitted(flat, shape, origins), self._variables)
             compiled.call.trace(held_by(compiled.variables), state, flat.dynamic)
             if len(self._variables) == met:
                 return compiled
@@ -131,13 +143,13 @@ class Function:
             "Choose them by an argument, not by state that changes from call to call."
         )
 
-    def _jitted(self, flat: Flat, shape: Any) -> Any:
+    def _jitted(self, flat: Flat, shape: Any, origins: tuple[Origin, ...]) -> Any:
         treedef, slots = flat.treedef, flat.slots
         known = self._variables
 
         def traced(values: list[Any], state: list[Any], dynamic: list[Any]) -> Any:
             self._num_traces += 1
-            binding = BoundVariables(known, values)
+            binding = BoundVariables(known, values, jax.tree.leaves(dynamic), origins)
             nodes = shape.merge(state) if shape is not None else ()
             args, kwargs = unflatten(treedef, slots, dynamic, nodes)
             with bound(binding):
@@ -167,6 +179,18 @@ class Function:
         return kept
 
 
+def _origin(leaf: Any) -> Origin:
+    if not isinstance(leaf, jax.Array):
+        return _NOWHERE
+    if len(leaf.sharding.device_set) == 1:
+        return _ON_ONE_DEVICE
+    return Origin(leaf.sharding, _compat.is_committed(leaf))
+
+
+_NOWHERE = Origin(None, False)
+_ON_ONE_DEVICE = Origin(None, True)
+
+
 def _is_uneven(leaf: Any) -> bool:
     if not isinstance(leaf, PerReplica) or leaf.is_global:
         return False
@@ -180,6 +204,8 @@ def _checked(result: Any) -> Any:
         if isinstance(leaf, (nnx.Module, nnx.Optimizer)):
             name = "result" + jax.tree_util.keystr(path)
             raise ArgumentTypeError(not_a_result(name, leaf, "The function"))
+        if isinstance(leaf, Variable):
+            return VariableItself(leaf)
         return leaf if hasattr(leaf, "dtype") else Static(leaf)
 
     return jax.tree_util.tree_map_with_path(
@@ -208,7 +234,8 @@ def function(
     per-replica values, and under `config.run_eagerly` it is the Python function itself.
 
     Shapes:
-        Arrays keep their shapes and layouts.
+        Arguments mean what their layouts say, as outside: laid out over the replicas, each
+        replica gets its rows. An array that is computed in the function is whole for each.
 
     Cost:
         A trace and a compilation for each new structure, shape or dtype of the arguments; one

@@ -123,15 +123,11 @@ class OpByOpStep:
         """For each result, and each changed variable, the axes over which it may differ."""
         found = [r.differs(axes) for r in self._replicas]
         joined = [NONE.union(*column) for column in zip(*found, strict=True)]
-        courses = [r.ops.tape.course for r in self._replicas]
-        if any(c != courses[0] for c in courses):
-            # They went different ways in Python, which leaves no mark on the values.
-            finals = zip(*(r.finals for r in self._replicas), strict=True)
-            joined = [
-                d if d or same_bits(column) else axes
-                for d, column in zip(joined, finals, strict=True)
-            ]
-        return joined
+        # What replicas decide in Python leaves no mark on the values.
+        finals = zip(*(r.finals for r in self._replicas), strict=True)
+        return [
+            d if d or same_bits(column) else axes for d, column in zip(joined, finals, strict=True)
+        ]
 
     def _placed(self, column: list[Any], is_scalar: bool, *, is_equal: bool) -> Any:
         """One result of all replicas over the devices of the strategy."""

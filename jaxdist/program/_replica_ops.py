@@ -54,6 +54,7 @@ class ReplicaOps:
     def __call__(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         """One operation; JAX calls this."""
         name = primitive.name
+        here = [self._here(a) for a in args]
         if name in known.CALLS and known.CALLS[name] in params and name != "shard_map":
             return self._call(params[known.CALLS[name]], args)
         axes = frozenset(named_axes(params)) & frozenset(self._layout.replica_axes)
@@ -67,7 +68,6 @@ class ReplicaOps:
             raise ContextError(_inner_shard_map())
         if self._communicates(params):
             return self._control_flow(name, args, params)
-        here = [self._here(a) for a in args]
         with traced_once():
             out = _compat.evaluate(primitive, here, params)
         return self._did(primitive, params, args, out)
@@ -82,6 +82,8 @@ class ReplicaOps:
     def _here(self, value: Any) -> Any:
         """The array that an operand is; what the step closes over may lie on other devices."""
         if isinstance(value, _compat.HeldTracer):
+            if not value.is_of(self.trace):
+                raise ContextError(_of_another_step(value))
             return value.held
         if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
             return value
@@ -206,4 +208,13 @@ def _inner_shard_map() -> str:
         f"strategy.run cannot run a jax.shard_map op by op, at {_compat.callers_line()}.\n\n"
         "Op by op every replica has whole arrays on one device, and there is nothing to map "
         "over.\n\nRun this step compiled: jaxdist.config.run_eagerly(False)."
+    )
+
+
+def _of_another_step(value: Any) -> str:
+    return (
+        f"A value of an earlier step, or of another replica, was used at {_compat.callers_line()}: "
+        f"{value!r}.\n\n"
+        "Values that a step computes belong to it; what leaves it are its results.\n\n"
+        "Return the value from the step, or keep a copy: np.asarray(value)."
     )

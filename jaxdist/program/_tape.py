@@ -41,7 +41,6 @@ class Tape:
         self.invars: list[TapedValue] = []
         self.eqns: list[TapedOp] = []
         self.outvars: list[TapedValue] = []
-        self._constants: list[Any] = []
 
     def input(self, aval: Any) -> TapedValue:
         """The next input of the step."""
@@ -61,18 +60,6 @@ class Tape:
         """The results of the step."""
         self.outvars += [self._value(v) for v in values]
 
-    @property
-    def course(self) -> list[Any]:
-        """Operations by name and shape, and constants by value.
-
-        Two replicas that differ in it went different ways in Python.
-        """
-        ops = [
-            (op.primitive.name, *((v.aval.shape, v.aval.dtype) for v in op.outvars))
-            for op in self.eqns
-        ]
-        return [*ops, *self._constants]
-
     def _value(self, x: Any) -> TapedValue:
         if isinstance(x, _compat.HeldTracer):
             mark: TapedValue = x.mark
@@ -83,10 +70,6 @@ class Tape:
         """A value that is no result of an operation."""
         constant = TapedValue(jax.typeof(x))
         self.constvars.append(constant)
-        if not isinstance(x, jax.Array):
-            self._constants.append(np.asarray(x).tobytes())
-        elif x.size == 1 and not isinstance(x, jax.core.Tracer):
-            self._constants.append(_bits(x))
         return constant
 
 

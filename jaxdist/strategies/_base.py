@@ -536,6 +536,13 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.experimental_local_results`.
         """
+        if current_binding() is not None:
+            raise ContextError(
+                f"{type(self).__name__}.experimental_local_results was called inside a "
+                "jaxdist.function.\n\n"
+                "There the values of single replicas are not there yet.\n\n"
+                "Return the value, and take its local results outside."
+            )
         return _local.results(variables_as_values(value), self.layout)
 
     @final

@@ -9,6 +9,7 @@ from jaxdist.values._placement import Kind as Kind
 from jaxdist.values._placement import Placement as Placement
 from jaxdist.values._placement import checked_global as checked_global
 from jaxdist.values._placement import checked_per_replica as checked_per_replica
+from jaxdist.values._placement import is_mirrored as is_mirrored
 from jaxdist.values._placement import placement_of as placement_of
 from jaxdist.values._placement import placement_of_sharding as placement_of_sharding
 from jaxdist.values._variable import Variable as Variable
@@ -20,8 +21,10 @@ from jaxdist.values._variable_access import Site as Site
 from jaxdist.values._variable_access import find_sites_with as find_sites_with
 from jaxdist.values._variable_across import check_can_combine as check_can_combine
 from jaxdist.values._variable_across import no_sum_of_all as no_sum_of_all
+from jaxdist.values._variable_binding import Origin as Origin
 from jaxdist.values._variable_binding import bound as bound
 from jaxdist.values._variable_binding import current_binding as current_binding
+from jaxdist.values._variable_binding import origin_of as origin_of
 from jaxdist.values._variable_checks import checked_value as checked_value
 from jaxdist.values._variable_enums import VariableAggregation as VariableAggregation
 from jaxdist.values._variable_enums import VariableSynchronization as VariableSynchronization

@@ -12,6 +12,7 @@ from jaxdist import _compat
 from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._per_replica import Form, PerReplica
+from jaxdist.values._variable_binding import origin_of
 
 
 class Kind(enum.Enum):
@@ -90,11 +91,35 @@ def placement_of(leaf: Any, layout: ReplicaMesh) -> Placement:
         found = placement_of_sharding(leaf.sharding, leaf.ndim, layout)
         if found is not None and (found.kind is not Kind.MIRRORED or _compat.is_committed(leaf)):
             return found
+    if isinstance(leaf, jax.core.Tracer) and (origin := origin_of(leaf)) is not None:
+        if origin.sharding is not None and origin.is_committed:
+            found = placement_of_sharding(origin.sharding, leaf.ndim, layout)
+            if found is not None:
+                return found
     if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
         found = placement_of_sharding(leaf.sharding, leaf.ndim, layout)
         if found is not None:
             return found
     return Placement(Kind.MIRRORED, layout.replicated)
+
+
+def is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
+    """Whether an array lies over all devices of the strategy, the same on every replica."""
+    if isinstance(value, jax.core.Tracer):
+        origin = origin_of(value)
+        if origin is None:
+            return True
+        sharding, committed = origin.sharding, origin.is_committed
+    elif isinstance(value, jax.Array):
+        sharding, committed = value.sharding, _compat.is_committed(value)
+    else:
+        return False
+    return (
+        sharding is not None
+        and committed
+        and len(sharding.device_set) == len(layout.devices)
+        and placement_of(value, layout).kind is Kind.MIRRORED
+    )
 
 
 def checked_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:

@@ -177,6 +177,12 @@ class Variable(ValueOperators, RowChanges, DistributedValues):
                 "strategy.run.\n\nA replica has only its own copy there.\n\n"
                 "Use value() for that, or read values after strategy.run."
             )
+        if current_binding() is not None:
+            raise ContextError(
+                f"Variable {self._label!r}.values was read inside a jaxdist.function.\n\n"
+                "There the copies are not there yet.\n\n"
+                "Use value() for what they are together, or read values after the function."
+            )
         return self._home.copies(self.held)
 
     @property

@@ -1,6 +1,7 @@
 """Arrays that stand for those of variables while a function that uses them is traced."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -16,6 +17,24 @@ class Binding(Protocol):
     def hold(self, variable: Any, array: Any) -> None:
         """Take the array that the variable holds from now on."""
         ...
+
+    def origin(self, value: Any) -> "Origin | None":
+        """Where the array lies that a traced value stands for; None for what was computed."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The layout of an argument: None for what lies on no devices."""
+
+    sharding: Any
+    is_committed: bool
+
+
+def origin_of(value: Any) -> Origin | None:
+    """The origin of a traced value, where a function is traced that knows it."""
+    binding = current_binding()
+    return None if binding is None else binding.origin(value)
 
 
 _BINDING: ContextVar[Binding | None] = ContextVar("jaxdist_binding", default=None)

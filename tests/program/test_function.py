@@ -288,6 +288,59 @@ def test_what_cannot_be_compiled_says_what_to_do(two: Strategy) -> None:
     iterator.close()
 
 
+def test_arguments_mean_what_their_layouts_say(two: Strategy) -> None:
+    rows = jax.device_put(np.arange(4, dtype=np.float32), two.per_replica_sharding)
+    same = jax.device_put(np.full(1, 3, np.float32), two.replicated_sharding)
+    host = two.experimental_distribute_values_from_function(
+        lambda context: np.float32(context.replica_id_in_sync_group + 1)
+    )
+    with two.scope():
+        v = Variable(np.ones(1, np.float32))
+
+    def total(y: Any) -> Any:
+        return y.sum()
+
+    def whole(x: Any) -> Any:
+        return two.run(total, (x,))
+
+    calls: list[tuple[Callable[..., Any], Any]] = [
+        (whole, rows),
+        (whole, same),
+        (lambda x: two.reduce("sum", whole(x), axis=None), rows),
+        (lambda x: two.reduce("sum", x, axis=None), rows),
+        (lambda x: two.reduce("mean", x, axis=0), rows),
+        (lambda x: two.reduce("sum", x, axis=None), same),
+        (lambda x: two.reduce("sum", x, axis=None), host),
+        (lambda x: two.gather(x, axis=0), rows),
+        (lambda x: two.gather(x, axis=0), same),
+        (lambda x: two.gather(v, axis=0), same),
+    ]
+    for call, x in calls:
+        plain, compiled = call(x), jaxdist.function(call)(x)
+        assert type(plain) is type(compiled)
+        for have, want in zip(jax.tree.leaves(compiled), jax.tree.leaves(plain), strict=True):
+            np.testing.assert_allclose(have, want)
+    for undistributed in (3.0, np.float32(3), jnp.float32(3)):
+        with pytest.raises(ValueError, match="not distributed"):
+            jaxdist.function(lambda x: two.reduce("sum", x, axis=None))(undistributed)
+
+
+def test_what_belongs_outside_is_named(two: Strategy) -> None:
+    with two.scope():
+        v = Variable(1.0, name="v")
+    inside: list[Callable[[Any], Any]] = [
+        lambda x: jax.lax.cond(x > 0, lambda: v.assign_add(1.0), lambda: v.value()),
+        lambda x: jax.jit(lambda y: v.assign(y))(x),
+        lambda x: two.experimental_local_results(v),
+        lambda x: v.values,
+    ]
+    for call in inside:
+        with pytest.raises(ContextError, match=r"jaxdist\.function"):
+            jaxdist.function(call)(1.0)
+    assert float(v) == 1.0
+    assert jaxdist.function(lambda x: v)(1.0) is v
+
+
 def test_a_plain_jit_is_told_to_be_a_function(two: Strategy) -> None:
     w = Variable(1.0)
     with pytest.raises(ContextError, match=r"jaxdist\.function"):

@@ -496,6 +496,64 @@ def test_a_value_that_differs_by_a_number_of_python_is_not_taken_for_equal() -> 
     assert [v.tolist() for v in own.values] == [[2.0 * r] * 2 for r in range(COUNT)]
 
 
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda v, m: m[:, 0] if v > 5 else m[:, 1],
+        lambda v, m: m.sum(axis=0 if v > 5 else 1),
+        lambda v, m: m[_own_id()],
+        lambda v, m: [jnp.zeros(2), jnp.ones(2)][_own_id()],
+        lambda v, m: m.at[int(v) % 2].set(9.0),
+        lambda v, m: jnp.unique(v * jnp.ones(2), size=2),
+        lambda v, m: jax.random.split(jax.random.key(0))[_own_id()],
+    ],
+)
+def test_what_a_replica_chooses_in_python_is_its_own(choose: Callable[..., Any]) -> None:
+    strategy = _strategy(2)
+    with strategy.scope():
+        w = jaxdist.Variable(np.zeros(2, np.float32), name="w")
+    args = (PerReplica([np.float32(2), np.float32(9)]), jnp.arange(4.0).reshape(2, 2))
+    own = strategy.run(choose, args)
+    assert isinstance(own, PerReplica)
+    assert str(own.values[0]) != str(own.values[1])
+
+    def assigns(v: Any, m: Any) -> None:
+        w.assign(jnp.ones(2) if v > 5 else jnp.zeros(2))
+
+    with pytest.raises(StateDivergenceError, match="w"):
+        strategy.run(assigns, args)
+
+
+def test_values_look_like_arrays_and_do_not_outlive_their_step() -> None:
+    strategy = _strategy(2)
+    kept: list[Any] = []
+
+    def step(x: Any) -> Any:
+        assert x.is_fully_replicated
+        assert len(x.addressable_shards) == 1
+        assert not x.is_deleted()
+        kept.append(x * 2)
+        return x
+
+    strategy.run(step, (_each(ROWS[:2]),))
+    np.testing.assert_array_equal(np.asarray(kept[1]), ROWS[1] * 2)
+    with pytest.raises(ContextError, match="earlier step"):
+        strategy.run(lambda x: x + kept[0], (_each(ROWS[:2]),))
+
+
+def test_constraints_over_logical_axes_are_taken() -> None:
+    devices = np.asarray(jax.devices()[:8], dtype=object).reshape(4, 2)
+    mesh = jax.sharding.Mesh(devices, ("data", "model"))
+    strategy = jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("data",))
+    spec = jax.sharding.PartitionSpec(None, "model")
+
+    def step(x: Any) -> Any:
+        return _sum(jax.lax.with_sharding_constraint(x, spec) * 2)
+
+    x = jax.device_put(np.ones((8, 2), np.float32), strategy.per_replica_sharding)
+    np.testing.assert_array_equal(strategy.run(step, (x,)), np.full((2, 2), 8.0))
+
+
 def test_what_cannot_run_op_by_op_says_so() -> None:
     strategy = _strategy()
     with strategy.scope():
@@ -508,9 +566,11 @@ def test_what_cannot_run_op_by_op_says_so() -> None:
         return jax.lax.map(lambda v: v, x[:0])
 
     def inner_map(x: Any) -> Any:
-        mesh = jax.make_mesh((1,), ("inner",), devices=jax.devices()[:1])
         spec = jax.sharding.PartitionSpec()
-        return jax.shard_map(lambda v: v, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+        mapped = jax.shard_map(
+            lambda v: v, in_specs=spec, out_specs=spec, axis_names=frozenset({"logical"})
+        )
+        return mapped(x)
 
     with pytest.raises(ContextError, match=r"'w'.*checkpoint"):
         strategy.run(in_checkpoint, (_each(),))
