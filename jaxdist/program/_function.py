@@ -48,8 +48,15 @@ MAX_KEPT_GRAPHS = 8
 class _Compiled:
     """The function for one structure of arguments, with the variables that it uses."""
 
-    call: Any  # what `jax.jit` makes
     variables: tuple[Variable, ...]
+    # Others that a trace of it met; it is compiled again with them.
+    unknown: list[Variable] = dataclasses.field(default_factory=list)
+    call: Any = None  # what `jax.jit` makes
+
+    @property
+    def all_variables(self) -> tuple[Variable, ...]:
+        """The variables, with those that were met."""
+        return (*self.variables, *self.unknown)
 
 
 class Function:
@@ -62,7 +69,6 @@ class Function:
         self._static_numbers = static_numbers(fn, tuple(static_argnames))
         self._known: dict[Any, _Compiled] = {}
         self._kept: dict[tuple[int, ...], KeptGraph] = {}
-        self._variables: tuple[Variable, ...] = ()
         self._num_traces = 0
 
     @property
@@ -105,17 +111,15 @@ class Function:
         state = kept.read() if kept else []
         compiled = self._known.get(key)
         if compiled is None:
-            compiled = self._settled(flat, shape, state, origins)
-            self._known[key] = compiled
+            compiled = self._known[key] = self._settled(flat, shape, state, origins, ())
         while True:
             CPU_STEPS.make_room()
-            met = len(self._variables)
-            values = held_by(compiled.variables)
-            results = compiled.call(values, state, flat.dynamic)
-            if len(self._variables) == met:
+            results = compiled.call(held_by(compiled.variables), state, flat.dynamic)
+            if not compiled.unknown:
                 break
             # Other shapes led to other variables.
-            compiled = self._known[key] = self._settled(flat, shape, state, origins)
+            compiled = self._settled(flat, shape, state, origins, compiled.all_variables)
+            self._known[key] = compiled
         CPU_STEPS.dispatched(results)
         variables, after, result = results
         try:
@@ -127,34 +131,42 @@ class Function:
         return result
 
     def _settled(
-        self, flat: Flat, shape: Any, state: Sequence[Any], origins: tuple[Origin, ...]
+        self,
+        flat: Flat,
+        shape: Any,
+        state: Sequence[Any],
+        origins: tuple[Origin, ...],
+        variables: tuple[Variable, ...],
     ) -> _Compiled:
         """The function with all the variables that it meets as inputs."""
         for _ in range(MAX_TRACES):
-            met = len(self._variables)
-            compiled = _Compiled(self._jitted(flat, shape, origins), self._variables)
-            compiled.call.trace(held_by(compiled.variables), state, flat.dynamic)
-            if len(self._variables) == met:
+            compiled = _Compiled(variables)
+            compiled.call = self._jitted(compiled, flat, shape, origins)
+            compiled.call.trace(held_by(variables), state, flat.dynamic)
+            if not compiled.unknown:
                 return compiled
+            variables = compiled.all_variables
         raise ContextError(
             f"{self!r} was traced {MAX_TRACES} times, and met another variable every time; last "
-            f"{self._variables[-1].label!r}.\n\n"
+            f"{variables[-1].label!r}.\n\n"
             "Which variables a function uses is part of what is compiled.\n\n"
             "Choose them by an argument, not by state that changes from call to call."
         )
 
-    def _jitted(self, flat: Flat, shape: Any, origins: tuple[Origin, ...]) -> Any:
+    def _jitted(
+        self, compiled: _Compiled, flat: Flat, shape: Any, origins: tuple[Origin, ...]
+    ) -> Any:
         treedef, slots = flat.treedef, flat.slots
-        known = self._variables
 
         def traced(values: list[Any], state: list[Any], dynamic: list[Any]) -> Any:
             self._num_traces += 1
-            binding = BoundVariables(known, values, jax.tree.leaves(dynamic), origins)
+            arguments = jax.tree.leaves(dynamic)
+            binding = BoundVariables(compiled.variables, values, arguments, origins)
             nodes = shape.merge(state) if shape is not None else ()
             args, kwargs = unflatten(treedef, slots, dynamic, nodes)
             with bound(binding):
                 result = _captured.call(self._fn, args, kwargs)
-            self._variables += tuple(binding.unknown)
+            compiled.unknown += binding.unknown
             after = shape.leaves_of(nodes) if shape is not None else []
             return binding.written(), after, _checked(result)
 

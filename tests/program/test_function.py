@@ -232,6 +232,11 @@ def test_static_arguments_methods_and_the_decorator_with_options() -> None:
     def repeated(x: Any, times: int) -> Any:
         return [x] * times, times, None, "text"
 
+    counters = [Counter() for _ in range(5)]
+    for number, counter in enumerate(counters):
+        assert float(counter.add(float(number))) == number
+    # Each object has variables of its own, and is compiled with these alone.
+    assert Counter.add.experimental_get_tracing_count() == 2 * len(counters)
     counter, other = Counter(), Counter()
     assert [float(counter.add(1.0)), float(counter.add(2.0)), float(other.add(5.0))] == [1, 3, 5]
     values, times, nothing, text = repeated(1.0, 3)
