@@ -79,8 +79,9 @@ def test_every_replica_has_the_whole(strategy: Strategy) -> None:
 
 def test_options_and_their_older_name_change_nothing(two: Strategy) -> None:
     x = PerReplica([np.array([1]), np.array([2])])
+    options = jaxdist.experimental.CommunicationOptions(bytes_per_pack=1)
     got = two.run(
-        lambda x: (_all_gather(x, 0, object()), _all_gather(x, 0, experimental_hints=object())),
+        lambda x: (_all_gather(x, 0, options), _all_gather(x, 0, experimental_hints=options)),
         (x,),
     )
     assert [g.tolist() for g in got] == [[1, 2], [1, 2]]

@@ -154,7 +154,9 @@ def test_what_is_no_list_of_pairs_is_refused(two: Strategy, pairs: Any) -> None:
 
 def test_options_and_their_older_name_are_taken_and_change_nothing(two: Strategy) -> None:
     for keyword in ("options", "experimental_hints"):
-        extra = {keyword: object()}
+        extra: dict[str, Any] = {
+            keyword: jaxdist.experimental.CommunicationOptions(timeout_seconds=1.0)
+        }
         assert two.reduce("SUM", _rows(), axis=None, **extra).tolist() == [4, 7]
         assert two.gather(_rows(), axis=0, **extra).tolist() == [1, 2, 3, 5]
         assert two.extended.reduce_to("SUM", _rows(), "cpu:0", **extra).tolist() == [4, 7]
