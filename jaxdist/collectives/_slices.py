@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._typing import AxisNames, PyTree
-from jaxdist.collectives._across import gather_across
+from jaxdist.collectives._across import gather_across, reduce_across
 from jaxdist.collectives._dtypes import result_dtype
 from jaxdist.collectives._in_replica import all_reduce, gathered
 from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import IndexedSlices, PerReplica
+from jaxdist.values import IndexedSlices, Kind, PerReplica, is_mirrored, placement_of
 
 
 def slices_of_all(value: Any) -> Any:
@@ -37,12 +37,12 @@ def reduce_slices_across(
             "Rows of all replicas are put one after the other; there is no dim to reduce over.\n\n"
             "Leave axis=None, or reduce slices.to_dense()."
         )
-    values, indices = (
-        gather_across(f"{name}.{part}", own, 0, layout)
-        if isinstance(own, PerReplica)
-        else jnp.concatenate([jnp.asarray(own)] * layout.num_replicas)
-        for part, own in (("values", slices.values), ("indices", slices.indices))
-    )
+    parts = (("values", slices.values), ("indices", slices.indices))
+    if not any(_is_distributed(own, layout) for _, own in parts):
+        # One value: a mean gives it back, a sum is refused.
+        reduce_across(op, name, slices.values, None, layout)
+        return slices
+    values, indices = (gather_across(f"{name}.{part}", own, 0, layout) for part, own in parts)
     return slices.with_parts(_scaled(op, values, layout.num_replicas), indices)
 
 
@@ -82,6 +82,12 @@ def all_reduce_tree(
 def is_slices(value: Any) -> bool:
     """Whether flattening stops at `value`, to keep its rows and their numbers together."""
     return isinstance(value, IndexedSlices)
+
+
+def _is_distributed(value: Any, layout: ReplicaMesh) -> bool:
+    if isinstance(value, PerReplica) or is_mirrored(value, layout):
+        return True
+    return isinstance(value, jax.Array) and placement_of(value, layout).kind is Kind.PER_REPLICA
 
 
 def _scaled(op: ReduceOp, values: jax.Array, count: int) -> jax.Array:

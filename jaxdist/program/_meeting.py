@@ -13,6 +13,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxdist.collectives import UNEVEN_ALL_GATHER
 from jaxdist.errors import DivergentCollectiveError, ShapeError
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.program._replication import named_axes
 from jaxdist.program._turns import Finished
 
 _MEMBERS = "jaxdist_members"
@@ -136,13 +137,6 @@ class Meeting:
 
     def _to_first(self, value: Any) -> Any:
         return jax.device_put(value, SingleDeviceSharding(self._devices[0]))
-
-
-def named_axes(params: dict[str, Any]) -> tuple[str, ...]:
-    """The mesh axes that a collective goes over."""
-    axes = params.get("axes", params.get("axis_name", ()))
-    flat = axes if isinstance(axes, (tuple, list)) else (axes,)
-    return tuple(a for a in flat if isinstance(a, str))
 
 
 def _over_one_axis(params: dict[str, Any], size: int) -> dict[str, Any]:

@@ -124,14 +124,15 @@ class Planned:
         if kept is None and not variables.written:
             return results
         state, result = results
-        if not variables.written:
-            kept.write(state) if kept is not None else None
-            return result
-        try:
-            if kept is not None:
-                kept.write(state[: variables.after])
-        finally:
+        if kept is None:
             variables.write(state[variables.after :])
+        elif not variables.written:
+            kept.write(state)
+        else:
+            try:
+                kept.write(state[: variables.after])
+            finally:
+                variables.write(state[variables.after :])
         return result
 
     def _new(self, kept: KeptGraph | None, count: int, static: list[Any]) -> Callable[..., Any]:

@@ -15,8 +15,9 @@ from jaxdist.collectives import UNEVEN_ALL_GATHER, GatherLog, traced_once
 from jaxdist.errors import ContextError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _primitives as known
-from jaxdist.program._meeting import Collective, NumRows, named_axes
-from jaxdist.program._subprograms import subprograms
+from jaxdist.program._meeting import Collective, NumRows
+from jaxdist.program._replication import named_axes
+from jaxdist.program._subprograms import programs_in, subprograms
 from jaxdist.program._tape import Tape
 from jaxdist.program._turns import Turns
 
@@ -125,7 +126,7 @@ class ReplicaOps:
     # Programs inside operations. Those without collectives are evaluated as they are.
 
     def _communicates(self, params: dict[str, Any]) -> bool:
-        return any(self._has_collective(p) for value in params.values() for p in _programs(value))
+        return any(self._has_collective(p) for p in programs_in(list(params.values())))
 
     def _has_collective(self, program: Any) -> bool:
         ours = frozenset(self._layout.replica_axes)
@@ -195,12 +196,6 @@ class _MetSizes(GatherLog):
             self._number, NumRows(rows, _compat.callers_line())
         )
         return sizes
-
-
-def _programs(value: Any) -> list[Any]:
-    if isinstance(value, (tuple, list)):
-        return [p for item in value for p in _programs(item)]
-    return [value] if hasattr(getattr(value, "jaxpr", value), "eqns") else []
 
 
 def _inner_shard_map() -> str:

@@ -124,7 +124,7 @@ class _Walk:
     def _collective(
         self, eqn: Any, name: str, joined: Differs, under: Differs, times: int | None
     ) -> list[Differs]:
-        named = _axis_names(eqn.params)
+        named = named_axes(eqn.params)
         over = frozenset(named) & self.axes
         grouped = eqn.params.get("axis_index_groups") is not None
         if name in known.COLLECTIVES and named:
@@ -194,7 +194,8 @@ class _Walk:
         return [inside.union(*results) for results in zip(*outs, strict=True)]
 
 
-def _axis_names(params: dict[str, Any]) -> tuple[str, ...]:
+def named_axes(params: dict[str, Any]) -> tuple[str, ...]:
+    """The mesh axes that an operation goes over."""
     axes = params.get("axes", params.get("axis_name", ()))
     flat = axes if isinstance(axes, (tuple, list)) else (axes,)
     return tuple(a for a in flat if isinstance(a, str))

@@ -113,7 +113,7 @@ class Step:
         if call.flat.has_tracer or _compat.inside_trace():
             return self._inside_trace(call, (args, kwargs)), None
         if _compat.is_disabled_jit():
-            return self._op_by_op(call), None
+            return self._op_by_op(call, args), None
         ready = self._programs.get(call.signature)
         if ready is None:
             ready = self._new_program(call, (args, kwargs))
@@ -149,10 +149,11 @@ class Step:
         call = self._read(args, kwargs)
         if call.flat.has_tracer or _compat.inside_trace():
             return self._inside_trace(call, (args, kwargs))
-        return self._op_by_op(call)
+        return self._op_by_op(call, args)
 
-    def _op_by_op(self, call: _Call) -> Any:
+    def _op_by_op(self, call: _Call, args: tuple[Any, ...]) -> Any:
         fn: Any = self._fn()
+        self._check_numbers(args)
         with _compat.with_jit():
             step = OpByOpStep(fn, call.signature, self._strategy(), call.leaves)
             outcome = step.run(self._options.donate_argnums, place(fn))
@@ -266,13 +267,7 @@ class Step:
     def _build(self, call: _Call, given: tuple[Any, Any]) -> Program:
         fn: Any = self._fn()
         donated_args = self._options.donate_argnums
-        out_of_range = [n for n in donated_args if not 0 <= n < len(given[0])]
-        if out_of_range:
-            raise ArgumentError(
-                f"RunOptions(donate_argnums={donated_args}): the step was called with "
-                f"{len(given[0])} positional argument(s), numbered from 0.\n\n"
-                f"Leave out {out_of_range}; keyword arguments cannot be donated."
-            )
+        self._check_numbers(given[0])
         program = build(
             fn,
             call.signature,
@@ -286,6 +281,16 @@ class Step:
         if program.variables:
             self._variables = program.variables
         return program
+
+    def _check_numbers(self, args: tuple[Any, ...]) -> None:
+        donated_args = self._options.donate_argnums
+        out_of_range = [n for n in donated_args if not 0 <= n < len(args)]
+        if out_of_range:
+            raise ArgumentError(
+                f"RunOptions(donate_argnums={donated_args}): the step was called with "
+                f"{len(args)} positional argument(s), numbered from 0.\n\n"
+                f"Leave out {out_of_range}; keyword arguments cannot be donated."
+            )
 
     def _names(self, call: _Call, given: tuple[Any, Any]) -> list[str]:
         paths = self._paths(given)

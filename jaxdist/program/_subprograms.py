@@ -6,20 +6,21 @@ from typing import Any
 
 def subprograms(eqn: Any) -> list[Any]:
     """The sub-programs of one equation, open or closed."""
-    return [program for value in eqn.params.values() for program in _programs_in(value)]
+    return [program for value in eqn.params.values() for program in programs_in(value)]
 
 
-def _programs_in(value: Any) -> Iterator[Any]:
+def programs_in(value: Any) -> Iterator[Any]:
+    """The programs that a parameter is, or holds."""
     if isinstance(value, (tuple, list)):
         for item in value:
-            yield from _programs_in(item)
+            yield from programs_in(item)
     elif hasattr(getattr(value, "jaxpr", value), "eqns"):
         yield value
 
 
 def holds_programs(value: Any) -> bool:
     """Whether a parameter of an equation is a sub-program, or some of them."""
-    return any(True for _ in _programs_in(value))
+    return any(True for _ in programs_in(value))
 
 
 def inner_inputs(program: Any) -> list[Any]:

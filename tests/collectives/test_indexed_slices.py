@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -78,3 +79,16 @@ def test_all_reduce_and_merge_functions_bring_the_rows_of_all_replicas(
 def test_an_axis_has_no_meaning_for_rows(two: Strategy) -> None:
     with pytest.raises(TypeError, match="IndexedSlices"):
         two.reduce("SUM", _documented(), axis=0)
+
+
+def test_rows_by_layout_and_rows_of_nobody_follow_the_rule_of_arrays(two: Strategy) -> None:
+    split = jax.device_put(np.array([[1.0], [2.0]], np.float32), two.per_replica_sharding)
+    numbers = jax.device_put(np.array([0, 1]), two.per_replica_sharding)
+    found = two.reduce("SUM", IndexedSlices(split, numbers), axis=None)
+    assert (np.ravel(found.values).tolist(), found.indices.tolist()) == ([1.0, 2.0], [0, 1])
+    same = IndexedSlices(*(jax.device_put(x, two.replicated_sharding) for x in (split, numbers)))
+    assert two.reduce("SUM", same, axis=None).indices.tolist() == [0, 1, 0, 1]
+    alone = IndexedSlices([1.0], [0])
+    assert two.reduce("MEAN", alone, axis=None) is alone
+    with pytest.raises(ValueError, match="not distributed"):
+        two.reduce("SUM", alone, axis=None)

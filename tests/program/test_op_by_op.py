@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import jaxdist
 from jaxdist import PerReplica, get_replica_context
 from jaxdist.errors import (
+    ArgumentError,
     ArgumentTypeError,
     ContextError,
     DivergentCollectiveError,
@@ -415,6 +416,11 @@ def test_what_the_caller_has_set_for_its_thread_holds_in_the_replicas() -> None:
 
 
 # Failures
+
+
+def test_arguments_that_cannot_be_donated_are_refused_as_they_are_compiled() -> None:
+    with pytest.raises(ArgumentError, match=r"donate_argnums=\(5,\)"):
+        _strategy(2).run(lambda x: x, (1.0,), options=jaxdist.RunOptions(donate_argnums=(5,)))
 
 
 def test_an_exception_keeps_its_type_and_says_which_replica_raised_it() -> None:
