@@ -13,10 +13,13 @@ def variables_as_values(value: PyTree) -> PyTree:
     """The same pytree, with the values that its variables have on the replicas in their place."""
     if not any_variable():
         return value
-    return jax.tree.map(
-        lambda leaf: _values_of(leaf) if isinstance(leaf, Variable) else leaf,
-        value,
-        is_leaf=lambda x: isinstance(x, (PerReplica, Variable)),
+    leaves, treedef = jax.tree.flatten(
+        value, is_leaf=lambda x: isinstance(x, (PerReplica, Variable))
+    )
+    if not any(isinstance(leaf, Variable) for leaf in leaves):
+        return value
+    return treedef.unflatten(
+        [_values_of(leaf) if isinstance(leaf, Variable) else leaf for leaf in leaves]
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist import IndexedSlices, PerReplica, Strategy, get_replica_context
+from jaxdist import IndexedSlices, PerReplica, Strategy, Variable, get_replica_context
 
 pytestmark = pytest.mark.both_executors
 
@@ -90,5 +90,8 @@ def test_rows_by_layout_and_rows_of_nobody_follow_the_rule_of_arrays(two: Strate
     assert two.reduce("SUM", same, axis=None).indices.tolist() == [0, 1, 0, 1]
     alone = IndexedSlices([1.0], [0])
     assert two.reduce("MEAN", alone, axis=None) is alone
+    with two.scope():
+        unrelated = Variable(1.0)
+    assert two.reduce("MEAN", alone, axis=None) is alone, f"beside {unrelated}"
     with pytest.raises(ValueError, match="not distributed"):
         two.reduce("SUM", alone, axis=None)
