@@ -1,4 +1,5 @@
 """Settings of this process, under names like those of `tf.config`."""
 
+from jaxdist.cost import links as links
 from jaxdist.program import run_eagerly as run_eagerly
 from jaxdist.program import steps_run_eagerly as steps_run_eagerly

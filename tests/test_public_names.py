@@ -60,7 +60,7 @@ EXPERIMENTAL = {
     "ValueContext",
 }
 TESTING = {"virtual_devices"}
-CONFIG = {"run_eagerly", "steps_run_eagerly"}
+CONFIG = {"links", "run_eagerly", "steps_run_eagerly"}
 NN = {"compute_average_loss", "example_keys", "scale_regularization_loss"}
 
 ROOT = pathlib.Path(jaxdist.__file__).parent

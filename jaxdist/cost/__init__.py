@@ -1,0 +1,15 @@
+"""What a collective costs: links between devices, and the time that each algorithm needs."""
+
+from jaxdist.cost._link import Link as Link
+from jaxdist.cost._link import Links as Links
+from jaxdist.cost._link import Medium as Medium
+from jaxdist.cost._links_of import links_of as links_of
+from jaxdist.cost._links_of import worker_of as worker_of
+from jaxdist.cost._measured import links as links
+from jaxdist.cost._measured import load_links as load_links
+from jaxdist.cost._measured import save_links as save_links
+from jaxdist.cost._model import ALGORITHMS as ALGORITHMS
+from jaxdist.cost._model import cheapest as cheapest
+from jaxdist.cost._model import pack_below as pack_below
+from jaxdist.cost._model import seconds as seconds
+from jaxdist.cost._table import TABLE as TABLE

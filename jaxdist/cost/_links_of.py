@@ -1,0 +1,97 @@
+"""Which links join the devices of a layout."""
+
+import dataclasses
+from typing import Any
+
+from jaxdist.cost._link import Link, Links
+from jaxdist.cost._measured import link_named
+from jaxdist.mesh import ReplicaMesh
+
+# Words of a device kind, and the generation that they mean; the first that fits.
+_TPUS = (
+    ("v2", "v2"),
+    ("v3", "v3"),
+    ("v4", "v4"),
+    ("v5 lite", "v5e"),
+    ("v5e", "v5e"),
+    ("v5", "v5p"),
+    ("v6", "v6e"),
+    ("7x", "7x"),
+)
+# (words of a device kind, link inside a machine, link between machines as NVIDIA builds them)
+_GPUS = (
+    ("H100 PCIe", "pcie-5", "infiniband-ndr"),
+    ("A100-PCIE", "pcie-4", "infiniband-hdr"),
+    ("A100 80GB PCIe", "pcie-4", "infiniband-hdr"),
+    ("V100-PCIE", "pcie-3", "infiniband-edr"),
+    ("P100-PCIE", "pcie-3", "infiniband-edr"),
+    ("B200", "nvlink-5", "infiniband-xdr"),
+    ("B100", "nvlink-5", "infiniband-xdr"),
+    ("B300", "nvlink-5", "infiniband-xdr"),
+    ("H100", "nvlink-4", "infiniband-ndr"),
+    ("H200", "nvlink-4", "infiniband-ndr"),
+    ("GH200", "nvlink-4", "infiniband-ndr"),
+    ("A100", "nvlink-3", "infiniband-hdr"),
+    ("V100", "nvlink-2", "infiniband-edr"),
+    ("P100", "nvlink-1", "infiniband-edr"),
+    ("T4", "pcie-3", "ethernet-25"),
+)
+
+_GUESSES = {"tpu": ("tpu-v5e-ici", "tpu-v5e-dcn"), "gpu": ("pcie-4", "ethernet-100")}
+
+
+def links_of(layout: ReplicaMesh) -> Links:
+    """What joins the replicas of one worker of this layout, and what joins its workers.
+
+    A worker is a slice of TPUs, a machine of GPUs, a process of CPU devices. Measured links stand
+    for those of the table (`jaxdist.config.links`).
+
+    Example:
+        >>> from jaxdist import cost
+        >>> links = cost.links_of(MirroredStrategy().layout)
+        >>> links.inner.name, links.outer
+        ('cpu-threads', None)
+    """
+    workers = {worker_of(d) for d in layout.devices}
+    device = layout.devices[0]
+    if layout.platform == "cpu":
+        # Between processes all collectives go through gloo, those inside a process too.
+        link = link_named("cpu-threads" if len(workers) == 1 else "cpu-processes")
+        link = for_devices(link, len(layout.devices))
+        return Links(link, link if len(workers) > 1 else None)
+    kind = str(getattr(device, "device_kind", ""))
+    known = _names(layout.platform, kind)
+    inner, outer = (
+        link_named(name) for name in known or _GUESSES["tpu" if layout.platform == "tpu" else "gpu"]
+    )
+    if known is None:
+        inner, outer = _guessed(inner, kind), _guessed(outer, kind)
+    return Links(inner, outer if len(workers) > 1 else None)
+
+
+def for_devices(link: Link, count: int) -> Link:
+    """A link of a shared medium when `count` devices wait for each other on it."""
+    if not link.medium.is_shared:
+        return link
+    return dataclasses.replace(link, alpha=link.alpha * count)
+
+
+def worker_of(device: Any) -> int:
+    """The number of the worker that a device belongs to."""
+    worker = getattr(device, "slice_index", None)
+    return int(device.process_index if worker is None else worker)
+
+
+def _names(platform: str, kind: str) -> tuple[str, str] | None:
+    lower = kind.lower()
+    if platform == "tpu":
+        found = next((generation for words, generation in _TPUS if words in lower), None)
+        return (f"tpu-{found}-ici", f"tpu-{found}-dcn") if found else None
+    return next(((row[1], row[2]) for row in _GPUS if row[0].lower() in lower), None)
+
+
+def _guessed(link: Link, kind: str) -> Link:
+    """A link of the table for a device that it does not know, which says so."""
+    return dataclasses.replace(
+        link, source=f"a guess: the table has no row for {kind!r}, measure it; {link.source}"
+    )

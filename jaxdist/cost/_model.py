@@ -1,0 +1,219 @@
+"""The time that an all-reduce takes, by algorithm: latency of its steps plus bytes over bandwidth.
+
+n replicas, S bytes on each. `xla` is XLA's own: between CPU devices as it was measured, elsewhere
+the least that any exchange of messages can take, so no other is chosen there unless XLA's own was
+measured to be slower. `xring` has 2(n-1) steps of S/n, `rechd` 2 log2 n steps of together
+2(n-1)/n S (and a step of S before and after where n is no power of two), `psgpu` 2 log2 n steps of
+S. `a/b` reduce-scatters inside a worker with a, reduces 1/local of the bytes across workers with b,
+and gathers inside.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from jaxdist.cost._link import Link, Links, Medium
+from jaxdist.cost._table import TABLE
+from jaxdist.errors import ArgumentError
+
+_FLAT = ("xla", "xring", "rechd", "psgpu", "pscpu")
+ALGORITHMS = (*_FLAT, "xla/xla", "xla/xring", "xla/rechd", "xla/pscpu", "pscpu/pscpu")
+_ALIASES = {"nccl": "xla"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Traffic:
+    """What an algorithm sends: steps, the bytes of the busiest device, the bytes of all."""
+
+    steps: int
+    busiest: float
+    total: float
+
+
+def pack_below(link: Link) -> int:
+    """The bytes under which it pays to copy a leaf into a buffer with others.
+
+    Copying it in and out takes 2 S / B_mem; a message less saves alpha.
+
+    Example:
+        >>> from jaxdist import cost
+        >>> cost.pack_below(cost.links_of(MirroredStrategy().layout).inner)
+        159600
+    """
+    return int(link.alpha * link.memory_bytes_per_second / 2)
+
+
+def seconds(
+    algorithm: str,
+    num_replicas: int,
+    num_bytes: int,
+    links: Links,
+    local: int | None = None,
+    num_operands: int = 1,
+) -> float:
+    """The predicted time of one all-reduce.
+
+    Args:
+        algorithm: One of `ALGORITHMS`, or any `a/b` of the flat ones; `nccl` is `xla`.
+        num_replicas: Replicas that take part.
+        num_bytes: Bytes on each of them, of all operands.
+        links: What joins them.
+        local: Replicas of one worker; None if there is one worker.
+        num_operands: Arrays that are reduced together. Between CPU devices each is a message of
+            its own.
+
+    Raises:
+        ArgumentError: An unknown algorithm, or workers that do not divide the replicas.
+
+    Example:
+        >>> from jaxdist import cost
+        >>> links = cost.Links(cost.TABLE["tpu-v5e-ici"])
+        >>> f"{cost.seconds('xring', 4, 4_000_000, links):.2e}"
+        '3.60e-05'
+
+    Source:
+        Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in
+        MPICH (2005).
+    """
+    n = num_replicas
+    inside = n if local is None else local
+    _check(algorithm, n, inside)
+    if n == 1:
+        return 0.0
+    first, _, second = algorithm.partition("/")
+    first, second = _ALIASES.get(first, first), _ALIASES.get(second, second)
+    if not second:
+        if first == "xla" and inside < n and links.across.medium is Medium.WIRE:
+            return _xla_over_wires(n, num_bytes, links, inside)
+        over = {links.inner} if inside == n else {links.inner, links.across}
+        return max(_flat(first, n, num_bytes, link, num_operands) for link in over)
+    return _two_levels(first, second, n // inside, inside, num_bytes, links, num_operands)
+
+
+def cheapest(
+    num_replicas: int,
+    num_bytes: int,
+    links: Links,
+    local: int | None = None,
+    algorithms: Sequence[str] = ALGORITHMS,
+) -> list[tuple[str, float]]:
+    """Every algorithm that is possible, with its predicted seconds, the fastest first.
+
+    Of equally fast ones the first of `algorithms` comes first. Those of two levels are left out
+    where there is one level.
+
+    Example:
+        >>> from jaxdist import cost
+        >>> links = cost.links_of(MirroredStrategy().layout)
+        >>> cost.cheapest(8, 4096, links)[0][0]
+        'xla'
+    """
+    inside = num_replicas if local is None else local
+    two_levels = 1 < inside < num_replicas
+    possible = [a for a in algorithms if two_levels or "/" not in a]
+    timed = [(a, seconds(a, num_replicas, num_bytes, links, local)) for a in possible]
+    return sorted(timed, key=lambda pair: pair[1])
+
+
+def _flat(
+    name: str, n: int, size: float, link: Link, num_operands: int = 1, groups: int = 1
+) -> float:
+    """One level; `groups` of `n` replicas work at the same time."""
+    if n == 1:
+        return 0.0
+    if name == "pscpu" and not link.medium.is_shared:
+        return _on_the_host(n, size, link)
+    if name == "xla" and not link.medium.is_shared:
+        # The whole of it is exchanged at once where that is little.
+        whole = _log2(n) * (link.alpha + size / link.bytes_per_second)
+        return min(whole, _halves_of_xla(n, size, link))
+    traffic = _traffic(name, n, size, link.medium)
+    if not link.medium.is_shared:
+        return traffic.steps * link.alpha + traffic.busiest / link.bytes_per_second
+    # All replicas wait for the same cores, at every operand of every step.
+    waits = traffic.steps * num_operands * n * groups
+    return waits * link.alpha + groups * traffic.total / link.bytes_per_second
+
+
+def _traffic(name: str, n: int, size: float, medium: Medium) -> _Traffic:
+    if name == "xla" and medium is Medium.MEMORY:
+        return _Traffic(1, size, n * size)
+    if name == "xla":
+        return _Traffic(1, 2 * (n - 1) / n * size, 2 * (n - 1) * size)
+    if name == "xring":
+        return _Traffic(2 * (n - 1), 2 * (n - 1) / n * size, 2 * (n - 1) * size)
+    if name == "rechd":
+        power = 1 << (n.bit_length() - 1)
+        rest = n - power
+        exchanged = 2 * (power - 1) / power * size
+        around = 2 if rest else 0
+        steps = 2 * _log2(power) + around
+        return _Traffic(steps, exchanged + around * size, power * exchanged + 2 * rest * size)
+    return _Traffic(2 * _log2(n), 2 * _log2(n) * size, 2 * (n - 1) * size)
+
+
+def _two_levels(
+    first: str, second: str, workers: int, local: int, size: float, links: Links, operands: int
+) -> float:
+    """Reduce-scatter inside with `first`, across on 1/local with `second`, gather inside."""
+    link = links.inner
+    if first == "xla" and not link.medium.is_shared:
+        within = _halves_of_xla(local, size, link)
+    else:
+        # Two operations where XLA's all-reduce is one.
+        halves = 2 * operands if first == "xla" else operands
+        within = _flat(first, local, size, link, halves, workers)
+    across = _flat(second, workers, size / local, links.across, operands, local)
+    return within * link.scatter_gather + across
+
+
+def _halves_of_xla(n: int, size: float, link: Link) -> float:
+    """A reduce-scatter and an all-gather over wires."""
+    return 2 * _log2(n) * link.alpha + 2 * (n - 1) / n * size / link.bytes_per_second
+
+
+def _xla_over_wires(n: int, size: float, links: Links, local: int) -> float:
+    """XLA's all-reduce between workers with wires: it uses the links of both levels at once."""
+    workers = n // local
+    inner, outer = links.inner, links.across
+    latency = _log2(local) * inner.alpha + _log2(workers) * outer.alpha
+    inside = 2 * (local - 1) / local * size / inner.bytes_per_second
+    across = 2 * (workers - 1) / workers * size / local / outer.bytes_per_second
+    whole = (
+        latency
+        + _log2(local) * size / inner.bytes_per_second
+        + _log2(workers) * size / outer.bytes_per_second
+    )
+    return min(
+        2 * latency + max(inside, across),
+        _two_levels("xla", "xla", workers, local, size, links, 1),
+        whole,
+        # Levels of odd sizes need more steps than one.
+        max(_flat("xla", n, size, link) for link in (inner, outer)),
+    )
+
+
+def _on_the_host(n: int, size: float, link: Link) -> float:
+    """All-gather, copy everything to the host, add there, copy the sum back."""
+    host = TABLE["pcie-3"]
+    gather = (n - 1) * (link.alpha + size / link.bytes_per_second)
+    copies = 2 * host.alpha + (n + 1) * size / host.bytes_per_second
+    return gather + copies + n * size / TABLE["cpu-threads"].memory_bytes_per_second
+
+
+def _log2(n: int) -> int:
+    return math.ceil(math.log2(n)) if n > 1 else 0
+
+
+def _check(algorithm: str, num_replicas: int, local: int) -> None:
+    parts = [_ALIASES.get(p, p) for p in algorithm.split("/")]
+    if len(parts) > 2 or not all(p in _FLAT for p in parts):
+        raise ArgumentError(
+            f"There is no all-reduce named {algorithm!r}.\n\n"
+            f"It is one of {list(ALGORITHMS)}, or two of {list(_FLAT)} with a / between them."
+        )
+    if num_replicas < 1 or local < 1 or num_replicas % local:
+        raise ArgumentError(
+            f"{num_replicas} replicas cannot be {num_replicas}/{local} workers of {local}.\n\n"
+            "The replicas of a worker divide all replicas."
+        )
