@@ -1,11 +1,16 @@
 """The programming model of `tf.distribute`, on JAX."""
 
 from jaxdist import config as config
+from jaxdist import contrib as contrib
 from jaxdist import errors as errors
 from jaxdist import experimental as experimental
 from jaxdist import nn as nn
 from jaxdist import testing as testing
+from jaxdist.collectives import CrossDeviceOps as CrossDeviceOps
+from jaxdist.collectives import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
+from jaxdist.collectives import NcclAllReduce as NcclAllReduce
 from jaxdist.collectives import ReduceOp as ReduceOp
+from jaxdist.collectives import ReductionToOneDevice as ReductionToOneDevice
 from jaxdist.collectives import assume_replicated as assume_replicated
 from jaxdist.data import DistributedDataset as DistributedDataset
 from jaxdist.data import DistributedIterator as DistributedIterator

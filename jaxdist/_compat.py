@@ -25,6 +25,7 @@ from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as _xla_client
 from jax._src.state.types import AbstractRef as _AbstractRef
+from jax.experimental import compute_on as _compute_on
 from jax.extend.core import ClosedJaxpr
 
 Miss = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]
@@ -501,6 +502,18 @@ class _Here:
 
 # The source of an operation that nobody will ask for.
 NO_SOURCE = _source_info.new_source_info()
+
+
+def on_host(fn: Callable[..., Any], *args: Any) -> Any:
+    """`fn(*args)` computed by the host of the device, inside a compiled program.
+
+    JAX 0.10 has it under another name. Goes when 0.10 goes.
+    """
+    make: Any = getattr(_compute_on, "compute_on2", None) or _compute_on.compute_on
+    space = jax.memory.Space
+    hosted = make(fn, compute_type="device_host", out_memory_spaces=space.Host)
+    moved = [jax.device_put(x, space.Host) for x in args]
+    return jax.device_put(hosted(*moved), space.Device)
 
 
 def is_ref(variable: Any) -> bool:

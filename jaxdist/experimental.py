@@ -1,5 +1,6 @@
 """Documented names under `tf.distribute.experimental`."""
 
+from jaxdist.collectives import CollectiveAllReduce as CollectiveAllReduce
 from jaxdist.collectives import CollectiveHints as CollectiveHints
 from jaxdist.collectives import CommunicationImplementation as CommunicationImplementation
 from jaxdist.collectives import CommunicationOptions as CommunicationOptions

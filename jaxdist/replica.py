@@ -2,21 +2,19 @@
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 
 from jaxdist import collectives
 from jaxdist._typing import PyTree
 from jaxdist._validate import call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
-from jaxdist.errors import ContextError, ReplicaValueError
+from jaxdist.errors import ContextError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Form, PerReplica, Site, find_sites_with
+from jaxdist.values import Handle, PerReplica, Site, find_sites_with, own_value
 
 
 class HasLayout(Protocol):
@@ -219,19 +217,16 @@ class ReplicaContext:
         """
         caller = "ReplicaContext.all_reduce"
         op = collectives.reduce_op(caller, reduce_op)
-        chosen = collectives.hints_of(caller, options, experimental_hints, packs=True)
+        communication: collectives.Communication = self._strategy.communication
+        chosen = communication.asked(caller, options, experimental_hints, packs=True)
         if not self._traced:
             return value
         self._must_be_current("all_reduce")
-        layout = self._layout
-        return collectives.all_reduce_tree(
-            caller,
-            op,
-            value,
-            layout.replica_axes,
-            layout.num_replicas,
-            math.ceil(chosen.bytes_per_pack),
-        )
+        ops = communication.ops
+        if ops is None:
+            return collectives.all_reduce_tree(caller, op, value, self._layout, chosen)
+        with entered(self._merging()):
+            return collectives.all_reduce_tree(caller, op, value, self._layout, chosen, ops)
 
     def all_gather(
         self,
@@ -273,7 +268,7 @@ class ReplicaContext:
             `tf.distribute.ReplicaContext.all_gather`.
         """
         caller = "ReplicaContext.all_gather"
-        collectives.hints_of(caller, options, experimental_hints)
+        self._strategy.communication.asked(caller, options, experimental_hints)
         if not self._traced:
             return value
         self._must_be_current("all_gather")
@@ -323,15 +318,19 @@ class ReplicaContext:
         if self._traced:
             self._must_be_current("merge_call")
             given = jax.tree.map(self._as_handle, given)
-        around = innermost_explicit_frame()
-        variables = around.variables if around is not None and self._traced else None
-        with entered(Frame(self._strategy, in_merge=self._traced, variables=variables)):
+        with entered(self._merging()):
             result = merge_fn(self._strategy, *given[0], **given[1])
         return jax.tree.map(
             lambda leaf: own_value(leaf, self._layout) if isinstance(leaf, PerReplica) else leaf,
             result,
             is_leaf=lambda x: isinstance(x, PerReplica),
         )
+
+    def _merging(self) -> Frame:
+        """The context of what happens once for all replicas."""
+        around = innermost_explicit_frame()
+        variables = around.variables if around is not None and self._traced else None
+        return Frame(self._strategy, in_merge=self._traced, variables=variables)
 
     def _as_handle(self, leaf: Any) -> Any:
         return Handle(leaf, self._layout) if hasattr(leaf, "dtype") else leaf
@@ -351,67 +350,3 @@ class ReplicaContext:
 
     def __repr__(self) -> str:
         return f"ReplicaContext({type(self._strategy).__name__}, {self._layout.num_replicas})"
-
-
-class Handle(PerReplica):
-    """A `PerReplica` inside a merge function: each replica holds its own traced value."""
-
-    __slots__ = ("_layout",)
-
-    def __init__(self, local: Any, layout: ReplicaMesh) -> None:
-        super().__init__((local,))
-        self._layout = layout
-
-    @property
-    def local(self) -> Any:
-        """The value of the replica that is being traced."""
-        return self._data[0]
-
-    @property
-    def array(self) -> jax.Array:
-        """The values of all replicas as a `PerReplica` has them; an all-gather."""
-        gathered: jax.Array = jax.lax.all_gather(
-            self.local, self._layout.replica_axes, axis=0, tiled=self.local.ndim > 0
-        )
-        return gathered
-
-    @property
-    def form(self) -> Form:
-        """A handle stands for one global array."""
-        return Form.SCALARS if self.local.ndim == 0 else Form.ROWS
-
-    @property
-    def is_global(self) -> bool:
-        """A handle stands for one global array."""
-        return True
-
-    @property
-    def values(self) -> tuple[Any, ...]:
-        """The values of all replicas; an all-gather of `R` times the bytes."""
-        stacked = jax.lax.all_gather(self.local, self._layout.replica_axes, axis=0)
-        return tuple(stacked[i] for i in range(self._layout.num_replicas))
-
-    def __repr__(self) -> str:
-        return f"PerReplica(traced {self.local!r} on {self._layout.num_replicas} replicas)"
-
-
-def own_value(value: PerReplica, layout: ReplicaMesh) -> Any:
-    """What this replica has of a `PerReplica` in a merge function: a handle, or one made there."""
-    if isinstance(value, Handle):
-        return value.local
-    count = layout.num_replicas
-    if value.is_global or len(value.values) != count:
-        what = (
-            "it lies on the devices of all replicas"
-            if value.is_global
-            else f"it has {len(value.values)} values, and the strategy has {count} replicas"
-        )
-        raise ReplicaValueError(
-            f"A merge function cannot use {value!r}: {what}.\n\n"
-            "A PerReplica that is made in a merge function has one value for each replica. One "
-            "from outside is passed as an argument of the step: strategy.run(fn, args=(value,))."
-        )
-    if count == 1:
-        return value.values[0]
-    rows = jnp.stack([jnp.asarray(v) for v in value.values])
-    return rows[jax.lax.axis_index(layout.replica_axes)]

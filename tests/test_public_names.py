@@ -13,16 +13,20 @@ from tests.strategies_under_test import STRATEGIES
 
 # `jaxdist.X` for every X of `tf.distribute` that works.
 DOCUMENTED = {
+    "CrossDeviceOps",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "HierarchicalCopyAllReduce",
     "IndexedSlices",
     "InputContext",
     "InputOptions",
     "InputReplicationMode",
     "MirroredStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
     "ReduceOp",
+    "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
     "Strategy",
@@ -30,6 +34,7 @@ DOCUMENTED = {
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "contrib",
     "experimental",
     "experimental_set_strategy",
     "function",
@@ -53,7 +58,9 @@ OUR_OWN = {
     "nn",
     "testing",
 }
+CONTRIB = {"AllReduceCrossDeviceOps", "MultiWorkerAllReduce"}
 EXPERIMENTAL = {
+    "CollectiveAllReduce",
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -84,7 +91,15 @@ def _public(module: ModuleType) -> dict[str, object]:
 def _callables() -> dict[str, object]:
     """Every public function, class and own public method, by the name that users type."""
     found: dict[str, object] = {}
-    for module in (jaxdist, jaxdist.config, jaxdist.experimental, jaxdist.nn, jaxdist.testing):
+    modules = (
+        jaxdist,
+        jaxdist.config,
+        jaxdist.contrib,
+        jaxdist.experimental,
+        jaxdist.nn,
+        jaxdist.testing,
+    )
+    for module in modules:
         for name, value in _public(module).items():
             if callable(value):
                 found[f"{module.__name__}.{name}"] = value
@@ -108,11 +123,12 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
     ("path", "names"),
     [
         ("config.py", CONFIG),
+        ("contrib.py", CONTRIB),
         ("experimental.py", EXPERIMENTAL),
         ("nn/__init__.py", NN),
         ("testing/__init__.py", TESTING),
     ],
-    ids=["config", "experimental", "nn", "testing"],
+    ids=["config", "contrib", "experimental", "nn", "testing"],
 )
 def test_names_of_public_modules_are_exactly_the_written_ones(path: str, names: set[str]) -> None:
     assert _exported(ROOT / path) == names

@@ -3,6 +3,9 @@
 from jaxdist.collectives._across import gather_across as gather_across
 from jaxdist.collectives._across import reduce_across as reduce_across
 from jaxdist.collectives._across import reduced_dims as reduced_dims
+from jaxdist.collectives._across import settled as settled
+from jaxdist.collectives._communication import Communication as Communication
+from jaxdist.collectives._communication import communication_of as communication_of
 from jaxdist.collectives._dtypes import check_numeric as check_numeric
 from jaxdist.collectives._dtypes import result_dtype as result_dtype
 from jaxdist.collectives._hints import hints_of as hints_of
@@ -21,6 +24,8 @@ from jaxdist.collectives._options import CommunicationOptions as CommunicationOp
 from jaxdist.collectives._packs import plan_packs as plan_packs
 from jaxdist.collectives._reduce_op import ReduceOp as ReduceOp
 from jaxdist.collectives._reduce_op import reduce_op as reduce_op
+from jaxdist.collectives._reduction import ALL_REDUCE as ALL_REDUCE
+from jaxdist.collectives._reduction import Plan as Plan
 from jaxdist.collectives._slices import all_reduce_slices as all_reduce_slices
 from jaxdist.collectives._slices import all_reduce_tree as all_reduce_tree
 from jaxdist.collectives._slices import is_slices as is_slices
@@ -32,3 +37,13 @@ from jaxdist.collectives._uneven_gather import UNEVEN_ALL_GATHER as UNEVEN_ALL_G
 from jaxdist.collectives._uneven_gather import GatherLog as GatherLog
 from jaxdist.collectives._uneven_gather import gather_padded as gather_padded
 from jaxdist.collectives._uneven_gather import logged as logged
+from jaxdist.collectives.cross_device import AllReduceCrossDeviceOps as AllReduceCrossDeviceOps
+from jaxdist.collectives.cross_device import CollectiveAllReduce as CollectiveAllReduce
+from jaxdist.collectives.cross_device import CrossDeviceOps as CrossDeviceOps
+from jaxdist.collectives.cross_device import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
+from jaxdist.collectives.cross_device import MultiWorkerAllReduce as MultiWorkerAllReduce
+from jaxdist.collectives.cross_device import NcclAllReduce as NcclAllReduce
+from jaxdist.collectives.cross_device import ReductionToOneDevice as ReductionToOneDevice
+from jaxdist.collectives.cross_device import checked_pairs as checked_pairs
+from jaxdist.collectives.cross_device import placed as placed
+from jaxdist.collectives.cross_device import target_in_strategy as target_in_strategy

@@ -51,15 +51,15 @@ def _reduce_same(
         on = _checked_dims(name, array, dims)
         if op is ReduceOp.MEAN:
             dtype = result_dtype(op, array.dtype)
-            return _settled(jnp.mean(array, axis=on, dtype=_wide(dtype)).astype(dtype))
+            return settled(jnp.mean(array, axis=on, dtype=_wide(dtype)).astype(dtype))
         total = jnp.sum(array, axis=on, dtype=result_dtype(op, array.dtype))
-        return _settled(total * jnp.asarray(layout.num_replicas, total.dtype))
+        return settled(total * jnp.asarray(layout.num_replicas, total.dtype))
     if op is ReduceOp.MEAN or layout.num_replicas == 1:
         return value
     if is_mirrored(value, layout):
         array = jnp.asarray(value)
         array = array.astype(result_dtype(op, array.dtype))
-        return _settled(array * jnp.asarray(layout.num_replicas, array.dtype))
+        return settled(array * jnp.asarray(layout.num_replicas, array.dtype))
     if isinstance(value, (int, float, np.ndarray, np.generic)) and not np.any(value):
         return value
     raise ArgumentError(
@@ -92,7 +92,7 @@ def _reduce_per_replica(
         rows = _rows_on_host(array, layout).reshape(shape)
         return _from_host(_host_reduce(op, rows, over, dtype))
     result = _device_reduce(array, op, shape, over, dtype)
-    return result if isinstance(result, jax.core.Tracer) else _settled(result)
+    return result if isinstance(result, jax.core.Tracer) else settled(result)
 
 
 def _is_traced(value: PerReplica) -> bool:
@@ -304,7 +304,7 @@ def _from_host(array: np.ndarray, like: Any = None) -> jax.Array:
     return placed
 
 
-def _settled(array: jax.Array) -> jax.Array:
+def settled(array: jax.Array) -> jax.Array:
     """A result of the mesh as one plain array: the piece on its first device, tied to none."""
     if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
         return array

@@ -32,16 +32,23 @@ def hints_of(
             "Options are jaxdist.experimental.CommunicationOptions(bytes_per_pack=..., "
             "timeout_seconds=...)."
         )
-    if given.bytes_per_pack and not packs:
-        _tell(caller, "bytes_per_pack", "the leaves are not reduced by one collective")
-    if given.timeout_seconds is not None:
-        _tell(caller, "timeout_seconds", "all replicas are in this process")
-    if given.implementation is not CommunicationImplementation.AUTO:
-        _tell(caller, "implementation", "XLA chooses by platform")
+    for told in ignored_by(given, packs=packs):
+        if (caller, told) not in _TOLD:
+            _TOLD.add((caller, told))
+            _LOG.info("%s: %s", caller, told)
     return given
 
 
-def _tell(caller: str, field: str, why: str) -> None:
-    if (caller, field) not in _TOLD:
-        _TOLD.add((caller, field))
-        _LOG.info("%s: %s of the communication options has no effect: %s", caller, field, why)
+def ignored_by(options: CommunicationOptions, *, packs: bool = True) -> tuple[str, ...]:
+    """What in `options` has no effect, and why, in sentences."""
+    why = {}
+    if options.bytes_per_pack and not packs:
+        why["bytes_per_pack"] = "the leaves are not reduced by one collective"
+    if options.timeout_seconds is not None:
+        why["timeout_seconds"] = "all replicas are in this process"
+    if options.implementation is not CommunicationImplementation.AUTO:
+        why["implementation"] = "XLA chooses by platform"
+    return tuple(
+        f"{field} of the communication options has no effect: {reason}"
+        for field, reason in why.items()
+    )

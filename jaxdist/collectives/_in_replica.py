@@ -6,34 +6,87 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._typing import AxisNames, PyTree
+from jaxdist.collectives._default_sum import summed_by_default
 from jaxdist.collectives._dtypes import check_numeric, result_dtype
 from jaxdist.collectives._mark import assume_replicated
-from jaxdist.collectives._packs import summed_in_packs
+from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.collectives._uneven_gather import current_log, uneven_all_gather
-from jaxdist.errors import ShapeError
+from jaxdist.collectives.algorithms import opaque
+from jaxdist.errors import ReplicaValueError, ShapeError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.values import Handle
 
 T = TypeVar("T")
+
+_DEFAULT = CommunicationOptions()
 
 
 def all_reduce(
     caller: str,
     op: ReduceOp,
     value: PyTree,
-    axes: AxisNames,
-    num_replicas: int,
-    bytes_per_pack: int = 0,
+    layout: ReplicaMesh,
+    options: CommunicationOptions = _DEFAULT,
+    ops: Any = None,
 ) -> PyTree:
-    """Sum or mean over the replicas of every leaf: one `psum`, or one for each pack."""
+    """Sum or mean over the replicas of every leaf.
+
+    `ops` are the `CrossDeviceOps` of the strategy; with None it is XLA that reduces.
+    """
     leaves, treedef = jax.tree.flatten_with_path(value)
     arrays = [_reducible(caller, op, path, leaf) for path, leaf in leaves]
     if not arrays:
         return value
+    if ops is not None:
+        given = [jnp.asarray(leaf) for _, leaf in leaves]
+        return jax.tree.unflatten(treedef, reduced_by(ops, op, given, layout, options))
     # XLA keeps an all-reduce of one replica on CPU.
-    sums = summed(arrays, axes, bytes_per_pack) if num_replicas > 1 else arrays
+    if layout.num_replicas > 1:
+        arrays = list(summed_by_default(arrays, layout, options))
     if op is ReduceOp.MEAN:
-        sums = [s / num_replicas for s in sums]
-    return jax.tree.unflatten(treedef, sums)
+        arrays = [s / layout.num_replicas for s in arrays]
+    return jax.tree.unflatten(treedef, arrays)
+
+
+def reduced_by(
+    ops: Any,
+    op: ReduceOp,
+    local: list[jax.Array],
+    layout: ReplicaMesh,
+    options: CommunicationOptions,
+) -> list[jax.Array]:
+    """What `CrossDeviceOps` make of the leaves of this replica, checked."""
+    handles = [Handle(x, layout) for x in local]
+    results = ops.batch_reduce(op, [(h, h) for h in handles], options)
+    name = f"{type(ops).__name__}.batch_reduce"
+    if not isinstance(results, (list, tuple)) or len(results) != len(local):
+        raise ReplicaValueError(
+            f"{name} gave {_brief(results)} for {len(local)} (value, destinations) pairs.\n\n"
+            f"It gives a list with one array for each pair: {len(local)} arrays."
+        )
+    return [_result_of(name, i, r, x) for i, (r, x) in enumerate(zip(results, local, strict=True))]
+
+
+def _result_of(name: str, number: int, result: Any, given: jax.Array) -> jax.Array:
+    own = result.local if isinstance(result, Handle) else result
+    if isinstance(own, (int, float, complex)):
+        own = jnp.asarray(own)
+    if getattr(own, "shape", None) != given.shape or not hasattr(own, "dtype"):
+        raise ReplicaValueError(
+            f"{name} gave {_brief(result)} for value {number}, which is "
+            f"{given.dtype}{list(given.shape)} on each replica.\n\n"
+            f"It gives one array of shape {list(given.shape)}, the same for all replicas."
+        )
+    return jnp.asarray(own)
+
+
+def _brief(value: Any) -> str:
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"an array {value.dtype}{list(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{value!r}, of type {type(value).__name__}"
 
 
 def _reducible(caller: str, op: ReduceOp, path: Any, leaf: Any) -> Any:
@@ -42,21 +95,11 @@ def _reducible(caller: str, op: ReduceOp, path: Any, leaf: Any) -> Any:
     return array.astype(result_dtype(op, array.dtype))
 
 
-def summed(value: T, axes: AxisNames, bytes_per_pack: int = 0) -> T:
+def summed(value: T, axes: AxisNames) -> T:
     """The sum over the replicas of every array of a pytree."""
-    leaves, treedef = jax.tree.flatten(jax.tree.map(_opaque, value))
-    if bytes_per_pack:
-        sums = summed_in_packs(leaves, axes, bytes_per_pack)
-    else:
-        sums = jax.lax.psum(leaves, axes)
-    whole: T = jax.tree.unflatten(treedef, sums)
+    leaves, treedef = jax.tree.flatten(value)
+    whole: T = jax.tree.unflatten(treedef, jax.lax.psum([opaque(x) for x in leaves], axes))
     return whole
-
-
-def _opaque(array: Any) -> Any:
-    """XLA aborts the process when it sees that what is summed is a complex constant."""
-    is_complex = jnp.issubdtype(array.dtype, jnp.complexfloating)
-    return jax.lax.optimization_barrier(array) if is_complex else array
 
 
 def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree:

@@ -1,13 +1,14 @@
-"""An all-reduce of many leaves, cut into packs."""
+"""An all-reduce of many leaves in packs of whole leaves, without copies."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jaxdist import _compat
-from jaxdist._typing import AxisNames
+from jaxdist.collectives._after import after
+from jaxdist.collectives._packing import by_dtype
+from jaxdist.collectives.algorithms import opaque
 
 
 def plan_packs(sizes: Sequence[tuple[int, Any]], bytes_per_pack: int) -> list[list[int]]:
@@ -27,46 +28,50 @@ def plan_packs(sizes: Sequence[tuple[int, Any]], bytes_per_pack: int) -> list[li
     return packs
 
 
-def summed_in_packs(
-    arrays: Sequence[jax.Array], axes: AxisNames, bytes_per_pack: int
-) -> list[jax.Array]:
-    """The sum over the replicas of every array, in one all-reduce for each pack.
+@dataclasses.dataclass(frozen=True)
+class LeafPacks:
+    """One all-reduce of XLA for each pack of leaves, one after the other.
 
-    The operands of each pack are made to depend on the pack before it, or XLA would put the packs
-    together again.
+    Args:
+        axes: The replica axes.
+        bytes_per_pack: The bytes at which a pack is closed.
+        num_packs: Or the number of packs for each dtype; with 0 of both there is one.
     """
-    sizes = [(x.size * x.dtype.itemsize, x.dtype) for x in arrays]
-    results: list[Any] = [None] * len(arrays)
-    before: list[jax.Array] = []
-    for pack in plan_packs(sizes, bytes_per_pack):
-        operands = [arrays[i] for i in pack]
-        if before:
-            operands = _after(before, operands)
-        sums = jax.lax.psum(operands, axes)
-        before = list(sums)
-        for i, total in zip(pack, sums, strict=True):
-            results[i] = total
-    return results
 
+    axes: tuple[str, ...]
+    bytes_per_pack: int = 0
+    num_packs: int = 0
 
-def _after(before: list[jax.Array], operands: list[jax.Array]) -> list[jax.Array]:
-    """The operands as they are, but not before all of `before` is there."""
-    if _compat.BARRIERS_HOLD:
-        held = jax.lax.optimization_barrier((*operands, *before))
-        return list(held[: len(operands)])
-    never = jnp.zeros((), bool)
-    for total in before:
-        never = never | _never(jax.lax.stop_gradient(total))
-    return [jnp.where(never, jnp.zeros_like(x), x) for x in operands]
+    def __call__(self, arrays: list[jax.Array]) -> Sequence[jax.Array]:
+        """The sums; each pack depends on the one before, or XLA would put them together."""
+        results: list[Any] = list(arrays)
+        before: list[jax.Array] = []
+        for pack in self.packs(arrays):
+            operands = [opaque(arrays[i]) for i in pack]
+            if before:
+                operands = after(before, operands)
+            before = list(jax.lax.psum(operands, self.axes))
+            for i, total in zip(pack, before, strict=True):
+                results[i] = total
+        return results
 
+    def packs(self, leaves: Sequence[Any]) -> list[list[int]]:
+        """Which leaves are reduced together."""
+        sizes = [(x.size * x.dtype.itemsize, x.dtype) for x in leaves]
+        if self.bytes_per_pack:
+            return plan_packs(sizes, self.bytes_per_pack)
+        if not self.num_packs:
+            return [list(range(len(leaves)))]
+        return [p for numbers in by_dtype(leaves) for p in self._divided(numbers, sizes)]
 
-def _never(array: jax.Array) -> jax.Array:
-    """False, computed from an array in a way that XLA does not see through."""
-    if not array.size:
-        return jnp.zeros((), bool)
-    first = array.ravel()[0]
-    if jnp.issubdtype(first.dtype, jnp.integer):
-        # No square leaves 2 when it is divided by 4.
-        return (first * first) % 4 == 2
-    first = first.real
-    return jnp.isnan(first) & jnp.isinf(first)
+    def _divided(self, numbers: list[int], sizes: list[tuple[int, Any]]) -> list[list[int]]:
+        """Neighbours in at most `num_packs` groups, each closed when it has its share."""
+        share = sum(sizes[i][0] for i in numbers) / self.num_packs
+        packs: list[list[int]] = [[]]
+        filled = 0
+        for i in numbers:
+            if packs[-1] and len(packs) < self.num_packs and filled >= share * len(packs):
+                packs.append([])
+            packs[-1].append(i)
+            filled += sizes[i][0]
+        return packs

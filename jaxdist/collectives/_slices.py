@@ -9,6 +9,7 @@ from jaxdist._typing import AxisNames, PyTree
 from jaxdist.collectives._across import gather_across, reduce_across
 from jaxdist.collectives._dtypes import result_dtype
 from jaxdist.collectives._in_replica import all_reduce, gathered
+from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.mesh import ReplicaMesh
@@ -60,22 +61,20 @@ def all_reduce_tree(
     caller: str,
     op: ReduceOp,
     value: PyTree,
-    axes: AxisNames,
-    num_replicas: int,
-    bytes_per_pack: int = 0,
+    layout: ReplicaMesh,
+    options: CommunicationOptions,
+    ops: Any = None,
 ) -> PyTree:
     """`all_reduce` of a pytree in which there may be `IndexedSlices`."""
     leaves, treedef = jax.tree.flatten(value, is_leaf=is_slices)
     if not any(map(is_slices, leaves)):
-        return all_reduce(caller, op, value, axes, num_replicas, bytes_per_pack)
+        return all_reduce(caller, op, value, layout, options, ops)
     dense = [x for x in leaves if not is_slices(x)]
-    reduced = iter(all_reduce(caller, op, dense, axes, num_replicas, bytes_per_pack))
+    reduced = iter(all_reduce(caller, op, dense, layout, options, ops))
+    axes, count = layout.replica_axes, layout.num_replicas
     return jax.tree.unflatten(
         treedef,
-        [
-            all_reduce_slices(op, x, axes, num_replicas) if is_slices(x) else next(reduced)
-            for x in leaves
-        ],
+        [all_reduce_slices(op, x, axes, count) if is_slices(x) else next(reduced) for x in leaves],
     )
 
 

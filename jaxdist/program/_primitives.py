@@ -78,4 +78,5 @@ CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "shard_map": "jaxpr",
+    "jaxdist_all_reduce": "program",
 }

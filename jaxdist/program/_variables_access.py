@@ -8,8 +8,16 @@ import jax.numpy as jnp
 from jaxdist.errors import ArgumentError, MixedStrategyError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program._variables_in_step import given_rows, given_value, value_across
-from jaxdist.replica import innermost_explicit_frame, own_value
-from jaxdist.values import Change, IndexedSlices, PerReplica, Scatter, Variable, checked_value
+from jaxdist.replica import innermost_explicit_frame
+from jaxdist.values import (
+    Change,
+    IndexedSlices,
+    PerReplica,
+    Scatter,
+    Variable,
+    checked_value,
+    own_value,
+)
 
 
 class StepAccess(abc.ABC):

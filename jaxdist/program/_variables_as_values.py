@@ -5,8 +5,8 @@ from typing import Any
 import jax
 
 from jaxdist._typing import PyTree
-from jaxdist.replica import Handle, innermost_explicit_frame
-from jaxdist.values import PerReplica, Variable, any_variable
+from jaxdist.replica import innermost_explicit_frame
+from jaxdist.values import Handle, PerReplica, Variable, any_variable
 
 
 def variables_as_values(value: PyTree) -> PyTree:

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxdist import collectives
 from jaxdist.errors import ArgumentError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.replica import own_value
 from jaxdist.values import (
     Change,
     IndexedSlices,
@@ -20,6 +19,7 @@ from jaxdist.values import (
     check_can_scatter,
     checked_value,
     no_sum_of_all,
+    own_value,
 )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from jaxdist.errors import ContextError
-from jaxdist.replica import Frame, entered, innermost_explicit_frame, own_value
-from jaxdist.values import PerReplica, Variable
+from jaxdist.replica import Frame, entered, innermost_explicit_frame
+from jaxdist.values import PerReplica, Variable, own_value
 
 
 @dataclasses.dataclass(frozen=True)

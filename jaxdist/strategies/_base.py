@@ -23,6 +23,7 @@ from jaxdist.errors import (
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import EAGERLY, Program, Runner, RunOptions, variables_as_values
 from jaxdist.strategies import _check_gradients, _in_merge, _local
+from jaxdist.strategies._by_ops import ReducedByOps
 from jaxdist.strategies._drift import DriftChecks
 from jaxdist.strategies._extended import StrategyExtended
 from jaxdist.strategies._gradient_report import GradientReport
@@ -65,8 +66,11 @@ class Strategy:
         )
 
     @final
-    def _set_up(self, layout: ReplicaMesh) -> None:
+    def _set_up(
+        self, layout: ReplicaMesh, communication: collectives.Communication | None = None
+    ) -> None:
         self.layout = layout
+        self.communication = communication or collectives.Communication()
         self._runner = Runner(self)
         self._known = self._runner.known
         self._extended = StrategyExtended(self)
@@ -453,20 +457,40 @@ class Strategy:
         frame = self._check_across("reduce", _inside("all_reduce"))
         value = variables_as_values(value)
         op = collectives.reduce_op("Strategy.reduce", reduce_op)
-        collectives.hints_of("Strategy.reduce", options, experimental_hints)
-        if frame is not None and frame.in_merge:
-            return _in_merge.reduce(op, value, axis, self.layout)
+        in_merge = frame is not None and frame.in_merge
+        ops = self.communication.ops
+        chosen = self.communication.asked(
+            "Strategy.reduce", options, experimental_hints, packs=in_merge or ops is not None
+        )
+        if in_merge:
+            return _in_merge.reduce(op, value, axis, self.layout, self.communication, chosen)
         value = collectives.slices_of_all(value)
+        if ops is not None:
+            return self._reduce_by_ops(op, value, axis, ReducedByOps(ops, self.layout, chosen))
         if isinstance(value, PerReplica):
             return collectives.reduce_across(op, "value", value, axis, self.layout)
 
-        def reduced(path: Any, leaf: Any) -> Any:
-            name, leaf = "value" + keystr(path), collectives.slices_of_all(leaf)
-            if collectives.is_slices(leaf):
-                return collectives.reduce_slices_across(op, name, leaf, axis, self.layout)
-            return collectives.reduce_across(op, name, leaf, axis, self.layout)
+        return jax.tree.map_with_path(
+            lambda path, leaf: self._reduced_leaf(op, "value" + keystr(path), leaf, axis),
+            value,
+            is_leaf=_is_reduced_whole,
+        )
 
-        return jax.tree.map_with_path(reduced, value, is_leaf=_is_reduced_whole)
+    def _reduced_leaf(self, op: ReduceOp, name: str, leaf: Any, axis: Any) -> Any:
+        leaf = collectives.slices_of_all(leaf)
+        if collectives.is_slices(leaf):
+            return collectives.reduce_slices_across(op, name, leaf, axis, self.layout)
+        return collectives.reduce_across(op, name, leaf, axis, self.layout)
+
+    def _reduce_by_ops(self, op: ReduceOp, value: PyTree, axis: Any, by_ops: ReducedByOps) -> Any:
+        leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_reduced_whole)
+        named = {"value" + keystr(path): collectives.slices_of_all(leaf) for path, leaf in leaves}
+        theirs = {n: leaf for n, leaf in named.items() if by_ops.takes(leaf)}
+        found = dict(zip(theirs, by_ops.reduce(op, theirs, axis) if theirs else (), strict=True))
+        return treedef.unflatten(
+            found[n] if n in found else self._reduced_leaf(op, n, leaf, axis)
+            for n, leaf in named.items()
+        )
 
     @final
     def gather(
@@ -504,7 +528,7 @@ class Strategy:
         """
         frame = self._check_across("gather", _inside("all_gather"))
         value = variables_as_values(value)
-        collectives.hints_of("Strategy.gather", options, experimental_hints)
+        self.communication.asked("Strategy.gather", options, experimental_hints)
         if frame is not None and frame.in_merge:
             return _in_merge.gather(value, axis, self.layout)
         if isinstance(value, PerReplica):
@@ -703,7 +727,7 @@ class Strategy:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Strategy":
         other: Strategy = object.__new__(type(self))
         memo[id(self)] = other
-        other._set_up(self.layout)
+        other._set_up(self.layout, self.communication)
         return other
 
     def __repr__(self) -> str:

@@ -11,10 +11,10 @@ from jaxdist import collectives, replica, runtime
 from jaxdist._typing import PyTree
 from jaxdist._validate import call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, DeviceError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.program import UpdateOfCopies
 from jaxdist.strategies import _in_merge
-from jaxdist.values import PerReplica, Variable
+from jaxdist.values import Variable
 
 
 class StrategyExtended:
@@ -102,9 +102,9 @@ class StrategyExtended:
             `tf.distribute.StrategyExtended.reduce_to`.
         """
         caller = "StrategyExtended.reduce_to"
-        target = self._destination(caller, destinations)
-        collectives.hints_of(caller, options, experimental_hints)
-        reduced = self._strategy.reduce(reduce_op, value, axis=None)
+        target = collectives.target_in_strategy(caller, destinations, self._strategy.layout)
+        chosen = collectives.hints_of(caller, options, experimental_hints, packs=True)
+        reduced = self._strategy.reduce(reduce_op, value, axis=None, options=chosen)
         return self._put(reduced, target)
 
     def batch_reduce_to(
@@ -118,7 +118,7 @@ class StrategyExtended:
         """`reduce_to` for several pairs of value and destination, in order.
 
         Cost:
-            That of `reduce_to` for each.
+            That of `reduce_to` for all values together: one all-reduce inside a merge function.
 
         Args:
             reduce_op: As for `reduce_to`.
@@ -130,7 +130,7 @@ class StrategyExtended:
             The results, in the order of the pairs.
 
         Raises:
-            ArgumentTypeError: Not a list or tuple of pairs.
+            ArgumentError: Not a list or tuple of pairs.
 
         Example:
             >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -142,20 +142,13 @@ class StrategyExtended:
             `tf.distribute.StrategyExtended.batch_reduce_to`.
         """
         caller = "StrategyExtended.batch_reduce_to"
-        pairs = value_destination_pairs
-        if not isinstance(pairs, (list, tuple)) or not all(
-            isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs
-        ):
-            raise ArgumentTypeError(
-                f"{caller} takes a list or tuple of (value, destinations) pairs, and {pairs!r} "
-                "was given.\n\nPass [(value, destinations), ...]."
-            )
-        collectives.hints_of(caller, options, experimental_hints)
-        targets = [self._destination(caller, d) for _, d in pairs]
-        return [
-            self._put(self._strategy.reduce(reduce_op, v, axis=None), t)
-            for (v, _), t in zip(pairs, targets, strict=True)
-        ]
+        pairs = collectives.checked_pairs(caller, value_destination_pairs)
+        chosen = collectives.hints_of(caller, options, experimental_hints, packs=True)
+        layout = self._strategy.layout
+        targets = [collectives.target_in_strategy(caller, d, layout) for _, d in pairs]
+        values = [v for v, _ in pairs]
+        reduced = self._strategy.reduce(reduce_op, values, axis=None, options=chosen)
+        return [self._put(v, t) for v, t in zip(reduced, targets, strict=True)]
 
     def broadcast_to(self, tensor: PyTree, destinations: Any) -> PyTree:
         """Put one value on all the devices that `destinations` names.
@@ -184,7 +177,7 @@ class StrategyExtended:
         frame = self._strategy._check_across(
             "extended.broadcast_to", "Inside a replica call it in a merge_call."
         )
-        target = self._destination(caller, destinations)
+        target = collectives.target_in_strategy(caller, destinations, self._strategy.layout)
         if frame is not None and frame.in_merge:
             return _in_merge.broadcast(tensor)
         return self._put(tensor, target)
@@ -372,35 +365,6 @@ class StrategyExtended:
             `tf.compat.v1.distribute.StrategyExtended.call_for_each_replica`.
         """
         return self._strategy.run(fn, args, kwargs)
-
-    def _destination(self, caller: str, destinations: Any) -> Any:
-        """A device, or the strategy's replicated layout."""
-        replicated = self._strategy.layout.replicated
-        if isinstance(destinations, (str, jax.Device)):
-            if destinations == "":
-                raise ArgumentError(
-                    f"{caller} was given empty destinations.\n\n"
-                    "Name a device ('cpu:0'), or pass a distributed value."
-                )
-            return runtime.device_from_name(destinations)
-        if isinstance(destinations, (PerReplica, Variable, jax.Array)):
-            return replicated
-        if isinstance(destinations, (list, tuple)) and destinations:
-            devices = [runtime.device_from_name(d) for d in destinations]
-            if set(devices) == set(self._strategy.layout.devices):
-                return replicated
-            if len(devices) == 1:
-                return devices[0]
-            raise DeviceError(
-                f"{caller} was given {len(devices)} destinations that are not the strategy's own "
-                f"devices: {[str(d) for d in devices]}.\n\nName one device, or all of "
-                f"{[str(d) for d in self._strategy.layout.devices]}."
-            )
-        raise ArgumentTypeError(
-            f"{caller} was given destinations={destinations!r} of type "
-            f"{type(destinations).__name__}.\n\n"
-            "Destinations are a device, the name of one, or a distributed value."
-        )
 
     def _put(self, value: PyTree, target: Any) -> PyTree:
         frame = replica.current_frame()

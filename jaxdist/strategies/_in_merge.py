@@ -8,45 +8,65 @@ from jax.tree_util import keystr
 
 from jaxdist import collectives
 from jaxdist._typing import PyTree
-from jaxdist.collectives import ReduceOp
+from jaxdist.collectives import Communication, CommunicationOptions, ReduceOp
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.replica import own_value
-from jaxdist.values import PerReplica
+from jaxdist.values import PerReplica, own_value
 
 
-def reduce(op: ReduceOp, value: PyTree, axis: Any, layout: ReplicaMesh) -> PyTree:
-    """`Strategy.reduce` on handles: a `psum`."""
-
-    def leaf_of(path: Any, leaf: Any) -> Any:
-        name = "value" + keystr(path)
-        if collectives.is_slices(leaf):
-            own = jax.tree.map(
-                lambda x: own_value(x, layout) if isinstance(x, PerReplica) else x,
-                leaf,
-                is_leaf=_is_per_replica,
-            )
-            count = layout.num_replicas
-            return collectives.all_reduce_slices(op, own, layout.replica_axes, count)
-        # A traced value that the function closed over may differ between replicas like any other.
-        if not isinstance(leaf, (PerReplica, jax.core.Tracer)):
-            return collectives.reduce_across(op, name, leaf, axis, layout)
-        local = own_value(leaf, layout) if isinstance(leaf, PerReplica) else leaf
-        collectives.check_numeric("Strategy.reduce", name, local)
-        if axis is not None:
-            dims = collectives.reduced_dims(name, local, axis)
-            dtype = collectives.result_dtype(op, local.dtype)
-            if op is ReduceOp.MEAN:
-                local = jnp.mean(local, axis=dims).astype(dtype)
-            else:
-                local = jnp.sum(local, axis=dims, dtype=dtype)
-        return collectives.all_reduce(
-            "Strategy.reduce", op, local, layout.replica_axes, layout.num_replicas
-        )
-
-    return jax.tree.map_with_path(
-        leaf_of, value, is_leaf=lambda x: _is_per_replica(x) or collectives.is_slices(x)
+def reduce(
+    op: ReduceOp,
+    value: PyTree,
+    axis: Any,
+    layout: ReplicaMesh,
+    communication: Communication,
+    options: CommunicationOptions,
+) -> PyTree:
+    """`Strategy.reduce` on handles: one all-reduce of all leaves."""
+    leaves, treedef = jax.tree.flatten_with_path(
+        value, is_leaf=lambda x: _is_per_replica(x) or collectives.is_slices(x)
     )
+    results: list[Any] = []
+    local: dict[int, Any] = {}
+    for number, (path, leaf) in enumerate(leaves):
+        name = "value" + keystr(path)
+        results.append(leaf)
+        if collectives.is_slices(leaf):
+            results[number] = _reduced_slices(op, leaf, layout)
+        # A traced value that the function closed over may differ between replicas like any other.
+        elif not isinstance(leaf, (PerReplica, jax.core.Tracer)):
+            results[number] = collectives.reduce_across(op, name, leaf, axis, layout)
+        else:
+            own = own_value(leaf, layout) if isinstance(leaf, PerReplica) else leaf
+            local[number] = _over_dims(op, name, own, axis)
+    if local:
+        caller = "Strategy.reduce"
+        given = list(local.values())
+        sums = collectives.all_reduce(caller, op, given, layout, options, communication.ops)
+        for number, total in zip(local, sums, strict=True):
+            results[number] = total
+    return jax.tree.unflatten(treedef, results)
+
+
+def _over_dims(op: ReduceOp, name: str, local: Any, axis: Any) -> Any:
+    """What a replica has, reduced over dims of its own."""
+    collectives.check_numeric("Strategy.reduce", name, local)
+    if axis is None:
+        return local
+    dims = collectives.reduced_dims(name, local, axis)
+    dtype = collectives.result_dtype(op, local.dtype)
+    if op is ReduceOp.MEAN:
+        return jnp.mean(local, axis=dims).astype(dtype)
+    return jnp.sum(local, axis=dims, dtype=dtype)
+
+
+def _reduced_slices(op: ReduceOp, leaf: Any, layout: ReplicaMesh) -> Any:
+    own = jax.tree.map(
+        lambda x: own_value(x, layout) if isinstance(x, PerReplica) else x,
+        leaf,
+        is_leaf=_is_per_replica,
+    )
+    return collectives.all_reduce_slices(op, own, layout.replica_axes, layout.num_replicas)
 
 
 def gather(value: PyTree, axis: int, layout: ReplicaMesh) -> PyTree:

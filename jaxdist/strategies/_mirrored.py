@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from jaxdist import mesh as meshes
 from jaxdist import runtime
+from jaxdist.collectives import communication_of
 from jaxdist.errors import ArgumentError
 from jaxdist.strategies._base import Strategy
 
@@ -19,15 +20,18 @@ class MirroredStrategy(Strategy):
     Args:
         devices: Names or `jax.Device`s; None or `[]` is all accelerators of this process, or all
             CPU devices where there are none.
-        cross_device_ops: Not supported yet; None lets XLA choose the algorithms.
+        cross_device_ops: Who reduces, inside `run` and in `reduce`; None is XLA
+            (`experimental.CollectiveAllReduce`).
         mesh: A mesh of your own instead of `devices`; its axis names stay.
         replica_axes: With `mesh`: the axes over which replicas run. The others are the logical
             devices of each replica, for GSPMD to partition over.
+        options: `experimental.CommunicationOptions` that hold where a call does not say otherwise.
+        experimental_hints: The older name of `options`.
 
     Raises:
         DeviceError: Devices that do not exist, are listed twice, or are of different kinds.
         ArgumentError: Both `devices` and `mesh`, or axes that the mesh does not have.
-        NotImplementedError: `cross_device_ops` is given.
+        ArgumentTypeError: `cross_device_ops` is no `CrossDeviceOps`.
 
     Example:
         >>> MirroredStrategy().num_replicas_in_sync
@@ -47,19 +51,19 @@ class MirroredStrategy(Strategy):
         *,
         mesh: Mesh | None = None,
         replica_axes: Sequence[str] | str | None = None,
+        options: Any = None,
+        experimental_hints: Any = None,
     ) -> None:
-        if cross_device_ops is not None:
-            raise NotImplementedError(
-                f"MirroredStrategy(cross_device_ops={cross_device_ops!r}): other algorithms than "
-                "XLA's own are not available in this version.\n\nLeave cross_device_ops out."
-            )
+        communication = communication_of(
+            "MirroredStrategy", cross_device_ops, options, experimental_hints
+        )
         if mesh is not None:
             if devices:
                 raise ArgumentError(
                     "MirroredStrategy was given both devices and mesh.\n\n"
                     "A mesh has its devices already; leave devices out."
                 )
-            self._set_up(meshes.adopt(mesh, replica_axes))
+            self._set_up(meshes.adopt(mesh, replica_axes), communication)
             return
         if replica_axes is not None:
             raise ArgumentError(
@@ -73,4 +77,4 @@ class MirroredStrategy(Strategy):
             if devices
             else runtime.default_devices()
         )
-        self._set_up(meshes.build(chosen))
+        self._set_up(meshes.build(chosen), communication)

@@ -1,6 +1,8 @@
 """What a distributed value is."""
 
 from jaxdist.values._distributed import DistributedValues as DistributedValues
+from jaxdist.values._handle import Handle as Handle
+from jaxdist.values._handle import own_value as own_value
 from jaxdist.values._indexed_slices import IndexedSlices as IndexedSlices
 from jaxdist.values._per_replica import Form as Form
 from jaxdist.values._per_replica import PerReplica as PerReplica

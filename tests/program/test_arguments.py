@@ -57,7 +57,7 @@ def _described(x: Any, mode: Any) -> Any:
         (np.True_, 1),
         (np.int32(1), 1),
     ],
-    ids=repr,
+    ids=lambda x: getattr(x, "__name__", repr(x)),
 )
 @pytest.mark.parametrize("by_name", [False, True], ids=["by_position", "by_name"])
 def test_a_static_value_reaches_the_step_as_it_is_and_a_number_does_not(

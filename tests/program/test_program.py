@@ -54,7 +54,7 @@ def test_a_program_shows_inputs_results_and_collectives() -> None:
     assert {(c.kind, c.axes, c.grouped, c.times) for c in found} == {
         ("psum", ("replica",), False, 1)
     }
-    assert sum(c.operands for c in found) == 2
+    assert sum(c.operands for c in found) == 1
     assert sum(c.bytes_per_device for c in found) == 4 * (8 + 2)
     (source,) = {c.source for c in found}
     assert source.startswith(f"{__file__}:{_line_of('the user', _step)} (_step")
@@ -137,7 +137,7 @@ def test_lowering_runs_nothing_and_compiling_gives_the_hlo() -> None:
     program = strategy.lower(_step, ({"w": W, "b": np.zeros((1, 2), np.float32)}, _batch(strategy)))
     compiled = program.compile()
     assert "HloModule" in compiled.as_text()
-    assert sum(c.operands for c in compiled.collectives if c.kind == "all-reduce") == 2
+    assert sum(c.operands for c in compiled.collectives if c.kind == "all-reduce") == 1
     assert sum(c.bytes_per_device for c in compiled.collectives) == 40
 
 
@@ -185,9 +185,11 @@ def test_an_mlp_step_has_the_collectives_of_the_hand_written_one() -> None:
     theirs = hlo.collectives(mapped.lower(*given).compile().as_text() or "")
     ours = strategy.lower(step, given).compile().collectives
     assert len(ours) > 0
-    assert [(c.kind, c.operands, c.bytes_per_device) for c in ours] == [
-        (c.kind, c.operands, c.bytes_per_device) for c in theirs
+    assert [(c.kind, c.bytes_per_device) for c in ours] == [
+        (c.kind, c.bytes_per_device) for c in theirs
     ]
+    # All of these are small, and go as one operand.
+    assert ([c.operands for c in ours], [c.operands for c in theirs]) == ([1], [6])
     new, loss = strategy.run(step, given)
     expected, expected_loss = mapped(*given)
     for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(expected), strict=True):

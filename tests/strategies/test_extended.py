@@ -8,7 +8,7 @@ import pytest
 
 import jaxdist
 from jaxdist import MirroredStrategy, OneDeviceStrategy, PerReplica, Strategy, StrategyExtended
-from jaxdist.errors import ArgumentError, ArgumentTypeError, DeviceError
+from jaxdist.errors import ArgumentError, DeviceError
 from tests.strategies.oracle import assert_each, per_replica, placed, refused
 
 pytestmark = pytest.mark.both_executors
@@ -130,10 +130,10 @@ CALLS = {
 @pytest.mark.parametrize(
     ("destination", "error", "part"),
     [
-        ("", ArgumentError, "empty destinations"),
-        (None, ArgumentTypeError, "destinations=None"),
-        (3, ArgumentTypeError, "destinations=3"),
-        ([], ArgumentTypeError, "destinations=[]"),
+        ("", ArgumentError, "destinations=''"),
+        (None, ArgumentError, "destinations=None"),
+        (3, ArgumentError, "destinations=3"),
+        ([], ArgumentError, "destinations=[]"),
         ("cpu:99", DeviceError, "'cpu:99' does not exist"),
         (["cpu:0", "cpu:5"], DeviceError, "not the strategy's own devices"),
     ],
@@ -148,7 +148,7 @@ def test_bad_destinations_are_refused(
 
 @pytest.mark.parametrize("pairs", [None, 3, [1], [(1,)], "ab"], ids=repr)
 def test_what_is_no_list_of_pairs_is_refused(two: Strategy, pairs: Any) -> None:
-    with refused(ArgumentTypeError, "batch_reduce_to", "(value, destinations)", repr(pairs)):
+    with refused(ArgumentError, "batch_reduce_to", "(value, destinations)", repr(pairs)):
         two.extended.batch_reduce_to("SUM", pairs)
 
 

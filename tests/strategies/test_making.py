@@ -175,9 +175,10 @@ def test_devices_of_different_kinds_are_refused(monkeypatch: pytest.MonkeyPatch)
         MirroredStrategy(["cpu:0", "gpu:1"])
 
 
-def test_other_cross_device_ops_are_refused_until_there_are_any() -> None:
-    with pytest.raises(NotImplementedError, match="Leave cross_device_ops out"):
-        MirroredStrategy(cross_device_ops=object())
+@pytest.mark.parametrize("ops", ["nccl", 3, jaxdist.NcclAllReduce], ids=["str", "int", "class"])
+def test_what_is_no_cross_device_ops_is_refused(ops: Any) -> None:
+    with refused(ArgumentTypeError, "cross_device_ops=", "NcclAllReduce(num_packs=2)"):
+        MirroredStrategy(cross_device_ops=ops)
 
 
 # Meshes of the user's own

@@ -17,6 +17,14 @@ from tests.strategies.oracle import is_free, is_plain, per_replica, placed, refu
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
+def _name(value: Any) -> str:
+    return getattr(value, "__name__", repr(value))
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
 @pytest.fixture
 def two() -> MirroredStrategy:
     return MirroredStrategy(["cpu:0", "cpu:1"])
@@ -329,7 +337,7 @@ class _Aggregation(enum.Enum):
 
 
 @pytest.mark.parametrize("axis", [None, 0])
-@pytest.mark.parametrize("op", ["max", "", None, 0, _Aggregation.SUM, jnp.sum], ids=repr)
+@pytest.mark.parametrize("op", ["max", "", None, 0, _Aggregation.SUM, jnp.sum], ids=_name)
 def test_an_unknown_op_is_refused_with_the_valid_ones(two: Strategy, op: Any, axis: Any) -> None:
     with refused(
         ArgumentError,
@@ -393,7 +401,7 @@ def test_different_shapes_off_the_axis_are_refused_with_the_shapes(
         two.reduce("SUM", {"x": _pr(*values)}, axis=0)
 
 
-@pytest.mark.parametrize("value", ["text", b"bytes", np.array(["a"]), object()], ids=repr)
+@pytest.mark.parametrize("value", ["text", b"bytes", np.array(["a"]), object()], ids=_kind)
 def test_what_has_no_sum_is_named_and_refused(two: Strategy, value: Any) -> None:
     for given in (value, PerReplica([value, value])):
         with refused(ArgumentTypeError, "Strategy.reduce cannot reduce value['x']"):

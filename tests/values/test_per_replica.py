@@ -15,6 +15,10 @@ from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 from tests.strategies.oracle import refused, split
 
 
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
 def _id() -> jax.Array:
     return jaxdist.get_replica_context().replica_id_in_sync_group
 
@@ -24,7 +28,7 @@ def test_a_per_replica_is_a_distributed_value() -> None:
     assert not isinstance(jnp.ones(2), DistributedValues)
 
 
-@pytest.mark.parametrize("values", [[1, 2], (1, 2), range(1, 3), iter([1, 2])], ids=str)
+@pytest.mark.parametrize("values", [[1, 2], (1, 2), range(1, 3), iter([1, 2])], ids=_kind)
 def test_values_are_those_given_in_order(values: Any) -> None:
     assert PerReplica(values).values == (1, 2)
 
@@ -64,7 +68,7 @@ def test_the_array_of_values_held_one_by_one_is_refused_with_the_remedy() -> Non
         _ = PerReplica([1, 2]).array
 
 
-@pytest.mark.parametrize("values", [[], (), iter([])], ids=str)
+@pytest.mark.parametrize("values", [[], (), iter([])], ids=_kind)
 def test_no_values_are_refused(values: Any) -> None:
     with refused(ReplicaValueError, "no values", "one value for each replica"):
         PerReplica(values)

@@ -1,0 +1,45 @@
+"""What a strategy was told about how to communicate."""
+
+import dataclasses
+from typing import Any
+
+from jaxdist.collectives._hints import hints_of
+from jaxdist.collectives._options import CommunicationOptions
+from jaxdist.collectives.cross_device import CrossDeviceOps
+from jaxdist.errors import ArgumentTypeError
+
+
+@dataclasses.dataclass(frozen=True)
+class Communication:
+    """The `CrossDeviceOps` of a strategy, None for XLA's own, and its default options."""
+
+    ops: CrossDeviceOps | None = None
+    options: CommunicationOptions = dataclasses.field(default_factory=CommunicationOptions)
+
+    def asked(
+        self, caller: str, options: Any, experimental_hints: Any, *, packs: bool = False
+    ) -> CommunicationOptions:
+        """The options of one call: its own, and the strategy's where it says nothing."""
+        given = hints_of(caller, options, experimental_hints, packs=packs)
+        return self.options.merged(given)
+
+
+def communication_of(
+    caller: str, cross_device_ops: Any, options: Any, experimental_hints: Any
+) -> Communication:
+    """What a constructor was given, checked.
+
+    Raises:
+        ArgumentTypeError: `cross_device_ops` is no `CrossDeviceOps`.
+        ArgumentError: Both options and hints.
+    """
+    if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
+        raise ArgumentTypeError(
+            f"{caller} was given cross_device_ops={cross_device_ops!r}, of type "
+            f"{type(cross_device_ops).__name__}.\n\n"
+            "It takes an object of a class that is a jaxdist.CrossDeviceOps.\n\n"
+            "Pass for instance jaxdist.NcclAllReduce(num_packs=2), or leave it out."
+        )
+    return Communication(
+        cross_device_ops, hints_of(caller, options, experimental_hints, packs=True)
+    )

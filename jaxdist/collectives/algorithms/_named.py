@@ -1,0 +1,57 @@
+"""Algorithms by the names that specs give them."""
+
+from typing import Any
+
+from jaxdist.collectives.algorithms._algorithm import Algorithm, Scattering
+from jaxdist.collectives.algorithms._halving_doubling import HalvingDoubling
+from jaxdist.collectives.algorithms._host import Host
+from jaxdist.collectives.algorithms._one_device import OneDevice
+from jaxdist.collectives.algorithms._ring import Ring
+from jaxdist.collectives.algorithms._two_level import TwoLevel
+from jaxdist.collectives.algorithms._xla import Xla
+from jaxdist.errors import ArgumentError
+
+NAMES = (
+    "nccl",
+    "nccl/xring",
+    "nccl/rechd",
+    "nccl/pscpu",
+    "xring",
+    "pscpu",
+    "psgpu",
+    "pscpu/pscpu",
+)
+
+
+def check_name(caller: str, name: Any) -> None:
+    """Refuse what is none of the eight names."""
+    if not isinstance(name, str) or name not in NAMES:
+        raise ArgumentError(
+            f"{caller} was given the algorithm {name!r}, which does not exist.\n\n"
+            f"Use one of {', '.join(map(repr, NAMES))}. Names with a slash have two levels: within "
+            "a worker, and across workers."
+        )
+
+
+def named(caller: str, name: str, *, local: int, platform: str) -> Algorithm:
+    """The algorithm of a name.
+
+    Args:
+        caller: For messages.
+        name: One of `NAMES`.
+        local: Replicas of each worker, for names with a slash.
+        platform: Platform of the devices.
+
+    Raises:
+        ArgumentError: Another name.
+    """
+    check_name(caller, name)
+    within: dict[str, Scattering] = {"nccl": Xla(), "pscpu": Host(platform)}
+    alone: dict[str, Algorithm] = {
+        **within,
+        "xring": Ring(),
+        "rechd": HalvingDoubling(),
+        "psgpu": OneDevice(),
+    }
+    inner, slash, outer = name.partition("/")
+    return TwoLevel(within[inner], alone[outer], local) if slash else alone[inner]

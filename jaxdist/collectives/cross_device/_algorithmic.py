@@ -1,0 +1,101 @@
+"""`CrossDeviceOps` that are all-reduce algorithms."""
+
+import abc
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxdist.collectives._across import settled
+from jaxdist.collectives._dtypes import result_dtype
+from jaxdist.collectives._options import CommunicationOptions
+from jaxdist.collectives._reduce_op import ReduceOp
+from jaxdist.collectives._reduction import Plan, Summing, reduced
+from jaxdist.collectives.cross_device._base import CrossDeviceOps
+from jaxdist.collectives.cross_device._destinations import placed, target_of
+from jaxdist.collectives.cross_device._values import layout_of, on_mesh
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.values import Form, Handle
+
+
+class AlgorithmicOps(CrossDeviceOps):
+    """Sums leaves by an algorithm, inside a step and outside."""
+
+    @abc.abstractmethod
+    def summing(
+        self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
+    ) -> tuple[Plan, Summing]:
+        """How leaves, given by shape and dtype, are summed over the replicas of a mesh."""
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions,
+    ) -> list[Any]:
+        """All leaves together."""
+        values = [v for v, _ in value_destination_pairs]
+        if not values:
+            return []
+        caller = f"{type(self).__name__}.batch_reduce"
+        destinations = [d for _, d in value_destination_pairs]
+        layout = layout_of(caller, values, destinations)
+        if all(isinstance(v, Handle) for v in values):
+            return self.all_reduced(reduce_op, [v.local for v in values], layout, options)
+        placed_values = on_mesh(caller, values, layout)
+        scalars = tuple(v.form is Form.SCALARS for v in placed_values)
+        program = _program(self, reduce_op, layout, options, scalars)
+        totals = program([v.array for v in placed_values])
+        targets = [target_of(caller, d, layout) for d in destinations]
+        return [placed(settled(x), t) for x, t in zip(totals, targets, strict=True)]
+
+    def all_reduced(
+        self,
+        op: ReduceOp,
+        local: Sequence[jax.Array],
+        layout: ReplicaMesh,
+        options: CommunicationOptions,
+    ) -> list[jax.Array]:
+        """Called by every replica with its own leaves, inside a mapped step."""
+        arrays = [jnp.asarray(x) for x in local]
+        arrays = [x.astype(result_dtype(op, x.dtype)) for x in arrays]
+        if layout.num_replicas > 1 and arrays:
+            arrays = self.sums(arrays, layout, options)
+        if op is ReduceOp.MEAN:
+            arrays = [x / layout.num_replicas for x in arrays]
+        return arrays
+
+    def sums(
+        self, arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
+    ) -> list[jax.Array]:
+        """The sums over the replicas, on each of them."""
+        return reduced(arrays, *self.summing(arrays, layout, options))
+
+
+@functools.lru_cache(maxsize=128)
+def _program(
+    ops: AlgorithmicOps,
+    op: ReduceOp,
+    layout: ReplicaMesh,
+    options: CommunicationOptions,
+    scalars: tuple[bool, ...],
+) -> Any:
+    """The compiled reduction of global arrays, for ops outside of steps."""
+
+    def local(arrays: list[jax.Array]) -> list[jax.Array]:
+        own = [x[0] if s else x for x, s in zip(arrays, scalars, strict=True)]
+        return ops.all_reduced(op, own, layout, options)
+
+    return jax.jit(
+        jax.shard_map(
+            local,
+            mesh=layout.mesh,
+            in_specs=layout.replica_spec,
+            out_specs=PartitionSpec(),
+            axis_names=layout.manual_axes,
+            check_vma=False,
+        )
+    )

@@ -1,0 +1,97 @@
+"""The older all-reduce ops, by the name of an algorithm."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxdist.collectives._options import CommunicationOptions
+from jaxdist.collectives._packing import Alone, EqualPacks, Packing, SmallInRuns
+from jaxdist.collectives._reduction import Plan, Summing
+from jaxdist.collectives._sum_by_size import Entry, SumBySize
+from jaxdist.collectives.algorithms import Algorithm, InShards, TwoLevel, Xla, whole
+from jaxdist.collectives.cross_device._algorithmic import AlgorithmicOps
+from jaxdist.collectives.cross_device._checks import checked_count
+from jaxdist.collectives.cross_device._hierarchical import groups_of
+from jaxdist.errors import ArgumentError
+from jaxdist.mesh import ReplicaMesh
+
+
+class AllReduceCrossDeviceOps(AlgorithmicOps):
+    """An all-reduce by name, with packs of leaves.
+
+    Args:
+        all_reduce_alg: `'nccl'` (XLA's own) or `'hierarchical_copy'` (as
+            `HierarchicalCopyAllReduce`).
+        num_packs: All leaves of one dtype are put end to end and cut into this many vectors; 0
+            leaves each alone.
+        agg_small_grads_max_bytes: With `num_packs=0`: leaves of up to this many bytes that follow
+            one another share a vector; 0 leaves each alone.
+        agg_small_grads_max_group: The most leaves in such a vector.
+
+    Raises:
+        ArgumentError: An unknown algorithm, or numbers below 0 (a group has at least one leaf).
+
+    Example:
+        >>> ops = jaxdist.contrib.AllReduceCrossDeviceOps("nccl", num_packs=2)
+        >>> ops.reduce("MEAN", PerReplica([1.0, 2.0]), "cpu:0")
+        Array(1.5, dtype=float32)
+
+    Source:
+        `tf.contrib.distribute.AllReduceCrossDeviceOps`.
+    """
+
+    def __init__(
+        self,
+        all_reduce_alg: str = "nccl",
+        num_packs: int = 1,
+        agg_small_grads_max_bytes: int = 0,
+        agg_small_grads_max_group: int = 10,
+    ) -> None:
+        if all_reduce_alg not in ("nccl", "hierarchical_copy"):
+            raise ArgumentError(
+                f"{type(self).__name__} was given all_reduce_alg={all_reduce_alg!r}.\n\n"
+                "It is 'nccl' or 'hierarchical_copy'."
+            )
+        self.all_reduce_alg = all_reduce_alg
+        self._set_packing(num_packs, agg_small_grads_max_bytes, agg_small_grads_max_group)
+
+    def _set_packing(self, num_packs: Any, max_bytes: Any, max_group: Any) -> None:
+        name = type(self).__name__
+        self.num_packs = checked_count(name, "num_packs", num_packs, least=0)
+        self.agg_small_grads_max_bytes = checked_count(
+            name, "agg_small_grads_max_bytes", max_bytes, least=0
+        )
+        self.agg_small_grads_max_group = checked_count(
+            name, "agg_small_grads_max_group", max_group, least=1
+        )
+
+    @property
+    def packing(self) -> Packing:
+        """How leaves become vectors.
+
+        Example:
+            >>> jaxdist.contrib.AllReduceCrossDeviceOps(num_packs=3).packing
+            EqualPacks(count=3)
+        """
+        if self.num_packs:
+            return EqualPacks(self.num_packs)
+        if self.agg_small_grads_max_bytes:
+            return SmallInRuns(self.agg_small_grads_max_bytes, self.agg_small_grads_max_group)
+        return Alone()
+
+    def summing(
+        self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
+    ) -> tuple[Plan, Summing]:
+        """One algorithm for all."""
+        algorithm: Algorithm = Xla()
+        if self.all_reduce_alg == "hierarchical_copy" and (local := groups_of(layout)):
+            algorithm = TwoLevel(Xla(), Xla(), local)
+        level = whole(layout.replica_axes, layout.num_replicas)
+        entry = Entry(InShards(algorithm, 1), -1)
+        return Plan(algorithm.name, repr(self)), SumBySize(level, (entry,), self.packing)
+
+    def __repr__(self) -> str:
+        return (
+            f"AllReduceCrossDeviceOps({self.all_reduce_alg!r}, num_packs={self.num_packs}, "
+            f"agg_small_grads_max_bytes={self.agg_small_grads_max_bytes}, "
+            f"agg_small_grads_max_group={self.agg_small_grads_max_group})"
+        )

@@ -1,0 +1,266 @@
+"""The base of everything that reduces values of replicas."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxdist.collectives._across import gather_across
+from jaxdist.collectives._hints import hints_of
+from jaxdist.collectives._options import CommunicationOptions
+from jaxdist.collectives._reduce_op import ReduceOp, reduce_op
+from jaxdist.collectives.cross_device._destinations import placed, target_of
+from jaxdist.collectives.cross_device._values import as_per_replica, gather_handle, layout_of
+from jaxdist.errors import ArgumentError
+from jaxdist.values import Handle
+
+
+class CrossDeviceOps:
+    """Reduces, gathers and broadcasts values of replicas; made to be subclassed.
+
+    A subclass passed as `MirroredStrategy(cross_device_ops=...)` is what `run`, `reduce` and
+    `reduce_to` use. It overrides `reduce_implementation`, or `batch_reduce_implementation` to see
+    all leaves of an all-reduce at once. Inside a step these are called once while the step is
+    traced, in cross-replica context, with `PerReplica` handles: `.values` of one are the values
+    of all replicas (an all-gather), and what is returned is what every replica gets.
+
+    Example:
+        >>> class Largest(CrossDeviceOps):
+        ...     def reduce_implementation(self, op, value, destinations, options):
+        ...         return jnp.max(jnp.stack(value.values), axis=0)
+        >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=Largest())
+        >>> def step(x):
+        ...     return get_replica_context().all_reduce("sum", x)
+        >>> int(strategy.run(step, (PerReplica([3, 7]),)))
+        7
+
+    Source:
+        `tf.distribute.CrossDeviceOps`.
+    """
+
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        per_replica_value: Any,
+        destinations: Any,
+        options: Any = None,
+        *,
+        experimental_hints: Any = None,
+    ) -> Any:
+        """Combine the values of all replicas, and put the result on `destinations`.
+
+        Shapes:
+            `[...]` on each replica gives `[...]`.
+
+        Args:
+            reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
+            per_replica_value: A `PerReplica`, or an array laid out over replicas. Any other array
+                is the value of one replica, and comes back.
+            destinations: A device or its name; or a distributed value or list of devices, and
+                then the result lies on all of them.
+            options: `experimental.CommunicationOptions`; they never change the result.
+            experimental_hints: The older name of `options`.
+
+        Returns:
+            An array on the destinations.
+
+        Raises:
+            ReplicaValueError: What cannot be a `PerReplica`, or too few devices for its values.
+            ArgumentError: An op or destinations that do not exist.
+            ShapeError: Values whose shapes differ between replicas.
+            NotImplementedError: The class says nothing of how.
+
+        Example:
+            >>> total = NcclAllReduce().reduce("SUM", PerReplica([1, 2]), ["cpu:0", "cpu:1"])
+            >>> int(total), len(total.devices())
+            (3, 2)
+
+        Source:
+            `tf.distribute.CrossDeviceOps.reduce`.
+        """
+        caller = f"{type(self).__name__}.reduce"
+        op, chosen = self._checked(caller, reduce_op, options, experimental_hints)
+        value = as_per_replica(caller, "per_replica_value", per_replica_value)
+        target_of(caller, destinations, None)
+        return self.reduce_implementation(op, value, destinations, chosen)
+
+    def batch_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: Any = None,
+        *,
+        experimental_hints: Any = None,
+    ) -> list[Any]:
+        """`reduce` for several pairs of value and destinations, together.
+
+        Args:
+            reduce_op: As for `reduce`.
+            value_destination_pairs: List or tuple of `(value, destinations)`.
+            options: As for `reduce`.
+            experimental_hints: As for `reduce`.
+
+        Returns:
+            The results, in the order of the pairs.
+
+        Raises:
+            ArgumentError: Not a list or tuple of pairs.
+
+        Example:
+            >>> a, b = PerReplica([1, 2]), PerReplica([3, 4])
+            >>> devices = ["cpu:0", "cpu:1"]
+            >>> [int(x) for x in NcclAllReduce().batch_reduce("SUM", [(a, devices), (b, devices)])]
+            [3, 7]
+
+        Source:
+            `tf.distribute.CrossDeviceOps.batch_reduce`.
+        """
+        caller = f"{type(self).__name__}.batch_reduce"
+        op, chosen = self._checked(caller, reduce_op, options, experimental_hints)
+        pairs = checked_pairs(caller, value_destination_pairs)
+        named = [
+            (as_per_replica(caller, f"value_destination_pairs[{i}][0]", v), d)
+            for i, (v, d) in enumerate(pairs)
+        ]
+        for _, d in pairs:
+            target_of(caller, d, None)
+        return self.batch_reduce_implementation(op, named, chosen)
+
+    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+        """One value on all of `destinations`.
+
+        Cost:
+            A copy to each device; inside a step none.
+
+        Args:
+            tensor: An array.
+            destinations: As for `reduce`.
+
+        Returns:
+            The array on the destinations.
+
+        Example:
+            >>> len(CrossDeviceOps().broadcast(1.0, ["cpu:0", "cpu:1"]).devices())
+            2
+
+        Source:
+            `tf.distribute.CrossDeviceOps.broadcast`.
+        """
+        target_of(f"{type(self).__name__}.broadcast", destinations, None)
+        return self.broadcast_implementation(tensor, destinations)
+
+    def gather(
+        self, per_replica_value: Any, destinations: Any, axis: int, options: Any = None
+    ) -> Any:
+        """The values of all replicas one after the other on `axis`, on `destinations`.
+
+        Shapes:
+            `[..., n_r, ...]` on replica r gives `[..., n_0 + n_1 + ..., ...]`.
+
+        Args:
+            per_replica_value: As for `reduce`.
+            destinations: As for `reduce`.
+            axis: Dim to concatenate on.
+            options: As for `reduce`.
+
+        Returns:
+            An array on the destinations.
+
+        Raises:
+            ShapeError: Scalars, an axis outside the rank, or shapes that differ elsewhere.
+
+        Example:
+            >>> rows = PerReplica([np.zeros(1), np.ones(2)])
+            >>> CrossDeviceOps().gather(rows, "cpu:0", axis=0).tolist()
+            [0.0, 1.0, 1.0]
+
+        Source:
+            `tf.distribute.CrossDeviceOps._gather`.
+        """
+        caller = f"{type(self).__name__}.gather"
+        _, chosen = self._checked(caller, ReduceOp.SUM, options, None)
+        value = as_per_replica(caller, "per_replica_value", per_replica_value)
+        target_of(caller, destinations, None)
+        return self.gather_implementation(value, destinations, axis, chosen)
+
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: Any,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> Any:
+        """Override this to say how one value is reduced; arguments are those of `reduce`, checked.
+
+        Raises:
+            NotImplementedError: It is not overridden.
+
+        Source:
+            `tf.distribute.CrossDeviceOps.reduce_implementation`.
+        """
+        if type(self).batch_reduce_implementation is not CrossDeviceOps.batch_reduce_implementation:
+            pairs = [(per_replica_value, destinations)]
+            return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
+        raise NotImplementedError(
+            f"{type(self).__name__} has no reduce_implementation.\n\n"
+            "A subclass of CrossDeviceOps overrides reduce_implementation(reduce_op, "
+            "per_replica_value, destinations, options), or batch_reduce_implementation."
+        )
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions,
+    ) -> list[Any]:
+        """Override this to reduce several values together; by default one by one.
+
+        Source:
+            `tf.distribute.CrossDeviceOps.batch_reduce_implementation`.
+        """
+        return [
+            self.reduce_implementation(reduce_op, value, destinations, options)
+            for value, destinations in value_destination_pairs
+        ]
+
+    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+        """Override this to say how a value gets to its destinations.
+
+        Source:
+            `tf.distribute.CrossDeviceOps.broadcast_implementation`.
+        """
+        caller = f"{type(self).__name__}.broadcast"
+        return placed(tensor, target_of(caller, destinations, None))
+
+    def gather_implementation(
+        self, per_replica_value: Any, destinations: Any, axis: int, options: CommunicationOptions
+    ) -> Any:
+        """Override this to say how values are concatenated.
+
+        Source:
+            `tf.distribute.CrossDeviceOps._gather_implementation`.
+        """
+        caller = f"{type(self).__name__}.gather"
+        if isinstance(per_replica_value, Handle):
+            return gather_handle(caller, per_replica_value, axis)
+        layout = layout_of(caller, [per_replica_value], [destinations])
+        whole = gather_across("per_replica_value", per_replica_value, axis, layout)
+        return placed(whole, target_of(caller, destinations, layout))
+
+    def _checked(
+        self, caller: str, op: Any, options: Any, hints: Any
+    ) -> tuple[ReduceOp, CommunicationOptions]:
+        return reduce_op(caller, op), hints_of(caller, options, hints, packs=True)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def checked_pairs(caller: str, pairs: Any) -> list[tuple[Any, Any]]:
+    """`pairs` as a list, or an error that says what it is instead."""
+    if isinstance(pairs, (list, tuple)) and all(
+        isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs
+    ):
+        return [(v, d) for v, d in pairs]
+    raise ArgumentError(
+        f"{caller} takes a list or tuple of (value, destinations) pairs, and {pairs!r} was given."
+        "\n\nPass [(value, destinations), ...]."
+    )

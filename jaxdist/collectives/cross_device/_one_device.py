@@ -1,0 +1,121 @@
+"""Reduction at one device, and a broadcast."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import jax
+
+from jaxdist import runtime
+from jaxdist._validate import is_callable
+from jaxdist.collectives._options import CommunicationOptions
+from jaxdist.collectives._reduction import Plan, Summing
+from jaxdist.collectives._sum_by_size import Entry, SumBySize
+from jaxdist.collectives.algorithms import InShards, OneDevice, whole
+from jaxdist.collectives.cross_device._algorithmic import AlgorithmicOps
+from jaxdist.errors import DeviceError, ShapeError
+from jaxdist.mesh import ReplicaMesh
+
+
+@final
+class ReductionToOneDevice(AlgorithmicOps):
+    """Copies values to one device, adds them up there, and copies the sum to all.
+
+    Args:
+        reduce_to_device: The device, or its name; None is that of the first replica. It has to be
+            the device of a replica.
+        accumulation_fn: Called with the list of the values of all replicas, in their order, it
+            gives their sum; None adds. For a mean its result is divided by their number. Every
+            replica calls it, on values that an all-gather brought.
+
+    Raises:
+        DeviceError: A device that does not exist; when it is used, one that no replica has.
+        ArgumentTypeError: `accumulation_fn` is not callable.
+
+    Cost:
+        `2 ceil(log2 R)` permutes of all bytes; with an `accumulation_fn` an all-gather,
+        `R - 1` times the bytes into each device.
+
+    Example:
+        >>> product = ReductionToOneDevice(accumulation_fn=lambda values: values[0] * values[1])
+        >>> values = PerReplica([np.array([1.0, 2.0]), np.array([3.0, 5.0])])
+        >>> product.reduce("SUM", values, "cpu:0").tolist()
+        [3.0, 10.0]
+
+    Source:
+        `tf.distribute.ReductionToOneDevice`.
+    """
+
+    def __init__(
+        self,
+        reduce_to_device: str | jax.Device | None = None,
+        accumulation_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        if accumulation_fn is not None:
+            is_callable("ReductionToOneDevice", accumulation_fn)
+        self.reduce_to_device = (
+            None if reduce_to_device is None else runtime.device_from_name(reduce_to_device)
+        )
+        self.accumulation_fn = accumulation_fn
+
+    def summing(
+        self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
+    ) -> tuple[Plan, Summing]:
+        """A tree of messages."""
+        level = whole(layout.replica_axes, layout.num_replicas).turned(self._first(layout))
+        entry = Entry(InShards(OneDevice(), 1), -1)
+        return Plan("psgpu", f"{self!r}"), SumBySize(level, (entry,))
+
+    def sums(
+        self, arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
+    ) -> list[jax.Array]:
+        """A tree of messages, or the given function of what an all-gather brings."""
+        accumulate = self.accumulation_fn
+        if accumulate is None:
+            return super().sums(arrays, layout, options)
+        self._first(layout)
+        return [_accumulated(accumulate, x, layout) for x in arrays]
+
+    def _first(self, layout: ReplicaMesh) -> int:
+        """The replica that the reduction ends at."""
+        if self.reduce_to_device is None:
+            return 0
+        for replica in range(layout.num_replicas):
+            if self.reduce_to_device in layout.device_grid[replica]:
+                return replica
+        raise DeviceError(
+            f"ReductionToOneDevice(reduce_to_device={str(self.reduce_to_device)!r}): no replica "
+            f"runs on this device. They run on {[str(d) for d in layout.devices]}.\n\n"
+            "Values are reduced on a device of the strategy: name one of these, or leave "
+            "reduce_to_device out."
+        )
+
+    def __repr__(self) -> str:
+        given = (
+            [] if self.reduce_to_device is None else [f"reduce_to_device={self.reduce_to_device}"]
+        )
+        given += (
+            []
+            if self.accumulation_fn is None
+            else [f"accumulation_fn={_name(self.accumulation_fn)}"]
+        )
+        return f"ReductionToOneDevice({', '.join(given)})"
+
+
+def _accumulated(
+    accumulate: Callable[[list[Any]], Any], array: jax.Array, layout: ReplicaMesh
+) -> jax.Array:
+    """A function of the values of all replicas in place of their sum."""
+    rows = jax.lax.all_gather(array, layout.replica_axes)
+    result = accumulate([rows[i] for i in range(layout.num_replicas)])
+    shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", None)
+    if shape != array.shape:
+        raise ShapeError(
+            f"The accumulation_fn {_name(accumulate)} of ReductionToOneDevice gave {result!r}, of "
+            f"shape {shape}, for {layout.num_replicas} values {array.dtype}{list(array.shape)}.\n\n"
+            f"It gives one array of the shape of each value: {list(array.shape)}."
+        )
+    return result if dtype == array.dtype else result.astype(array.dtype)
+
+
+def _name(fn: Any) -> str:
+    return str(getattr(fn, "__name__", fn))

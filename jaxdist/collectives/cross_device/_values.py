@@ -1,0 +1,148 @@
+"""Values of replicas as `CrossDeviceOps` take them, and the mesh that they are reduced on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from jaxdist import mesh as meshes
+from jaxdist import runtime
+from jaxdist.collectives._dtypes import check_numeric
+from jaxdist.collectives._in_replica import gather_dim, gathered
+from jaxdist.collectives.cross_device._destinations import devices_of
+from jaxdist.errors import ArgumentTypeError, ReplicaValueError, ShapeError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.values import Handle, IndexedSlices, PerReplica, checked_per_replica
+
+
+def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
+    """`value` as a `PerReplica`; what is not distributed is the value of one replica.
+
+    Raises:
+        ReplicaValueError: It is nothing that a replica could have.
+    """
+    if isinstance(value, IndexedSlices):
+        raise ReplicaValueError(
+            f"{caller}: {name} is IndexedSlices.\n\n"
+            "Rows are reduced by the strategy: strategy.reduce(op, slices, axis=None). Here pass "
+            "slices.to_dense()."
+        )
+    try:
+        found = value if isinstance(value, PerReplica) else _distributed(value)
+        for v in (found.array,) if found.is_global and not isinstance(found, Handle) else ():
+            check_numeric(caller, name, v)
+        for v in () if found.is_global else found.values:
+            check_numeric(caller, name, v)
+    except (ArgumentTypeError, TypeError) as error:
+        raise ReplicaValueError(
+            f"{caller} was given {name}={value!r}, of type {type(value).__name__}.\n\n"
+            "It takes a PerReplica of numbers, with one value for each replica.\n\n"
+            "Make one: jaxdist.PerReplica([value_of_replica_0, value_of_replica_1, ...])."
+        ) from error
+    return found
+
+
+def _distributed(value: Any) -> PerReplica:
+    if isinstance(value, jax.Array) and isinstance(value.sharding, NamedSharding):
+        spec = tuple(value.sharding.spec)
+        if spec and spec[0] is not None and not any(spec[1:]):
+            return PerReplica.of_global(value)
+        if value.is_fully_replicated:
+            return PerReplica([value.addressable_data(0)] * len(value.sharding.device_set))
+    if not hasattr(value, "dtype"):
+        value = np.asarray(value)
+    return PerReplica([value])
+
+
+def count_of(value: PerReplica) -> int:
+    """How many replicas a value is of."""
+    found = _mesh_of(value)
+    return len(value.values) if found is None else found.num_replicas
+
+
+def _mesh_of(value: PerReplica) -> ReplicaMesh | None:
+    if isinstance(value, Handle):
+        return value.layout
+    array = value.array if value.is_global else None
+    if not isinstance(array, jax.Array) or not isinstance(array.sharding, NamedSharding):
+        return None
+    spec = tuple(array.sharding.spec)
+    axes = spec[0] if spec else None
+    mesh = array.sharding.mesh
+    if axes is None or not isinstance(mesh, Mesh):
+        return None
+    return meshes.adopt(mesh, axes)
+
+
+def layout_of(
+    caller: str, values: Sequence[PerReplica], destinations: Sequence[Any]
+) -> ReplicaMesh:
+    """The mesh on which values are reduced: their own, that of the destinations, or a new one.
+
+    Raises:
+        ReplicaValueError: Values of different numbers of replicas, or too few devices.
+    """
+    counts = [count_of(v) for v in values]
+    if len(set(counts)) > 1:
+        raise ReplicaValueError(
+            f"{caller} was given values of different numbers of replicas: {counts}.\n\n"
+            "Values that are reduced together are of the same replicas."
+        )
+    for value in values:
+        found = _mesh_of(value)
+        if found is not None:
+            return found
+    count = counts[0]
+    for devices in (*map(_own_devices, values), *map(devices_of, destinations)):
+        if len(devices) == count:
+            return meshes.build(devices)
+    present = runtime.default_devices()
+    if count > len(present):
+        raise ReplicaValueError(
+            f"{caller} was given a PerReplica of {count} values, and this process has "
+            f"{len(present)} device(s).\n\nEach value is reduced on a device of its own.\n\n"
+            f"Ask for more CPU devices before JAX starts: jaxdist.testing.virtual_devices({count})."
+        )
+    return meshes.build(present[:count])
+
+
+def _own_devices(value: PerReplica) -> list[jax.Device]:
+    if value.is_global:
+        return []
+    sets = [v.devices() for v in value.values if isinstance(v, jax.Array)]
+    alone = [next(iter(s)) for s in sets if len(s) == 1]
+    return alone if len(set(alone)) == len(value.values) else []
+
+
+def checked_shapes(caller: str, values: Sequence[PerReplica]) -> None:
+    """Refuse values whose shapes or dtypes differ between replicas, naming all of them."""
+    wrong = []
+    for i, value in enumerate(values):
+        if value.is_global:
+            continue
+        kinds = [f"{jnp.asarray(v).dtype}{list(np.shape(v))}" for v in value.values]
+        if len(set(kinds)) > 1:
+            each = ", ".join(f"replica {r}: {k}" for r, k in enumerate(kinds))
+            wrong.append(f"value {i}: {each}")
+    if wrong:
+        listed = "\n".join(wrong)
+        raise ShapeError(
+            f"{caller} was given values that differ between replicas:\n{listed}\n\n"
+            "They are combined element by element, so shapes and dtypes are the same on all "
+            "replicas.\n\nPad or cast them first, or reduce the dim that differs before."
+        )
+
+
+def on_mesh(caller: str, values: Sequence[PerReplica], layout: ReplicaMesh) -> list[PerReplica]:
+    """The values as global arrays on the mesh, with dim 0 laid out over the replicas."""
+    checked_shapes(caller, values)
+    return [checked_per_replica(f"{caller}: value {i}", v, layout) for i, v in enumerate(values)]
+
+
+def gather_handle(caller: str, handle: Handle, axis: int) -> jax.Array:
+    """`gather` while a step is traced: an all-gather."""
+    dim = gather_dim(caller, "per_replica_value", handle.local, axis)
+    return gathered(handle.local, dim, handle.layout.replica_axes)

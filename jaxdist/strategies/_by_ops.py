@@ -1,0 +1,94 @@
+"""`Strategy.reduce` by the `CrossDeviceOps` that the strategy was given."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist import collectives
+from jaxdist.collectives import CommunicationOptions, CrossDeviceOps, ReduceOp
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.values import Form, Kind, PerReplica, checked_per_replica, placement_of
+
+
+class ReducedByOps:
+    """Reduces the per-replica leaves of one call; the others are not theirs to reduce."""
+
+    def __init__(
+        self, ops: CrossDeviceOps, layout: ReplicaMesh, options: CommunicationOptions
+    ) -> None:
+        self._ops = ops
+        self._layout = layout
+        self._options = options
+
+    def takes(self, leaf: Any) -> bool:
+        """Whether `leaf` has a value for each replica."""
+        if isinstance(leaf, jax.core.Tracer):
+            return False
+        if isinstance(leaf, PerReplica):
+            return not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(leaf))
+        is_array = isinstance(leaf, jax.Array)
+        return is_array and placement_of(leaf, self._layout).kind is Kind.PER_REPLICA
+
+    def reduce(self, op: ReduceOp, named: dict[str, Any], axis: Any) -> list[Any]:
+        """The leaves by their names, all in one batch."""
+        values = [
+            v if isinstance(v, PerReplica) else PerReplica.of_global(v) for v in named.values()
+        ]
+        counts: list[int] = [1] * len(values)
+        if axis is not None:
+            pairs = zip(named, values, strict=True)
+            sums = [self._summed(op, name, v, axis) for name, v in pairs]
+            values, counts = [s for s, _ in sums], [c for _, c in sums]
+        placed = [
+            checked_per_replica(name, v, self._layout)
+            for name, v in zip(named, values, strict=True)
+        ]
+        for name, v in zip(named, placed, strict=True):
+            collectives.check_numeric("Strategy.reduce", name, v.array)
+        across = op if axis is None else ReduceOp.SUM
+        results = self._ops.batch_reduce(across, [(v, v) for v in placed], self._options)
+        settled = [collectives.settled(jnp.asarray(r)) for r in results]
+        if axis is None or op is ReduceOp.SUM:
+            return settled
+        return [r / jnp.asarray(c, r.dtype) for r, c in zip(settled, counts, strict=True)]
+
+    def _summed(
+        self, op: ReduceOp, name: str, value: PerReplica, axis: Any
+    ) -> tuple[PerReplica, int]:
+        """The sum on each replica over dims of its value, and how many were added in all."""
+        if not value.is_global:
+            rows = [np.asarray(v) for v in value.values]
+            dims = [collectives.reduced_dims(name, r, axis) for r in rows]
+            dtype = collectives.result_dtype(op, jnp.asarray(rows[0]).dtype)
+            sums = [np.sum(r, axis=d, dtype=dtype) for r, d in zip(rows, dims, strict=True)]
+            count = sum(math.prod(r.shape[i] for i in d) for r, d in zip(rows, dims, strict=True))
+            return PerReplica(sums), count
+        whole = checked_per_replica(name, value, self._layout).array
+        scalars = value.form is Form.SCALARS
+        replicas = self._layout.num_replicas
+        local = () if scalars else (whole.shape[0] // replicas, *whole.shape[1:])
+        on = collectives.reduced_dims(name, jax.ShapeDtypeStruct(local, whole.dtype), axis)
+        dtype = collectives.result_dtype(op, whole.dtype)
+        sums = _local_sums(self._layout)(whole, (replicas, *local), tuple(d + 1 for d in on), dtype)
+        count = replicas * math.prod(local[d] for d in on)
+        return _as_per_replica(sums, replicas), count
+
+
+def _as_per_replica(sums: jax.Array, replicas: int) -> PerReplica:
+    """`[replicas, ...]` as what each replica has of it."""
+    if sums.ndim == 1:
+        return PerReplica.of_global(sums, scalars=True)
+    flat = (replicas * sums.shape[1], *sums.shape[2:])
+    return PerReplica.of_global(sums.reshape(flat))
+
+
+@functools.lru_cache(maxsize=64)
+def _local_sums(layout: ReplicaMesh) -> Any:
+    def sums(whole: Any, shape: tuple[int, ...], over: tuple[int, ...], dtype: Any) -> Any:
+        return jnp.sum(whole.reshape(shape), axis=over, dtype=dtype)
+
+    return jax.jit(sums, static_argnums=(1, 2, 3), out_shardings=layout.per_replica)
