@@ -57,7 +57,6 @@ def _small_ones(leaves: Sequence[Any], layout: ReplicaMesh) -> tuple[Plan, Summi
     if len(kinds) < 2 or len(set(kinds)) == len(kinds):
         return None
     limit = max(below, int(_LATENCY_PART * link.alpha * link.memory_bytes_per_second))
-    count = layout.num_replicas
     reason = (
         f"{len(kinds)} of {len(leaves)} leaves are below {below:,} bytes, where copying them "
         f"together costs less than starting an all-reduce ({link.name}: "
@@ -65,5 +64,5 @@ def _small_ones(leaves: Sequence[Any], layout: ReplicaMesh) -> tuple[Plan, Summi
     )
     together = SmallTogether(below, limit)
     entry = Entry(InShards(Xla(), 1), -1)
-    summing = SumBySize(whole(layout.replica_axes, count), (entry,), together)
+    summing = SumBySize(whole(layout), (entry,), together)
     return Plan("xla, small leaves together", reason), summing

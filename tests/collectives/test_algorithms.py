@@ -61,7 +61,7 @@ def test_every_replica_gets_the_bits_of_one_sum(name: str, count: int) -> None:
     algorithm = _algorithm(name, count)
 
     def each(*rows: jax.Array) -> list[jax.Array]:
-        level = whole(layout.replica_axes, count)
+        level = whole(layout)
         return [algorithm.all_reduce(x[0], level)[None] for x in rows]
 
     program, layout = _mapped(each, count)
@@ -79,13 +79,13 @@ def test_every_replica_gets_the_bits_of_one_sum(name: str, count: int) -> None:
         assert np.all(np.abs(rows[0].astype(np.float64) - wide.sum(0)) <= bound), (dtype, size)
 
 
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("count", [3, 8])
 def test_small_vectors_of_every_dtype_are_summed_in_shards_too(count: int) -> None:
-    cases = [(d, s) for d in (*DTYPES, "complex64") for s in (1, 7)]
+    cases = [("float32", 1), *((d, 7) for d in ("bfloat16", "int32", "complex64"))]
     given = [_values(d, count, s) for d, s in cases]
 
     def each(*rows: jax.Array) -> list[list[jax.Array]]:
-        level = whole(layout.replica_axes, count)
+        level = whole(layout)
         return [
             [InShards(_algorithm(n, count), 3).all_reduce(x[0], level)[None] for x in rows]
             for n in EVERY
@@ -98,11 +98,11 @@ def test_small_vectors_of_every_dtype_are_summed_in_shards_too(count: int) -> No
         for (dtype, _), x, result in zip(cases, given, results, strict=True):
             rows = np.asarray(result)
             assert all(r.tobytes() == rows[0].tobytes() for r in rows)
-            wide = x.astype(np.complex128 if dtype == "complex64" else np.float64)
+            wide = x.astype({"complex64": np.complex128, "int32": np.int32}.get(dtype, np.float64))
             half = dtype in ("bfloat16", "float16")
             np.testing.assert_allclose(
                 rows[0].astype(wide.dtype),
-                wide.sum(0),
+                wide.sum(0, dtype=wide.dtype),
                 rtol=0.05 if half else 1e-5,
                 atol=0.05 if half else 1e-5,
                 err_msg=f"{name} {dtype}",
@@ -112,7 +112,7 @@ def test_small_vectors_of_every_dtype_are_summed_in_shards_too(count: int) -> No
 @pytest.mark.parametrize("name", EVERY)
 def test_with_more_places_than_elements_nothing_is_lost(name: str) -> None:
     def each(x: jax.Array) -> jax.Array:
-        return _algorithm(name, 8).all_reduce(x[0], whole(layout.replica_axes, 8))[None]
+        return _algorithm(name, 8).all_reduce(x[0], whole(layout))[None]
 
     program, layout = _mapped(each, 8)
     x = np.arange(24.0, dtype=np.float32).reshape(8, 3)
@@ -145,7 +145,7 @@ def test_the_compiled_program_has_the_collectives_of_the_formula(name: str, coun
     local = 2 if count % 2 == 0 and count > 2 else count
 
     def each(x: jax.Array) -> jax.Array:
-        return algorithm.all_reduce(x[0], whole(layout.replica_axes, count))[None]
+        return algorithm.all_reduce(x[0], whole(layout))[None]
 
     program, layout = _mapped(each, count)
     shape = jax.ShapeDtypeStruct((count, 960), np.float32, sharding=layout.per_replica)
@@ -174,7 +174,7 @@ def _stays_within(groups: str, workers: set[frozenset[int]]) -> bool:
 @pytest.mark.parametrize("name", ["nccl", "xring", "pscpu/pscpu", "nccl/rechd"])
 def test_shards_are_as_many_all_reduces(name: str, shards: int) -> None:
     def each(x: jax.Array) -> jax.Array:
-        level = whole(layout.replica_axes, 4)
+        level = whole(layout)
         return InShards(_algorithm(name, 4), shards).all_reduce(x[0], level)[None]
 
     program, layout = _mapped(each, 4)
@@ -185,11 +185,12 @@ def test_shards_are_as_many_all_reduces(name: str, shards: int) -> None:
 
 
 def test_levels_divide_replicas_into_workers_and_ranks() -> None:
-    within, across = split(whole(("replica",), 6), 2)
+    six = whole(mesh.build(jax.devices()[:6]))
+    within, across = split(six, 2)
     assert within.groups == ((0, 1), (2, 3), (4, 5))
     assert across.groups == ((0, 2, 4), (1, 3, 5))
     with pytest.raises(ArgumentError, match=r"6 replicas .* 4 each"):
-        split(whole(("replica",), 6), 4)
+        split(six, 4)
 
 
 def test_an_unknown_name_is_refused_with_the_eight_that_there_are() -> None:
@@ -205,7 +206,7 @@ def test_a_ring_of_many_is_a_loop_and_not_as_many_operations(
     monkeypatch.setattr("jaxdist.collectives.algorithms._repeated.WRITTEN_OUT", 2)
 
     def each(x: jax.Array) -> jax.Array:
-        return _algorithm("xring", 8).all_reduce(x[0], whole(layout.replica_axes, 8))[None]
+        return _algorithm("xring", 8).all_reduce(x[0], whole(layout))[None]
 
     program, layout = _mapped(each, 8)
     x = jax.device_put(np.arange(80.0, dtype=np.float32).reshape(8, 10), layout.per_replica)
@@ -218,8 +219,8 @@ def test_replicas_may_lie_over_two_axes_in_either_order() -> None:
     for axes in (("a", "b"), ("b", "a")):
         layout = mesh.adopt(jax.sharding.Mesh(devices, ("a", "b")), axes)
 
-        def each(x: jax.Array, axes: tuple[str, ...] = axes) -> list[jax.Array]:
-            return [_algorithm(n, 8).all_reduce(x[0], whole(axes, 8))[None] for n in EVERY]
+        def each(x: jax.Array, layout: mesh.ReplicaMesh = layout) -> list[jax.Array]:
+            return [_algorithm(n, 8).all_reduce(x[0], whole(layout))[None] for n in EVERY]
 
         program = jax.jit(
             jax.shard_map(

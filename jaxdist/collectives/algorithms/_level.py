@@ -1,13 +1,16 @@
 """Which replicas communicate with one another."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdist.errors import ArgumentError
+from jaxdist.mesh import ReplicaMesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +23,8 @@ class Level:
 
     axes: tuple[str, ...]
     groups: tuple[tuple[int, ...], ...]
+    # The sizes of the axes, in the order in which the mesh has them.
+    on_mesh: tuple[tuple[str, int], ...]
 
     @property
     def size(self) -> int:
@@ -52,8 +57,21 @@ class Level:
 
     def sent(self, array: jax.Array, routes: Iterable[tuple[int, int]]) -> jax.Array:
         """`array` from place to place within every group; zeros where nothing arrives."""
-        pairs = [(group[a], group[b]) for a, b in routes for group in self.groups]
-        return jax.lax.ppermute(array, self.name, pairs)
+        numbers = self._numbers_on_mesh()
+        pairs = [(numbers[g[a]], numbers[g[b]]) for a, b in routes for g in self.groups]
+        names = tuple(name for name, _ in self.on_mesh)
+        return jax.lax.ppermute(array, names[0] if len(names) == 1 else names, pairs)
+
+    def _numbers_on_mesh(self) -> list[int]:
+        """The number of each replica where the axes are in the order of the mesh.
+
+        Of JAX's collectives, `ppermute` alone counts so, whatever order its axes are given in.
+        """
+        sizes = dict(self.on_mesh)
+        grid = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+        order = [list(sizes).index(a) for a in self.axes]
+        numbers: list[int] = grid.transpose(order).ravel().tolist()
+        return numbers
 
     def turned(self, by: int) -> "Level":
         """The same groups, counted from another member."""
@@ -61,9 +79,12 @@ class Level:
         return dataclasses.replace(self, groups=tuple(g[by:] + g[:by] for g in self.groups))
 
 
-def whole(axes: Sequence[str], num_replicas: int) -> Level:
+def whole(layout: ReplicaMesh) -> Level:
     """All replicas together."""
-    return Level(tuple(axes), (tuple(range(num_replicas)),))
+    on_mesh = tuple(
+        (a, int(layout.mesh.shape[a])) for a in layout.mesh.axis_names if a in layout.replica_axes
+    )
+    return Level(layout.replica_axes, (tuple(range(layout.num_replicas)),), on_mesh)
 
 
 def split(level: Level, local: int) -> tuple[Level, Level]:

@@ -85,7 +85,7 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
         algorithm: Algorithm = Xla()
         if self.all_reduce_alg == "hierarchical_copy" and (local := groups_of(layout)):
             algorithm = TwoLevel(Xla(), Xla(), local)
-        level = whole(layout.replica_axes, layout.num_replicas)
+        level = whole(layout)
         entry = Entry(InShards(algorithm, 1), -1)
         return Plan(algorithm.name, repr(self)), SumBySize(level, (entry,), self.packing)
 

@@ -61,7 +61,7 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
             reason = f"{self!r}: {count // local} groups of {local} replicas"
         packing = EqualPacks(self.num_packs) if self.num_packs else Alone()
         entry = Entry(InShards(algorithm, 1), -1)
-        level = whole(layout.replica_axes, count)
+        level = whole(layout)
         return Plan(algorithm.name, reason), SumBySize(level, (entry,), packing)
 
     def __repr__(self) -> str:

@@ -118,7 +118,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         reason = repr(self) + (
             "; on CPU the host is the device, so pscpu reduces at the first replica" * on_cpu
         )
-        level = whole(layout.replica_axes, layout.num_replicas)
+        level = whole(layout)
         name = ", ".join(f"{s.alg} x {s.shards}" for s in self.all_reduce_spec)
         return Plan(name, reason), SumBySize(level, entries, self.packing)
 

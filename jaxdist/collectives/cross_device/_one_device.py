@@ -61,7 +61,7 @@ class ReductionToOneDevice(AlgorithmicOps):
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[Plan, Summing]:
         """A tree of messages."""
-        level = whole(layout.replica_axes, layout.num_replicas).turned(self._first(layout))
+        level = whole(layout).turned(self._first(layout))
         entry = Entry(InShards(OneDevice(), 1), -1)
         return Plan("psgpu", f"{self!r}"), SumBySize(level, (entry,))
 
