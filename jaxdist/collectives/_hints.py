@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from jaxdist.collectives._ignored import note_ignored
 from jaxdist.collectives._options import CommunicationImplementation, CommunicationOptions
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
@@ -42,6 +43,7 @@ def hints_of(
 
 
 def _tell(caller: str, field: str, why: str) -> None:
+    note_ignored(f"{field} given to {caller}: {why}")
     if (caller, field) not in _TOLD:
         _TOLD.add((caller, field))
         _LOG.info("%s: %s of the communication options has no effect: %s", caller, field, why)

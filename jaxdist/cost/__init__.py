@@ -10,6 +10,7 @@ from jaxdist.cost._measured import load_links as load_links
 from jaxdist.cost._measured import save_links as save_links
 from jaxdist.cost._model import ALGORITHMS as ALGORITHMS
 from jaxdist.cost._model import cheapest as cheapest
+from jaxdist.cost._model import collective_seconds as collective_seconds
 from jaxdist.cost._model import pack_below as pack_below
 from jaxdist.cost._model import seconds as seconds
 from jaxdist.cost._table import TABLE as TABLE

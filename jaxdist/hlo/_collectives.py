@@ -45,6 +45,8 @@ class CompiledCollective:
     in_branch: bool = False  # may not run at all
     between_slices: bool = False  # over the network between slices of TPUs
     source: str = ""  # file:line (function) that asked for it; "" where XLA noted none
+    # Of one that XLA made of several: where each was asked for, the first being `source`.
+    sources: tuple[str, ...] = ()
     op_name: str = ""  # JAX's name of the operation, with the functions around it
 
     @property
@@ -135,6 +137,7 @@ class _Walk:
         if not any(o in within for o in operands):
             operand_bytes = results
         raw, groups, pairs = self._groups(kind, instruction)
+        sources = tuple(s for s in dict.fromkeys(self._sources(noted, instruction, within)) if s)
         self.found[key] = CompiledCollective(
             kind=kind,
             operands=len(operands),
@@ -147,9 +150,20 @@ class _Walk:
             in_loop=in_loop,
             in_branch=in_branch,
             between_slices=instruction.opcode == "send",
-            source=_text.source(self.module, noted),
+            source=sources[0] if sources else "",
+            sources=sources,
             op_name=noted.get("op_name", ""),
         )
+
+    def _sources(
+        self, noted: dict[str, str], instruction: Instruction, within: dict[str, Instruction]
+    ) -> Iterator[str]:
+        """The line of an operation, and those of its results where it is of several."""
+        yield _text.source(self.module, noted)
+        if len(instruction.operands) > 1:
+            for user in within.values():
+                if user.opcode == "get-tuple-element" and user.operands == (instruction.name,):
+                    yield _text.source(self.module, _text.metadata(user))
 
     def _groups(
         self, kind: str, instruction: Instruction
