@@ -22,7 +22,7 @@ FOURS = [[0, 1, 2, 3], [4, 5, 6, 7]]
 PAIRS = [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
-def _step(x: Any, bound: Any) -> Any:
+def every_collective(x: Any, bound: Any) -> Any:
     whole = lax.psum(x, "replica")
     part = lax.psum_scatter(x, "replica", axis_index_groups=FOURS, tiled=True)
     again = lax.all_gather(part, "replica", axis_index_groups=FOURS, tiled=True)
@@ -47,7 +47,7 @@ def _step(x: Any, bound: Any) -> Any:
 @pytest.fixture(scope="module")
 def compiled() -> Any:
     x = jaxdist.PerReplica([np.arange(16.0, dtype="float32")] * 8)
-    return jaxdist.MirroredStrategy().lower(_step, (x, 3.0)).compile()
+    return jaxdist.MirroredStrategy().lower(every_collective, (x, 3.0)).compile()
 
 
 # kind, results, operands, devices in a group, times, in a loop, in a branch, what the line holds

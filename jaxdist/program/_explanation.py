@@ -87,14 +87,14 @@ class Explanation:
 
     def _totals(self) -> str:
         count = self.num_collectives
-        several = "" if count == 1 else "s"
-        runs = "a number of runs that loops decide" if count is None else f"{count} run{several}"
-        sent = [f"{_bytes(self.bytes_sent('inside'))} sent inside a worker"]
+        runs = "as many runs as its loops decide" if count is None else _counted(count, "run")
+        sent = f"{_bytes(self.bytes_sent('inside'))} inside a worker"
         if self.links.outer is not None:
-            sent.append(f"{_bytes(self.bytes_sent('between'))} between workers")
+            sent += f" and {_bytes(self.bytes_sent('between'))} between workers"
+        turns = " (unknown loops counted as one turn)" if count is None else ""
         return (
-            f"In all {runs} a step; a device sends {' and '.join(sent)}; predicted "
-            f"{_seconds(self.predicted_seconds)}"
+            f"In a step: {runs}, a device sends {sent}, "
+            f"predicted {_seconds(self.predicted_seconds)}{turns}"
         )
 
 
@@ -214,4 +214,8 @@ def _seconds(value: float) -> str:
 
 
 def _bytes(value: float) -> str:
-    return f"{round(value):,} bytes"
+    return _counted(round(value), "byte")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from jaxdist import cost
@@ -98,13 +97,17 @@ def reconciled(
     for i, c in enumerate(found):
         for source in c.sources:
             by_line[source].append(i)
-    became: list[list[int]] = []
-    for a in asked:
+    became: list[list[int]] = [[] for _ in asked]
+    lines: collections.defaultdict[tuple[str, str], list[int]] = collections.defaultdict(list)
+    for j, a in enumerate(asked):
+        lines[a.source, _KINDS.get(a.kind, "")].append(j)
+    for (source, kind), numbers in lines.items():
         # XLA may do with a line what another operation of it asked for: the line goes first.
-        of_line = by_line[a.source]
-        fitting = [i for i in of_line if found[i].kind == _KINDS.get(a.kind)] or of_line
-        became.append(_shares(a, asked, fitting))
-        for i in became[-1]:
+        of_line = by_line[source]
+        fitting = [i for i in of_line if found[i].kind == kind] or of_line
+        _share(asked, numbers, found, fitting, became)
+    for a, places in zip(asked, became, strict=True):
+        for i in places:
             origins[i].append(a)
     # Operations of jaxdist's own, and those whose line XLA lost: by kind and size.
     for a, places in zip(asked, became, strict=True):
@@ -121,15 +124,31 @@ def reconciled(
     return tuple(rows), origins
 
 
-def _shares(a: TracedCollective, asked: Sequence[TracedCollective], places: list[int]) -> list[int]:
-    """Which of the operations of one line are for this one of those that were asked for there."""
-    alike = [b for b in asked if b.source == a.source and _KINDS.get(b.kind) == _KINDS.get(a.kind)]
-    if len(alike) < 2 or len(places) < 2:
-        return list(places)
-    # One after the other, as many for each; by identity, since equal ones are equal.
-    number = next(i for i, b in enumerate(alike) if b is a)
-    first, last = (round(n * len(places) / len(alike)) for n in (number, number + 1))
-    return places[first : max(last, first + 1)] or places[-1:]
+def _share(
+    asked: Sequence[TracedCollective],
+    numbers: Sequence[int],
+    found: Sequence[CompiledCollective],
+    places: Sequence[int],
+    became: list[list[int]],
+) -> None:
+    """Give the operations that a line asked for the compiled ones of that line, in order.
+
+    Array by array: one of many arrays may be cut into several, and several may be put together.
+    Those for which none is left are gone.
+    """
+    left = [(i, found[i].operands) for i in reversed(places)]
+    for j in numbers:
+        wanted = asked[j].operands
+        while wanted and left:
+            i, arrays = left.pop()
+            became[j].append(i)
+            # The operands of an all-to-all are the parts of one array.
+            taken = arrays if found[i].kind == "all-to-all" else min(wanted, arrays)
+            wanted = 0 if found[i].kind == "all-to-all" else wanted - taken
+            if arrays > taken:
+                left.append((i, arrays - taken))
+    used = {i for j in numbers for i in became[j]}
+    became[numbers[-1]] += [i for i in places if i not in used]
 
 
 def _alike(a: TracedCollective, c: CompiledCollective) -> bool:
@@ -187,10 +206,7 @@ def compiled_rows(
     rows: collections.Counter[CompiledRow] = collections.Counter()
     for c, of in zip(found, origins, strict=True):
         # A program for several slices is written for the devices of one.
-        crosses = c.between_slices or (
-            participants == len(devices)
-            and any(len({workers[d] for d in group if d < len(workers)}) > 1 for group in c.groups)
-        )
+        crosses = c.between_slices or (participants == len(devices) and _crosses(c, workers))
         size = max(c.bytes_per_device, c.operand_bytes)
         link = links.across if crosses else links.inner
         times = c.times
@@ -219,6 +235,12 @@ def compiled_rows(
     return tuple(dataclasses.replace(row, count=count) for row, count in rows.items())
 
 
+def _crosses(c: CompiledCollective, workers: list[int]) -> bool:
+    """Whether some group, or some pair of a permutation, lies on two workers."""
+    together = c.pairs or c.groups
+    return any(len({workers[d] for d in group}) > 1 for group in together)
+
+
 def _no_lines(found: Sequence[CompiledCollective]) -> bool:
     return not any(c.sources for c in found)
 
@@ -233,5 +255,6 @@ def _seconds(
         return cost.seconds("xla", c.group_size, size, links, len(workers) // count, c.operands)
     num_groups = 1 if c.kind == "collective-permute" else len(c.groups)
     n = max(c.group_size, 2) if c.kind == "collective-permute" else c.group_size
-    seconds = cost.collective_seconds(c.kind, n, size, link, c.operands, num_groups)
-    return seconds if math.isfinite(seconds) else 0.0
+    # An all-to-all is one exchange, whose operands are its parts.
+    operands = 1 if c.kind == "all-to-all" else c.operands
+    return cost.collective_seconds(c.kind, n, size, link, operands, num_groups)
