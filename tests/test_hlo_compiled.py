@@ -270,6 +270,7 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jaxdist import cost, hlo, mesh
+from jaxdist.program._explanation import explained
 
 for slices in (1, 2):
     description = topologies.get_topology_desc(
@@ -293,6 +294,8 @@ for slices in (1, 2):
     print("devices", slices, hlo.num_participants(text))
     for c in hlo.collectives(text):
         print(c.kind, slices, c.bytes_per_device, c.group_size, len(c.groups), c.between_slices)
+    report = explained("step", layout, (), (), text)
+    print("sent", slices, report.bytes_sent("inside"), report.bytes_sent("between"))
 """
 
 
@@ -317,3 +320,6 @@ def test_programs_for_tpus_are_read_and_slices_exchange_the_least_bytes() -> Non
     # The one of 256 KiB over two slices: every device sends a 16th to its twin.
     assert across == [["all-reduce", "2", str(size // 16), "2", "16", "True"]]
     assert ["collective-permute", "2", str(size), "2", "2", "True"] in printed
+    # Inside: the sum over 16 chips, and the gathering of it; the shift goes both ways.
+    assert ["sent", "1", str(2 * 15 / 16 * size + size), "0"] in printed
+    assert ["sent", "2", str((2 + 1) * 15 / 16 * size + size), str(size / 16 + size)] in printed

@@ -20,6 +20,8 @@ _FIELD = re.compile(r"(\w+)=(\d+)")
 _METADATA = re.compile(r"metadata=\{(?P<inside>(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*)\}")
 _QUOTED = re.compile(r'(?P<key>\w+)="(?P<value>(?:[^"\\]|\\.)*)"')
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# What called this file asked for the compilation, not for the operation.
+_COMPILES = os.path.join(_OURS, "program", "_program.py")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 # Dtypes whose number is not their size in bits. Arrays of 4-bit numbers are packed, two in a byte.
@@ -172,6 +174,8 @@ def metadata(instruction: Instruction) -> dict[str, str]:
 def source(module: Module, noted: dict[str, str]) -> str:
     """`file:line (function)` of the user's line that an instruction is from, "" if not noted."""
     for file, line, function in _frames(module, noted):
+        if file == _COMPILES:
+            break
         if not file.startswith(_OURS):
             return f"{file}:{line} ({function})" if function else f"{file}:{line}"
     return ""

@@ -112,7 +112,7 @@ def reconciled(
     # Operations of jaxdist's own, and those whose line XLA lost: by kind and size.
     for a, places in zip(asked, became, strict=True):
         if not places:
-            spare = next((i for i, c in enumerate(found) if not origins[i] and _alike(a, c)), None)
+            spare = _spare(a, found, origins)
             if spare is not None:
                 places.append(spare)
                 origins[spare].append(a)
@@ -151,9 +151,21 @@ def _share(
     became[numbers[-1]] += [i for i in places if i not in used]
 
 
-def _alike(a: TracedCollective, c: CompiledCollective) -> bool:
-    same_kind = c.kind == _KINDS.get(a.kind)
-    return same_kind and a.bytes_per_device in (c.operand_bytes, c.bytes_per_device)
+def _spare(
+    a: TracedCollective,
+    found: Sequence[CompiledCollective],
+    origins: Sequence[list[TracedCollective]],
+) -> int | None:
+    """A compiled operation for one that no line leads to: its like, or one with room for it."""
+    room = []
+    for i, c in enumerate(found):
+        if c.kind != _KINDS.get(a.kind):
+            continue
+        if not origins[i] and a.bytes_per_device in (c.operand_bytes, c.bytes_per_device):
+            return i
+        if origins[i] and c.operands >= a.operands + sum(b.operands for b in origins[i]):
+            room.append(i)
+    return room[0] if room else None
 
 
 def _asked_for(

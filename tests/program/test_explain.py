@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
@@ -132,6 +133,39 @@ def test_without_logical_devices_nothing_is_added_and_nothing_is_forgotten() -> 
     assert {a.outcome for a in report.asked} == {"compiled"}
     assert sum(c.count for c in report.compiled) == len(EXPECTED)
     assert not any(c.added for c in report.compiled)
+
+
+def test_what_jaxdist_itself_asks_for_is_named_and_found() -> None:
+    """Statistics of BatchNorm are averaged over the replicas, in the operation of the gradients."""
+    strategy = jaxdist.MirroredStrategy()
+    with strategy.scope():
+        model = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
+
+    def step(model: Any, x: Any) -> Any:
+        return jaxdist.get_replica_context().all_reduce("sum", jnp.sum(model(x)))
+
+    x = jaxdist.PerReplica([np.ones((2, 4), "float32")] * 8)
+    report = strategy.lower(step, (model, x)).explain()
+    assert [(c.kind, c.operands) for c in report.compiled] == [("all-reduce", 3)]
+    assert sorted((a.source.split("[")[0], a.outcome) for a in report.asked)[1:] == [
+        ("jaxdist, for args", "merged"),
+        ("jaxdist, for args", "merged"),
+    ]
+    [row] = report.compiled
+    assert [_line(row)] == [
+        'return jaxdist.get_replica_context().all_reduce("sum", jnp.sum(model(x)))'
+    ]
+
+
+def test_gather_of_a_step_on_uneven_values_is_found() -> None:
+    rows = [np.ones((2 + (r == 7), 4), "float32") for r in range(8)]
+
+    def step(x: Any) -> Any:
+        return jaxdist.get_replica_context().all_gather(x, 0)
+
+    report = explain(step, jaxdist.PerReplica(rows))
+    assert [a.outcome for a in report.asked] == ["compiled"]
+    assert [(c.kind, c.added) for c in report.compiled] == [("all-gather", False)]
 
 
 def test_hints_without_effect_are_named_with_the_reason_in_the_program_that_had_them() -> None:
