@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from jaxdist.cli._bench import add_bench
 from jaxdist.cli._info import show_info
 from jaxdist.cli._train import train
 from jaxdist.errors import JaxdistError
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         "--traceback", action="store_true", help="show where an error was raised, all of it"
     )
     _add_train(commands, shared)
+    add_bench(commands, shared)
     info = commands.add_parser(
         "info",
         parents=[shared],

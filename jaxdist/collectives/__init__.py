@@ -9,6 +9,8 @@ from jaxdist.collectives._communication import communication_of as communication
 from jaxdist.collectives._dtypes import check_numeric as check_numeric
 from jaxdist.collectives._dtypes import result_dtype as result_dtype
 from jaxdist.collectives._hints import hints_of as hints_of
+from jaxdist.collectives._ignored import ignored_hints as ignored_hints
+from jaxdist.collectives._ignored import note_ignored as note_ignored
 from jaxdist.collectives._in_replica import all_gather as all_gather
 from jaxdist.collectives._in_replica import all_reduce as all_reduce
 from jaxdist.collectives._in_replica import gather_dim as gather_dim

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from jaxdist.collectives._hints import hints_of
+from jaxdist.collectives._hints import given_hints, hints_of, tell_ignored
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives.cross_device import CrossDeviceOps
 from jaxdist.errors import ArgumentTypeError
@@ -20,8 +20,9 @@ class Communication:
         self, caller: str, options: Any, experimental_hints: Any, *, packs: bool = False
     ) -> CommunicationOptions:
         """The options of one call: its own, and the strategy's where it says nothing."""
-        given = hints_of(caller, options, experimental_hints, packs=packs)
-        return self.options.merged(given)
+        merged = self.options.merged(given_hints(caller, options, experimental_hints))
+        tell_ignored(caller, merged, packs=packs)
+        return merged
 
 
 def communication_of(

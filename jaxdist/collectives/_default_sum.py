@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from jaxdist import cost
-from jaxdist.collectives._hints import ignored_by
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._packing import SmallTogether
 from jaxdist.collectives._packs import LeafPacks
@@ -24,17 +23,16 @@ def default_summing(
     leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
 ) -> tuple[Plan, Summing]:
     """The plan for leaves that are given by shape and dtype."""
-    ignored = ignored_by(options)
     if options.bytes_per_pack:
         packs = LeafPacks(layout.replica_axes, math.ceil(options.bytes_per_pack))
         count = len(packs.packs(leaves))
         reason = f"bytes_per_pack={options.bytes_per_pack}: {count} all-reduce(s), last leaf first"
-        return Plan("xla", reason, ignored=ignored), packs
+        return Plan("xla", reason), packs
     small = _small_ones(leaves, layout)
     if small is not None:
         return small
     reason = "all leaves are large, or XLA packs them itself"
-    return Plan("xla", reason, ignored=ignored), LeafPacks(layout.replica_axes)
+    return Plan("xla", reason), LeafPacks(layout.replica_axes)
 
 
 def summed_by_default(
@@ -42,7 +40,7 @@ def summed_by_default(
 ) -> Sequence[jax.Array]:
     """The sums over the replicas; a bare `psum` where there is nothing to say about it."""
     plain = LeafPacks(layout.replica_axes)
-    if options == CommunicationOptions() and _small_ones(arrays, layout) is None:
+    if not options.bytes_per_pack and _small_ones(arrays, layout) is None:
         return plain(arrays)
     return reduced(arrays, *default_summing(arrays, layout, options))
 

@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from jaxdist.collectives._ignored import note_ignored
 from jaxdist.collectives._options import CommunicationImplementation, CommunicationOptions
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
@@ -14,9 +15,18 @@ _DEFAULT = CommunicationOptions()
 def hints_of(
     caller: str, options: Any, experimental_hints: Any, *, packs: bool = False
 ) -> CommunicationOptions:
+    """`given_hints`, with `tell_ignored` of what they are."""
+    given = given_hints(caller, options, experimental_hints)
+    tell_ignored(caller, given, packs=packs)
+    return given
+
+
+def given_hints(caller: str, options: Any, experimental_hints: Any) -> CommunicationOptions:
     """The one of `options` and the older `experimental_hints` that was given.
 
-    What has no effect is logged once for each caller; `packs` says that `bytes_per_pack` has.
+    Raises:
+        ArgumentError: Both.
+        ArgumentTypeError: Something else than `CommunicationOptions`.
     """
     if options is None and experimental_hints is None:
         return _DEFAULT
@@ -32,23 +42,24 @@ def hints_of(
             "Options are jaxdist.experimental.CommunicationOptions(bytes_per_pack=..., "
             "timeout_seconds=...)."
         )
-    for told in ignored_by(given, packs=packs):
-        if (caller, told) not in _TOLD:
-            _TOLD.add((caller, told))
-            _LOG.info("%s: %s", caller, told)
     return given
 
 
-def ignored_by(options: CommunicationOptions, *, packs: bool = True) -> tuple[str, ...]:
-    """What in `options` has no effect, and why, in sentences."""
-    why = {}
+def tell_ignored(caller: str, options: CommunicationOptions, *, packs: bool) -> None:
+    """Log once for each caller, and note for `explain`, what has no effect.
+
+    `packs` says that `bytes_per_pack` has one.
+    """
     if options.bytes_per_pack and not packs:
-        why["bytes_per_pack"] = "the leaves are not reduced by one collective"
+        _tell(caller, "bytes_per_pack", "the leaves are not reduced by one collective")
     if options.timeout_seconds is not None:
-        why["timeout_seconds"] = "all replicas are in this process"
+        _tell(caller, "timeout_seconds", "all replicas are in this process")
     if options.implementation is not CommunicationImplementation.AUTO:
-        why["implementation"] = "XLA chooses by platform"
-    return tuple(
-        f"{field} of the communication options has no effect: {reason}"
-        for field, reason in why.items()
-    )
+        _tell(caller, "implementation", "XLA chooses by platform")
+
+
+def _tell(caller: str, field: str, why: str) -> None:
+    note_ignored(f"{field} given to {caller}: {why}")
+    if (caller, field) not in _TOLD:
+        _TOLD.add((caller, field))
+        _LOG.info("%s: %s of the communication options has no effect: %s", caller, field, why)

@@ -1,8 +1,12 @@
 """What a collective costs: links between devices, and the time that each algorithm needs."""
 
+from jaxdist.cost._fit import Fit as Fit
+from jaxdist.cost._fit import Sample as Sample
+from jaxdist.cost._fit import fitted as fitted
 from jaxdist.cost._link import Link as Link
 from jaxdist.cost._link import Links as Links
 from jaxdist.cost._link import Medium as Medium
+from jaxdist.cost._links_of import for_devices as for_devices
 from jaxdist.cost._links_of import links_of as links_of
 from jaxdist.cost._links_of import worker_of as worker_of
 from jaxdist.cost._measured import links as links
@@ -10,6 +14,7 @@ from jaxdist.cost._measured import load_links as load_links
 from jaxdist.cost._measured import save_links as save_links
 from jaxdist.cost._model import ALGORITHMS as ALGORITHMS
 from jaxdist.cost._model import cheapest as cheapest
+from jaxdist.cost._model import collective_seconds as collective_seconds
 from jaxdist.cost._model import pack_below as pack_below
 from jaxdist.cost._model import seconds as seconds
 from jaxdist.cost._table import TABLE as TABLE

@@ -26,7 +26,8 @@ class Link:
         alpha: Seconds that one message takes however small it is. Between CPU devices, for each
             operand of a collective and each device; it grows with the number of devices.
         bytes_per_second: What one device sends; of a shared medium, what all send together.
-        memory_bytes_per_second: What a copy reads, or writes, on one device.
+        memory_bytes_per_second: What a copy reads, or writes, on one device; of a shared medium,
+            on all together.
         source: Where the numbers are from.
         medium: What the devices share.
         scatter_gather: How many times as long as one all-reduce a reduce-scatter and an

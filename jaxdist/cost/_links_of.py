@@ -70,7 +70,13 @@ def links_of(layout: ReplicaMesh) -> Links:
 
 
 def for_devices(link: Link, count: int) -> Link:
-    """A link of a shared medium when `count` devices wait for each other on it."""
+    """A row of the table for so many devices: CPU devices wait for each other.
+
+    Example:
+        >>> from jaxdist import cost
+        >>> round(cost.for_devices(cost.TABLE["cpu-threads"], 8).alpha * 1e6)
+        24
+    """
     if not link.medium.is_shared:
         return link
     return dataclasses.replace(link, alpha=link.alpha * count)
@@ -79,6 +85,9 @@ def for_devices(link: Link, count: int) -> Link:
 def worker_of(device: Any) -> int:
     """The number of the worker that a device belongs to."""
     worker = getattr(device, "slice_index", None)
+    if device.platform == "tpu":
+        # The hosts of one slice are joined by the slice's own links.
+        return int(worker or 0)
     return int(device.process_index if worker is None else worker)
 
 

@@ -90,6 +90,43 @@ def seconds(
     return _two_levels(first, second, n // inside, inside, num_bytes, links, num_operands)
 
 
+def collective_seconds(
+    kind: str,
+    group_size: int,
+    num_bytes: int,
+    link: Link,
+    num_operands: int = 1,
+    num_groups: int = 1,
+) -> float:
+    """The predicted time of one operation of a compiled program over one link.
+
+    Args:
+        kind: As HLO names it, such as `all-gather`.
+        group_size: Devices that take part together.
+        num_bytes: Bytes of the whole: what an all-gather gives, what a reduce-scatter takes.
+        link: What joins them.
+        num_operands: Arrays in it.
+        num_groups: Groups that work at the same time.
+
+    Example:
+        >>> from jaxdist import cost
+        >>> f"{cost.collective_seconds('all-gather', 4, 8_000_000, cost.TABLE['nvlink-4']):.2e}"
+        '2.01e-05'
+    """
+    n = group_size
+    if n == 1:
+        return 0.0
+    if kind == "all-reduce":
+        return _flat("xla", n, num_bytes, link, num_operands, num_groups)
+    part = 1.0 if kind in ("collective-permute", "collective-broadcast") else (n - 1) / n
+    if link.medium.is_shared:
+        waits = num_operands * n * num_groups
+        total = num_groups * n * part * num_bytes
+        return waits * link.alpha + total / link.bytes_per_second * link.scatter_gather / 2
+    steps = 1 if kind == "collective-permute" else _log2(n)
+    return steps * link.alpha + part * num_bytes / link.bytes_per_second
+
+
 def cheapest(
     num_replicas: int,
     num_bytes: int,

@@ -10,10 +10,12 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import hlo
+from jaxdist.collectives import ignored_hints
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _graph_rules
 from jaxdist.program._arguments import Static
 from jaxdist.program._carried import carried
+from jaxdist.program._explanation import Explanation, explained
 from jaxdist.program._replication import NONE, TracedCollective, analyse
 from jaxdist.program._rewrite import PartialAutoRewrite
 from jaxdist.program._state import check_functional_state, combined_variables
@@ -73,6 +75,7 @@ class Program:
     combined: dict[int, type]  # variables of NNX objects that a collective makes equal
     donated: tuple[int, ...]  # numbers of input leaves
     variables: LiftedVariables = NO_VARIABLES
+    ignored_hints: tuple[str, ...] = ()  # sentences: which, given to what, and why
 
     @property
     def has_state(self) -> bool:
@@ -257,6 +260,23 @@ class Program:
         """
         return CompiledProgram(self, self.lowered().compile())
 
+    def explain(self) -> "Explanation":
+        """What the compiled program communicates, and what became of what the step asked for.
+
+        In a notebook it shows as a table; `str` and `print` give aligned text, rich a rich table.
+
+        Cost:
+            One compilation; `Strategy.run` keeps its own.
+
+        Example:
+            >>> def step(x):
+            ...     return get_replica_context().all_reduce("sum", x)
+            >>> report = MirroredStrategy().lower(step, (PerReplica(range(8)),)).explain()
+            >>> [(row.kind, row.group_size, row.level) for row in report.compiled]
+            [('all-reduce', 8, 'inside')]
+        """
+        return self.compile().explain()
+
     def __repr__(self) -> str:
         layout = self.layout
         where = (
@@ -323,6 +343,25 @@ class CompiledProgram:
         """
         return hlo.collectives(self.as_text())
 
+    def explain(self) -> "Explanation":
+        """What this program communicates, and what became of what the step asked for.
+
+        Example:
+            >>> def step(x):
+            ...     return get_replica_context().all_reduce("sum", x)
+            >>> compiled = MirroredStrategy().lower(step, (PerReplica(range(8)),)).compile()
+            >>> [asked.outcome for asked in compiled.explain().asked]
+            ['compiled']
+        """
+        program = self.program
+        return explained(
+            program.name,
+            program.layout,
+            program.collectives,
+            program.ignored_hints,
+            self.as_text(),
+        )
+
 
 def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
     """Replica axes over which something can differ at all."""
@@ -352,7 +391,8 @@ def build(
     """Trace `fn`, analyse it, and refuse state that would come out different."""
     layout: ReplicaMesh = strategy.layout
     tracer = trace_uneven if signature.uneven else trace
-    traced, signature, variables = lift(tracer, fn, signature, strategy, known)
+    with ignored_hints() as ignored:
+        traced, signature, variables = lift(tracer, fn, signature, strategy, known)
     graph_size = len(signature.graph.paths) if signature.graph else 0
     axes = replica_axes_of(layout)
     found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
@@ -385,6 +425,7 @@ def build(
         combined,
         tuple(d if d < graph_size else d + len(variables.written) for d in donated),
         variables,
+        tuple(ignored),
     )
 
 

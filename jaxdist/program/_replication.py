@@ -32,6 +32,12 @@ class TracedCollective:
     grouped: bool
     source: str
     times: int | None  # how often it runs in a step; None where a loop decides while running
+    # Of one that is part of an all-reduce: which algorithm, why, what else there was, with its
+    # predicted seconds, and which hints were not followed.
+    algorithm: str = ""
+    reason: str = ""
+    alternatives: tuple[tuple[str, float], ...] = ()
+    ignored: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         times = "" if self.times == 1 else f" x {self.times or '(a while loop)'}"
@@ -39,6 +45,7 @@ class TracedCollective:
         return (
             f"{self.kind} over {', '.join(self.axes)}{groups}: {self.operands} operand(s), "
             f"{self.bytes_per_device:,} bytes per device{times}, asked for at {self.source}"
+            + (f", by {self.algorithm}" if self.algorithm else "")
         )
 
 
@@ -75,6 +82,7 @@ class _Walk:
         # function may be called from several places.
         self.found: dict[tuple[int, ...], TracedCollective] = {}
         self.way: tuple[int, ...] = ()
+        self.plan: Any = None  # of the all-reduce that is being walked
 
     def jaxpr(
         self, jaxpr: Any, inputs: list[Differs], under: Differs, times: int | None
@@ -106,7 +114,10 @@ class _Walk:
         if name in known.PAIRWISE:
             return inputs
         if name in known.CALLS and known.CALLS[name] in eqn.params:
-            return self.jaxpr(eqn.params[known.CALLS[name]], inputs, under, times)
+            around, self.plan = self.plan, eqn.params.get("plan", self.plan)
+            results = self.jaxpr(eqn.params[known.CALLS[name]], inputs, under, times)
+            self.plan = around
+            return results
         if name == "scan":
             return self._scan(eqn, inputs, under, times)
         if name == "while":
@@ -131,7 +142,7 @@ class _Walk:
             if over & under:
                 raise DivergentCollectiveError(_may_not_reach(eqn, name))
             if over:
-                self.found[self.way] = _record(eqn, name, named, grouped, times)
+                self.found[self.way] = _record(eqn, name, named, grouped, times, self.plan)
         if name in known.EQUALISING and not grouped:
             result = joined - over
         else:
@@ -202,11 +213,23 @@ def named_axes(params: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _record(
-    eqn: Any, name: str, named: tuple[str, ...], grouped: bool, times: int | None
+    eqn: Any, name: str, named: tuple[str, ...], grouped: bool, times: int | None, plan: Any
 ) -> TracedCollective:
     avals = [v.aval for v in eqn.invars]
     size = sum(int(a.size) * a.dtype.itemsize for a in avals)
-    return TracedCollective(name, named, size, len(avals), grouped, _compat.source_of(eqn), times)
+    return TracedCollective(
+        name,
+        named,
+        size,
+        len(avals),
+        grouped,
+        _compat.source_of(eqn),
+        times,
+        algorithm=getattr(plan, "algorithm", ""),
+        reason=getattr(plan, "reason", ""),
+        alternatives=tuple(getattr(plan, "alternatives", ())),
+        ignored=tuple(getattr(plan, "ignored", ())),
+    )
 
 
 def _may_not_reach(eqn: Any, name: str) -> str:

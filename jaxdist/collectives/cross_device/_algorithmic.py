@@ -1,6 +1,7 @@
 """`CrossDeviceOps` that are all-reduce algorithms."""
 
 import abc
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,8 @@ from jaxdist.values import Form, Handle
 
 class AlgorithmicOps(CrossDeviceOps):
     """Sums leaves by an algorithm, inside a step and outside."""
+
+    takes_bytes_per_pack = False
 
     @abc.abstractmethod
     def summing(
@@ -72,7 +75,11 @@ class AlgorithmicOps(CrossDeviceOps):
         self, arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
     ) -> list[jax.Array]:
         """The sums over the replicas, on each of them."""
-        return reduced(arrays, *self.summing(arrays, layout, options))
+        plan, how = self.summing(arrays, layout, options)
+        if options.bytes_per_pack and not self.takes_bytes_per_pack:
+            told = f"bytes_per_pack: {self!r} packs as it was told when it was made"
+            plan = dataclasses.replace(plan, ignored=(*plan.ignored, told))
+        return reduced(arrays, plan, how)
 
 
 @functools.lru_cache(maxsize=128)

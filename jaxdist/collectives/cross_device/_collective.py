@@ -26,6 +26,8 @@ class CollectiveAllReduce(AlgorithmicOps):
         The collective ops of `tf.distribute.MultiWorkerMirroredStrategy`.
     """
 
+    takes_bytes_per_pack = True
+
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[Plan, Summing]:

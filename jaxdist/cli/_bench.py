@@ -1,0 +1,258 @@
+"""`jaxdist bench collectives`: latency and bandwidth of this machine's links."""
+
+import argparse
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Iterator, Sequence
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from jaxdist import cost, mesh, runtime
+from jaxdist.cli._measure import measure
+from jaxdist.errors import ArgumentError, BackendStartedError
+
+DEFAULT_SIZES = ("1KiB", "16KiB", "256KiB", "2MiB", "8MiB")
+DEFAULT_CPU_DEVICES = 8
+LARGEST = 1 << 30  # up to which crossovers are looked for
+_UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_SIZE = re.compile(r"^(?P<number>\d+) ?(?P<unit>b|kib|mib|gib)?$", re.IGNORECASE)
+
+
+def add_bench(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    """The arguments of `jaxdist bench`."""
+    bench = commands.add_parser(
+        "bench",
+        allow_abbrev=False,
+        help="measure this machine",
+        description="Measure what jaxdist predicts times from.",
+    )
+    kinds = bench.add_subparsers(dest="what", metavar="WHAT", required=True)
+    parser = kinds.add_parser(
+        "collectives",
+        parents=[shared],
+        allow_abbrev=False,
+        help="latency and bandwidth of all-reduces",
+        description=(
+            "Time all-reduces of several sizes over the devices of this machine, and print the "
+            "latency and bandwidth that explain them, below which size arrays are packed, and from "
+            "which sizes on another algorithm is predicted to be faster."
+        ),
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="how many devices; all accelerators, or 8 of the CPU, if left out",
+    )
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        default=list(DEFAULT_SIZES),
+        metavar="SIZE",
+        help="bytes on each device, such as 4096, 64KiB or 1MiB; two or more",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=9, metavar="N", help="times that everything is measured"
+    )
+    parser.add_argument(
+        "--save",
+        metavar="PATH",
+        help="write a file that jaxdist.config.links and JAXDIST_LINKS read",
+    )
+    parser.set_defaults(command=bench_collectives)
+
+
+def bench_collectives(arguments: argparse.Namespace) -> int:
+    """Measure, print, save.
+
+    Cost:
+        Some seconds of all-reduces on all devices.
+    """
+    sizes = sorted({parse_size(text) for text in arguments.sizes})
+    if len(sizes) < 2:
+        raise ArgumentError(
+            f"--sizes {' '.join(arguments.sizes)}: two different sizes are the least from which "
+            "latency can be told from bandwidth.\n\nPass for instance --sizes 1KiB 1MiB."
+        )
+    if arguments.rounds < 1:
+        raise ArgumentError(f"--rounds {arguments.rounds}: it is a number from 1 on.")
+    if arguments.save and not pathlib.Path(arguments.save).absolute().parent.is_dir():
+        raise ArgumentError(
+            f"--save {arguments.save}: there is no folder "
+            f"{str(pathlib.Path(arguments.save).absolute().parent)!r}.\n\nMake it first."
+        )
+    devices = _devices(arguments.devices)
+    layout = mesh.build(devices)
+    known = cost.links_of(layout).inner
+    console = Console(file=sys.stdout)
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console
+    ) as progress:
+        task = progress.add_task("starting", total=None)
+
+        def advance(what: str, total: int) -> None:
+            progress.update(task, description=what, total=total, advance=1)
+
+        measured = measure(layout, sizes, arguments.rounds, known.medium, advance)
+    source = (
+        f"measured by jaxdist bench collectives: {len(devices)} x {devices[0].device_kind}, "
+        f"{os.cpu_count()} cores, jax {jax.__version__}"
+    )
+    fit = cost.fitted(
+        cost.TABLE[known.name],
+        measured.samples,
+        len(devices),
+        measured.memory_bytes_per_second,
+        measured.scatter_gather,
+        source,
+    )
+    for table in report(fit, measured.samples, len(devices)):
+        console.print(table)
+    if arguments.save:
+        notes = {
+            "platform": layout.platform,
+            "device_kind": devices[0].device_kind,
+            "num_devices": len(devices),
+            "samples": [[s.count, s.num_bytes, s.seconds] for s in measured.samples],
+        }
+        cost.save_links(arguments.save, [fit.link], notes)
+        console.print(Text(f"Saved. Use it with JAXDIST_LINKS={arguments.save}"), soft_wrap=True)
+    return 0
+
+
+def parse_size(text: str) -> int:
+    """The bytes that `64KiB` and its like are.
+
+    Raises:
+        ArgumentError: It is no size, or 0.
+    """
+    match = _SIZE.match(text.strip())
+    size = int(match["number"]) * _UNITS[(match["unit"] or "b").upper()] if match else 0
+    if size < 1:
+        raise ArgumentError(
+            f"--sizes {text!r} is no number of bytes above 0.\n\n"
+            f"It is a whole number, alone or with one of {list(_UNITS)}, such as 64KiB."
+        )
+    return size
+
+
+def _devices(count: int | None) -> Sequence[jax.Device]:
+    if count is not None and count < 2:
+        raise ArgumentError(
+            f"--devices {count}: an all-reduce needs 2 devices or more.\n\n"
+            "Pass for instance --devices 8; devices of the CPU are made as asked for."
+        )
+    try:
+        runtime.virtual_devices(count or DEFAULT_CPU_DEVICES)
+    except BackendStartedError:
+        # In a process that has used JAX before, those that are there will do if they suffice.
+        if count is not None and len(jax.local_devices()) < count:
+            raise
+    found = jax.local_devices()
+    if len(found) < (count or 2):
+        raise ArgumentError(
+            f"--devices {count or 2}: this machine has {len(found)} "
+            f"{jax.default_backend().upper()} device(s).\n\n"
+            "Set JAX_PLATFORMS=cpu to measure devices of the CPU."
+        )
+    return found[: count or len(found)]
+
+
+def report(fit: cost.Fit, samples: Sequence[cost.Sample], num_devices: int) -> Iterator[Table]:
+    """What was fitted, what was measured, and where algorithms cross."""
+    link = cost.for_devices(fit.link, num_devices)
+    links = cost.Links(link)
+    fitted = _table(f"Link {link.name}, {num_devices} devices", "what", "fitted", "in the table")
+    known = cost.for_devices(cost.TABLE[link.name], num_devices)
+    for what, form, mine, theirs in (
+        ("alpha: latency of a message", _time, link.alpha, known.alpha),
+        ("beta: bytes/s", _rate, link.bytes_per_second, known.bytes_per_second),
+        ("memory bytes/s", _rate, link.memory_bytes_per_second, known.memory_bytes_per_second),
+        ("arrays are packed below", _size, cost.pack_below(link), cost.pack_below(known)),
+        (
+            "reduce-scatter + all-gather / all-reduce",
+            _ratio,
+            link.scatter_gather,
+            known.scatter_gather,
+        ),
+    ):
+        fitted.add_row(what, form(mine), form(theirs))
+    fitted.add_row("dispatch of a program", _time(fit.dispatch_seconds), "")
+    fitted.add_row("median error of the fit", f"{fit.error:.0%}", "")
+    yield fitted
+    times = _table("All-reduces", "arrays", "bytes of each", "measured")
+    for sample in samples:
+        times.add_row(str(sample.count), f"{sample.num_bytes:,}", _time(sample.seconds))
+    yield times
+    crossing = _table("Algorithms, as predicted from the fit", "algorithm", "faster than xla")
+    for name in cost.ALGORITHMS:
+        if name != "xla" and "/" not in name:
+            crossing.add_row(name, where_faster(name, "xla", num_devices, links))
+    yield crossing
+
+
+def where_faster(one: str, other: str, num_devices: int, links: cost.Links) -> str:
+    """The sizes for which one algorithm is predicted to be faster than another, in words."""
+
+    def is_faster(size: int) -> bool:
+        mine, theirs = (cost.seconds(a, num_devices, size, links) for a in (one, other))
+        return mine < theirs
+
+    def first_change(low: int, high: int) -> int:
+        """The first size for which it is not as for `low`; for `high` it is not."""
+        before = is_faster(low)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if is_faster(middle) == before else (low, middle)
+        return high
+
+    spans: list[str] = []
+    start = 1 if is_faster(1) else None
+    size = 1
+    while size < LARGEST:
+        if is_faster(2 * size) != (start is not None):
+            edge = first_change(size, 2 * size)
+            if start is not None:
+                spans.append(f"below {_size(edge)}" if start == 1 else f"to {_size(edge)}")
+            else:
+                spans.append(f"from {_size(edge)}")
+            start = None if start is not None else edge
+        size *= 2
+    if not spans:
+        return "always" if start is not None else f"never, up to {_size(LARGEST)}"
+    return " ".join(spans)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    return table
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:,.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.2f} us"
+
+
+def _rate(value: float) -> str:
+    return f"{value / 1e9:,.2f} GB/s"
+
+
+def _size(value: float) -> str:
+    for unit in ("GiB", "MiB", "KiB"):
+        if value >= _UNITS[unit.upper()]:
+            return f"{value / _UNITS[unit.upper()]:,.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}"

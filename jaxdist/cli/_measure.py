@@ -1,0 +1,129 @@
+"""Times of all-reduces on this machine's devices."""
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist.cost import Medium, Sample
+from jaxdist.mesh import ReplicaMesh
+
+# What makes more arrays than this slow is compiling, not communicating.
+COUNTS = (1, 16)
+MAX_BYTES = 512 << 20  # on all devices together
+_BURST_SECONDS = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Medians over interleaved rounds."""
+
+    samples: tuple[Sample, ...]
+    memory_bytes_per_second: float
+    scatter_gather: float
+
+
+@dataclasses.dataclass
+class _Case:
+    call: Callable[[], Any]
+    repeats: int = 1
+    seconds: list[float] = dataclasses.field(default_factory=list)
+
+    def burst(self) -> None:
+        start = time.perf_counter()
+        for _ in range(self.repeats):
+            # One at a time: CPU devices can wait for each other for ever with many in flight.
+            jax.block_until_ready(self.call())
+        self.seconds.append((time.perf_counter() - start) / self.repeats)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def measure(
+    layout: ReplicaMesh,
+    sizes: Sequence[int],
+    rounds: int,
+    medium: Medium,
+    advance: Callable[[str, int], None] = lambda what, total: None,
+) -> Measured:
+    """Time all-reduces of several sizes and counts, copies, and a reduce-scatter with a gather.
+
+    Args:
+        layout: The devices.
+        sizes: Bytes on each device.
+        rounds: Each case runs once in each, so that what else the machine does meets all alike.
+        medium: Whether arrays are reduced by one operation, or one after the other.
+        advance: Called with what is done next and how many calls there will be.
+    """
+    fits = [(c, b) for b in sizes for c in COUNTS if c * b * layout.num_replicas <= MAX_BYTES]
+    largest = max(sizes)
+    cases: dict[Any, _Case] = {}
+    total = len(fits) + 2 + rounds
+    for count, size in fits:
+        advance(f"compiling {count} x {size:,} bytes", total)
+        cases[count, size] = _all_reduce(layout, count, size, medium.is_shared)
+    advance("compiling a copy", total)
+    cases["copy"] = _copy(layout, largest)
+    advance("compiling a reduce-scatter", total)
+    cases["halves"] = _halves(layout, largest)
+    for case in cases.values():
+        case.burst()
+        case.repeats = max(1, min(50, math.ceil(_BURST_SECONDS / max(case.seconds[-1], 1e-6))))
+        case.seconds.clear()
+    for number in range(rounds):
+        advance(f"round {number + 1} of {rounds}", total)
+        for case in cases.values():
+            case.burst()
+    together = layout.num_replicas if medium.is_shared else 1
+    return Measured(
+        tuple(Sample(count, size, cases[count, size].median) for count, size in fits),
+        together * largest / cases["copy"].median,
+        max(0.5, cases["halves"].median / cases[1, largest].median),
+    )
+
+
+def _compiled(layout: ReplicaMesh, fn: Callable[..., Any], sizes: Sequence[int]) -> _Case:
+    """A program of one float32 array for each size in bytes, with rows for all replicas."""
+    rows = layout.replica_spec
+    mapped = jax.shard_map(fn, mesh=layout.mesh, in_specs=rows, out_specs=rows, check_vma=False)
+    n = layout.num_replicas
+    shapes = [((max(size // 4 // n, 1)) * n * n,) for size in sizes]
+    arrays = [jax.device_put(jnp.ones(s, jnp.float32), layout.per_replica) for s in shapes]
+    program = jax.jit(mapped).lower(*arrays).compile()
+    jax.block_until_ready(program(*arrays))
+    return _Case(lambda: program(*arrays))
+
+
+def _all_reduce(layout: ReplicaMesh, count: int, size: int, at_once: bool) -> _Case:
+    axes = layout.replica_axes
+
+    def fn(*arrays: Any) -> Any:
+        if at_once:
+            return jax.lax.psum(list(arrays), axes)
+        (array,) = arrays
+        for _ in range(count):
+            array = jax.lax.psum(array, axes) / layout.num_replicas
+        return array
+
+    return _compiled(layout, fn, [size] * (count if at_once else 1))
+
+
+def _copy(layout: ReplicaMesh, size: int) -> _Case:
+    return _compiled(layout, lambda x: x + 1, [size])
+
+
+def _halves(layout: ReplicaMesh, size: int) -> _Case:
+    axes = layout.replica_axes
+
+    def fn(x: Any) -> Any:
+        part = jax.lax.psum_scatter(x, axes, tiled=True)
+        return jax.lax.all_gather(part, axes, tiled=True)
+
+    return _compiled(layout, fn, [size])

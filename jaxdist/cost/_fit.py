@@ -1,0 +1,103 @@
+"""Latency and bandwidth from measured times."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxdist.cost._link import Link, Medium
+from jaxdist.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """The time of a program that all-reduces `count` arrays of `num_bytes` each."""
+
+    count: int
+    num_bytes: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A link, and how well it explains the samples from which it was made."""
+
+    link: Link
+    dispatch_seconds: float  # of a program, whatever it communicates
+    error: float  # median of |predicted - measured| / measured
+
+
+def fitted(
+    known: Link,
+    samples: Sequence[Sample],
+    num_devices: int,
+    memory_bytes_per_second: float,
+    scatter_gather: float,
+    source: str,
+) -> Fit:
+    """The link that explains the samples best, in the place of `known`.
+
+    Between devices of a shared medium the arrays of a sample were reduced by one operation, over
+    wires one after the other.
+
+    Raises:
+        ArgumentError: Fewer samples, sizes or counts than there are unknowns.
+
+    Example:
+        >>> from jaxdist import cost
+        >>> cases = [(count, size) for count in (1, 9) for size in (8, 8000)]
+        >>> times = [cost.Sample(c, b, 1e-4 + c * (2e-6 + b / 1e9)) for c, b in cases]
+        >>> fit = cost.fitted(cost.TABLE["pcie-4"], times, 2, 1e11, 1.0, "made up")
+        >>> round(fit.link.alpha * 1e6, 3), round(fit.link.bytes_per_second)
+        (1.0, 1000000000)
+    """
+    if len({s.num_bytes for s in samples}) < 2 or len({s.count for s in samples}) < 2:
+        raise ArgumentError(
+            f"{len(samples)} samples of {len({s.num_bytes for s in samples})} size(s) and "
+            f"{len({s.count for s in samples})} count(s) do not tell latency from bandwidth.\n\n"
+            "Two sizes and two counts are the least."
+        )
+    n = num_devices
+    waits, moved = _per_array(known.medium, n)
+    terms = np.array([[1.0, s.count * waits, s.count * s.num_bytes * moved] for s in samples])
+    times = np.array([s.seconds for s in samples])
+    # Relative errors count: large arrays would drown the latency of small ones.
+    best = _non_negative(terms / times[:, None], np.ones(len(times)))
+    errors = np.abs(terms @ best - times) / times
+    # No bandwidth shows where the sizes are too small to take time.
+    per_second = 1 / best[2] if best[2] > 0 else known.bytes_per_second
+    link = dataclasses.replace(
+        known,
+        alpha=float(best[1]),
+        bytes_per_second=float(per_second),
+        memory_bytes_per_second=memory_bytes_per_second,
+        scatter_gather=scatter_gather,
+        source=source,
+    )
+    return Fit(link, float(best[0]), float(np.median(errors)))
+
+
+def _per_array(medium: Medium, n: int) -> tuple[float, float]:
+    """How often an array waits for the latency of a row of the table, and what it moves."""
+    if medium is Medium.MEMORY:
+        return n * n, n
+    if medium is Medium.HOST:
+        return n * n, 2 * (n - 1)
+    return 2 * math.ceil(math.log2(n)), 2 * (n - 1) / n
+
+
+def _non_negative(terms: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Least squares with no coefficient below 0: the best of all subsets of three terms."""
+    count = terms.shape[1]
+    best, least = np.zeros(count), math.inf
+    subsets = (s for k in range(1, count + 1) for s in itertools.combinations(range(count), k))
+    for subset in subsets:
+        found, *_ = np.linalg.lstsq(terms[:, subset], wanted, rcond=None)
+        residue = float(np.sum((terms[:, subset] @ found - wanted) ** 2))
+        if (found >= 0).all() and residue < least:
+            least = residue
+            best = np.zeros(count)
+            best[list(subset)] = found
+    return best

@@ -1,0 +1,6 @@
+"""Reading compiled programs."""
+
+from jaxdist.hlo._collectives import CompiledCollective as CompiledCollective
+from jaxdist.hlo._collectives import collectives as collectives
+from jaxdist.hlo._groups import decoded as decoded
+from jaxdist.hlo._text import num_participants as num_participants

@@ -1,0 +1,248 @@
+"""The collectives of a compiled program."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from jaxdist.hlo import _text
+from jaxdist.hlo._groups import GROUPS, PAIRS, Groups, connected, decoded, pairs_in
+from jaxdist.hlo._text import Instruction, Module
+
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+# Between slices of TPUs a collective is a pair of send and recv for another runtime.
+_BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="[^"]*"')
+_SLICES = re.compile(r"_xla_megascale_target=(?P<target>\"[^\"]*\"|\{\{.*?\}\})")
+_TRANSFERS = {"ONE_TO_ONE": "collective-permute"}
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledCollective:
+    """One collective operation of a compiled program.
+
+    `bytes_per_device` is the size of its results on one device, `operand_bytes` that of its
+    operands: smaller for an all-gather, larger for a reduce-scatter.
+    """
+
+    kind: str
+    operands: int
+    bytes_per_device: int
+    replica_groups: str  # as it is written
+    operand_bytes: int = 0
+    groups: Groups = ()  # numbers of devices in the order of the mesh
+    pairs: tuple[tuple[int, int], ...] = ()  # of a collective-permute: from, to
+    times: int | None = 1  # how often it runs; None where a loop decides while running
+    in_loop: bool = False
+    in_branch: bool = False  # may not run at all
+    between_slices: bool = False  # over the network between slices of TPUs
+    source: str = ""  # file:line (function) that asked for it; "" where XLA noted none
+    # Of one that XLA made of several: where each was asked for, the first being `source`.
+    sources: tuple[str, ...] = ()
+    op_name: str = ""  # JAX's name of the operation, with the functions around it
+
+    @property
+    def group_size(self) -> int:
+        """Devices that take part together; of several sizes the largest."""
+        return max((len(group) for group in self.groups), default=1)
+
+    @property
+    def bytes_sent(self) -> float:
+        """The least that one device sends: what any algorithm that passes on messages needs."""
+        n = self.group_size
+        if self.kind in ("collective-permute", "collective-broadcast"):
+            return float(self.bytes_per_device)
+        whole = max(self.bytes_per_device, self.operand_bytes)
+        return (2 if self.kind == "all-reduce" else 1) * (n - 1) / n * whole
+
+
+def collectives(text: str) -> tuple[CompiledCollective, ...]:
+    """The collectives in optimized HLO text, in program order.
+
+    An asynchronous one, of a start and a done, counts once. One in a loop or a called computation
+    is listed once, with the number of times that it runs.
+
+    Args:
+        text: What `jax.stages.Compiled.as_text` gives.
+
+    Returns:
+        One entry for each operation.
+
+    Example:
+        >>> [c] = collectives("%r = f32[4]{0} all-reduce(%x), replica_groups={{0,1}}, to_apply=%a")
+        >>> c.kind, c.operands, c.bytes_per_device, c.groups
+        ('all-reduce', 1, 16, ((0, 1),))
+    """
+    module = _text.read(text)
+    walk = _Walk(module)
+    walk.computation(module.entry, 1, in_loop=False, in_branch=False)
+    return tuple(walk.found.values())
+
+
+class _Walk:
+    """Follows calls, loops and branches from the entry on."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.found: dict[tuple[str, str], CompiledCollective] = {}
+
+    def computation(self, name: str, times: int | None, *, in_loop: bool, in_branch: bool) -> None:
+        for instruction in self.module.computations.get(name, {}).values():
+            for inner, factor, loop, branch in _inside(instruction):
+                all_times = None if times is None or factor is None else times * factor
+                self.computation(
+                    inner, all_times, in_loop=in_loop or loop, in_branch=in_branch or branch
+                )
+            kind = _kind(instruction)
+            if kind is not None:
+                self._add((name, instruction.name), kind, instruction, times, in_loop, in_branch)
+
+    def _add(
+        self,
+        key: tuple[str, str],
+        kind: str,
+        instruction: Instruction,
+        times: int | None,
+        in_loop: bool,
+        in_branch: bool,
+    ) -> None:
+        before = self.found.get(key)
+        if before is not None:
+            total = None if times is None or before.times is None else times + before.times
+            self.found[key] = dataclasses.replace(
+                before,
+                times=total,
+                in_loop=in_loop or before.in_loop,
+                in_branch=in_branch and before.in_branch,
+            )
+            return
+        noted = _text.metadata(instruction)
+        within = self.module.computations[key[0]]
+        operands = instruction.operands
+        if instruction.opcode == "send":
+            operands = operands[:1]
+        if instruction.opcode == "send":
+            results = _received(instruction, within)
+        else:
+            results = _results(kind, instruction)
+        operand_bytes = sum(_text.num_bytes(within[o].shape) for o in operands if o in within)
+        if not any(o in within for o in operands):
+            operand_bytes = results
+        raw, groups, pairs = self._groups(kind, instruction)
+        sources = tuple(s for s in dict.fromkeys(self._sources(noted, instruction, within)) if s)
+        self.found[key] = CompiledCollective(
+            kind=kind,
+            operands=len(operands),
+            bytes_per_device=results,
+            replica_groups=raw,
+            operand_bytes=operand_bytes,
+            groups=groups,
+            pairs=pairs,
+            times=times,
+            in_loop=in_loop,
+            in_branch=in_branch,
+            between_slices=instruction.opcode == "send",
+            source=sources[0] if sources else "",
+            sources=sources,
+            op_name=noted.get("op_name", ""),
+        )
+
+    def _sources(
+        self, noted: dict[str, str], instruction: Instruction, within: dict[str, Instruction]
+    ) -> Iterator[str]:
+        """The line of an operation, and those of its results where it is of several."""
+        yield _text.source(self.module, noted)
+        if len(instruction.operands) > 1:
+            for user in within.values():
+                if user.opcode == "get-tuple-element" and user.operands == (instruction.name,):
+                    yield _text.source(self.module, _text.metadata(user))
+
+    def _groups(
+        self, kind: str, instruction: Instruction
+    ) -> tuple[str, Groups, tuple[tuple[int, int], ...]]:
+        if instruction.opcode == "send":
+            target = _SLICES.search(instruction.rest)
+            return _of_slices(target["target"].strip('"') if target else "")
+        pairs = PAIRS.search(instruction.rest)
+        if kind == "collective-permute" and pairs is not None:
+            listed = pairs_in(pairs["pairs"])
+            return "{}", connected(listed), listed
+        written = GROUPS.search(instruction.rest)
+        raw = written["groups"] if written else "{}"
+        return raw, decoded(raw, self.module.participants), ()
+
+
+def _inside(instruction: Instruction) -> Iterator[tuple[str, int | None, bool, bool]]:
+    """Computations that an instruction runs: which, how often, in a loop, in a branch."""
+    if instruction.opcode in ("async-update", "async-done"):
+        return
+    trips = _TRIPS.search(instruction.rest)
+    count = int(trips[1]) if trips else None
+    for how, name in instruction.called:
+        if how == "body":
+            yield name, count, True, False
+        elif how == "condition":
+            yield name, None if count is None else count + 1, True, False
+        else:
+            branch = how in ("branch_computations", "true_computation", "false_computation")
+            yield name, 1, False, branch
+
+
+def _kind(instruction: Instruction) -> str | None:
+    opcode = instruction.opcode.removesuffix("-start")
+    transfer = _BETWEEN_SLICES.search(instruction.rest) if opcode == "send" else None
+    if transfer is not None:
+        return _TRANSFERS.get(transfer[1], transfer[1].lower().replace("_", "-"))
+    return opcode if opcode in KINDS else None
+
+
+def _received(send: Instruction, within: dict[str, Instruction]) -> int:
+    """The bytes of the `recv` that belongs to a `send`."""
+    meeting = _RENDEZVOUS.search(send.rest)
+    for other in within.values():
+        if other.opcode == "recv" and meeting and meeting[0] in other.rest:
+            send = other
+    return _text.num_bytes(_text.elements(send.shape)[0])
+
+
+def _results(kind: str, instruction: Instruction) -> int:
+    shapes = _text.elements(instruction.shape)
+    is_start = instruction.opcode.endswith("-start")
+    if is_start and kind in ("all-gather", "collective-permute", "collective-broadcast"):
+        # (operands, results, and numbers that the runtime waits on).
+        return _text.num_bytes(shapes[1])
+    return _text.num_bytes(instruction.shape)
+
+
+_CORES = re.compile(r"\{(?P<slices>[\d,:]+)\}x\{(?P<cores>[\d,:]+)\}")
+_PAIR = re.compile(r"(\d+)->(\d+)")
+_SLICE = 100_000  # of a device of slice s: (s + 1) x this, plus its number in the slice
+
+
+def _of_slices(target: str) -> tuple[str, Groups, tuple[tuple[int, int], ...]]:
+    """Groups between slices; devices are numbered as `slice * 100000 + core`, slices from 1."""
+    crossed = _CORES.match(target)
+    if crossed is not None:
+        slices, cores = _listed(crossed["slices"]), _listed(crossed["cores"])
+        return target, tuple(tuple(s * _SLICE + c for s in slices) for c in cores), ()
+    pairs = tuple((int(a), int(b)) for a, b in _PAIR.findall(target))
+    if pairs:
+        return target, connected(pairs), pairs
+    return target, decoded(target, 1), ()
+
+
+def _listed(text: str) -> list[int]:
+    """`0:3` and `0,1,2,3` alike."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        low, _, high = part.partition(":")
+        numbers += range(int(low), int(high or low) + 1)
+    return numbers

@@ -1,0 +1,197 @@
+"""HLO text as computations of instructions."""
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Iterator
+
+_COMMENT = re.compile(r"/\*.*?\*/")
+_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+)(?: \(.*\) -> .*)? \{\s*$")
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<rest>.*)$")
+_OPCODE = re.compile(r"(?P<opcode>[a-z][\w-]*)\(")
+_CALLED = re.compile(
+    r"(?P<how>calls|to_apply|body|condition|branch_computations|true_computation|"
+    r"false_computation|called_computations)=(?:\{(?P<many>[^}]*)\}|%?(?P<one>[\w.-]+))"
+)
+_ARRAY = re.compile(r"(?P<dtype>pred|token|opaque|[a-z]+\d+[a-z0-9]*)\[(?P<dims>[\d,<=]*)\]")
+_NUMBERED = re.compile(r"^(?P<number>\d+) (?P<what>.*)$")
+_FIELD = re.compile(r"(\w+)=(\d+)")
+_METADATA = re.compile(r"metadata=\{(?P<inside>(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*)\}")
+_QUOTED = re.compile(r'(?P<key>\w+)="(?P<value>(?:[^"\\]|\\.)*)"')
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# What called this file asked for the compilation, not for the operation.
+_COMPILES = os.path.join(_OURS, "program", "_program.py")
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+# Dtypes whose number is not their size in bits. Arrays of 4-bit numbers are packed, two in a byte.
+_BITS = {"pred": 8, "token": 0, "opaque": 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    rest: str  # the attributes
+
+    @property
+    def called(self) -> Iterator[tuple[str, str]]:
+        """Computations that it runs: how, and which."""
+        for match in _CALLED.finditer(self.rest):
+            for name in (match["many"] or match["one"]).split(","):
+                yield match["how"], name.strip().lstrip("%")
+
+
+@dataclasses.dataclass
+class Module:
+    """A program: its computations by name, and what is needed to name source lines."""
+
+    header: str = ""
+    entry: str = ""
+    computations: dict[str, dict[str, Instruction]] = dataclasses.field(default_factory=dict)
+    tables: dict[str, dict[int, str]] = dataclasses.field(
+        default_factory=lambda: {name: dict[int, str]() for name in _TABLES}
+    )
+
+    @property
+    def participants(self) -> int:
+        """How many devices run it."""
+        counts = [
+            int(n) for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", self.header)
+        ]
+        return math.prod(counts)
+
+
+def num_participants(text: str) -> int:
+    """How many devices run a program, from its optimized HLO text.
+
+    A program for several slices of TPUs is written for the devices of one slice.
+
+    Example:
+        >>> from jaxdist import hlo
+        >>> hlo.num_participants("HloModule jit_f, num_partitions=4")
+        4
+    """
+    return Module(header=_header(text)).participants
+
+
+def _header(text: str) -> str:
+    return next((line for line in text.splitlines() if line.startswith("HloModule")), "")
+
+
+def read(text: str) -> Module:
+    """Take optimized HLO text apart."""
+    module = Module(header=_header(text))
+    lines = iter(text.splitlines())
+    table = ""
+    here: dict[str, Instruction] = module.computations.setdefault("", {})
+    for line in lines:
+        if line in module.tables:
+            table = line
+        elif table and (row := _NUMBERED.match(line)):
+            module.tables[table][int(row["number"])] = row["what"]
+        elif line.startswith("}"):
+            here = module.computations[""]
+        elif computation := _COMPUTATION.match(line):
+            table = ""
+            here = module.computations.setdefault(computation["name"], {})
+            if computation["entry"]:
+                module.entry = computation["name"]
+        elif instruction := _instruction(line):
+            here[instruction.name] = instruction
+    return module
+
+
+def _instruction(line: str) -> Instruction | None:
+    match = _INSTRUCTION.match(line)
+    if match is None:
+        return None
+    # Long tuples are numbered in between: (f32[4], ..., /*index=5*/f32[4]).
+    rest = _COMMENT.sub("", match["rest"])
+    end = _closing(rest) if rest.startswith("(") else rest.find(" ") - 1
+    shape, rest = rest[: end + 1], rest[end + 1 :].lstrip()
+    opcode = _OPCODE.match(rest)
+    if opcode is None:
+        return None
+    start = opcode.end() - 1
+    end = _closing(rest[start:]) + start
+    operands = tuple(
+        part.split()[-1].lstrip("%") for part in _parts(rest[start + 1 : end]) if part.strip()
+    )
+    return Instruction(match["name"], shape, opcode["opcode"], operands, rest[end + 1 :])
+
+
+def _closing(text: str) -> int:
+    """The place of the bracket that closes the first one."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth == 0:
+            return place
+    return len(text) - 1
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The parts of a list, cut at commas that no bracket encloses."""
+    depth = start = 0
+    for place, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            yield text[start:place]
+            start = place + 1
+    yield text[start:]
+
+
+def elements(shape: str) -> list[str]:
+    """The elements of a tuple shape; a shape that is none is its own."""
+    return list(_parts(shape[1:-1])) if shape.startswith("(") else [shape]
+
+
+def num_bytes(shape: str) -> int:
+    """The bytes of a shape, tuples added up."""
+    return sum(_array_bytes(m["dtype"], m["dims"]) for m in _ARRAY.finditer(shape))
+
+
+def _array_bytes(dtype: str, dims: str) -> int:
+    count = math.prod(int(d.lstrip("<=")) for d in dims.split(",") if d)
+    number = re.search(r"\d+", dtype)
+    bits = _BITS.get(dtype, int(number[0]) if number else 8)
+    return math.ceil(count * bits / 8)
+
+
+def metadata(instruction: Instruction) -> dict[str, str]:
+    """What the compiler noted of where an instruction is from."""
+    found = _METADATA.search(instruction.rest)
+    inside = found["inside"] if found else ""
+    numbers = _FIELD.findall(_QUOTED.sub("", inside))
+    return {**{m["key"]: m["value"] for m in _QUOTED.finditer(inside)}, **dict(numbers)}
+
+
+def source(module: Module, noted: dict[str, str]) -> str:
+    """`file:line (function)` of the user's line that an instruction is from, "" if not noted."""
+    for file, line, function in _frames(module, noted):
+        if file == _COMPILES:
+            break
+        if not file.startswith(_OURS):
+            return f"{file}:{line} ({function})" if function else f"{file}:{line}"
+    return ""
+
+
+def _frames(module: Module, noted: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    """The calls that led to an instruction, the innermost first."""
+    if "source_file" in noted:
+        yield noted["source_file"], noted.get("source_line", "0"), ""
+    frames, locations = module.tables["StackFrames"], module.tables["FileLocations"]
+    number = int(noted.get("stack_frame_id", "0"))
+    while number in frames:
+        frame = dict(_FIELD.findall(frames[number]))
+        place = dict(_FIELD.findall(locations.get(int(frame["file_location_id"]), "")))
+        file = module.tables["FileNames"].get(int(place.get("file_name_id", "0")), "")
+        function = module.tables["FunctionNames"].get(int(place.get("function_name_id", "0")), "")
+        yield file.strip('"'), place.get("line", "0"), function.strip('"')
+        # Written from 1 on, 1 being none.
+        number = min(int(frame.get("parent_frame_id", "1")), number) - 1

@@ -1,0 +1,90 @@
+"""`jaxdist bench collectives`: what it prints and saves, and what it refuses."""
+
+import pathlib
+
+import pytest
+
+import jaxdist
+from jaxdist import cost
+from jaxdist.cli import main
+from jaxdist.cli._bench import parse_size, where_faster
+from jaxdist.errors import ArgumentError
+
+
+def test_it_prints_what_was_fitted_and_saves_what_is_read_again(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "links.json"
+    arguments = ["--devices", "2", "--sizes", "64", "16KiB", "--rounds", "2", "--save", str(path)]
+    assert main(["bench", "collectives", *arguments]) == 0
+    out = capsys.readouterr().out
+    for words in ("Link cpu-threads, 2 devices", "latency of a message", "bytes/s", "packed below"):
+        assert words in out
+    for name in ("xring", "rechd", "psgpu", "pscpu"):
+        assert name in out
+    [link] = cost.load_links(path)
+    assert link.name == "cpu-threads"
+    assert "measured by jaxdist bench collectives: 2 x cpu" in link.source
+    assert 1e8 < link.memory_bytes_per_second < 1e12
+    try:
+        assert jaxdist.config.links(path) == (link,)
+    finally:
+        jaxdist.config.links(None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sizes", "1KiB"], "two different sizes"),
+        (["--sizes", "1024", "1KiB"], "two different sizes"),
+        (["--sizes", "1KB", "2KiB"], "'1KB' is no number of bytes"),
+        (["--sizes", "0", "8"], "'0' is no number of bytes"),
+        (["--rounds", "0"], "from 1 on"),
+        (["--devices", "1"], "2 devices or more"),
+        (["--devices", "-3"], "2 devices or more"),
+        (["--devices", "99"], "99"),
+        (["--save", "/no/such/folder/x.json"], "there is no folder '/no/such/folder'"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused_before_anything_is_measured(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "collectives", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "collective"], ["bench", "--sizes"]])
+def test_what_is_not_understood_exits_with_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("8", 8), ("4096B", 4096), ("64KiB", 65536), ("1mib", 1 << 20), ("2 GiB", 2 << 30)],
+)
+def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_sizes_are_whole_numbers() -> None:
+    for text in ("1.5KiB", "-8", "KiB", ""):
+        with pytest.raises(ArgumentError):
+            parse_size(text)
+
+
+def test_crossover_is_the_size_at_which_the_faster_one_changes() -> None:
+    links = cost.Links(cost.TABLE["ethernet-10"])
+    words = where_faster("psgpu", "xring", 8, links)
+    assert words.startswith("below ")
+    number, unit = words.removeprefix("below ").split()
+    size = float(number) * {"KiB": 1 << 10, "MiB": 1 << 20}[unit]
+    for factor, faster in ((0.98, "psgpu"), (1.02, "xring")):
+        pair = cost.cheapest(8, int(size * factor), links, algorithms=("psgpu", "xring"))
+        assert pair[0][0] == faster
+    assert where_faster("xring", "psgpu", 8, links).startswith("from ")
+    assert where_faster("xring", "xla", 8, links) == "never, up to 1 GiB"
+    assert where_faster("xla", "psgpu", 8, links) == "always"
