@@ -9,8 +9,6 @@ from jaxdist.collectives._communication import communication_of as communication
 from jaxdist.collectives._dtypes import check_numeric as check_numeric
 from jaxdist.collectives._dtypes import result_dtype as result_dtype
 from jaxdist.collectives._hints import hints_of as hints_of
-from jaxdist.collectives._ignored import ignored_hints as ignored_hints
-from jaxdist.collectives._ignored import note_ignored as note_ignored
 from jaxdist.collectives._in_replica import all_gather as all_gather
 from jaxdist.collectives._in_replica import all_reduce as all_reduce
 from jaxdist.collectives._in_replica import gather_dim as gather_dim
@@ -24,15 +22,18 @@ from jaxdist.collectives._options import (
 )
 from jaxdist.collectives._options import CommunicationOptions as CommunicationOptions
 from jaxdist.collectives._packs import plan_packs as plan_packs
+from jaxdist.collectives._plan import Plan as Plan
 from jaxdist.collectives._reduce_op import ReduceOp as ReduceOp
 from jaxdist.collectives._reduce_op import reduce_op as reduce_op
 from jaxdist.collectives._reduction import ALL_REDUCE as ALL_REDUCE
-from jaxdist.collectives._reduction import Plan as Plan
 from jaxdist.collectives._slices import all_reduce_slices as all_reduce_slices
 from jaxdist.collectives._slices import all_reduce_tree as all_reduce_tree
 from jaxdist.collectives._slices import is_slices as is_slices
 from jaxdist.collectives._slices import reduce_slices_across as reduce_slices_across
 from jaxdist.collectives._slices import slices_of_all as slices_of_all
+from jaxdist.collectives._told import Told as Told
+from jaxdist.collectives._told import note_ignored as note_ignored
+from jaxdist.collectives._told import told as told
 from jaxdist.collectives._trace_number import traced_anew as traced_anew
 from jaxdist.collectives._trace_number import traced_once as traced_once
 from jaxdist.collectives._uneven_gather import UNEVEN_ALL_GATHER as UNEVEN_ALL_GATHER

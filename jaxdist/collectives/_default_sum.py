@@ -8,13 +8,16 @@ import jax
 
 from jaxdist import cost
 from jaxdist.collectives._options import CommunicationOptions
-from jaxdist.collectives._packing import SmallTogether
+from jaxdist.collectives._packing import Alone, Packing, SmallTogether
 from jaxdist.collectives._packs import LeafPacks
-from jaxdist.collectives._reduction import Plan, Summing, reduced
+from jaxdist.collectives._plan import Plan
+from jaxdist.collectives._reduction import Summing, reduced
 from jaxdist.collectives._sum_by_size import Entry, SumBySize
-from jaxdist.collectives.algorithms import InShards, Xla, whole
+from jaxdist.collectives._told import note_plan
+from jaxdist.collectives.algorithms import Auto, InShards, auto, whole
 from jaxdist.mesh import ReplicaMesh
 
+XLA = "nccl"
 # A vector of small leaves is closed when starting its all-reduce is this part of copying it.
 _LATENCY_PART = 16
 
@@ -27,40 +30,77 @@ def default_summing(
         packs = LeafPacks(layout.replica_axes, math.ceil(options.bytes_per_pack))
         count = len(packs.packs(leaves))
         reason = f"bytes_per_pack={options.bytes_per_pack}: {count} all-reduce(s), last leaf first"
-        return Plan("xla", reason), packs
-    small = _small_ones(leaves, layout)
-    if small is not None:
-        return small
-    reason = "all leaves are large, or XLA packs them itself"
-    return Plan("xla", reason), LeafPacks(layout.replica_axes)
+        return Plan(XLA, reason, _times(leaves, layout)), packs
+    packing = _packing(leaves, layout)
+    choice = auto(layout)
+    names = _chosen(leaves, packing or Alone(), choice, layout.num_replicas)
+    if packing is None and names == {XLA}:
+        return _plain(leaves, layout), LeafPacks(layout.replica_axes)
+    plan = Plan(", ".join(sorted(names)), _why(leaves, packing, layout), _times(leaves, layout))
+    entry = Entry(InShards(choice, 1), -1)
+    return plan, SumBySize(whole(layout), (entry,), packing or Alone())
 
 
 def summed_by_default(
     arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
 ) -> Sequence[jax.Array]:
-    """The sums over the replicas; a bare `psum` where there is nothing to say about it."""
-    plain = LeafPacks(layout.replica_axes)
-    if not options.bytes_per_pack and _small_ones(arrays, layout) is None:
-        return plain(arrays)
-    return reduced(arrays, *default_summing(arrays, layout, options))
+    """The sums over the replicas; a bare `psum` where XLA is left to do all of it."""
+    plan, how = default_summing(arrays, layout, options)
+    if how == LeafPacks(layout.replica_axes):
+        sizes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+        note_plan(lambda: _plain(sizes, layout, timed=True))
+        return how(arrays)
+    return reduced(arrays, plan, how)
 
 
-def _small_ones(leaves: Sequence[Any], layout: ReplicaMesh) -> tuple[Plan, Summing] | None:
-    """Small leaves in common vectors, where that is faster; None where there are none."""
+def _packing(leaves: Sequence[Any], layout: ReplicaMesh) -> SmallTogether | None:
+    """Small leaves in common vectors, where that is faster; None where there are none.
+
+    TPUs and GPUs do not need it: there XLA puts leaves together without copies.
+    """
     if layout.platform != "cpu":
         return None
     link = cost.links_of(layout).across
     below = cost.pack_below(link)
-    kinds = [str(x.dtype) for x in leaves if 0 < x.size * x.dtype.itemsize < below]
-    if len(kinds) < 2 or len(set(kinds)) == len(kinds):
+    kinds = [str(x.dtype) for x in leaves if 0 < _bytes(x) < below]
+    if len(set(kinds)) == len(kinds):
         return None
-    limit = max(below, int(_LATENCY_PART * link.alpha * link.memory_bytes_per_second))
-    reason = (
-        f"{len(kinds)} of {len(leaves)} leaves are below {below:,} bytes, where copying them "
-        f"together costs less than starting an all-reduce ({link.name}: "
+    return SmallTogether(below, int(_LATENCY_PART * link.alpha * link.memory_bytes_per_second))
+
+
+def _chosen(leaves: Sequence[Any], packing: Packing, choice: Auto, count: int) -> set[str]:
+    """The names of the algorithms that the cost model takes for the vectors."""
+    sizes = {
+        sum((p.stop - p.start) * leaves[p.leaf].dtype.itemsize for p in pack)
+        for pack in packing.packs(leaves)
+    }
+    return {choice.chosen(count, size).name for size in sizes} or {XLA}
+
+
+def _plain(leaves: Sequence[Any], layout: ReplicaMesh, timed: bool = False) -> Plan:
+    if layout.platform == "cpu":
+        below = cost.pack_below(cost.links_of(layout).across)
+        reason = f"no two leaves of one dtype are below {below:,} bytes, so each goes alone"
+    else:
+        reason = f"on {layout.platform} XLA puts leaves together without copies"
+    return Plan(XLA, reason, _times(leaves, layout) if timed else ())
+
+
+def _why(leaves: Sequence[Any], packing: SmallTogether | None, layout: ReplicaMesh) -> str:
+    if packing is None:
+        return "the fastest by the cost model"
+    link = cost.links_of(layout).across
+    small = sum(0 < _bytes(x) < packing.below for x in leaves)
+    return (
+        f"{small} of {len(leaves)} leaves are below {packing.below:,} bytes, where copying them "
+        f"together costs less than starting an all-reduce for each ({link.name}: "
         f"{link.alpha * 1e6:.0f} us, {link.memory_bytes_per_second / 1e9:.1f} GB/s)"
     )
-    together = SmallTogether(below, limit)
-    entry = Entry(InShards(Xla(), 1), -1)
-    summing = SumBySize(whole(layout), (entry,), together)
-    return Plan("xla, small leaves together", reason), summing
+
+
+def _times(leaves: Sequence[Any], layout: ReplicaMesh) -> tuple[tuple[str, float], ...]:
+    return tuple(auto(layout).times(layout.num_replicas, sum(map(_bytes, leaves))))
+
+
+def _bytes(leaf: Any) -> int:
+    return int(leaf.size) * int(leaf.dtype.itemsize)

@@ -3,8 +3,8 @@
 import logging
 from typing import Any
 
-from jaxdist.collectives._ignored import note_ignored
 from jaxdist.collectives._options import CommunicationImplementation, CommunicationOptions
+from jaxdist.collectives._told import note_ignored
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 _LOG = logging.getLogger("jaxdist")

@@ -1,6 +1,5 @@
 """One operation that stands for a whole all-reduce, whatever it is made of."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,18 +9,9 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from jaxdist.collectives._mark import assume_replicated
+from jaxdist.collectives._plan import Plan
 
 Summing = Callable[[list[jax.Array]], Sequence[jax.Array]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How an all-reduce goes, and why; `explain` shows it."""
-
-    algorithm: str
-    reason: str
-    alternatives: tuple[tuple[str, float], ...] = ()  # and the seconds that they would take
-    ignored: tuple[str, ...] = ()
 
 
 # Its derivative is itself: the gradient of a sum over the replicas is the sum of their gradients.

@@ -7,6 +7,7 @@ import os
 from rich.console import RenderableType
 
 from jaxdist import cost, hlo
+from jaxdist.collectives import Told
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _tables
 from jaxdist.program._reconciled import AskedFor, CompiledRow, compiled_rows, reconciled
@@ -102,12 +103,13 @@ def explained(
     name: str,
     layout: ReplicaMesh,
     asked: tuple[TracedCollective, ...],
-    ignored: tuple[str, ...],
+    told: Told,
     text: str,
 ) -> Explanation:
     """Read a compiled program and reconcile it with what was asked for."""
     links = cost.links_of(layout)
     found = hlo.collectives(text)
+    asked = tuple(_with_plan(a, told) for a in asked)
     asked_for, origins = reconciled(asked, found)
     where = (
         f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
@@ -119,8 +121,23 @@ def explained(
         where,
         compiled_rows(found, origins, layout, links, hlo.num_participants(text)),
         asked_for,
-        tuple(dict.fromkeys((*ignored, *by_plan))),
+        tuple(dict.fromkeys((*told.ignored, *by_plan))),
         links,
+    )
+
+
+def _with_plan(asked: TracedCollective, told: Told) -> TracedCollective:
+    """A collective with the plan that left it as it is."""
+    plan = told.plans.get(asked.source)
+    if plan is None or asked.algorithm or asked.kind != "psum":
+        return asked
+    made = plan()
+    return dataclasses.replace(
+        asked,
+        algorithm=made.algorithm,
+        reason=made.reason,
+        alternatives=made.alternatives,
+        ignored=made.ignored,
     )
 
 

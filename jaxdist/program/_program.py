@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import hlo
-from jaxdist.collectives import ignored_hints
+from jaxdist.collectives import Told, told
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _graph_rules
 from jaxdist.program._arguments import Static
@@ -75,7 +75,7 @@ class Program:
     combined: dict[int, type]  # variables of NNX objects that a collective makes equal
     donated: tuple[int, ...]  # numbers of input leaves
     variables: LiftedVariables = NO_VARIABLES
-    ignored_hints: tuple[str, ...] = ()  # sentences: which, given to what, and why
+    told: Told = dataclasses.field(default_factory=Told)
 
     @property
     def has_state(self) -> bool:
@@ -358,7 +358,7 @@ class CompiledProgram:
             program.name,
             program.layout,
             program.collectives,
-            program.ignored_hints,
+            program.told,
             self.as_text(),
         )
 
@@ -391,7 +391,7 @@ def build(
     """Trace `fn`, analyse it, and refuse state that would come out different."""
     layout: ReplicaMesh = strategy.layout
     tracer = trace_uneven if signature.uneven else trace
-    with ignored_hints() as ignored:
+    with told() as said:
         traced, signature, variables = lift(tracer, fn, signature, strategy, known)
     graph_size = len(signature.graph.paths) if signature.graph else 0
     axes = replica_axes_of(layout)
@@ -425,7 +425,7 @@ def build(
         combined,
         tuple(d if d < graph_size else d + len(variables.written) for d in donated),
         variables,
-        tuple(ignored),
+        said,
     )
 
 

@@ -82,7 +82,9 @@ class _Walk:
         # function may be called from several places.
         self.found: dict[tuple[int, ...], TracedCollective] = {}
         self.way: tuple[int, ...] = ()
-        self.plan: Any = None  # of the all-reduce that is being walked
+        # Of the all-reduce that is being walked: how it goes, and the line that asked for it.
+        self.plan: Any = None
+        self.source = ""
 
     def jaxpr(
         self, jaxpr: Any, inputs: list[Differs], under: Differs, times: int | None
@@ -114,10 +116,7 @@ class _Walk:
         if name in known.PAIRWISE:
             return inputs
         if name in known.CALLS and known.CALLS[name] in eqn.params:
-            around, self.plan = self.plan, eqn.params.get("plan", self.plan)
-            results = self.jaxpr(eqn.params[known.CALLS[name]], inputs, under, times)
-            self.plan = around
-            return results
+            return self._call(eqn, name, inputs, under, times)
         if name == "scan":
             return self._scan(eqn, inputs, under, times)
         if name == "while":
@@ -132,6 +131,16 @@ class _Walk:
             self.jaxpr(inner, [self.axes] * len(inner_inputs(inner)), under, None)
         return [self.axes] * len(eqn.outvars)
 
+    def _call(
+        self, eqn: Any, name: str, inputs: list[Differs], under: Differs, times: int | None
+    ) -> list[Differs]:
+        around = self.plan, self.source
+        if "plan" in eqn.params:
+            self.plan, self.source = eqn.params["plan"], _compat.source_of(eqn)
+        results = self.jaxpr(eqn.params[known.CALLS[name]], inputs, under, times)
+        self.plan, self.source = around
+        return results
+
     def _collective(
         self, eqn: Any, name: str, joined: Differs, under: Differs, times: int | None
     ) -> list[Differs]:
@@ -142,12 +151,30 @@ class _Walk:
             if over & under:
                 raise DivergentCollectiveError(_may_not_reach(eqn, name))
             if over:
-                self.found[self.way] = _record(eqn, name, named, grouped, times, self.plan)
+                self.found[self.way] = self._record(eqn, name, named, times)
         if name in known.EQUALISING and not grouped:
             result = joined - over
         else:
             result = joined | over
         return [result] * len(eqn.outvars)
+
+    def _record(
+        self, eqn: Any, name: str, named: tuple[str, ...], times: int | None
+    ) -> TracedCollective:
+        avals = [v.aval for v in eqn.invars]
+        return TracedCollective(
+            name,
+            named,
+            sum(int(a.size) * a.dtype.itemsize for a in avals),
+            len(avals),
+            eqn.params.get("axis_index_groups") is not None,
+            self.source or _compat.source_of(eqn),
+            times,
+            algorithm=getattr(self.plan, "algorithm", ""),
+            reason=getattr(self.plan, "reason", ""),
+            alternatives=tuple(getattr(self.plan, "alternatives", ())),
+            ignored=tuple(getattr(self.plan, "ignored", ())),
+        )
 
     def _scan(
         self, eqn: Any, inputs: list[Differs], under: Differs, times: int | None
@@ -210,26 +237,6 @@ def named_axes(params: dict[str, Any]) -> tuple[str, ...]:
     axes = params.get("axes", params.get("axis_name", ()))
     flat = axes if isinstance(axes, (tuple, list)) else (axes,)
     return tuple(a for a in flat if isinstance(a, str))
-
-
-def _record(
-    eqn: Any, name: str, named: tuple[str, ...], grouped: bool, times: int | None, plan: Any
-) -> TracedCollective:
-    avals = [v.aval for v in eqn.invars]
-    size = sum(int(a.size) * a.dtype.itemsize for a in avals)
-    return TracedCollective(
-        name,
-        named,
-        size,
-        len(avals),
-        grouped,
-        _compat.source_of(eqn),
-        times,
-        algorithm=getattr(plan, "algorithm", ""),
-        reason=getattr(plan, "reason", ""),
-        alternatives=tuple(getattr(plan, "alternatives", ())),
-        ignored=tuple(getattr(plan, "ignored", ())),
-    )
 
 
 def _may_not_reach(eqn: Any, name: str) -> str:

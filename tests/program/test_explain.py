@@ -19,6 +19,7 @@ from rich.console import Console
 
 import jaxdist
 from jaxdist import cost
+from jaxdist.collectives import Told
 from jaxdist.program import _explanation, _primitives
 from tests.test_hlo_compiled import EXPECTED, every_collective
 
@@ -275,11 +276,11 @@ def test_links_between_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None
 def test_program_whose_lines_xla_lost_is_not_guessed_at() -> None:
     program = jaxdist.MirroredStrategy().lower(lambda x: lax.psum(x, "replica"), (X,))
     text = re.sub(r"metadata=\{[^}]*\}", "", program.compile().as_text())
-    report = _explanation.explained("f", program.layout, program.collectives, (), text)
+    report = _explanation.explained("f", program.layout, program.collectives, Told(), text)
     assert [a.outcome for a in report.asked] == ["compiled"], "kind and size are alike"
     [asked] = program.collectives
     other = dataclasses.replace(asked, bytes_per_device=4)
-    report = _explanation.explained("f", program.layout, (other,), (), text)
+    report = _explanation.explained("f", program.layout, (other,), Told(), text)
     assert [a.outcome for a in report.asked] == ["unknown"]
     assert not any(c.added for c in report.compiled)
 

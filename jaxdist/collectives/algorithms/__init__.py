@@ -1,6 +1,9 @@
 """All-reduce algorithms: functions of a vector and of who communicates with whom."""
 
 from jaxdist.collectives.algorithms._algorithm import Algorithm as Algorithm
+from jaxdist.collectives.algorithms._auto import Auto as Auto
+from jaxdist.collectives.algorithms._auto import auto as auto
+from jaxdist.collectives.algorithms._auto import workers_of_equal_size as workers_of_equal_size
 from jaxdist.collectives.algorithms._halving_doubling import HalvingDoubling as HalvingDoubling
 from jaxdist.collectives.algorithms._host import Host as Host
 from jaxdist.collectives.algorithms._level import Level as Level

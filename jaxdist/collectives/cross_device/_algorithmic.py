@@ -13,8 +13,9 @@ from jax.sharding import PartitionSpec
 from jaxdist.collectives._across import settled
 from jaxdist.collectives._dtypes import result_dtype
 from jaxdist.collectives._options import CommunicationOptions
+from jaxdist.collectives._plan import Plan
 from jaxdist.collectives._reduce_op import ReduceOp
-from jaxdist.collectives._reduction import Plan, Summing, reduced
+from jaxdist.collectives._reduction import Summing, reduced
 from jaxdist.collectives.cross_device._base import CrossDeviceOps
 from jaxdist.collectives.cross_device._destinations import placed, target_of
 from jaxdist.collectives.cross_device._values import layout_of, on_mesh

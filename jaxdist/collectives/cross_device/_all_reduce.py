@@ -5,7 +5,8 @@ from typing import Any
 
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._packing import Alone, EqualPacks, Packing, SmallInRuns
-from jaxdist.collectives._reduction import Plan, Summing
+from jaxdist.collectives._plan import Plan
+from jaxdist.collectives._reduction import Summing
 from jaxdist.collectives._sum_by_size import Entry, SumBySize
 from jaxdist.collectives.algorithms import Algorithm, InShards, TwoLevel, Xla, whole
 from jaxdist.collectives.cross_device._algorithmic import AlgorithmicOps

@@ -5,7 +5,8 @@ from typing import Any
 
 from jaxdist.collectives._default_sum import default_summing
 from jaxdist.collectives._options import CommunicationOptions
-from jaxdist.collectives._reduction import Plan, Summing
+from jaxdist.collectives._plan import Plan
+from jaxdist.collectives._reduction import Summing
 from jaxdist.collectives.cross_device._algorithmic import AlgorithmicOps
 from jaxdist.mesh import ReplicaMesh
 

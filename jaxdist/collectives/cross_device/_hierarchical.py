@@ -5,9 +5,17 @@ from typing import Any, final
 
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._packing import Alone, EqualPacks
-from jaxdist.collectives._reduction import Plan, Summing
+from jaxdist.collectives._plan import Plan
+from jaxdist.collectives._reduction import Summing
 from jaxdist.collectives._sum_by_size import Entry, SumBySize
-from jaxdist.collectives.algorithms import Algorithm, InShards, TwoLevel, Xla, whole
+from jaxdist.collectives.algorithms import (
+    Algorithm,
+    InShards,
+    TwoLevel,
+    Xla,
+    whole,
+    workers_of_equal_size,
+)
 from jaxdist.collectives.cross_device._algorithmic import AlgorithmicOps
 from jaxdist.collectives.cross_device._checks import checked_count
 from jaxdist.mesh import ReplicaMesh
@@ -71,14 +79,6 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
 def groups_of(layout: ReplicaMesh) -> int:
     """How many replicas stand near one another; 0 where no groups of several can be made."""
     count = layout.num_replicas
-    local = replicas_of_a_worker(layout) or (count // 2 if count % 2 == 0 else 1)
+    owners = [layout.device_grid[r, 0].process_index for r in range(count)]
+    local = workers_of_equal_size(owners) or (count // 2 if count % 2 == 0 else 1)
     return local if 1 < local < count else 0
-
-
-def replicas_of_a_worker(layout: ReplicaMesh) -> int:
-    """How many replicas each process has, if there are several processes with the same number."""
-    owners = [layout.device_grid[r, 0].process_index for r in range(layout.num_replicas)]
-    size = owners.count(owners[0])
-    in_rows = all(len(set(owners[i : i + size])) == 1 for i in range(0, len(owners), size))
-    several = len(set(owners)) > 1
-    return size if several and in_rows and len(owners) == size * len(set(owners)) else 0

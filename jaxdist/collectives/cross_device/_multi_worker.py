@@ -8,7 +8,8 @@ import jax
 
 from jaxdist import runtime
 from jaxdist.collectives._options import CommunicationOptions
-from jaxdist.collectives._reduction import Plan, Summing
+from jaxdist.collectives._plan import Plan
+from jaxdist.collectives._reduction import Summing
 from jaxdist.collectives._sum_by_size import Entry, SumBySize
 from jaxdist.collectives.algorithms import InShards, named, whole
 from jaxdist.collectives.cross_device._all_reduce import AllReduceCrossDeviceOps

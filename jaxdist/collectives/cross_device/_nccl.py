@@ -5,7 +5,8 @@ from typing import Any, final
 
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._packs import LeafPacks
-from jaxdist.collectives._reduction import Plan, Summing
+from jaxdist.collectives._plan import Plan
+from jaxdist.collectives._reduction import Summing
 from jaxdist.collectives.cross_device._algorithmic import AlgorithmicOps
 from jaxdist.collectives.cross_device._checks import checked_count
 from jaxdist.mesh import ReplicaMesh

@@ -1,0 +1,16 @@
+"""How an all-reduce goes, in words and numbers."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How an all-reduce goes, and why; `explain` shows it.
+
+    `alternatives` are all algorithms that there were, with the seconds that each would take.
+    """
+
+    algorithm: str
+    reason: str
+    alternatives: tuple[tuple[str, float], ...] = ()
+    ignored: tuple[str, ...] = ()
