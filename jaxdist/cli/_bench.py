@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxdist import cost, mesh, runtime
-from jaxdist.cli._measure import measure
+from jaxdist.cli._measure import COUNTS, MAX_BYTES, measure
 from jaxdist.errors import ArgumentError, BackendStartedError
 
 DEFAULT_SIZES = ("1KiB", "16KiB", "256KiB", "2MiB", "8MiB")
@@ -91,6 +91,14 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
             f"{str(pathlib.Path(arguments.save).absolute().parent)!r}.\n\nMake it first."
         )
     devices = _devices(arguments.devices)
+    limit = MAX_BYTES // len(devices)
+    if sizes[-1] > limit or sizes[0] * max(COUNTS) > limit:
+        raise ArgumentError(
+            f"--sizes {' '.join(arguments.sizes)}: {len(devices)} devices have "
+            f"{_size(MAX_BYTES)} for all arrays together.\n\n"
+            f"The largest size may be {limit:,} bytes, the smallest {limit // max(COUNTS):,}: it "
+            f"is measured with {max(COUNTS)} arrays as well."
+        )
     layout = mesh.build(devices)
     known = cost.links_of(layout).inner
     console = Console(file=sys.stdout)

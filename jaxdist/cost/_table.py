@@ -15,7 +15,7 @@ _NCCL = "latency of a step in NCCL's model, https://github.com/NVIDIA/nccl src/g
 
 # One hop over ICI.
 _ICI_ALPHA = 1e-6
-_ICI = f"; about 1 us for each hop, {_BOOK}"
+_ICI = "; about 1 us for each hop, https://jax-ml.github.io/scaling-book/sharding"
 # No figure is published; a round trip between machines of one datacenter.
 _DCN_ALPHA = 50e-6
 _DCN = "; 50 us for a message is assumed"
@@ -55,7 +55,7 @@ _ROWS = (
     # TPU, inside a slice: per device, one direction, all its links.
     _ici("v2", 124e9, 350e9, f"4 x 496 Gbit/s a chip, {_CACM}"),
     _ici("v3", 164e9, 450e9, f"4 x 656 Gbit/s a chip, {_CACM}"),
-    _ici("v4", 300e9, 1200e9, f"2400 Gbit/s a chip, {_TPU_DOCS}/v4"),
+    _ici("v4", 270e9, 1200e9, f"6 x 45 GB/s a chip, {_BOOK}; memory {_TPU_DOCS}/v4"),
     _ici("v5e", 200e9, 819e9, f"400 GB/s a chip in both directions, {_TPU_DOCS}/v5e"),
     _ici("v5p", 600e9, 2765e9, f"1200 GB/s a chip in both directions, {_TPU_DOCS}/v5p"),
     _ici("v6e", 400e9, 1638e9, f"800 GB/s a chip in both directions, {_TPU_DOCS}/tpu7x"),

@@ -3,6 +3,7 @@
 from jaxdist.program._eagerly import EAGERLY as EAGERLY
 from jaxdist.program._eagerly import run_eagerly as run_eagerly
 from jaxdist.program._eagerly import steps_run_eagerly as steps_run_eagerly
+from jaxdist.program._explanation import Explanation as Explanation
 from jaxdist.program._function import Function as Function
 from jaxdist.program._function import function as function
 from jaxdist.program._options import RunOptions as RunOptions

@@ -2,13 +2,21 @@
 
 import pathlib
 
+import jax
 import pytest
 
 import jaxdist
 from jaxdist import cost
 from jaxdist.cli import main
 from jaxdist.cli._bench import parse_size, where_faster
+from jaxdist.cli._measure import measure
 from jaxdist.errors import ArgumentError
+
+
+@pytest.fixture(autouse=True)
+def _jax_has_started() -> None:
+    """Or `--devices 2` would leave two devices to all tests after it."""
+    assert len(jax.devices()) == 8
 
 
 def test_it_prints_what_was_fitted_and_saves_what_is_read_again(
@@ -43,6 +51,8 @@ def test_it_prints_what_was_fitted_and_saves_what_is_read_again(
         (["--devices", "1"], "2 devices or more"),
         (["--devices", "-3"], "2 devices or more"),
         (["--devices", "99"], "99"),
+        (["--devices", "8", "--sizes", "1KiB", "1GiB"], "may be 67,108,864 bytes"),
+        (["--devices", "8", "--sizes", "32MiB", "64MiB"], "the smallest 4,194,304"),
         (["--save", "/no/such/folder/x.json"], "there is no folder '/no/such/folder'"),
     ],
 )
@@ -60,6 +70,23 @@ def test_what_is_not_understood_exits_with_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("medium", list(cost.Medium))
+def test_arrays_are_measured_at_once_or_one_after_the_other(medium: cost.Medium) -> None:
+    """Over wires each array is an all-reduce of its own: XLA sends those of one as one message."""
+    layout = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"]).layout
+    steps: list[tuple[str, int]] = []
+    found = measure(layout, [64, 4096], 1, medium, lambda what, of: steps.append((what, of)))
+    assert [(s.count, s.num_bytes) for s in found.samples] == [
+        (1, 64),
+        (16, 64),
+        (1, 4096),
+        (16, 4096),
+    ]
+    assert all(s.seconds > 0 for s in found.samples)
+    assert found.memory_bytes_per_second > 0
+    assert {total for _, total in steps} == {len(steps)}, "the bar ends where it is full"
 
 
 @pytest.mark.parametrize(
