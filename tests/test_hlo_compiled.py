@@ -270,6 +270,7 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jaxdist import cost, hlo, mesh
+from jaxdist.collectives import Told
 from jaxdist.program._explanation import explained
 
 for slices in (1, 2):
@@ -294,7 +295,7 @@ for slices in (1, 2):
     print("devices", slices, hlo.num_participants(text))
     for c in hlo.collectives(text):
         print(c.kind, slices, c.bytes_per_device, c.group_size, len(c.groups), c.between_slices)
-    report = explained("step", layout, (), (), text)
+    report = explained("step", layout, (), Told(), text)
     print("sent", slices, report.bytes_sent("inside"), report.bytes_sent("between"))
 """
 

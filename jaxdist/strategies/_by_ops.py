@@ -49,6 +49,9 @@ class ReducedByOps:
         ]
         for name, v in zip(named, placed, strict=True):
             collectives.check_numeric("Strategy.reduce", name, v.array)
+        if not isinstance(self._ops, collectives.AlgorithmicOps):
+            # A user adds up what replicas have, and JAX adds what is tied to no device.
+            placed = [PerReplica([collectives.settled(x) for x in v.values]) for v in placed]
         across = op if axis is None else ReduceOp.SUM
         results = self._ops.batch_reduce(across, [(v, v) for v in placed], self._options)
         settled = [collectives.settled(jnp.asarray(r)) for r in results]

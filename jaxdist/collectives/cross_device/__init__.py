@@ -1,5 +1,6 @@
 """`CrossDeviceOps`: who reduces for a strategy, and how."""
 
+from jaxdist.collectives.cross_device._algorithmic import AlgorithmicOps as AlgorithmicOps
 from jaxdist.collectives.cross_device._all_reduce import (
     AllReduceCrossDeviceOps as AllReduceCrossDeviceOps,
 )
