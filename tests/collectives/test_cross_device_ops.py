@@ -459,9 +459,11 @@ def test_a_subclass_of_the_user_is_what_run_and_reduce_use(rows: PerReplica) -> 
 
 def test_a_subclass_may_see_all_leaves_at_once(rows: PerReplica) -> None:
     class Batched(CrossDeviceOps):
-        def batch_reduce_implementation(self, reduce_op: Any, *others: Any) -> Any:
-            seen.append(len(others[0]))
-            return NcclAllReduce().batch_reduce(reduce_op, *others)
+        def batch_reduce_implementation(
+            self, reduce_op: Any, value_destination_pairs: Any, options: Any
+        ) -> Any:
+            seen.append(len(value_destination_pairs))
+            return NcclAllReduce().batch_reduce(reduce_op, value_destination_pairs, options)
 
     seen: list[int] = []
     strategy = MirroredStrategy([f"cpu:{i}" for i in range(4)], Batched())
@@ -485,8 +487,10 @@ def test_a_subclass_that_returns_the_wrong_thing_is_named(
     result: Any, part: str, rows: PerReplica
 ) -> None:
     class Wrong(CrossDeviceOps):
-        def reduce_implementation(self, reduce_op: Any, *others: Any) -> Any:
-            return result(others[0])
+        def reduce_implementation(
+            self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any
+        ) -> Any:
+            return result(per_replica_value)
 
     strategy = MirroredStrategy([f"cpu:{i}" for i in range(4)], Wrong())
     with refused(ReplicaValueError, "Wrong.batch_reduce", part, "shape [5]"):
@@ -495,8 +499,10 @@ def test_a_subclass_that_returns_the_wrong_thing_is_named(
 
 def test_a_subclass_that_returns_too_few_is_named(rows: PerReplica) -> None:
     class Few(CrossDeviceOps):
-        def batch_reduce_implementation(self, reduce_op: Any, *others: Any) -> Any:
-            return [others[0][0][0].values[0]]
+        def batch_reduce_implementation(
+            self, reduce_op: Any, value_destination_pairs: Any, options: Any
+        ) -> Any:
+            return [value_destination_pairs[0][0].values[0]]
 
     strategy = MirroredStrategy([f"cpu:{i}" for i in range(4)], Few())
     with refused(ReplicaValueError, "a list of 1", "5 (value, destinations) pairs"):
