@@ -26,6 +26,11 @@ class ArmGroup:
         self.ports = _free_ports(count)
         self._members = [ArmProcess(python, devices=devices) for _ in range(count)]
 
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes."""
+        return [member.pid for member in self._members]
+
     def call(self, function: Callable[..., Any], timeout_s: float = 600, **params: Any) -> Any:
         """Call a function in all of them; what the first one says."""
         return self._ask("call", function, timeout_s, params)[0]

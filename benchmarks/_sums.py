@@ -17,7 +17,7 @@ import jaxdist
 from benchmarks._joined import joined
 from benchmarks._loop import Loop
 from benchmarks._steps import strategy
-from jaxdist import cost, mesh
+from jaxdist import cost, hlo, mesh
 from jaxdist.collectives import CommunicationOptions
 from jaxdist.collectives._default_sum import default_summing
 
@@ -34,11 +34,7 @@ def api(n: int, shapes: Shapes, links: str) -> Loop:
     chosen = strategy(n)
     given = [jaxdist.PerReplica.of_global(x) for x in leaves(chosen.layout, shapes)]
 
-    def step(values: list[jax.Array]) -> list[jax.Array]:
-        sums: list[jax.Array] = jaxdist.get_replica_context().all_reduce("sum", values)
-        return sums
-
-    return loop(lambda: chosen.run(step, (given,)), chosen.layout)
+    return loop(lambda: chosen.run(_all_reduced, (given,)), chosen.layout)
 
 
 def per_leaf(n: int, shapes: Shapes) -> Loop:
@@ -71,6 +67,30 @@ def api_joined(rank: int, ports: list[int], shapes: Shapes, links: str) -> Loop:
 def per_leaf_joined(rank: int, ports: list[int], shapes: Shapes) -> Loop:
     """`per_leaf` between processes."""
     return _by_hand(joined(rank, ports), shapes, psum_each)
+
+
+def collectives(n: int, shapes: Shapes, links: str) -> tuple[str, str]:
+    """What `api` and `per_leaf` compile to: each collective with the bytes of its operands."""
+    jaxdist.config.links(links)
+    chosen = strategy(n)
+    layout = chosen.layout
+    given = [
+        jax.ShapeDtypeStruct((n * s[0], *s[1:]), np.float32, sharding=layout.per_replica)
+        for s in shapes
+    ]
+    ours = chosen.lower(_all_reduced, (given,)).compile().as_text()
+    theirs = mapped(layout, psum_each, PartitionSpec()).lower(given).compile().as_text() or ""
+    return _in_words(ours), _in_words(theirs)
+
+
+def _all_reduced(values: list[jax.Array]) -> list[jax.Array]:
+    sums: list[jax.Array] = jaxdist.get_replica_context().all_reduce("sum", values)
+    return sums
+
+
+def _in_words(text: str) -> str:
+    found = [f"{c.kind}[{c.operands}] of {c.operand_bytes:,} bytes" for c in hlo.collectives(text)]
+    return ", ".join(sorted(found))
 
 
 def psum_each(arrays: list[jax.Array]) -> list[jax.Array]:
