@@ -30,7 +30,8 @@ def default_summing(
         packs = LeafPacks(layout.replica_axes, math.ceil(options.bytes_per_pack))
         count = len(packs.packs(leaves))
         reason = f"bytes_per_pack={options.bytes_per_pack}: {count} all-reduce(s), last leaf first"
-        return Plan(XLA, reason, _times(leaves, layout)), packs
+        times = _times(leaves, layout)
+        return Plan(XLA, reason, times, pack_bytes=packs.largest(leaves)), packs
     packing = _packing(leaves, layout)
     choice = auto(layout)
     names = _chosen(leaves, packing or Alone(), choice, layout.num_replicas)

@@ -258,7 +258,23 @@ class Program:
             >>> compiled.collectives
             ()
         """
-        return CompiledProgram(self, self.lowered().compile())
+        return CompiledProgram(self, self.lowered().compile(self.compiler_options))
+
+    @property
+    def compiler_options(self) -> dict[str, bool | str]:
+        """What XLA is told beside the program: on GPU, up to which size it may join all-reduces.
+
+        It would leave the leaves of a pack apart where the pack is larger than it joins by
+        itself. Packs that depend on one another it leaves apart everywhere.
+
+        Example:
+            >>> OneDeviceStrategy("cpu:0").lower(lambda: 1).compiler_options
+            {}
+        """
+        asked = max((c.pack_bytes for c in self.collectives), default=0)
+        if self.layout.platform != "gpu" or not asked:
+            return {}
+        return {"xla_gpu_all_reduce_combine_threshold_bytes": str(asked)}
 
     def explain(self) -> "Explanation":
         """What the compiled program communicates, and what became of what the step asked for.

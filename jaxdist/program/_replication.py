@@ -38,6 +38,7 @@ class TracedCollective:
     reason: str = ""
     alternatives: tuple[tuple[str, float], ...] = ()
     ignored: tuple[str, ...] = ()
+    pack_bytes: int = 0
 
     def __repr__(self) -> str:
         times = "" if self.times == 1 else f" x {self.times or '(a while loop)'}"
@@ -174,6 +175,7 @@ class _Walk:
             reason=getattr(self.plan, "reason", ""),
             alternatives=tuple(getattr(self.plan, "alternatives", ())),
             ignored=tuple(getattr(self.plan, "ignored", ())),
+            pack_bytes=getattr(self.plan, "pack_bytes", 0),
         )
 
     def _scan(

@@ -260,7 +260,7 @@ class Step:
             self._watch.new_program(fn, len(self._programs) + 1, changed)
         else:
             self._watch.new_function(fn)
-        ready = _Ready(program, program.lowered().compile())
+        ready = _Ready(program, program.lowered().compile(program.compiler_options))
         self._programs[call.signature] = ready
         return ready
 
