@@ -6,6 +6,9 @@ from jaxdist.collectives._across import reduced_dims as reduced_dims
 from jaxdist.collectives._across import settled as settled
 from jaxdist.collectives._communication import Communication as Communication
 from jaxdist.collectives._communication import communication_of as communication_of
+from jaxdist.collectives._compressed_sum import CompressedSum as CompressedSum
+from jaxdist.collectives._compressed_sum import Errors as Errors
+from jaxdist.collectives._compression import compression_of as compression_of
 from jaxdist.collectives._default_sum import default_summing as default_summing
 from jaxdist.collectives._dtypes import check_numeric as check_numeric
 from jaxdist.collectives._dtypes import result_dtype as result_dtype
