@@ -28,6 +28,7 @@ from jaxdist.collectives._slices import reduce_slices_across as reduce_slices_ac
 from jaxdist.collectives._slices import slices_of_all as slices_of_all
 from jaxdist.collectives._trace_number import traced_anew as traced_anew
 from jaxdist.collectives._trace_number import traced_once as traced_once
+from jaxdist.collectives._tree import tree_reduced as tree_reduced
 from jaxdist.collectives._uneven_gather import UNEVEN_ALL_GATHER as UNEVEN_ALL_GATHER
 from jaxdist.collectives._uneven_gather import GatherLog as GatherLog
 from jaxdist.collectives._uneven_gather import gather_padded as gather_padded

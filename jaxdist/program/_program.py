@@ -9,7 +9,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdist import hlo
+from jaxdist import _compat, hlo
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _graph_rules
 from jaxdist.program._arguments import Static
@@ -20,6 +20,8 @@ from jaxdist.program._state import check_functional_state, combined_variables
 from jaxdist.program._trace import Argument, InSlot, Signature, Traced, scalar_form, trace
 from jaxdist.program._uneven import cut, trace_uneven
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables, check_equal, lift
+from jaxdist.program._virtual_program import call_virtually
+from jaxdist.program._virtual_values import Turns
 from jaxdist.values import Form, Kind, PerReplica
 
 
@@ -111,7 +113,9 @@ class Program:
     def call(self, *leaves: Any) -> list[Any]:
         """Run on flat global arrays; this is what is compiled."""
         specs = [o.spec(self.layout) for o in self.outputs]
-        if self._is_replayed:
+        if self.layout.num_virtual is not None:
+            results = self._call_virtually(leaves)
+        elif self._is_replayed:
             results = self._replay(leaves, specs)
         else:
             results = self.traced.call(leaves, specs)
@@ -123,6 +127,11 @@ class Program:
             if _graph_rules.is_kept(kind):
                 results[i] = leaves[i]
         return results
+
+    def _call_virtually(self, leaves: Sequence[Any]) -> list[Any]:
+        kinds = [o.kind for o in self.outputs]
+        turns = Turns(self.layout)
+        return call_virtually(self.traced, self.signature, leaves, kinds, self.combined, turns)
 
     def _by_rows(self, out: OutSlot, array: Any) -> Any:
         """A per-replica result of which GSPMD lays out all but dim 0."""
@@ -196,7 +205,9 @@ class Program:
             out = self.outputs[count + number]
             if out.kind is not Kind.PER_REPLICA or count + number in self.traced.uneven:
                 return number
-            return PerReplica.of_global(number, scalars=scalar_form(out.shape) is Form.SCALARS)
+            scalars = scalar_form(out.shape) is Form.SCALARS
+            shared = self.layout.replicas_per_place
+            return PerReplica.of_global(number, scalars=scalars, replicas_per_shard=shared)
 
         result = jax.tree.map(node, self.traced.template, is_leaf=lambda x: isinstance(x, Static))
         return (list(range(count)), result) if self.has_state else result
@@ -209,6 +220,16 @@ class Program:
             out_shardings=self._pinned(),
         )
         return jitted.lower(*(i.abstract() for i in self.signature.inputs))
+
+    def compiled(self) -> jax.stages.Compiled:
+        """The compiled stage, with the options that this program needs."""
+        return self.lowered().compile(compiler_options=self._compiler_options)
+
+    @functools.cached_property
+    def _compiler_options(self) -> dict[str, Any] | None:
+        if self.layout.num_virtual is None:
+            return None
+        return _compat.exact_options(self.layout.platform)
 
     def _pinned(self) -> Any:
         """Layouts of results: state leaves as it came in, or the next step would compile anew."""
@@ -255,7 +276,7 @@ class Program:
             >>> compiled.collectives
             ()
         """
-        return CompiledProgram(self, self.lowered().compile())
+        return CompiledProgram(self, self.compiled())
 
     def __repr__(self) -> str:
         layout = self.layout
@@ -326,7 +347,7 @@ class CompiledProgram:
 
 def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
     """Replica axes over which something can differ at all."""
-    return frozenset(a for a in layout.replica_axes if layout.mesh.shape[a] > 1)
+    return frozenset(a for a in layout.replica_axes if layout.traced_mesh.shape[a] > 1)
 
 
 def input_differences(

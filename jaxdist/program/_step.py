@@ -34,7 +34,9 @@ from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables
 from jaxdist.runtime import CPU_STEPS
 from jaxdist.values import (
     Form,
+    Kind,
     PerReplica,
+    check_virtual_rows,
     checked_per_replica,
     current_binding,
     placement_of,
@@ -152,6 +154,8 @@ class Step:
         return self._op_by_op(call, args)
 
     def _op_by_op(self, call: _Call, args: tuple[Any, ...]) -> Any:
+        if self._layout.num_virtual is not None:
+            raise ContextError(_NOT_OP_BY_OP)
         fn: Any = self._fn()
         self._check_numbers(args)
         with _compat.with_jit():
@@ -211,6 +215,10 @@ class Step:
         for i, leaf in enumerate(leaves):
             slot = _in_slot(leaf, self._layout)
             inputs.append(slot)
+            is_virtual = self._layout.num_virtual is not None
+            if is_virtual and slot.kind is Kind.PER_REPLICA and not isinstance(leaf, PerReplica):
+                name = _ArgumentName(flat, i - (len(leaves) - len(flat.dynamic)), (args, kwargs))
+                check_virtual_rows(name, leaf, self._layout)
             leaf = leaf.array if isinstance(leaf, PerReplica) else leaf
             if _must_move(leaf, slot):
                 leaf, moved = jax.device_put(leaf, slot.sharding), True
@@ -260,7 +268,7 @@ class Step:
             self._watch.new_program(fn, len(self._programs) + 1, changed)
         else:
             self._watch.new_function(fn)
-        ready = _Ready(program, program.lowered().compile())
+        ready = _Ready(program, program.compiled())
         self._programs[call.signature] = ready
         return ready
 
@@ -343,6 +351,10 @@ class Step:
     # Inside somebody else's trace there are no layouts to read, and nothing to compile.
 
     def _inside_trace(self, call: _Call, given: tuple[Any, Any]) -> Any:
+        if self._layout.num_virtual is not None and not _compat.is_exact_anywhere(
+            self._layout.platform
+        ):
+            raise ContextError(_NOT_INSIDE_TRACE)
         program = self._build(call, given)
         variables = program.variables
         if variables and current_binding() is None:
@@ -429,6 +441,23 @@ class _ArgumentName:
 
     def __str__(self) -> str:
         return self.flat.path(self.number, self.call)
+
+
+_NOT_OP_BY_OP = (
+    "strategy.run of a strategy with deterministic=True was called op by op "
+    "(jaxdist.config.run_eagerly or jax.disable_jit).\n\n"
+    "Operations that run one by one are rounded in other ways than a compiled step, so the bits "
+    "would not be those of the strategy.\n\n"
+    "Look into the step with a strategy without deterministic, or compiled, with jax.debug.print."
+)
+_NOT_INSIDE_TRACE = (
+    "strategy.run of a strategy with deterministic=True was called inside another function that "
+    f"JAX is tracing (jax.jit, scan, grad), with JAX {jax.__version__} on CPU.\n\n"
+    "Before JAX 0.11, only a compile option keeps XLA from fusing what has to stay apart, and "
+    "jaxdist does not compile that function.\n\n"
+    "Call strategy.run outside of it, with jaxdist.training.multi_step for several steps in one "
+    "call; or use JAX 0.11 or later."
+)
 
 
 def _variables_inside_trace(variables: LiftedVariables) -> str:

@@ -576,7 +576,9 @@ class Strategy:
             return _local.from_function(value_fn, self.layout, unwrap=self._unwraps)
 
     # Whether one replica's values come bare, as OneDeviceStrategy and the default strategy do.
-    _unwraps = False
+    @property
+    def _unwraps(self) -> bool:
+        return False
 
     @final
     def experimental_distribute_dataset(

@@ -10,6 +10,7 @@ from jaxdist import mesh as meshes
 from jaxdist import runtime
 from jaxdist.errors import ArgumentError
 from jaxdist.strategies._base import Strategy
+from jaxdist.strategies._deterministic import with_virtual_replicas
 
 
 @final
@@ -23,10 +24,15 @@ class MirroredStrategy(Strategy):
         mesh: A mesh of your own instead of `devices`; its axis names stay.
         replica_axes: With `mesh`: the axes over which replicas run. The others are the logical
             devices of each replica, for GSPMD to partition over.
+        deterministic: Whether training gives the same bits on any number of devices that divides
+            the virtual replicas: True is 8 of them, an integer their number, a power of two. They
+            are the replicas that a step sees, and devices run several of them in turn. See
+            `docs/deterministic.md`.
 
     Raises:
         DeviceError: Devices that do not exist, are listed twice, or are of different kinds.
-        ArgumentError: Both `devices` and `mesh`, or axes that the mesh does not have.
+        ArgumentError: Both `devices` and `mesh`, axes that the mesh does not have, or devices that
+            do not divide the virtual replicas.
         NotImplementedError: `cross_device_ops` is given.
 
     Example:
@@ -47,6 +53,7 @@ class MirroredStrategy(Strategy):
         *,
         mesh: Mesh | None = None,
         replica_axes: Sequence[str] | str | None = None,
+        deterministic: bool | int = False,
     ) -> None:
         if cross_device_ops is not None:
             raise NotImplementedError(
@@ -59,7 +66,8 @@ class MirroredStrategy(Strategy):
                     "MirroredStrategy was given both devices and mesh.\n\n"
                     "A mesh has its devices already; leave devices out."
                 )
-            self._set_up(meshes.adopt(mesh, replica_axes))
+            layout = meshes.adopt(mesh, replica_axes)
+            self._set_up(with_virtual_replicas("MirroredStrategy", layout, deterministic))
             return
         if replica_axes is not None:
             raise ArgumentError(
@@ -73,4 +81,5 @@ class MirroredStrategy(Strategy):
             if devices
             else runtime.default_devices()
         )
-        self._set_up(meshes.build(chosen))
+        layout = meshes.build(chosen)
+        self._set_up(with_virtual_replicas("MirroredStrategy", layout, deterministic))
