@@ -139,9 +139,10 @@ def exact_options(platform: str) -> dict[str, Any] | None:
     return None if BARRIERS_HOLD or platform != "cpu" else dict(_BARRIERS_ON_OLD_CPU)
 
 
-def is_exact_anywhere(platform: str) -> bool:
-    """Whether a program keeps its bits without compile options, inside another one."""
-    return exact_options(platform) is None
+def are_set_by_flags(options: dict[str, Any]) -> bool:
+    """Whether compile options hold for every program of this process, by `XLA_FLAGS`."""
+    given = os.environ.get("XLA_FLAGS", "").lower().split()
+    return all(f"--{name}={value}".lower() in given for name, value in options.items())
 
 
 def must_interpret() -> bool:

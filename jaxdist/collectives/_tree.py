@@ -35,27 +35,26 @@ def tree_reduced(
 
     Args:
         stacks: Arrays of the rows of this device's replicas.
-        combine: An elementwise operation of two arrays.
+        combine: An elementwise, commutative operation of two arrays.
         axes: The mesh axes of the devices.
         num_places: `R`, a power of two.
     """
     # A product that is fused with the first sum would be rounded once instead of twice.
     held = jax.lax.optimization_barrier(tuple(stacks))
-    own = jax.lax.optimization_barrier(tuple(in_pairs(rows, combine) for rows in held))
-    if num_places == 1:
-        return list(own)
-    whole: list[Any] = [None] * len(own)
-    for numbers in _packs(own):
+    whole = list(jax.lax.optimization_barrier(tuple(in_pairs(rows, combine) for rows in held)))
+    for numbers in _packs(whole) if num_places > 1 else ():
         if len(numbers) == 1:
             (number,) = numbers
-            whole[number] = _exchanged(own[number], combine, axes, num_places)
+            whole[number] = _exchanged(whole[number], combine, axes, num_places)
             continue
-        joined = jnp.concatenate([own[i].ravel() for i in numbers])
+        joined = jnp.concatenate([whole[i].ravel() for i in numbers])
         flat, start = _exchanged(joined, combine, axes, num_places), 0
         for i in numbers:
-            whole[i] = flat[start : start + own[i].size].reshape(own[i].shape)
-            start += own[i].size
-    return [assume_replicated(x) for x in jax.lax.optimization_barrier(tuple(whole))]
+            size = whole[i].size
+            whole[i] = flat[start : start + size].reshape(whole[i].shape)
+            start += size
+    same = jax.lax.optimization_barrier(tuple(map(_with_one_nan, whole)))
+    return [assume_replicated(x) for x in same]
 
 
 def _packs(arrays: Sequence[jax.Array]) -> list[list[int]]:
@@ -74,14 +73,18 @@ def _exchanged(own: jax.Array, combine: Combine, axes: AxisNames, num_places: in
     """A butterfly: after the step of distance `d`, blocks of `2 d` devices hold their subtree."""
     if not own.size:
         return own
-    place = jax.lax.axis_index(axes)
     distance = 1
     while distance < num_places:
         pairs = [(i, i ^ distance) for i in range(num_places)]
-        other = jax.lax.ppermute(own, axes, pairs)
-        # Both partners combine the same two operands in the same places: of two NaNs, the
-        # hardware keeps the bits of the first.
-        is_second = (place & distance) != 0
-        own = combine(jnp.where(is_second, other, own), jnp.where(is_second, own, other))
+        own = combine(own, jax.lax.ppermute(own, axes, pairs))
         distance *= 2
     return own
+
+
+def _with_one_nan(array: jax.Array) -> jax.Array:
+    """Of two NaNs hardware keeps the bits of the first, and which is first is up to the device."""
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        return jax.lax.complex(_with_one_nan(array.real), _with_one_nan(array.imag))
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    return jnp.where(jnp.isnan(array), jnp.full_like(array, jnp.nan), array)

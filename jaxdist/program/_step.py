@@ -31,6 +31,11 @@ from jaxdist.program._retrace import RetraceWatch, place
 from jaxdist.program._trace import InSlot, Signature
 from jaxdist.program._uneven import padded, uneven_shapes
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables
+from jaxdist.program._virtual_limits import (
+    check_compiled,
+    check_inside_trace,
+    not_differentiable,
+)
 from jaxdist.runtime import CPU_STEPS
 from jaxdist.values import (
     Form,
@@ -154,8 +159,7 @@ class Step:
         return self._op_by_op(call, args)
 
     def _op_by_op(self, call: _Call, args: tuple[Any, ...]) -> Any:
-        if self._layout.num_virtual is not None:
-            raise ContextError(_NOT_OP_BY_OP)
+        check_compiled(self._layout)
         fn: Any = self._fn()
         self._check_numbers(args)
         with _compat.with_jit():
@@ -351,16 +355,15 @@ class Step:
     # Inside somebody else's trace there are no layouts to read, and nothing to compile.
 
     def _inside_trace(self, call: _Call, given: tuple[Any, Any]) -> Any:
-        if self._layout.num_virtual is not None and not _compat.is_exact_anywhere(
-            self._layout.platform
-        ):
-            raise ContextError(_NOT_INSIDE_TRACE)
+        check_inside_trace(self._layout)
         program = self._build(call, given)
         variables = program.variables
         if variables and current_binding() is None:
             raise ContextError(_variables_inside_trace(variables))
         leaves = variables.around(call.leaves) if variables else call.leaves
-        rebuilt = program.rebuild(program.call(*leaves))
+        is_virtual = self._layout.num_virtual is not None
+        inner = not_differentiable(program.call) if is_virtual else program.call
+        rebuilt = program.rebuild(inner(*leaves))
         if not program.has_state:
             return rebuilt
         state, result = rebuilt
@@ -441,23 +444,6 @@ class _ArgumentName:
 
     def __str__(self) -> str:
         return self.flat.path(self.number, self.call)
-
-
-_NOT_OP_BY_OP = (
-    "strategy.run of a strategy with deterministic=True was called op by op "
-    "(jaxdist.config.run_eagerly or jax.disable_jit).\n\n"
-    "Operations that run one by one are rounded in other ways than a compiled step, so the bits "
-    "would not be those of the strategy.\n\n"
-    "Look into the step with a strategy without deterministic, or compiled, with jax.debug.print."
-)
-_NOT_INSIDE_TRACE = (
-    "strategy.run of a strategy with deterministic=True was called inside another function that "
-    f"JAX is tracing (jax.jit, scan, grad), with JAX {jax.__version__} on CPU.\n\n"
-    "Before JAX 0.11, only a compile option keeps XLA from fusing what has to stay apart, and "
-    "jaxdist does not compile that function.\n\n"
-    "Call strategy.run outside of it, with jaxdist.training.multi_step for several steps in one "
-    "call; or use JAX 0.11 or later."
-)
 
 
 def _variables_inside_trace(variables: LiftedVariables) -> str:

@@ -132,11 +132,13 @@ def checked_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) ->
     if isinstance(array, jax.core.Tracer):
         _check_rows(name, array, layout)
         return value
-    if isinstance(array, jax.Array) and len(array.sharding.device_set) > 1:
+    if isinstance(array, jax.Array) and (
+        len(array.sharding.device_set) > 1 or _lies_on_the_one_device(array, layout)
+    ):
         found = placement_of_sharding(array.sharding, array.ndim, layout)
         if found is None:
             raise ReplicaValueError(_other_strategy(name, array, layout))
-        if found.kind is Kind.PER_REPLICA:
+        if found.kind is Kind.PER_REPLICA or layout.num_places == 1:
             if layout.num_virtual is not None:
                 _check_rows(name, array, layout)
             return value
@@ -148,6 +150,12 @@ def checked_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) ->
         scalars=value.form is Form.SCALARS,
         replicas_per_shard=layout.replicas_per_place,
     )
+
+
+def _lies_on_the_one_device(array: jax.Array, layout: ReplicaMesh) -> bool:
+    """Whether all virtual replicas of a strategy are on the device that an array lies on."""
+    is_one = layout.num_virtual is not None and layout.num_places == 1
+    return is_one and array.sharding.device_set == layout.device_set
 
 
 def checked_global(name: str, value: PerReplica, layout: ReplicaMesh) -> Any:
