@@ -20,6 +20,8 @@ from jaxdist.values import Combine, in_pairs
 # Leaves up to this many bytes travel together in one buffer; an exchange of a small one costs its
 # latency. Larger ones gain nothing from a copy.
 PACKED_BYTES = 64 * 1024
+# Buffers up to this many bytes are exchanged all at once: one latency instead of `log2 R`.
+GATHERED_BYTES = 256 * 1024
 
 
 def tree_reduced(
@@ -70,9 +72,16 @@ def _packs(arrays: Sequence[jax.Array]) -> list[list[int]]:
 
 
 def _exchanged(own: jax.Array, combine: Combine, axes: AxisNames, num_places: int) -> jax.Array:
-    """A butterfly: after the step of distance `d`, blocks of `2 d` devices hold their subtree."""
+    """What the devices have, combined in the order of their subtrees.
+
+    A butterfly: after the step of distance `d`, blocks of `2 d` devices hold their subtree. Small
+    arrays are gathered instead, and every device does the rest of the tree.
+    """
     if not own.size:
         return own
+    if own.size * own.dtype.itemsize <= GATHERED_BYTES:
+        rows = jax.lax.all_gather(own, axes)
+        return in_pairs(jax.lax.optimization_barrier(rows), combine)
     distance = 1
     while distance < num_places:
         pairs = [(i, i ^ distance) for i in range(num_places)]

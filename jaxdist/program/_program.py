@@ -284,6 +284,11 @@ class Program:
             f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
             f"{layout.platform}"
         )
+        if layout.num_virtual is not None:
+            where = (
+                f"{layout.num_virtual} virtual replica(s) on {layout.num_places} device(s) of "
+                f"{layout.platform}"
+            )
         lines = [
             f"Program {self.name} for {where}",
             *_section("inputs", self.inputs),

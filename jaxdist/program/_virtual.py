@@ -18,7 +18,7 @@ from jaxdist.collectives import ASSUME_REPLICATED
 from jaxdist.program import _primitives as known
 from jaxdist.program._joined_ops import Const, Key, Op, flat_ops
 from jaxdist.program._replication import NONE, Differs, results_of
-from jaxdist.program._virtual_collectives import is_over_replicas, meet
+from jaxdist.program._virtual_collectives import added, is_over_replicas, is_sum, meet
 from jaxdist.program._virtual_loops import LOOPS
 from jaxdist.program._virtual_turn import asks_number, do
 from jaxdist.program._virtual_values import Own, Same, Turns, barrier, literal
@@ -51,6 +51,7 @@ class _Run:
             k: self._of(isinstance(x, Own)) for k, x in self.held.items()
         }
         self.pending: list[Op] = []
+        self.met: set[int] = set()
         self.last_read: dict[Key, int] = {}
         for number, op in enumerate(self.ops):
             self.last_read.update((a, number) for a in op.inputs if isinstance(a, Key))
@@ -70,6 +71,10 @@ class _Run:
                 self.held.update(
                     zip(op.outputs, [Same(self.turns.one(x)) for x in values], strict=True)
                 )
+            elif id(op) in self.met:
+                continue
+            elif is_sum(op.eqn) and self._meets(op):
+                self._add_up(number)
             elif op.communicates and self._meets(op):
                 outputs = self._meet(op, [self._value(a, number) for a in op.inputs], came_in)
                 self.held.update(zip(op.outputs, outputs, strict=True))
@@ -131,6 +136,21 @@ class _Run:
             self.held[key] = Own(rows) if self.differs[key] else Same(rows[0])
 
     # Meetings
+
+    def _add_up(self, number: int) -> None:
+        """Do a sum over all replicas, with the later ones that could be done now: one exchange."""
+        given = [[self._value(a, number) for a in self.ops[number].inputs]]
+        ops = [self.ops[number]]
+        for op in self.ops[number + 1 :]:
+            keys = [a for a in op.inputs if isinstance(a, Key)]
+            if is_sum(op.eqn) and self._meets(op) and all(k in self.held for k in keys):
+                ops.append(op)
+                given.append([self._value(a, number) for a in op.inputs])
+        sums = iter(added([x for held in given for x in held], self.turns))
+        for op in ops:
+            self.met.add(id(op))
+            self.held.update((k, next(sums)) for k in op.outputs)
+            self.differs.update((k, NONE) for k in op.outputs)
 
     def _meet(self, op: Op, held: list[Same | Own], differs: list[Differs]) -> list[Same | Own]:
         if op.name in known.COLLECTIVES:

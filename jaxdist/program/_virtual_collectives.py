@@ -183,6 +183,18 @@ def _moved(eqn: Any, held: Sequence[Same | Own], turns: Turns) -> list[Same | Ow
     return [Own(x[turns.numbers()]) for x in results]
 
 
+def is_sum(eqn: Any) -> bool:
+    """Whether an operation is a sum over all members of named axes."""
+    axes = eqn.params.get("axes", ())
+    is_whole = eqn.params.get("axis_index_groups") is None
+    return eqn.primitive.name in _SUMS and is_whole and all(isinstance(a, str) for a in axes)
+
+
+def added(held: Sequence[Same | Own], turns: Turns) -> list[Same | Own]:
+    """The sums over all replicas of some values, in one exchange."""
+    return _reduced(_add, True, held, turns)
+
+
 def is_over_replicas(eqn: Any, turns: Turns) -> bool:
     """Whether a collective goes over the replica axis, and not over axes of size 1 alone."""
     return bool(frozenset(named_axes(eqn.params)) & turns.axes)

@@ -22,6 +22,11 @@ class Form(enum.Enum):
     LOCAL = "local"  # the values one by one: not placed yet, or of different shapes
 
 
+# The form, and of how many replicas one device holds the values.
+Held: TypeAlias = tuple[Form, int]
+_ONE_BY_ONE: Held = (Form.LOCAL, 1)
+
+
 class PerReplica(DistributedValues):
     """One value for each replica, as `Strategy.run` returns where replicas differ.
 
@@ -54,11 +59,10 @@ class PerReplica(DistributedValues):
         `PerReplica` of `tf.distribute`, `DESIGN.md` §2.3.
     """
 
-    __slots__ = ("_data", "_form", "_per_shard")
+    __slots__ = ("_data", "_held")
 
     _data: Any
-    _form: Form
-    _per_shard: int
+    _held: "Held"
 
     def __init__(self, values: Iterable[Any]) -> None:
         if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
@@ -75,8 +79,7 @@ class PerReplica(DistributedValues):
                 "Give one value for each replica, in replica order."
             )
         self._data = held
-        self._form = Form.LOCAL
-        self._per_shard = 1
+        self._held = _ONE_BY_ONE
 
     @classmethod
     def of_global(
@@ -104,6 +107,10 @@ class PerReplica(DistributedValues):
         """
         form = Form.SCALARS if scalars else Form.ROWS
         return _rebuild((form, replicas_per_shard), (array,))
+
+    @property
+    def _form(self) -> Form:
+        return self._held[0]
 
     @property
     def is_global(self) -> bool:
@@ -160,7 +167,7 @@ class PerReplica(DistributedValues):
         shards = shards_by_replica(self._data)
         if self._form is Form.SCALARS:
             return tuple(row for s in shards for row in (s if s.size > 1 else (s.reshape(()),)))
-        return shards if self._per_shard == 1 else _cut(shards, self._per_shard)
+        return shards if self._held[1] == 1 else _cut(shards, self._held[1])
 
     def __repr__(self) -> str:
         data = self._data
@@ -256,28 +263,23 @@ def _brief(value: Any) -> str:
     return repr(value)
 
 
-Aux: TypeAlias = tuple[Form, int]
-
-
-def _flatten_with_keys(value: PerReplica) -> tuple[Sequence[tuple[Any, Any]], Aux]:
-    aux = (value._form, value._per_shard)
+def _flatten_with_keys(value: PerReplica) -> tuple[Sequence[tuple[Any, Any]], Held]:
     if value._form is Form.LOCAL:
-        return [(GetAttrKey(f"values[{i}]"), v) for i, v in enumerate(value._data)], aux
-    return [(GetAttrKey("array"), value._data)], aux
+        return [(GetAttrKey(f"values[{i}]"), v) for i, v in enumerate(value._data)], value._held
+    return [(GetAttrKey("array"), value._data)], value._held
 
 
-def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], Aux]:
-    aux = (value._form, value._per_shard)
-    if value._form is Form.LOCAL:
-        return value._data, aux
-    return (value._data,), aux
+def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], Held]:
+    if value._held[0] is Form.LOCAL:
+        return value._data, value._held
+    return (value._data,), value._held
 
 
-def _rebuild(aux: Aux, children: Iterable[Any]) -> PerReplica:
+def _rebuild(how: Held, children: Iterable[Any]) -> PerReplica:
     value = object.__new__(PerReplica)
-    value._form, value._per_shard = aux
     held = tuple(children)
-    value._data = held if value._form is Form.LOCAL else held[0]
+    value._data = held if how[0] is Form.LOCAL else held[0]
+    value._held = how
     return value
 
 

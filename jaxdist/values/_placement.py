@@ -49,7 +49,7 @@ def placement_of_sharding(sharding: Any, ndim: int, layout: ReplicaMesh) -> Plac
     mirrored = Placement(Kind.MIRRORED, layout.replicated)
     if layout.num_places == 1 and layout.num_logical == 1:
         here = sharding.device_set == {layout.devices[0]}
-        if here and layout.num_virtual is not None and sharding == layout.per_replica:
+        if here and layout.num_virtual is not None and _is_split(sharding, layout):
             return Placement(Kind.PER_REPLICA, layout.per_replica)
         return mirrored if here else None
     if not isinstance(sharding, NamedSharding):
@@ -69,6 +69,14 @@ def placement_of_sharding(sharding: Any, ndim: int, layout: ReplicaMesh) -> Plac
     if used[0] == layout.replica_spec[0] and all(e is None for e in tuple(used)[1:]):
         return Placement(Kind.PER_REPLICA, own)
     return None
+
+
+def _is_split(sharding: Any, layout: ReplicaMesh) -> bool:
+    """Whether a layout over one device names the replica axis: to JAX it is like any other."""
+    if not isinstance(sharding, NamedSharding) or not len(sharding.spec):
+        return False
+    used = Placement(Kind.MIRRORED, sharding).manual_spec(layout)
+    return used[0] == layout.replica_spec[0]
 
 
 def _equivalent(sharding: Any, other: NamedSharding, ndim: int) -> bool:

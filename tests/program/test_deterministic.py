@@ -63,9 +63,7 @@ def _parameters() -> dict[str, np.ndarray]:
 
 def _losses(params: Any, batch: Any, keys: Any, *, keep: float) -> Any:
     dims = ("NHWC", "HWIO", "NHWC")
-    x = lax.conv_general_dilated(
-        batch["x"], params["conv"], (1, 1), "SAME", dimension_numbers=dims
-    )
+    x = lax.conv_general_dilated(batch["x"], params["conv"], (1, 1), "SAME", dimension_numbers=dims)
     x = jnp.tanh(jax.nn.relu(x).reshape(x.shape[0], -1) @ params["w"] + params["b"][None])
     kept = jax.vmap(lambda k: jax.random.bernoulli(k, keep, (16,)))(keys)
     logits = (x * kept) @ params["v"]
@@ -93,7 +91,7 @@ def _trained(strategy: Strategy, steps: int = 6) -> Any:
     batch = {"x": IMAGES, "y": LABELS}
     if strategy.num_replicas_in_sync > 1:
         batch = jax.device_put(batch, strategy.per_replica_sharding)
-    means = []
+    means, losses = [], None
     for _ in range(steps):
         state, losses = strategy.run(_train_step, (state, batch))
         if strategy.num_replicas_in_sync > 1:
@@ -111,9 +109,7 @@ def test_training_with_dropout_gives_the_bits_that_it_gives_on_one_device() -> N
 
 def test_the_ordinary_strategy_gives_other_bits() -> None:
     """So that the test above says something."""
-    (first, *_), (second, *_) = (
-        _trained(MirroredStrategy(["cpu:0", "cpu:1"][:n])) for n in (1, 2)
-    )
+    (first, *_), (second, *_) = (_trained(MirroredStrategy(["cpu:0", "cpu:1"][:n])) for n in (1, 2))
     assert bits(first) != bits(second)
 
 

@@ -216,9 +216,7 @@ def test_what_an_ordinary_strategy_refuses_it_refuses_as_well() -> None:
     x = PerReplica(list(np.ones((8, 2), np.float32)))
     with pytest.raises(DivergentCollectiveError):
         strategy.run(
-            lambda x: jax.lax.cond(
-                x[0] > 0, lambda: jax.lax.psum(x, "replica"), lambda: x
-            ),
+            lambda x: jax.lax.cond(x[0] > 0, lambda: jax.lax.psum(x, "replica"), lambda: x),
             (x,),
         )
 
@@ -248,4 +246,15 @@ def test_a_donated_step_and_a_checked_one_run() -> None:
     np.testing.assert_allclose(after, 0.4, rtol=1e-6)
     program = strategy.lower(step, (after, x))
     assert [c.kind for c in program.collectives] == ["psum"]
-    assert "8 replica(s)" in repr(program)
+    assert "8 virtual replica(s) on 2 device(s)" in repr(program)
+
+
+def test_rows_on_one_device_are_known_by_their_layout() -> None:
+    strategy = OneDeviceStrategy("cpu:2", deterministic=True)
+    rows = np.arange(16, dtype=np.float32)[:, None]
+    for spec in (("replica",), ("replica", None), (("replica",),)):
+        sharding = jax.sharding.NamedSharding(strategy.mesh, jax.sharding.PartitionSpec(*spec))
+        # What is computed from an array outside of steps keeps its layout.
+        x = 2 * jax.device_put(rows, sharding)
+        assert [v.tolist() for v in strategy.run(lambda v: v, (x,)).values][1] == [[4.0], [6.0]]
+    assert strategy.run(lambda v: v, (rows,)).shape == (16, 1)
