@@ -249,11 +249,15 @@ def test_a_donated_step_and_a_checked_one_run() -> None:
     assert "8 virtual replica(s) on 2 device(s)" in repr(program)
 
 
+def _itself(value: Any) -> Any:
+    return value
+
+
 def test_rows_on_one_device_are_known_by_their_layout() -> None:
     strategy = OneDeviceStrategy("cpu:2", deterministic=True)
     rows = np.arange(16, dtype=np.float32)[:, None]
     for spec in (("replica",), ("replica", None), (("replica",),)):
         sharding = jax.sharding.NamedSharding(strategy.mesh, jax.sharding.PartitionSpec(*spec))
         x = jax.device_put(rows, sharding)
-        assert [v.tolist() for v in strategy.run(lambda v: v, (x,)).values][1] == [[2.0], [3.0]]
-    assert strategy.run(lambda v: v, (rows,)).shape == (16, 1)
+        assert [v.tolist() for v in strategy.run(_itself, (x,)).values][1] == [[2.0], [3.0]]
+    assert strategy.run(_itself, (rows,)).shape == (16, 1)
