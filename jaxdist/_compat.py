@@ -142,7 +142,10 @@ def exact_options(platform: str) -> dict[str, Any] | None:
 def are_set_by_flags(options: dict[str, Any]) -> bool:
     """Whether compile options hold for every program of this process, by `XLA_FLAGS`."""
     given = os.environ.get("XLA_FLAGS", "").lower().split()
-    return all(f"--{name}={value}".lower() in given for name, value in options.items())
+    return all(
+        f"--{name}={value}".lower() in given or (value is True and f"--{name}" in given)
+        for name, value in options.items()
+    )
 
 
 def must_interpret() -> bool:

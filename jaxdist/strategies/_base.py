@@ -76,10 +76,12 @@ class Strategy:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of replicas that run a step together.
+        """Number of replicas that run a step together; with `deterministic`, of virtual ones.
 
         Example:
             >>> MirroredStrategy().num_replicas_in_sync
+            8
+            >>> MirroredStrategy(["cpu:0", "cpu:1"], deterministic=True).num_replicas_in_sync
             8
         """
         return self.layout.num_replicas

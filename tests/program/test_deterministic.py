@@ -101,7 +101,7 @@ def _trained(strategy: Strategy, steps: int = 6) -> Any:
 
 
 def test_training_with_dropout_gives_the_bits_that_it_gives_on_one_device() -> None:
-    state, _, _ = on_all(_trained, among=(1, 2, 4, 8))
+    state, _, _ = on_all(_trained, among=(2, 4, 8))
     plain, _, _ = _trained(OneDeviceStrategy("cpu:0"))
     for name, value in plain[0].items():
         np.testing.assert_allclose(state[0][name], value, atol=2e-5, err_msg=name)
@@ -178,7 +178,7 @@ def _train_flax(strategy: Strategy) -> Any:
 
 
 def test_flax_modules_metrics_and_variables_have_the_same_bits() -> None:
-    on_all(_train_flax)
+    on_all(_train_flax, among=(8,))
 
 
 # Values and collectives
@@ -312,6 +312,9 @@ def _in_loops(x: Any, k: Any) -> Any:
         "checkpoint": jax.grad(
             lambda v: jax.checkpoint(lambda u: jnp.sin(lax.psum(u * x, axis)))(v).sum()
         )(k),
+        "checkpoint_of_own": jax.grad(
+            lambda v: jax.checkpoint(lambda u: jnp.sin(jnp.cos(u * x)))(v).sum()
+        )(x),
         "jit": jax.jit(lambda v: (jax.nn.relu(v) + lax.axis_index(axis), k + 1))(x),
         "solve": jnp.linalg.solve(jnp.outer(x, x) + 8 * jnp.eye(4), x),
         "debug": jax.debug.callback(lambda _: None, x),
