@@ -40,6 +40,7 @@ from jaxdist.collectives._told import note_ignored as note_ignored
 from jaxdist.collectives._told import told as told
 from jaxdist.collectives._trace_number import traced_anew as traced_anew
 from jaxdist.collectives._trace_number import traced_once as traced_once
+from jaxdist.collectives._tree import tree_reduced as tree_reduced
 from jaxdist.collectives._uneven_gather import UNEVEN_ALL_GATHER as UNEVEN_ALL_GATHER
 from jaxdist.collectives._uneven_gather import GatherLog as GatherLog
 from jaxdist.collectives._uneven_gather import gather_padded as gather_padded

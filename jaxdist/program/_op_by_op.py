@@ -80,7 +80,7 @@ class OpByOpStep:
             return [leaf] * len(self._devices)
         rows: Sequence[Any]
         if self._layout.num_logical == 1:
-            rows = shards_by_replica(leaf, scalars=False)
+            rows = shards_by_replica(leaf)
         else:
             size = leaf.shape[0] // self._layout.num_replicas
             rows = [leaf[r * size : (r + 1) * size] for r in range(self._layout.num_replicas)]

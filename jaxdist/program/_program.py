@@ -9,7 +9,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdist import hlo
+from jaxdist import _compat, hlo
 from jaxdist.collectives import Told, told
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _graph_rules
@@ -22,6 +22,8 @@ from jaxdist.program._state import check_functional_state, combined_variables
 from jaxdist.program._trace import Argument, InSlot, Signature, Traced, scalar_form, trace
 from jaxdist.program._uneven import cut, trace_uneven
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables, check_equal, lift
+from jaxdist.program._virtual_program import call_virtually
+from jaxdist.program._virtual_values import Turns
 from jaxdist.values import Form, Kind, PerReplica
 
 
@@ -114,7 +116,9 @@ class Program:
     def call(self, *leaves: Any) -> list[Any]:
         """Run on flat global arrays; this is what is compiled."""
         specs = [o.spec(self.layout) for o in self.outputs]
-        if self._is_replayed:
+        if self.layout.num_virtual is not None:
+            results = self._call_virtually(leaves)
+        elif self._is_replayed:
             results = self._replay(leaves, specs)
         else:
             results = self.traced.call(leaves, specs)
@@ -126,6 +130,11 @@ class Program:
             if _graph_rules.is_kept(kind):
                 results[i] = leaves[i]
         return results
+
+    def _call_virtually(self, leaves: Sequence[Any]) -> list[Any]:
+        kinds = [o.kind for o in self.outputs]
+        turns = Turns(self.layout)
+        return call_virtually(self.traced, self.signature, leaves, kinds, self.combined, turns)
 
     def _by_rows(self, out: OutSlot, array: Any) -> Any:
         """A per-replica result of which GSPMD lays out all but dim 0."""
@@ -199,7 +208,9 @@ class Program:
             out = self.outputs[count + number]
             if out.kind is not Kind.PER_REPLICA or count + number in self.traced.uneven:
                 return number
-            return PerReplica.of_global(number, scalars=scalar_form(out.shape) is Form.SCALARS)
+            scalars = scalar_form(out.shape) is Form.SCALARS
+            shared = self.layout.replicas_per_place
+            return PerReplica.of_global(number, scalars=scalars, replicas_per_shard=shared)
 
         result = jax.tree.map(node, self.traced.template, is_leaf=lambda x: isinstance(x, Static))
         return (list(range(count)), result) if self.has_state else result
@@ -212,6 +223,10 @@ class Program:
             out_shardings=self._pinned(),
         )
         return jitted.lower(*(i.abstract() for i in self.signature.inputs))
+
+    def compiled(self) -> jax.stages.Compiled:
+        """The compiled stage, with the options that this program needs."""
+        return self.lowered().compile(compiler_options=self.compiler_options)
 
     def _pinned(self) -> Any:
         """Layouts of results: state leaves as it came in, or the next step would compile anew."""
@@ -258,19 +273,22 @@ class Program:
             >>> compiled.collectives
             ()
         """
-        return CompiledProgram(self, self.lowered().compile(self.compiler_options))
+        return CompiledProgram(self, self.compiled())
 
-    @property
+    @functools.cached_property
     def compiler_options(self) -> dict[str, bool | str]:
-        """What XLA is told beside the program: on GPU, up to which size it may join all-reduces.
+        """What XLA is told beside the program.
 
-        It would leave the leaves of a pack apart where the pack is larger than it joins by
-        itself. Packs that depend on one another it leaves apart everywhere.
+        With virtual replicas, what keeps sums in their order. On GPU, up to which size it may join
+        all-reduces: it would leave the leaves of a pack apart where the pack is larger than it
+        joins by itself.
 
         Example:
             >>> OneDeviceStrategy("cpu:0").lower(lambda: 1).compiler_options
             {}
         """
+        if self.layout.num_virtual is not None:
+            return _compat.exact_options(self.layout.platform)
         asked = max((c.pack_bytes for c in self.collectives), default=0)
         if self.layout.platform != "gpu" or not asked:
             return {}
@@ -299,6 +317,11 @@ class Program:
             f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
             f"{layout.platform}"
         )
+        if layout.num_virtual is not None:
+            where = (
+                f"{layout.num_virtual} virtual replica(s) on {layout.num_places} device(s) of "
+                f"{layout.platform}"
+            )
         lines = [
             f"Program {self.name} for {where}",
             *_section("inputs", self.inputs),
@@ -381,7 +404,7 @@ class CompiledProgram:
 
 def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
     """Replica axes over which something can differ at all."""
-    return frozenset(a for a in layout.replica_axes if layout.mesh.shape[a] > 1)
+    return frozenset(a for a in layout.replica_axes if layout.traced_mesh.shape[a] > 1)
 
 
 def input_differences(

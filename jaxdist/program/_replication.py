@@ -74,6 +74,16 @@ def analyse(jaxpr: Any, inputs: Sequence[Differs], axes: Differs) -> Replication
     return Replication(tuple(outputs), tuple(walk.found.values()))
 
 
+def results_of(eqn: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
+    """For each result of one equation, the axes over which it may differ."""
+    return _Walk(axes).equation(eqn, list(inputs), NONE, 1)
+
+
+def results_of_program(program: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
+    """For each result of a sub-program, the axes over which it may differ."""
+    return _Walk(axes).jaxpr(program, list(inputs), NONE, 1)
+
+
 class _Walk:
     """One pass over a program; `under` are the axes over which control flow may differ."""
 

@@ -31,10 +31,17 @@ from jaxdist.program._retrace import RetraceWatch, place
 from jaxdist.program._trace import InSlot, Signature
 from jaxdist.program._uneven import padded, uneven_shapes
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables
+from jaxdist.program._virtual_limits import (
+    check_compiled,
+    check_inside_trace,
+    not_differentiable,
+)
 from jaxdist.runtime import CPU_STEPS
 from jaxdist.values import (
     Form,
+    Kind,
     PerReplica,
+    check_virtual_rows,
     checked_per_replica,
     current_binding,
     placement_of,
@@ -152,6 +159,7 @@ class Step:
         return self._op_by_op(call, args)
 
     def _op_by_op(self, call: _Call, args: tuple[Any, ...]) -> Any:
+        check_compiled(self._layout)
         fn: Any = self._fn()
         self._check_numbers(args)
         with _compat.with_jit():
@@ -211,6 +219,10 @@ class Step:
         for i, leaf in enumerate(leaves):
             slot = _in_slot(leaf, self._layout)
             inputs.append(slot)
+            is_virtual = self._layout.num_virtual is not None
+            if is_virtual and slot.kind is Kind.PER_REPLICA and not isinstance(leaf, PerReplica):
+                name = _ArgumentName(flat, i - (len(leaves) - len(flat.dynamic)), (args, kwargs))
+                check_virtual_rows(name, leaf, self._layout)
             leaf = leaf.array if isinstance(leaf, PerReplica) else leaf
             if _must_move(leaf, slot):
                 leaf, moved = jax.device_put(leaf, slot.sharding), True
@@ -260,7 +272,7 @@ class Step:
             self._watch.new_program(fn, len(self._programs) + 1, changed)
         else:
             self._watch.new_function(fn)
-        ready = _Ready(program, program.lowered().compile(program.compiler_options))
+        ready = _Ready(program, program.compiled())
         self._programs[call.signature] = ready
         return ready
 
@@ -343,12 +355,15 @@ class Step:
     # Inside somebody else's trace there are no layouts to read, and nothing to compile.
 
     def _inside_trace(self, call: _Call, given: tuple[Any, Any]) -> Any:
+        check_inside_trace(self._layout)
         program = self._build(call, given)
         variables = program.variables
         if variables and current_binding() is None:
             raise ContextError(_variables_inside_trace(variables))
         leaves = variables.around(call.leaves) if variables else call.leaves
-        rebuilt = program.rebuild(program.call(*leaves))
+        is_virtual = self._layout.num_virtual is not None
+        inner = not_differentiable(program.call) if is_virtual else program.call
+        rebuilt = program.rebuild(inner(*leaves))
         if not program.has_state:
             return rebuilt
         state, result = rebuilt

@@ -159,7 +159,7 @@ def trace_local(
     """Trace a function of flat local values."""
     mapped = jax.shard_map(
         local,
-        mesh=layout.mesh,
+        mesh=layout.traced_mesh,
         in_specs=tuple(i.placement.manual_spec(layout) for i in signature.inputs),
         out_specs=PartitionSpec(),
         axis_names=manual_axes,

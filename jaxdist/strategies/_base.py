@@ -80,10 +80,12 @@ class Strategy:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of replicas that run a step together.
+        """Number of replicas that run a step together; with `deterministic`, of virtual ones.
 
         Example:
             >>> MirroredStrategy().num_replicas_in_sync
+            8
+            >>> MirroredStrategy(["cpu:0", "cpu:1"], deterministic=True).num_replicas_in_sync
             8
         """
         return self.layout.num_replicas
@@ -600,7 +602,9 @@ class Strategy:
             return _local.from_function(value_fn, self.layout, unwrap=self._unwraps)
 
     # Whether one replica's values come bare, as OneDeviceStrategy and the default strategy do.
-    _unwraps = False
+    @property
+    def _unwraps(self) -> bool:
+        return False
 
     @final
     def experimental_distribute_dataset(

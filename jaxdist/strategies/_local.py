@@ -46,7 +46,7 @@ def _column(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
             if lead != layout.replica_spec[0]:
                 rows = PartitionSpec(layout.replica_spec[0], *rest)
                 leaf = jax.device_put(leaf, NamedSharding(layout.mesh, rows))
-            leaf = PerReplica.of_global(leaf)
+            leaf = PerReplica.of_global(leaf, replicas_per_shard=layout.replicas_per_place)
         else:
             return tuple(_copy_on(leaf, layout, r) for r in layout.local_replicas)
     values: tuple[Any, ...] = leaf.values

@@ -6,6 +6,7 @@ import jax
 
 from jaxdist import mesh, runtime
 from jaxdist.strategies._base import Strategy
+from jaxdist.strategies._deterministic import with_virtual_replicas
 
 
 @final
@@ -14,9 +15,12 @@ class OneDeviceStrategy(Strategy):
 
     Args:
         device: `"cpu:0"`, `"GPU:1"`, a full documented name, or a `jax.Device`.
+        deterministic: As for `MirroredStrategy`: virtual replicas, which this device runs in turn,
+            and the bits that a `MirroredStrategy` with as many of them gives.
 
     Raises:
         DeviceError: No such device.
+        ArgumentError: A number of virtual replicas that is no power of two.
 
     Example:
         >>> strategy = OneDeviceStrategy("cpu:1")
@@ -27,7 +31,10 @@ class OneDeviceStrategy(Strategy):
         `tf.distribute.OneDeviceStrategy`.
     """
 
-    _unwraps = True
+    def __init__(self, device: str | jax.Device, *, deterministic: bool | int = False) -> None:
+        layout = mesh.build([runtime.device_from_name(device)])
+        self._set_up(with_virtual_replicas("OneDeviceStrategy", layout, deterministic))
 
-    def __init__(self, device: str | jax.Device) -> None:
-        self._set_up(mesh.build([runtime.device_from_name(device)]))
+    @property
+    def _unwraps(self) -> bool:
+        return self.layout.num_virtual is None

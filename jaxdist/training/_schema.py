@@ -54,6 +54,7 @@ class StrategyConfig:
 
     devices: Literal["auto"] | tuple[str, ...] = entry("auto", length=_NOT_EMPTY)
     virtual_cpu_devices: int = entry(8, within=Within(1, 1024))
+    deterministic: bool | int = entry(False)
 
 
 @dataclasses.dataclass(frozen=True)

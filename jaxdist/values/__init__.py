@@ -3,12 +3,15 @@
 from jaxdist.values._distributed import DistributedValues as DistributedValues
 from jaxdist.values._handle import Handle as Handle
 from jaxdist.values._handle import own_value as own_value
+from jaxdist.values._in_pairs import Combine as Combine
+from jaxdist.values._in_pairs import in_pairs as in_pairs
 from jaxdist.values._indexed_slices import IndexedSlices as IndexedSlices
 from jaxdist.values._per_replica import Form as Form
 from jaxdist.values._per_replica import PerReplica as PerReplica
 from jaxdist.values._per_replica import shards_by_replica as shards_by_replica
 from jaxdist.values._placement import Kind as Kind
 from jaxdist.values._placement import Placement as Placement
+from jaxdist.values._placement import check_virtual_rows as check_virtual_rows
 from jaxdist.values._placement import checked_global as checked_global
 from jaxdist.values._placement import checked_per_replica as checked_per_replica
 from jaxdist.values._placement import is_mirrored as is_mirrored

@@ -109,6 +109,7 @@ def test_mixed_dtypes_are_reduced_in_one_call(two: Strategy) -> None:
         assert np.asarray(leaf, np.float32).tolist() == [4, 7]
 
 
+@pytest.mark.a_device_for_each
 def test_all_leaves_of_one_dtype_are_one_all_reduce(strategy: Strategy) -> None:
     def step(x: Any) -> Any:
         return _all_reduce("MEAN", {"a": x, "b": [x * 2, x + 1]})
