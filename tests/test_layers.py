@@ -19,7 +19,7 @@ ROWS = [
     {"mesh", "runtime", "hlo", "cost"},
     {"values", "collectives", "partition"},
     {"replica"},
-    {"program", "data", "nn"},
+    {"program", "data", "nn", "update"},
     {"strategies", "parameter_server"},
     {"training", "estimator", "explain"},
     {"experimental", "coordinator", "compat", "contrib", "config"},

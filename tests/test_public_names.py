@@ -44,6 +44,7 @@ OUR_OWN = {
     "PartialBatch",
     "PerReplica",
     "Program",
+    "Sharded",
     "accumulate_gradients",
     "assume_replicated",
     "check_replicas",
@@ -51,6 +52,8 @@ OUR_OWN = {
     "errors",
     "multi_step",
     "nn",
+    "shard_state",
+    "sharded_update",
     "testing",
 }
 EXPERIMENTAL = {

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from jax.extend.core import Literal
 
 from jaxdist import _compat
-from jaxdist.collectives import ASSUME_REPLICATED
-from jaxdist.errors import DivergentCollectiveError
+from jaxdist.collectives import ASSUME_REPLICATED, REQUIRE_REPLICATED
+from jaxdist.errors import DivergentCollectiveError, StateDivergenceError
 from jaxdist.program import _primitives as known
 from jaxdist.program._subprograms import inner_inputs, subprograms
 
@@ -103,6 +103,10 @@ class _Walk:
             return self._collective(eqn, name, joined, under, times)
         if eqn.primitive is ASSUME_REPLICATED:
             return [NONE]
+        if eqn.primitive is REQUIRE_REPLICATED:
+            if joined:
+                raise StateDivergenceError(_must_be_equal(eqn))
+            return inputs
         if name in known.PAIRWISE:
             return inputs
         if name in known.CALLS and known.CALLS[name] in eqn.params:
@@ -207,6 +211,18 @@ def _record(
     avals = [v.aval for v in eqn.invars]
     size = sum(int(a.size) * a.dtype.itemsize for a in avals)
     return TracedCollective(name, named, size, len(avals), grouped, _compat.source_of(eqn), times)
+
+
+def _must_be_equal(eqn: Any) -> str:
+    return (
+        f"strategy.run: {eqn.params['what']} may differ between replicas, at "
+        f"{_compat.source_of(eqn)}.\n\n"
+        "The sharded update gives each replica a piece of every array, so whatever is not a "
+        "gradient has to be the same on all of them.\n\n"
+        "All-reduce it first: get_replica_context().all_reduce('mean', value). Where it is the "
+        "same for a reason that the trace does not show, say so with "
+        "jaxdist.assume_replicated(value)."
+    )
 
 
 def _may_not_reach(eqn: Any, name: str) -> str:

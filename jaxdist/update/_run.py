@@ -1,0 +1,124 @@
+"""One update, in pieces: reduce-scatter, update, all-gather."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxdist import collectives
+from jaxdist._typing import PyTree
+from jaxdist.collectives import ReduceOp
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.update._checks import check_pieces
+from jaxdist.update._cuts import Cuts
+from jaxdist.update._leaves import Leaves
+from jaxdist.update._partitioned import Partitioned
+from jaxdist.update._values import Piece, Replicas, Value, Whole
+from jaxdist.values import Cut, Sharded
+
+CALLER = "sharded_update"
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What one update is made of."""
+
+    update: Callable[..., tuple[PyTree, PyTree]]
+    op: ReduceOp
+    layout: ReplicaMesh
+    cuts: Cuts
+
+    def run(
+        self,
+        grads: PyTree,
+        state: PyTree,
+        params: PyTree,
+        extra: dict[str, Any],
+        *,
+        gives_params: bool,
+    ) -> tuple[PyTree, PyTree]:
+        """Updates, or new parameters, whole on every replica; and the new state."""
+        replicas = Replicas(self.layout)
+        parts = [
+            Leaves.of(grads, "grads"),
+            Leaves.of(state, "state"),
+            Leaves.of(params, "params"),
+            Leaves.of(extra, "extra arguments"),
+        ]
+        check_pieces(parts[1], self.layout)
+        reduced = self._reduced(parts[0].arrays, replicas)
+        given = [reduced, *([_value(x, n, replicas) for x, n in _named(p)] for p in parts[1:])]
+        # `optax.lbfgs` takes the gradients twice.
+        known = {id(x): v for x, v in zip(parts[0].arrays, reduced, strict=True)}
+        given[3] = [known.get(id(x), v) for x, v in zip(parts[3].arrays, given[3], strict=True)]
+        made: list[Leaves] = []
+
+        def flat(*arrays: Any) -> list[Any]:
+            rest = list(arrays)
+            trees = []
+            for part in parts:
+                count = len(part.arrays)
+                trees.append(part.rebuilt(rest[:count]))
+                del rest[:count]
+            first, after = self.update(trees[0], trees[1], trees[2], **trees[3])
+            if gives_params:
+                first = optax.apply_updates(trees[2], first)
+            made[:] = [Leaves.of(first, "updates"), Leaves.of(after, "state")]
+            return [*made[0].arrays, *made[1].arrays]
+
+        traced = jax.make_jaxpr(flat)(*(a for part in parts for a in part.abstract()))
+        results = Partitioned(replicas).run(traced, [v for values in given for v in values])
+        count = len(made[0].arrays)
+        whole = [v.whole() for v in results[:count]]
+        return made[0].rebuilt(whole), made[1].rebuilt(self._state(results[count:], made[1], parts))
+
+    def _reduced(self, grads: Sequence[Any], replicas: Replicas) -> list[Value]:
+        """The gradients of all replicas together: large ones in pieces."""
+        cuts = [self._cut_of(g) for g in grads]
+        small = [g for g, c in zip(grads, cuts, strict=True) if c is None]
+        sums = iter(collectives.all_reduce(CALLER, self.op, small, replicas.axes, replicas.count))
+        values: list[Value] = []
+        for array, cut in zip(grads, cuts, strict=True):
+            if cut is None:
+                values.append(Whole(next(sums), replicas))
+                continue
+            piece = replicas.scatter_sum(array, cut)
+            if self.op is ReduceOp.MEAN:
+                piece = piece / replicas.count
+            values.append(Piece(piece, cut, replicas))
+        return values
+
+    def _cut_of(self, array: Any) -> Cut | None:
+        is_float = jnp.issubdtype(array.dtype, jnp.inexact)
+        return self.cuts.of(tuple(array.shape)) if is_float else None
+
+    def _state(self, values: Sequence[Value], after: Leaves, parts: Sequence[Leaves]) -> list[Any]:
+        """The new state, cut as it came in; what came in whole is cut where the rule says so."""
+        before: Sequence[Any] = [None] * len(values)
+        if after.treedef == parts[1].treedef and len(parts[1].arrays) == len(values):
+            before = parts[1].arrays
+        made: list[Any] = []
+        for value, old, new in zip(values, before, after.arrays, strict=True):
+            cut = old.cut if isinstance(old, Sharded) else cut_of_state(new, self.cuts)
+            made.append(value.whole() if cut is None else Sharded(value.piece(cut), *cut))
+        return made
+
+
+def cut_of_state(array: Any, cuts: Cuts) -> Cut | None:
+    """How a leaf of the state is cut; random keys are not."""
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        return None
+    return cuts.of(tuple(array.shape))
+
+
+def _named(part: Leaves) -> list[tuple[Any, str]]:
+    return list(zip(part.arrays, part.names, strict=True))
+
+
+def _value(array: Any, name: str, replicas: Replicas) -> Value:
+    if isinstance(array, Sharded):
+        return Piece(array.array, array.cut, replicas)
+    return Whole(array, replicas, name)
