@@ -50,6 +50,8 @@ def check_gradients(grads: PyTree, params: PyTree) -> None:
     """Refuse gradients that are not those of these parameters; all leaves are named."""
     if params is None:
         return
+    if isinstance(params, optax.LookaheadParams):
+        params = params.fast
     found, wanted = _by_path(grads), _by_path(params)
     lines = [
         f"grads{path}: {_described(found.get(path))}, the parameter {_described(wanted.get(path))}"
