@@ -101,8 +101,8 @@ CASES: dict[str, Make] = {
     ),
     "lookahead": lambda: optax.lookahead(optax.adam(LEARNING_RATE), 2, 0.5),
     "masked": lambda: optax.masked(optax.adam(LEARNING_RATE), _is_matrix),
-    "measure_with_ema": lambda: optax.chain(
-        optax.sgd(LEARNING_RATE), optax.measure_with_ema(lambda x: optax.tree.norm(x), 0.9)
+    "measure_with_ema": lambda: optax.monitor(
+        {"norm": optax.measure_with_ema(lambda x: optax.tree.norm(x), 0.9)}
     ),
     "monitor": lambda: optax.monitor({"norm": optax.tree.norm}),
     "multi_transform": lambda: optax.multi_transform(
@@ -149,7 +149,6 @@ CASES: dict[str, Make] = {
     "momo": _contrib("momo", LEARNING_RATE),
     "momo_adam": _contrib("momo_adam", LEARNING_RATE),
     "muon": _contrib("muon", LEARNING_RATE),
-    "scale_by_muon": lambda: optax.masked(contrib.scale_by_muon(), _is_matrix),
     "normalize": _contrib("normalize"),
     "prodigy": _contrib("prodigy"),
     "reduce_on_plateau": lambda: optax.chain(
@@ -162,7 +161,7 @@ CASES: dict[str, Make] = {
     "scale_by_ademamix": _contrib("scale_by_ademamix"),
     "scale_by_adopt": _contrib("scale_by_adopt"),
     "scale_by_cocob": _contrib("scale_by_cocob"),
-    "scale_by_madgrad": _contrib("scale_by_madgrad"),
+    "scale_by_madgrad": _contrib("scale_by_madgrad", LEARNING_RATE),
     "scale_by_simplified_ademamix": _contrib("scale_by_simplified_ademamix"),
     "schedule_free": lambda: contrib.schedule_free(optax.sgd(LEARNING_RATE), LEARNING_RATE),
     "schedule_free_adamw": _contrib("schedule_free_adamw", LEARNING_RATE),
@@ -173,14 +172,35 @@ CASES: dict[str, Make] = {
     "split_real_and_imaginary": lambda: contrib.split_real_and_imaginary(optax.adam(LEARNING_RATE)),
 }
 
+# They leave the sign or the size of gradients as they are, and would climb.
+CLIMBING = """
+    adaptive_grad_clip add_decayed_weights add_noise apply_every clip clip_by_block_rms
+    clip_by_global_norm conditionally_transform ema masked measure_with_ema monitor snapshot trace
+    normalize scale_by_acprop scale_by_ademamix scale_by_adopt scale_by_cocob scale_by_galore
+    scale_by_madgrad scale_by_simplified_ademamix
+    hutchinson_estimator_diag_hessian
+""".split()
+
+
+def made(name: str) -> optax.GradientTransformationExtraArgs:
+    """The transformation of a case; it goes down."""
+    tx = CASES[name]()
+    if isinstance(tx, optax.MultiSteps):
+        tx = tx.gradient_transformation()
+    if name in CLIMBING:
+        tx = optax.chain(tx, optax.scale(-LEARNING_RATE))
+    return optax.with_extra_args_support(tx)
+
+
 # The extra arguments that they are given besides those of `optax.value_and_grad_from_state`.
 VALUE_FN = {"lbfgs", "scale_by_backtracking_linesearch", "scale_by_zoom_linesearch"}
 VALUE = {"polyak_sgd", "scale_by_polyak", "momo", "momo_adam", "reduce_on_plateau"}
 OBJECTIVE = {"sophia", "hutchinson_estimator_diag_hessian"}
 # optax's own fails for parameters without a dim.
-NO_SCALARS = {"sm3", "scale_by_sm3"}
+MATRICES = {"sm3", "scale_by_sm3"}
 
 # Gradients of each example by itself; a replica clips and averages its own before the update.
+PART_OF_ANOTHER = {"scale_by_muon"}  # of muon, which tells it what is a matrix
 PER_EXAMPLE = {"differentially_private_aggregate", "dpsgd"}
 
 
@@ -197,4 +217,4 @@ def shipped() -> Iterator[str]:
 
 def covered() -> set[str]:
     """The names that a case is made for."""
-    return {name.split(" ")[0] for name in CASES} | PER_EXAMPLE
+    return {name.split(" ")[0] for name in CASES} | PER_EXAMPLE | PART_OF_ANOTHER
