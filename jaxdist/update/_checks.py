@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 from jax.tree_util import keystr, tree_flatten_with_path
@@ -9,7 +10,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jaxdist._typing import PyTree
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.update._leaves import Leaves, is_array
+from jaxdist.update._leaves import Leaves, is_array, is_unit
 from jaxdist.values import Sharded
 
 _MOST_LISTED = 10
@@ -52,18 +53,52 @@ def check_gradients(grads: PyTree, params: PyTree) -> None:
         return
     if isinstance(params, optax.LookaheadParams):
         params = params.fast
-    found, wanted = _by_path(grads), _by_path(params)
-    lines = [
-        f"grads{path}: {_described(found.get(path))}, the parameter {_described(wanted.get(path))}"
+    lines = _differences(grads, params, "the parameter")
+    if lines:
+        raise _do_not_fit(lines, "the parameters")
+
+
+def explain(error: Exception, grads: PyTree, state: PyTree, params: PyTree) -> None:
+    """Raise a better error where no parameters were given, if there is one."""
+    if params is not None:
+        return
+    for part in _like(state, grads):
+        lines = _differences(grads, part, "in the state")
+        if lines:
+            raise _do_not_fit(lines, "the state") from error
+    if "params" in str(error):
+        raise ArgumentError(
+            "sharded_update: the transformation needs the parameters, and update was called "
+            f"without them: {error}\n\nPass them: tx.update(grads, state, params)."
+        ) from error
+
+
+def _like(state: PyTree, grads: PyTree) -> list[PyTree]:
+    """Parts of a state that have the structure of the gradients."""
+    structure = jax.tree.structure(grads)
+    if structure == jax.tree.structure(0):
+        return []
+
+    def is_like(x: Any) -> bool:
+        return jax.tree.structure(x, is_leaf=is_unit) == structure
+
+    return [x for x in jax.tree.leaves(state, is_leaf=is_like) if is_like(x)]
+
+
+def _differences(grads: PyTree, others: PyTree, what: str) -> list[str]:
+    found, wanted = _by_path(grads), _by_path(others)
+    return [
+        f"grads{path}: {_described(found.get(path))}, {what} {_described(wanted.get(path))}"
         for path in dict.fromkeys([*found, *wanted])
         if _differs(found.get(path), wanted.get(path))
     ]
-    if not lines:
-        return
+
+
+def _do_not_fit(lines: list[str], what: str) -> ShapeError:
     more = len(lines) - _MOST_LISTED
     listed = "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
-    raise ShapeError(
-        f"sharded_update: {len(lines)} gradient(s) do not fit the parameters.\n\n{listed}\n\n"
+    return ShapeError(
+        f"sharded_update: {len(lines)} gradient(s) do not fit {what}.\n\n{listed}\n\n"
         "Gradients have the structure and the shapes of the parameters that the state was made "
         "for. Gradients per example are clipped and averaged over the examples first; those "
         "of a part of the parameters need optax.masked or optax.partition."
@@ -71,18 +106,27 @@ def check_gradients(grads: PyTree, params: PyTree) -> None:
 
 
 def _by_path(tree: PyTree) -> dict[str, Any]:
-    return {keystr(path): leaf for path, leaf in tree_flatten_with_path(tree)[0] if is_array(leaf)}
+    flat = tree_flatten_with_path(tree, is_leaf=is_unit)[0]
+    return {keystr(path): leaf for path, leaf in flat if is_array(leaf)}
 
 
 def _differs(grad: Any, param: Any) -> bool:
     if grad is None or param is None:
         return True
-    kinds = [jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in (grad, param)]
-    return jnp.shape(grad) != jnp.shape(param) or kinds[0] != kinds[1]
+    kinds = [jnp.issubdtype(_dtype(x), jnp.floating) for x in (grad, param)]
+    return _shape(grad) != _shape(param) or kinds[0] != kinds[1]
 
 
 def _described(leaf: Any) -> str:
-    return "nothing" if leaf is None else f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+    return "nothing" if leaf is None else f"{_dtype(leaf)}{list(_shape(leaf))}"
+
+
+def _shape(leaf: Any) -> tuple[int, ...]:
+    return tuple(leaf.shape) if hasattr(leaf, "shape") else ()
+
+
+def _dtype(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
 
 
 def check_pieces(state: Leaves, layout: ReplicaMesh) -> None:
@@ -122,12 +166,4 @@ def outside_step(describe: str, num_replicas: int) -> ContextError:
         "Each replica brings the gradients of its part of the batch, so the update belongs into "
         "the step.\n\n"
         "Call it in the function that you pass to strategy.run."
-    )
-
-
-def needs_params(error: Exception) -> ArgumentError:
-    """The error for a transformation that was given no parameters and needs them."""
-    return ArgumentError(
-        f"sharded_update: the transformation needs the parameters, and update was called without "
-        f"them: {error}\n\nPass them: tx.update(grads, state, params)."
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxdist import collectives
@@ -50,10 +51,15 @@ class Step:
         ]
         check_pieces(parts[1], self.layout)
         reduced = self._reduced(parts[0].arrays, replicas)
-        given = [reduced, *([_value(x, n, replicas) for x, n in _named(p)] for p in parts[1:])]
+        given = [[self._value(x, n, replicas) for x, n in _named(p)] for p in parts[1:3]]
+        more = [Whole(x, replicas, n) for x, n in _named(parts[3])]
+        # A loss that is not all-reduced is told by its name.
+        for value in more:
+            if not np.ndim(value.array):
+                value.array = value.proved()
         # `optax.lbfgs` takes the gradients twice.
         known = {id(x): v for x, v in zip(parts[0].arrays, reduced, strict=True)}
-        given[3] = [known.get(id(x), v) for x, v in zip(parts[3].arrays, given[3], strict=True)]
+        others = [known.get(id(x), v) for x, v in zip(parts[3].arrays, more, strict=True)]
         made: list[Leaves] = []
 
         def flat(*arrays: Any) -> list[Any]:
@@ -70,7 +76,8 @@ class Step:
             return [*made[0].arrays, *made[1].arrays]
 
         traced = jax.make_jaxpr(flat)(*(a for part in parts for a in part.abstract()))
-        results = Partitioned(replicas).run(traced, [v for values in given for v in values])
+        inputs = [v for values in (reduced, *given, others) for v in values]
+        results = Partitioned(replicas).run(traced, inputs)
         count = len(made[0].arrays)
         whole = [v.whole() for v in results[:count]]
         return made[0].rebuilt(whole), made[1].rebuilt(self._state(results[count:], made[1], parts))
@@ -90,6 +97,17 @@ class Step:
                 piece = piece / replicas.count
             values.append(Piece(piece, cut, replicas))
         return values
+
+    def _value(self, array: Any, name: str, replicas: Replicas) -> Value:
+        """A parameter, or a part of the state."""
+        if isinstance(array, Sharded):
+            return Piece(array.array, array.cut, replicas)
+        whole = Whole(array, replicas, name)
+        cut = cut_of_state(array, self.cuts)
+        if cut is None:
+            return whole
+        # Both forms are there: what is computed from it is computed in pieces.
+        return Piece(whole.piece(cut), cut, replicas, array)
 
     def _cut_of(self, array: Any) -> Cut | None:
         is_float = jnp.issubdtype(array.dtype, jnp.inexact)
@@ -116,9 +134,3 @@ def cut_of_state(array: Any, cuts: Cuts) -> Cut | None:
 
 def _named(part: Leaves) -> list[tuple[Any, str]]:
     return list(zip(part.arrays, part.names, strict=True))
-
-
-def _value(array: Any, name: str, replicas: Replicas) -> Value:
-    if isinstance(array, Sharded):
-        return Piece(array.array, array.cut, replicas)
-    return Whole(array, replicas, name)

@@ -135,9 +135,8 @@ class _Update:
     ) -> tuple[PyTree, PyTree]:
         try:
             return step.run(grads, state, params, extra, gives_params=gives_params)
-        except ValueError as error:
-            if params is None and "params" in str(error):
-                raise _checks.needs_params(error) from error
+        except (TypeError, ValueError) as error:
+            _checks.explain(error, grads, state, params)
             raise
 
     def _alone(
@@ -150,9 +149,8 @@ class _Update:
             updates, after = self.tx.update(
                 grads, jax.tree.unflatten(treedef, whole), params, **extra
             )
-        except ValueError as error:
-            if params is None and "params" in str(error):
-                raise _checks.needs_params(error) from error
+        except (TypeError, ValueError) as error:
+            _checks.explain(error, grads, state, params)
             raise
         if not any(map(is_sharded, held)):
             return updates, after

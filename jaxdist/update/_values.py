@@ -161,8 +161,7 @@ class Partial(Value):
         return self._whole
 
     def piece(self, cut: Cut) -> Any:
-        total = self.whole()
-        return total if not np.ndim(total) else self.replicas.cut(total, cut)
+        return Whole(self.whole(), self.replicas).piece(cut)
 
     def added(self, other: Value) -> "Partial":
         """The sum with another value of this shape."""
