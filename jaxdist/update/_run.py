@@ -52,14 +52,9 @@ class Step:
         check_pieces(parts[1], self.layout)
         reduced = self._reduced(parts[0].arrays, replicas)
         given = [[self._value(x, n, replicas) for x, n in _named(p)] for p in parts[1:3]]
-        more = [Whole(x, replicas, n) for x, n in _named(parts[3])]
-        # A loss that is not all-reduced is told by its name.
-        for value in more:
-            if not np.ndim(value.array):
-                value.array = value.proved()
         # `optax.lbfgs` takes the gradients twice.
         known = {id(x): v for x, v in zip(parts[0].arrays, reduced, strict=True)}
-        others = [known.get(id(x), v) for x, v in zip(parts[3].arrays, more, strict=True)]
+        others = [known.get(id(x)) or _extra(x, n, replicas) for x, n in _named(parts[3])]
         made: list[Leaves] = []
 
         def flat(*arrays: Any) -> list[Any]:
@@ -123,6 +118,12 @@ class Step:
             cut = old.cut if isinstance(old, Sharded) else cut_of_state(new, self.cuts)
             made.append(value.whole() if cut is None else Sharded(value.piece(cut), *cut))
         return made
+
+
+def _extra(array: Any, name: str, replicas: Replicas) -> Whole:
+    """An extra argument. A loss that is not all-reduced is told by its name."""
+    value = Whole(array, replicas, name)
+    return value if np.ndim(array) else Whole(value.proved(), replicas, name)
 
 
 def cut_of_state(array: Any, cuts: Cuts) -> Cut | None:
