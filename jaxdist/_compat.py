@@ -219,7 +219,10 @@ def _on_one_device(shape: tuple[int, ...], dtype: Any, device: jax.Device) -> tu
 
 
 def call_traced(
-    closed: Any, params: dict[str, Any], num_rows: Sequence[int], arguments: Sequence[Any]
+    closed: Any,
+    params: dict[str, Any],
+    parts: Sequence[tuple[int, int]],
+    arguments: Sequence[Any],
 ) -> list[Any]:
     """Stage a traced program, with other parameters of its last equation, without tracing it.
 
@@ -230,14 +233,14 @@ def call_traced(
     Args:
         closed: A program that ends in a `shard_map` and returns its results.
         params: New parameters of that `shard_map`.
-        num_rows: For each result, how many local ones lie one after the other on dim 0.
+        parts: For each result, on which dim how many local ones lie one after the other.
         arguments: What to call it with.
     """
     eqn = closed.jaxpr.eqns[-1]
     results = []
-    for var, count in zip(eqn.outvars, num_rows, strict=True):
+    for var, (dim, count) in zip(eqn.outvars, parts, strict=True):
         local = var.aval
-        shape = (local.shape[0] * count, *local.shape[1:]) if count > 1 else local.shape
+        shape = tuple(n * count if d == dim else n for d, n in enumerate(local.shape))
         results.append(_core.Var(local.update(shape=shape)))
     last = eqn.replace(params=params, outvars=results)
     jaxpr = closed.jaxpr.replace(eqns=[*closed.jaxpr.eqns[:-1], last], outvars=results)

@@ -49,6 +49,7 @@ OUR_OWN = {
     "PartialBatch",
     "PerReplica",
     "Program",
+    "Sharded",
     "accumulate_gradients",
     "assume_replicated",
     "check_replicas",
@@ -56,6 +57,8 @@ OUR_OWN = {
     "errors",
     "multi_step",
     "nn",
+    "shard_state",
+    "sharded_update",
     "testing",
 }
 CONTRIB = {"AllReduceCrossDeviceOps", "MultiWorkerAllReduce"}

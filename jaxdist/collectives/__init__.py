@@ -30,6 +30,10 @@ from jaxdist.collectives._plan import Plan as Plan
 from jaxdist.collectives._reduce_op import ReduceOp as ReduceOp
 from jaxdist.collectives._reduce_op import reduce_op as reduce_op
 from jaxdist.collectives._reduction import ALL_REDUCE as ALL_REDUCE
+from jaxdist.collectives._require import REQUIRE_REPLICATED as REQUIRE_REPLICATED
+from jaxdist.collectives._require import require_replicated as require_replicated
+from jaxdist.collectives._sharded_across import gather_sharded as gather_sharded
+from jaxdist.collectives._sharded_across import reduce_sharded as reduce_sharded
 from jaxdist.collectives._slices import all_reduce_slices as all_reduce_slices
 from jaxdist.collectives._slices import all_reduce_tree as all_reduce_tree
 from jaxdist.collectives._slices import is_slices as is_slices

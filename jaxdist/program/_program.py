@@ -24,7 +24,7 @@ from jaxdist.program._uneven import cut, trace_uneven
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables, check_equal, lift
 from jaxdist.program._virtual_program import call_virtually
 from jaxdist.program._virtual_values import Turns
-from jaxdist.values import Form, Kind, PerReplica
+from jaxdist.values import Cut, Form, Kind, PerReplica, Sharded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +35,12 @@ class OutSlot:
     kind: Kind
     shape: tuple[int, ...]  # local
     dtype: Any
+    cut: Cut | None = None  # of one array in pieces
 
     def spec(self, layout: ReplicaMesh) -> PartitionSpec:
         """Its layout over the replica axes."""
+        if self.cut is not None:
+            return self.cut.spec(layout)
         return layout.replica_spec if self.kind is Kind.PER_REPLICA else PartitionSpec()
 
     def settle(self, array: Any) -> Any:
@@ -206,6 +209,8 @@ class Program:
             if isinstance(number, Static):
                 return number
             out = self.outputs[count + number]
+            if out.cut is not None:
+                return Sharded(number, *out.cut)
             if out.kind is not Kind.PER_REPLICA or count + number in self.traced.uneven:
                 return number
             scalars = scalar_form(out.shape) is Form.SCALARS
@@ -213,7 +218,8 @@ class Program:
             return PerReplica.of_global(number, scalars=scalars, replicas_per_shard=shared)
 
         result = jax.tree.map(node, self.traced.template, is_leaf=lambda x: isinstance(x, Static))
-        return (list(range(count)), result) if self.has_state else result
+        state = [Sharded(i, *o.cut) if o.cut else i for i, o in enumerate(self.outputs[:count])]
+        return (state, result) if self.has_state else result
 
     def lowered(self) -> jax.stages.Lowered:
         """JAX's own lowered stage of this program."""
@@ -257,7 +263,7 @@ class Program:
 
     def _settled(self, slot: InSlot) -> NamedSharding:
         """The layout of an input, with the rows of each replica on all its logical devices."""
-        if slot.kind is Kind.MIRRORED:
+        if slot.kind is not Kind.PER_REPLICA:
             return slot.sharding
         rest = tuple(slot.sharding.spec)[1:]
         return NamedSharding(self.layout.mesh, PartitionSpec(self.layout.replica_spec[0], *rest))
@@ -435,7 +441,7 @@ def build(
     graph_size = len(signature.graph.paths) if signature.graph else 0
     axes = replica_axes_of(layout)
     found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
-    differs = [bool(d) for d in found.outputs]
+    differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
     combined = combined_variables(signature, traced, differs, layout.num_replicas) if axes else {}
     extra = [_for_variable(signature, traced, i, layout) for i in combined]
     if axes:
@@ -451,8 +457,9 @@ def build(
     results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
     for i, (name, var, shape) in enumerate(results):
         different = (differs[i] and i >= traced.num_graph) or i in own_copies
-        kind = Kind.PER_REPLICA if different else Kind.MIRRORED
-        outputs.append(OutSlot(name, kind, shape, var.aval.dtype))
+        cut = traced.cuts.get(i)
+        kind = Kind.SHARDED if cut else Kind.PER_REPLICA if different else Kind.MIRRORED
+        outputs.append(OutSlot(name, kind, shape, var.aval.dtype, cut))
     return Program(
         getattr(fn, "__name__", type(fn).__name__),
         layout,

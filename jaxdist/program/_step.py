@@ -41,10 +41,13 @@ from jaxdist.values import (
     Form,
     Kind,
     PerReplica,
+    Sharded,
     check_virtual_rows,
     checked_per_replica,
+    checked_sharded,
     current_binding,
     placement_of,
+    sharded_placement,
 )
 
 # Lists of variables hold them, so only those of the last few models that a step ran on are kept.
@@ -217,13 +220,20 @@ class Step:
             leaves.append(leaf)
         inputs = []
         for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Sharded):
+                before = len(leaves) - len(flat.dynamic)
+                of_call: Any = _ArgumentName(flat, i - before, (args, kwargs))
+                name = kept.shape.name(i) if kept and i < before else of_call
+                checked_pieces = checked_sharded(name, leaf, self._layout)
+                moved = moved or checked_pieces is not leaf
+                leaf = checked_pieces
             slot = _in_slot(leaf, self._layout)
             inputs.append(slot)
             is_virtual = self._layout.num_virtual is not None
             if is_virtual and slot.kind is Kind.PER_REPLICA and not isinstance(leaf, PerReplica):
                 name = _ArgumentName(flat, i - (len(leaves) - len(flat.dynamic)), (args, kwargs))
                 check_virtual_rows(name, leaf, self._layout)
-            leaf = leaf.array if isinstance(leaf, PerReplica) else leaf
+            leaf = leaf.array if isinstance(leaf, (PerReplica, Sharded)) else leaf
             if _must_move(leaf, slot):
                 leaf, moved = jax.device_put(leaf, slot.sharding), True
             leaves[i] = leaf
@@ -459,6 +469,10 @@ def _variables_inside_trace(variables: LiftedVariables) -> str:
 
 
 def _in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:
+    if isinstance(leaf, Sharded):
+        held = leaf.array
+        placement = sharded_placement(leaf, layout)
+        return InSlot(placement, tuple(held.shape), held.dtype, False, False, leaf.cut)
     placement = placement_of(leaf, layout)
     scalar = isinstance(leaf, PerReplica) and leaf.form is Form.SCALARS
     array = leaf.array if isinstance(leaf, PerReplica) else leaf

@@ -175,6 +175,7 @@ class _JoinedStep:
         self.num_graph = first.num_graph
         self.paths = first.paths
         self.template = joined_template(traces, groups)
+        self.cuts = first.cuts
         check_ranks(traces, groups)
         by_group = list(zip(*(t.shapes for t in traces), strict=True))
         self.shapes = tuple(_largest(shapes) for shapes in by_group)

@@ -83,6 +83,7 @@ class OptimizerConfig:
     schedule: Literal["cosine", "constant"] = entry("cosine")
     warmup_steps: int = entry(20, within=Within(0, 2**31 - 1))
     weight_decay: float = entry(1e-4, within=Within(0))
+    update: Literal["replicated", "sharded"] = entry("replicated")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,14 @@ from jaxdist.values._placement import checked_per_replica as checked_per_replica
 from jaxdist.values._placement import is_mirrored as is_mirrored
 from jaxdist.values._placement import placement_of as placement_of
 from jaxdist.values._placement import placement_of_sharding as placement_of_sharding
+from jaxdist.values._sharded import Cut as Cut
+from jaxdist.values._sharded import Sharded as Sharded
+from jaxdist.values._sharded import from_state as from_state
+from jaxdist.values._sharded import is_sharded as is_sharded
+from jaxdist.values._sharded import pad_dim as pad_dim
+from jaxdist.values._sharded_layout import checked_sharded as checked_sharded
+from jaxdist.values._sharded_layout import cut_for as cut_for
+from jaxdist.values._sharded_layout import sharded_placement as sharded_placement
 from jaxdist.values._variable import Variable as Variable
 from jaxdist.values._variable import any_variable as any_variable
 from jaxdist.values._variable import held_by as held_by
