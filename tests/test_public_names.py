@@ -53,6 +53,7 @@ OUR_OWN = {
     "accumulate_gradients",
     "assume_replicated",
     "check_replicas",
+    "compressed_update",
     "config",
     "errors",
     "multi_step",

@@ -14,7 +14,7 @@ from jaxdist.strategies import get_replica_context
 from jaxdist.training._evaluate import weighted_sums
 from jaxdist.training._extras import require_extra
 from jaxdist.training._schema import ModelConfig, OptimizerConfig
-from jaxdist.update import ShardedUpdate, sharded_update
+from jaxdist.update import CompressedUpdate, ShardedUpdate, compressed_update, sharded_update
 
 Batch = dict[str, jax.Array]
 
@@ -102,6 +102,8 @@ def make_optimizer(
     transform: optax.GradientTransformation = optax.adamw(rate, weight_decay=config.weight_decay)
     if config.update == "sharded":
         transform = sharded_update(transform)
+    elif config.update == "compressed":
+        transform = compressed_update(transform, config.compression, workers=config.workers)
     return nnx.Optimizer(net, transform, wrt=nnx.Param)
 
 
@@ -114,7 +116,7 @@ def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[DigitsNet]", batch: Bat
     Replicas have equal shares of the batch, so the mean of their means is the global mean.
     """
     loss, grads = nnx.value_and_grad(mean_loss)(net, batch)
-    if isinstance(optimizer.tx, ShardedUpdate):
+    if isinstance(optimizer.tx, (ShardedUpdate, CompressedUpdate)):
         loss = get_replica_context().all_reduce(ReduceOp.MEAN, loss)
     else:
         loss, grads = get_replica_context().all_reduce(ReduceOp.MEAN, (loss, grads))
