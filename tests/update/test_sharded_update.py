@@ -187,6 +187,7 @@ def test_every_layout_of_replicas_gives_the_same(make: Any) -> None:
     assert losses == pytest.approx(one, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_executor_op_by_op_gives_the_same(wanted: list[float]) -> None:
     strategy = cpus(2)
     jaxdist.config.run_eagerly(True)
@@ -337,3 +338,17 @@ class TestRefused:
 
         with pytest.raises(StateDivergenceError, match=r"params\['"):
             strategy.run(step, (parameters(), PerReplica(np.arange(8.0, dtype="float32"))))
+
+
+def test_gradients_of_a_functional_step_can_be_checked() -> None:
+    strategy, tx = cpus(3), sharded()
+    with strategy.scope():
+        state = tx.init(parameters())
+    batch = jax.device_put(rows(24), strategy.per_replica_sharding)
+    training = Training(strategy, tx)
+    args = (parameters(), state, batch)
+    assert strategy.check_gradients(training.step, args).is_equal
+    summed = jaxdist.sharded_update(optax.sgd(0.1), min_bytes=0, reduce_op="sum")
+    wrong = Training(strategy, summed).step
+    report = strategy.check_gradients(wrong, (parameters(), summed.init(parameters()), batch))
+    assert report.factor == pytest.approx(3, rel=1e-3)
