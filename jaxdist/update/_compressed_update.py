@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist import collectives, cost, replica
@@ -16,7 +17,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.replica import HasLayout
 from jaxdist.update._checks import checked_transformation
-from jaxdist.values import Cut, Sharded, cut_for
+from jaxdist.values import Cut, Sharded, cut_for, from_state
 
 CALLER = "compressed_update"
 _LOG = logging.getLogger("jaxdist")
@@ -135,7 +136,11 @@ class _Update:
             return optax.EmptyState(), inner
         size = sum(int(jnp.size(x)) for x in jax.tree.leaves(params))
         inside = frame is not None and frame.inside_step
-        return self._no_errors(how, size, in_step=inside), inner
+        errors = self._no_errors(how, size, in_step=inside)
+        if any(isinstance(x, nnx.Variable) for x in jax.tree.leaves(params, is_leaf=_is_variable)):
+            # NNX would make a variable of the array in a `Sharded`, and lose what it says of it.
+            errors = CompressionErrors(*map(nnx.Variable, errors))
+        return errors, inner
 
     def _no_errors(self, how: CompressedSum, size: int, *, in_step: bool) -> CompressionErrors:
         layout = how.layout
@@ -150,6 +155,8 @@ class _Update:
         self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
         errors, inner = state
+        if isinstance(errors, CompressionErrors):
+            errors = CompressionErrors(*map(from_state, errors))
         frame = replica.current_frame()
         several = frame is not None and frame.strategy.layout.num_replicas > 1
         if (several and not frame.replica) or (frame is None and errors):
@@ -178,7 +185,8 @@ class _Update:
         total, after = how(vector, Errors(*own))
         if self.op is ReduceOp.MEAN:
             total = total / how.layout.num_replicas
-        found, end = [], 0
+        found: list[jax.Array] = []
+        end = 0
         for x in leaves:
             start, end = end, end + x.size
             found.append(total[start:end].reshape(x.shape).astype(x.dtype))
@@ -237,3 +245,7 @@ def _real(path: Any, leaf: Any) -> jax.Array:
             "Use optax.masked for the others, or all_reduce and the transformation itself."
         )
     return array
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, nnx.Variable)
