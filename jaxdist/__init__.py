@@ -35,9 +35,13 @@ from jaxdist.strategies import has_strategy as has_strategy
 from jaxdist.strategies import in_cross_replica_context as in_cross_replica_context
 from jaxdist.training import accumulate_gradients as accumulate_gradients
 from jaxdist.training import multi_step as multi_step
+from jaxdist.update import compressed_update as compressed_update
+from jaxdist.update import shard_state as shard_state
+from jaxdist.update import sharded_update as sharded_update
 from jaxdist.values import DistributedValues as DistributedValues
 from jaxdist.values import IndexedSlices as IndexedSlices
 from jaxdist.values import PerReplica as PerReplica
+from jaxdist.values import Sharded as Sharded
 from jaxdist.values import Variable as Variable
 from jaxdist.values import VariableAggregation as VariableAggregation
 from jaxdist.values import VariableSynchronization as VariableSynchronization

@@ -122,6 +122,33 @@ def inside_trace() -> bool:
 BARRIERS_HOLD = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
 
 
+# What keeps barriers until everything is fused, and loops out of nested functions, where JAX 0.10
+# cannot emit a barrier.
+_BARRIERS_ON_OLD_CPU = {
+    "xla_disable_hlo_passes": "cse_barrier_expander,small-while-loop-hoisting",
+}
+
+
+def exact_options(platform: str) -> dict[str, bool | str]:
+    """Compile options of programs that have to compute the same bits in other surroundings.
+
+    JAX 0.10 on CPU drops optimization barriers before it fuses; GPUs may choose algorithms that
+    add in any order. Waits for the end of JAX 0.10, and for a way to ask for determinism.
+    """
+    if platform == "gpu":
+        return {"xla_gpu_deterministic_ops": True}
+    return {} if BARRIERS_HOLD or platform != "cpu" else dict(_BARRIERS_ON_OLD_CPU)
+
+
+def are_set_by_flags(options: dict[str, Any]) -> bool:
+    """Whether compile options hold for every program of this process, by `XLA_FLAGS`."""
+    given = os.environ.get("XLA_FLAGS", "").lower().split()
+    return all(
+        f"--{name}={value}".lower() in given or (value is True and f"--{name}" in given)
+        for name, value in options.items()
+    )
+
+
 def must_interpret() -> bool:
     """Whether nothing compiled can be called here: inside a trace, or without `jit`."""
     return inside_trace() or is_disabled_jit()
@@ -192,7 +219,10 @@ def _on_one_device(shape: tuple[int, ...], dtype: Any, device: jax.Device) -> tu
 
 
 def call_traced(
-    closed: Any, params: dict[str, Any], num_rows: Sequence[int], arguments: Sequence[Any]
+    closed: Any,
+    params: dict[str, Any],
+    parts: Sequence[tuple[int, int]],
+    arguments: Sequence[Any],
 ) -> list[Any]:
     """Stage a traced program, with other parameters of its last equation, without tracing it.
 
@@ -203,14 +233,14 @@ def call_traced(
     Args:
         closed: A program that ends in a `shard_map` and returns its results.
         params: New parameters of that `shard_map`.
-        num_rows: For each result, how many local ones lie one after the other on dim 0.
+        parts: For each result, on which dim how many local ones lie one after the other.
         arguments: What to call it with.
     """
     eqn = closed.jaxpr.eqns[-1]
     results = []
-    for var, count in zip(eqn.outvars, num_rows, strict=True):
+    for var, (dim, count) in zip(eqn.outvars, parts, strict=True):
         local = var.aval
-        shape = (local.shape[0] * count, *local.shape[1:]) if count > 1 else local.shape
+        shape = tuple(n * count if d == dim else n for d, n in enumerate(local.shape))
         results.append(_core.Var(local.update(shape=shape)))
     last = eqn.replace(params=params, outvars=results)
     jaxpr = closed.jaxpr.replace(eqns=[*closed.jaxpr.eqns[:-1], last], outvars=results)
@@ -282,6 +312,26 @@ def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         eqn.ctx.manager,
     ):
         return eqn.primitive.bind(*operands, **params)
+
+
+def bind_here(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """`bind_like`, under the mesh of the caller instead of the one that was traced over."""
+    params = eqn.primitive.get_bind_params(params)
+    names = _source_info.current_name_stack() + eqn.source_info.name_stack
+    here = _mesh.get_abstract_mesh()
+    with _source_info.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+        # The public context manager refuses another number of devices.
+        traced_over = _MESH_CONTEXT.swap_local(here)
+        try:
+            return eqn.primitive.bind(*operands, **params)
+        finally:
+            _MESH_CONTEXT.set_local(traced_over)
+
+
+# JAX 0.12 has it in another module.
+_MESH_CONTEXT: Any = (
+    getattr(_mesh, "abstract_mesh_context_manager", None) or _config.abstract_mesh_context_manager
+)
 
 
 def current_trace() -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
@@ -25,6 +25,8 @@ class ReplicaMesh:
 
     mesh: Mesh
     replica_axes: tuple[str, ...]
+    # Copies of the step where several of them take turns on one device (`virtual_replicas`).
+    num_virtual: int | None = None
 
     @functools.cached_property
     def logical_axes(self) -> tuple[str, ...]:
@@ -33,8 +35,29 @@ class ReplicaMesh:
 
     @functools.cached_property
     def num_replicas(self) -> int:
-        """Copies of the step that run at once."""
+        """Copies of the step that run together."""
+        return self.num_virtual or self.num_places
+
+    @functools.cached_property
+    def num_places(self) -> int:
+        """Positions over the replica axes; one replica each, unless replicas are virtual."""
         return math.prod(self.mesh.shape[a] for a in self.replica_axes)
+
+    @functools.cached_property
+    def replicas_per_place(self) -> int:
+        """Replicas that take turns on one device."""
+        return self.num_replicas // self.num_places
+
+    @functools.cached_property
+    def traced_mesh(self) -> Mesh | AbstractMesh:
+        """The mesh over which a step is traced: with virtual replicas, as if each had a device."""
+        if self.num_virtual is None:
+            return self.mesh
+        names = self.mesh.axis_names
+        sizes = tuple(
+            self.num_virtual if a in self.replica_axes else self.mesh.shape[a] for a in names
+        )
+        return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
 
     @functools.cached_property
     def num_logical(self) -> int:
@@ -68,21 +91,23 @@ class ReplicaMesh:
 
     @functools.cached_property
     def device_grid(self) -> np.ndarray:
-        """Devices as `[replica, logical device]`."""
+        """Devices as `[replica, logical device]`; virtual replicas share theirs."""
         names = self.mesh.axis_names
         order = [names.index(a) for a in self.replica_axes + self.logical_axes]
         grid: np.ndarray = self.mesh.devices.transpose(order)
-        return grid.reshape(self.num_replicas, self.num_logical)
+        grid = grid.reshape(self.num_places, self.num_logical)
+        return np.repeat(grid, self.replicas_per_place, axis=0)
 
     @functools.cached_property
     def devices(self) -> tuple[jax.Device, ...]:
-        """All devices, replica by replica."""
-        return tuple(self.device_grid.ravel())
+        """All devices, replica by replica, each once."""
+        return tuple(dict.fromkeys(self.device_grid.ravel()))
 
     @functools.cached_property
     def pieces_are_replicas(self) -> bool:
         """Whether the pieces of a per-replica array, in the mesh's order, are the replicas'."""
-        return self.num_logical == 1 and self.devices == tuple(self.mesh.devices.ravel())
+        in_order = self.devices == tuple(self.mesh.devices.ravel())
+        return self.num_logical == 1 and in_order and self.num_virtual is None
 
     @functools.cached_property
     def device_set(self) -> frozenset[jax.Device]:
@@ -114,6 +139,12 @@ class ReplicaMesh:
         return Mesh(devices, self.logical_axes, axis_types=(AxisType.Auto,) * len(shape))
 
     def __repr__(self) -> str:
+        if self.num_virtual is not None:
+            return (
+                f"ReplicaMesh({self.num_virtual} virtual replicas on {self.num_places} device(s) "
+                f"of {self.platform}, axes {dict(self.mesh.shape)}, replicas over "
+                f"{self.replica_axes})"
+            )
         return (
             f"ReplicaMesh({self.num_replicas} replicas x {self.num_logical} logical "
             f"on {self.platform}, axes {dict(self.mesh.shape)}, replicas over "

@@ -20,7 +20,7 @@ ROWS = [
     {"cost"},
     {"values", "collectives", "partition"},
     {"replica"},
-    {"program", "data", "nn"},
+    {"program", "data", "nn", "update"},
     {"strategies", "parameter_server"},
     {"training", "estimator", "explain"},
     {"experimental", "coordinator", "compat", "contrib", "config"},

@@ -49,13 +49,17 @@ OUR_OWN = {
     "PartialBatch",
     "PerReplica",
     "Program",
+    "Sharded",
     "accumulate_gradients",
     "assume_replicated",
     "check_replicas",
+    "compressed_update",
     "config",
     "errors",
     "multi_step",
     "nn",
+    "shard_state",
+    "sharded_update",
     "testing",
 }
 CONTRIB = {"AllReduceCrossDeviceOps", "MultiWorkerAllReduce"}

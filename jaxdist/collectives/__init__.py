@@ -6,6 +6,10 @@ from jaxdist.collectives._across import reduced_dims as reduced_dims
 from jaxdist.collectives._across import settled as settled
 from jaxdist.collectives._communication import Communication as Communication
 from jaxdist.collectives._communication import communication_of as communication_of
+from jaxdist.collectives._compressed_sum import CompressedSum as CompressedSum
+from jaxdist.collectives._compressed_sum import Errors as Errors
+from jaxdist.collectives._compression import compression_of as compression_of
+from jaxdist.collectives._default_sum import default_summing as default_summing
 from jaxdist.collectives._dtypes import check_numeric as check_numeric
 from jaxdist.collectives._dtypes import result_dtype as result_dtype
 from jaxdist.collectives._hints import hints_of as hints_of
@@ -26,6 +30,10 @@ from jaxdist.collectives._plan import Plan as Plan
 from jaxdist.collectives._reduce_op import ReduceOp as ReduceOp
 from jaxdist.collectives._reduce_op import reduce_op as reduce_op
 from jaxdist.collectives._reduction import ALL_REDUCE as ALL_REDUCE
+from jaxdist.collectives._require import REQUIRE_REPLICATED as REQUIRE_REPLICATED
+from jaxdist.collectives._require import require_replicated as require_replicated
+from jaxdist.collectives._sharded_across import gather_sharded as gather_sharded
+from jaxdist.collectives._sharded_across import reduce_sharded as reduce_sharded
 from jaxdist.collectives._slices import all_reduce_slices as all_reduce_slices
 from jaxdist.collectives._slices import all_reduce_tree as all_reduce_tree
 from jaxdist.collectives._slices import is_slices as is_slices
@@ -36,6 +44,7 @@ from jaxdist.collectives._told import note_ignored as note_ignored
 from jaxdist.collectives._told import told as told
 from jaxdist.collectives._trace_number import traced_anew as traced_anew
 from jaxdist.collectives._trace_number import traced_once as traced_once
+from jaxdist.collectives._tree import tree_reduced as tree_reduced
 from jaxdist.collectives._uneven_gather import UNEVEN_ALL_GATHER as UNEVEN_ALL_GATHER
 from jaxdist.collectives._uneven_gather import GatherLog as GatherLog
 from jaxdist.collectives._uneven_gather import gather_padded as gather_padded

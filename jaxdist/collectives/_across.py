@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
 from jaxdist.collectives._dtypes import check_numeric, result_dtype
 from jaxdist.collectives._in_replica import gather_dim
 from jaxdist.collectives._reduce_op import ReduceOp
+from jaxdist.collectives._tree import tree_reduced
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values import (
@@ -87,12 +89,61 @@ def _reduce_per_replica(
     shape = (layout.num_replicas,) if scalars else (layout.num_replicas, *local)
     over = (0,) if on is None else (0, *(d + 1 for d in on))
     dtype = result_dtype(op, array.dtype)
+    if layout.num_virtual is not None:
+        return _reduce_virtual(op, array, shape, over, dtype, layout)
     small = array.size * array.dtype.itemsize <= HOST_BYTES
     if not isinstance(array, jax.Array) or (small and _is_here(array)):
         rows = _rows_on_host(array, layout).reshape(shape)
         return _from_host(_host_reduce(op, rows, over, dtype))
     result = _device_reduce(array, op, shape, over, dtype)
     return result if isinstance(result, jax.core.Tracer) else settled(result)
+
+
+def _reduce_virtual(
+    op: ReduceOp,
+    array: Any,
+    shape: tuple[int, ...],
+    over: tuple[int, ...],
+    dtype: Any,
+    layout: ReplicaMesh,
+) -> Any:
+    """The values of virtual replicas in the order of their tree, whoever holds them."""
+    count = math.prod(shape[d] for d in over)
+    if isinstance(array, jax.core.Tracer) or (isinstance(array, jax.Array) and not _is_here(array)):
+        return _tree_on_devices(array, op, shape, over, dtype, layout)
+    rows = np.asarray(array).reshape(shape)
+    total = np.asarray(np.add.reduce(rows, axis=over[1:], dtype=_wide(dtype)))
+    while total.shape[0] > 1:
+        total = np.add(total[0::2], total[1::2])
+    return _from_host(_combined(op, total[0], count, dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
+def _tree_on_devices(
+    array: jax.Array,
+    op: ReduceOp,
+    shape: tuple[int, ...],
+    over: tuple[int, ...],
+    dtype: Any,
+    layout: ReplicaMesh,
+) -> jax.Array:
+    def device(local: jax.Array) -> jax.Array:
+        rows = local.reshape(layout.replicas_per_place, *shape[1:])
+        sums = jax.lax.map(lambda x: jnp.sum(x, [d - 1 for d in over[1:]], _wide(dtype)), rows)
+        (total,) = tree_reduced([sums], jax.lax.add, layout.replica_axes, layout.num_places)
+        if op is ReduceOp.MEAN:
+            total = total / math.prod(shape[d] for d in over)
+        return total.astype(dtype)
+
+    whole: jax.Array = jax.shard_map(
+        device,
+        mesh=layout.mesh,
+        in_specs=layout.replica_spec,
+        out_specs=PartitionSpec(),
+        axis_names=frozenset(layout.mesh.axis_names),
+        check_vma=False,
+    )(array)
+    return whole
 
 
 def _is_traced(value: PerReplica) -> bool:

@@ -30,7 +30,8 @@ def default_summing(
         packs = LeafPacks(layout.replica_axes, math.ceil(options.bytes_per_pack))
         count = len(packs.packs(leaves))
         reason = f"bytes_per_pack={options.bytes_per_pack}: {count} all-reduce(s), last leaf first"
-        return Plan(XLA, reason, _times(leaves, layout)), packs
+        times = _times(leaves, layout)
+        return Plan(XLA, reason, times, pack_bytes=packs.largest(leaves)), packs
     packing = _packing(leaves, layout)
     choice = auto(layout)
     names = _chosen(leaves, packing or Alone(), choice, layout.num_replicas)
@@ -56,9 +57,10 @@ def summed_by_default(
 def _packing(leaves: Sequence[Any], layout: ReplicaMesh) -> SmallTogether | None:
     """Small leaves in common vectors, where that is faster; None where there are none.
 
-    TPUs and GPUs do not need it: there XLA puts leaves together without copies.
+    TPUs and GPUs do not need it: there XLA puts leaves together without copies. Over several
+    logical devices, leaves lie in layouts of their own, which end where a common buffer begins.
     """
-    if layout.platform != "cpu":
+    if layout.platform != "cpu" or layout.num_logical > 1:
         return None
     link = cost.links_of(layout).across
     below = cost.pack_below(link)
@@ -78,7 +80,9 @@ def _chosen(leaves: Sequence[Any], packing: Packing, choice: Auto, count: int) -
 
 
 def _plain(leaves: Sequence[Any], layout: ReplicaMesh, timed: bool = False) -> Plan:
-    if layout.platform == "cpu":
+    if layout.num_logical > 1:
+        reason = "leaves may lie in different layouts over the logical devices"
+    elif layout.platform == "cpu":
         below = cost.pack_below(cost.links_of(layout).across)
         reason = f"no two leaves of one dtype are below {below:,} bytes, so each goes alone"
     else:

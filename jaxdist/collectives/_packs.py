@@ -70,6 +70,11 @@ class LeafPacks:
             return [list(range(len(leaves)))]
         return [p for numbers in by_dtype(leaves) for p in self._divided(numbers, sizes)]
 
+    def largest(self, leaves: Sequence[Any]) -> int:
+        """The bytes of the largest pack."""
+        sizes = [x.size * x.dtype.itemsize for x in leaves]
+        return max(sum(sizes[i] for i in pack) for pack in self.packs(leaves))
+
     def _divided(self, numbers: list[int], sizes: list[tuple[int, Any]]) -> list[list[int]]:
         """Neighbours in at most `num_packs` groups, each closed when it has its share."""
         share = sum(sizes[i][0] for i in numbers) / self.num_packs

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -116,8 +117,9 @@ class Placer:
 
         def rows_of(index: tuple[slice, ...] | None) -> np.ndarray:
             start = index[0].start if index else None
-            piece: np.ndarray = rows[(start or 0) // max(rows[0].shape[0], 1)]
-            return piece
+            first = (start or 0) // max(rows[0].shape[0], 1)
+            shared = self._layout.replicas_per_place
+            return rows[first] if shared == 1 else np.concatenate(rows[first : first + shared])
 
         array = jax.make_array_from_callback(shape, self._layout.per_replica, rows_of)
         return self._wrapped(array, len(local))
@@ -151,9 +153,11 @@ class Placer:
             return jax.device_put(pieces[0], self._sharding(len(local)))
         shape = (layout.num_replicas * (local or (1,))[0], *local[1:])
         shards: list[jax.Array] = []
-        for replica, piece in enumerate(pieces):
+        shared = layout.replicas_per_place
+        for replica in range(0, layout.num_replicas, shared):
             here = NamedSharding(layout.replica_mesh(replica), PartitionSpec())
-            rows = piece if local else piece.reshape(1)
+            own = [p if local else p.reshape(1) for p in pieces[replica : replica + shared]]
+            rows = own[0] if shared == 1 else jnp.concatenate(own)
             by_device = {s.device: s.data for s in jax.device_put(rows, here).addressable_shards}
             shards += [by_device[d] for d in layout.device_grid[replica]]
         array = jax.make_array_from_single_device_arrays(shape, layout.per_replica, shards)
@@ -165,7 +169,8 @@ class Placer:
     def _wrapped(self, array: jax.Array, ndim: int) -> Any:
         if self._layout.num_replicas == 1:
             return array
-        return PerReplica.of_global(array, scalars=ndim == 0)
+        shared = self._layout.replicas_per_place
+        return PerReplica.of_global(array, scalars=ndim == 0, replicas_per_shard=shared)
 
 
 def _converted(array: np.ndarray) -> np.ndarray:

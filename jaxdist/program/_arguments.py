@@ -11,7 +11,7 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 
 from jaxdist.errors import ArgumentTypeError
-from jaxdist.values import PerReplica, Variable
+from jaxdist.values import PerReplica, Sharded, Variable
 
 
 class Static:
@@ -84,8 +84,8 @@ class Flat:
 
 
 def is_unit(x: Any) -> bool:
-    """Whether flattening stops at `x`: per-replica values and NNX objects are kept whole."""
-    return isinstance(x, (PerReplica, nnx.Pytree, Static))
+    """Whether flattening stops at `x`: values of replicas and NNX objects are kept whole."""
+    return isinstance(x, (PerReplica, Sharded, nnx.Pytree, Static))
 
 
 def flatten(
@@ -123,7 +123,8 @@ def flatten(
 
 def is_dynamic(leaf: Any) -> bool:
     """Whether a leaf is traced: arrays, and numbers other than booleans and enums."""
-    if isinstance(leaf, (jax.Array, np.ndarray, np.generic, PerReplica, jax.ShapeDtypeStruct)):
+    arrays = (jax.Array, np.ndarray, np.generic, PerReplica, Sharded, jax.ShapeDtypeStruct)
+    if isinstance(leaf, arrays):
         return True
     if isinstance(leaf, (bool, enum.Enum)):
         return False
@@ -131,7 +132,7 @@ def is_dynamic(leaf: Any) -> bool:
 
 
 def _is_traced(leaf: Any) -> bool:
-    if isinstance(leaf, PerReplica):
+    if isinstance(leaf, (PerReplica, Sharded)):
         return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(leaf))
     return isinstance(leaf, jax.core.Tracer)
 

@@ -30,6 +30,8 @@ class BoundVariables:
         self._arrays = {id(v): array for v, array in zip(known, values, strict=True)}
         self._is_written: set[int] = set()
         self.unknown: list[Variable] = []
+        # What a step in the function needs of whoever compiles it.
+        self.compiler_options: dict[str, Any] | None = None
 
     def held(self, variable: Variable, array: Any) -> Any:
         """The array that stands for `array`, which the variable holds."""

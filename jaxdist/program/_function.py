@@ -51,6 +51,8 @@ class _Compiled:
     variables: tuple[Variable, ...]
     # Others that a trace of it met; it is compiled again with them.
     unknown: list[Variable] = dataclasses.field(default_factory=list)
+    # Compile options that a step in it needs.
+    options: dict[str, Any] | None = None
     call: Any = None  # what `jax.jit` makes
 
     @property
@@ -139,13 +141,14 @@ class Function:
         variables: tuple[Variable, ...],
     ) -> _Compiled:
         """The function with all the variables that it meets as inputs."""
+        options = None
         for _ in range(MAX_TRACES):
-            compiled = _Compiled(variables)
+            compiled = _Compiled(variables, options=options)
             compiled.call = self._jitted(compiled, flat, shape, origins)
             compiled.call.trace(held_by(variables), state, flat.dynamic)
-            if not compiled.unknown:
+            if not compiled.unknown and compiled.options == options:
                 return compiled
-            variables = compiled.all_variables
+            variables, options = compiled.all_variables, compiled.options
         raise ContextError(
             f"{self!r} was traced {MAX_TRACES} times, and met another variable every time; last "
             f"{variables[-1].label!r}.\n\n"
@@ -167,11 +170,12 @@ class Function:
             with bound(binding):
                 result = _captured.call(self._fn, args, kwargs)
             compiled.unknown += binding.unknown
+            compiled.options = compiled.options or binding.compiler_options
             after = shape.leaves_of(nodes) if shape is not None else []
             return binding.written(), after, _checked(result)
 
         traced.__name__ = getattr(self._fn, "__name__", "function")
-        return jax.jit(traced)
+        return jax.jit(traced, compiler_options=compiled.options)
 
     def _graph_of(self, flat: Flat, given: tuple[Any, Any]) -> KeptGraph:
         key = tuple(id(n) for n in flat.nodes)

@@ -70,13 +70,20 @@ def communicates(eqn: Any) -> bool:
     )
 
 
-def flat_ops(jaxpr: Any, arguments: list[Any]) -> tuple[list[Op], list[Any]]:
-    """The operations of a program and its results; calls that communicate are written out."""
+def flat_ops(
+    jaxpr: Any, arguments: list[Any], inlined: frozenset[str] = frozenset()
+) -> tuple[list[Op], list[Any]]:
+    """The operations of a program and its results.
+
+    Calls that communicate are written out, and those whose names are among `inlined`.
+    """
     ops: list[Op] = []
-    return ops, _flatten(jaxpr, arguments, ops)
+    return ops, _flatten(jaxpr, arguments, ops, inlined)
 
 
-def _flatten(program: Any, arguments: list[Any], ops: list[Op]) -> list[Any]:
+def _flatten(
+    program: Any, arguments: list[Any], ops: list[Op], inlined: frozenset[str]
+) -> list[Any]:
     jaxpr = getattr(program, "jaxpr", program)
     env: dict[Any, Any] = dict(zip(jaxpr.invars, arguments, strict=True))
     consts = getattr(program, "consts", ())
@@ -89,8 +96,9 @@ def _flatten(program: Any, arguments: list[Any], ops: list[Op]) -> list[Any]:
         inputs = [read(v) for v in eqn.invars]
         inner = eqn.params.get(known.CALLS.get(eqn.primitive.name, ""))
         loud = communicates(eqn)
-        if loud and inner is not None and eqn.primitive.name != "shard_map":
-            outputs = _flatten(inner, inputs, ops)
+        name = eqn.primitive.name
+        if inner is not None and (name in inlined or (loud and name != "shard_map")):
+            outputs = _flatten(inner, inputs, ops, inlined)
         else:
             outputs = [Key(v.aval) for v in eqn.outvars]
             ops.append(Op(eqn, tuple(inputs), tuple(outputs), loud))

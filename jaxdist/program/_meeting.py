@@ -116,7 +116,7 @@ class Meeting:
         """Results for one group of replicas: `jax.vmap` knows what every collective means."""
         if brought[0].primitive.name == "ppermute":
             return self._permuted(brought)
-        params = _over_one_axis(brought[0].params, len(members))
+        params = over_one_axis(brought[0].params, len(members), _MEMBERS)
         columns = zip(*(b.operands for b in brought), strict=True)
         stacked = [jnp.stack([self._to_first(x) for x in column]) for column in columns]
         whole = jax.vmap(lambda *x: brought[0].primitive.bind(*x, **params), axis_name=_MEMBERS)(
@@ -139,15 +139,15 @@ class Meeting:
         return jax.device_put(value, SingleDeviceSharding(self._devices[0]))
 
 
-def _over_one_axis(params: dict[str, Any], size: int) -> dict[str, Any]:
-    """The same collective over one axis of this size, without groups."""
+def over_one_axis(params: dict[str, Any], size: int, name: str) -> dict[str, Any]:
+    """The same collective over one axis of this name and size, without groups."""
     changed = dict(params)
     if "axes" in params:
         unnamed = [a for a in params["axes"] if not isinstance(a, str)]
-        changed["axes"] = (*unnamed, _MEMBERS)
+        changed["axes"] = (*unnamed, name)
     else:
         many = isinstance(params["axis_name"], (tuple, list))
-        changed["axis_name"] = (_MEMBERS,) if many else _MEMBERS
+        changed["axis_name"] = (name,) if many else name
     if "axis_index_groups" in params:
         changed["axis_index_groups"] = None
     if "axis_size" in params:

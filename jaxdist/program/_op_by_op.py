@@ -16,6 +16,7 @@ from jaxdist.program._meeting import Meeting
 from jaxdist.program._program import replica_axes_of
 from jaxdist.program._replica import Replica
 from jaxdist.program._replication import NONE, Differs
+from jaxdist.program._sharded import joined, pieces_of
 from jaxdist.program._state import check_functional_state, combined_variables
 from jaxdist.program._tape import same_bits
 from jaxdist.program._trace import Signature
@@ -76,11 +77,14 @@ class OpByOpStep:
 
     def _local(self, number: int, leaf: Any) -> list[Any]:
         """An argument as each replica sees it."""
+        cut = self._signature.inputs[number].cut
+        if cut is not None:
+            return pieces_of(leaf, cut, self._layout)
         if self._signature.inputs[number].kind is not Kind.PER_REPLICA:
             return [leaf] * len(self._devices)
         rows: Sequence[Any]
         if self._layout.num_logical == 1:
-            rows = shards_by_replica(leaf, scalars=False)
+            rows = shards_by_replica(leaf)
         else:
             size = leaf.shape[0] // self._layout.num_replicas
             rows = [leaf[r * size : (r + 1) * size] for r in range(self._layout.num_replicas)]
@@ -104,15 +108,24 @@ class OpByOpStep:
         count = len(taped[0].shapes)
         of_results, of_variables = differs[:count], differs[count:]
         first = dataclasses.replace(taped[0], template=template)
+        of_results = [d and i not in first.cuts for i, d in enumerate(of_results)]
         combined: dict[int, type] = {}
         if axes:
             num_replicas = layout.num_replicas
             combined = combined_variables(signature, first, of_results, num_replicas)
             check_functional_state(signature, first, of_results, donated, num_replicas, where)
             check_equal(changed, of_variables, num_replicas)
-        state = [self._state(i, columns[i], combined.get(i)) for i in range(first.num_graph)]
+        cuts = first.cuts
+        state = [
+            joined(columns[i], cuts[i], layout)
+            if i in cuts
+            else self._state(i, columns[i], combined.get(i))
+            for i in range(first.num_graph)
+        ]
         results = [
-            self._placed(columns[i], first.shapes[i] == (), is_equal=not of_results[i])
+            joined(columns[i], cuts[i], layout)
+            if i in cuts
+            else self._placed(columns[i], first.shapes[i] == (), is_equal=not of_results[i])
             for i in range(first.num_graph, count)
         ]
         values = [self._value(*pair) for pair in zip(changed, columns[count:], strict=True)]

@@ -9,7 +9,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdist import hlo
+from jaxdist import _compat, hlo
 from jaxdist.collectives import Told, told
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _graph_rules
@@ -22,7 +22,9 @@ from jaxdist.program._state import check_functional_state, combined_variables
 from jaxdist.program._trace import Argument, InSlot, Signature, Traced, scalar_form, trace
 from jaxdist.program._uneven import cut, trace_uneven
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables, check_equal, lift
-from jaxdist.values import Form, Kind, PerReplica
+from jaxdist.program._virtual_program import call_virtually
+from jaxdist.program._virtual_values import Turns
+from jaxdist.values import Cut, Form, Kind, PerReplica, Sharded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +35,12 @@ class OutSlot:
     kind: Kind
     shape: tuple[int, ...]  # local
     dtype: Any
+    cut: Cut | None = None  # of one array in pieces
 
     def spec(self, layout: ReplicaMesh) -> PartitionSpec:
         """Its layout over the replica axes."""
+        if self.cut is not None:
+            return self.cut.spec(layout)
         return layout.replica_spec if self.kind is Kind.PER_REPLICA else PartitionSpec()
 
     def settle(self, array: Any) -> Any:
@@ -114,7 +119,9 @@ class Program:
     def call(self, *leaves: Any) -> list[Any]:
         """Run on flat global arrays; this is what is compiled."""
         specs = [o.spec(self.layout) for o in self.outputs]
-        if self._is_replayed:
+        if self.layout.num_virtual is not None:
+            results = self._call_virtually(leaves)
+        elif self._is_replayed:
             results = self._replay(leaves, specs)
         else:
             results = self.traced.call(leaves, specs)
@@ -126,6 +133,11 @@ class Program:
             if _graph_rules.is_kept(kind):
                 results[i] = leaves[i]
         return results
+
+    def _call_virtually(self, leaves: Sequence[Any]) -> list[Any]:
+        kinds = [o.kind for o in self.outputs]
+        turns = Turns(self.layout)
+        return call_virtually(self.traced, self.signature, leaves, kinds, self.combined, turns)
 
     def _by_rows(self, out: OutSlot, array: Any) -> Any:
         """A per-replica result of which GSPMD lays out all but dim 0."""
@@ -197,12 +209,17 @@ class Program:
             if isinstance(number, Static):
                 return number
             out = self.outputs[count + number]
+            if out.cut is not None:
+                return Sharded(number, *out.cut)
             if out.kind is not Kind.PER_REPLICA or count + number in self.traced.uneven:
                 return number
-            return PerReplica.of_global(number, scalars=scalar_form(out.shape) is Form.SCALARS)
+            scalars = scalar_form(out.shape) is Form.SCALARS
+            shared = self.layout.replicas_per_place
+            return PerReplica.of_global(number, scalars=scalars, replicas_per_shard=shared)
 
         result = jax.tree.map(node, self.traced.template, is_leaf=lambda x: isinstance(x, Static))
-        return (list(range(count)), result) if self.has_state else result
+        state = [Sharded(i, *o.cut) if o.cut else i for i, o in enumerate(self.outputs[:count])]
+        return (state, result) if self.has_state else result
 
     def lowered(self) -> jax.stages.Lowered:
         """JAX's own lowered stage of this program."""
@@ -212,6 +229,10 @@ class Program:
             out_shardings=self._pinned(),
         )
         return jitted.lower(*(i.abstract() for i in self.signature.inputs))
+
+    def compiled(self) -> jax.stages.Compiled:
+        """The compiled stage, with the options that this program needs."""
+        return self.lowered().compile(compiler_options=self.compiler_options)
 
     def _pinned(self) -> Any:
         """Layouts of results: state leaves as it came in, or the next step would compile anew."""
@@ -242,7 +263,7 @@ class Program:
 
     def _settled(self, slot: InSlot) -> NamedSharding:
         """The layout of an input, with the rows of each replica on all its logical devices."""
-        if slot.kind is Kind.MIRRORED:
+        if slot.kind is not Kind.PER_REPLICA:
             return slot.sharding
         rest = tuple(slot.sharding.spec)[1:]
         return NamedSharding(self.layout.mesh, PartitionSpec(self.layout.replica_spec[0], *rest))
@@ -258,7 +279,26 @@ class Program:
             >>> compiled.collectives
             ()
         """
-        return CompiledProgram(self, self.lowered().compile())
+        return CompiledProgram(self, self.compiled())
+
+    @functools.cached_property
+    def compiler_options(self) -> dict[str, bool | str]:
+        """What XLA is told beside the program.
+
+        With virtual replicas, what keeps sums in their order. On GPU, up to which size it may join
+        all-reduces: it would leave the leaves of a pack apart where the pack is larger than it
+        joins by itself.
+
+        Example:
+            >>> OneDeviceStrategy("cpu:0").lower(lambda: 1).compiler_options
+            {}
+        """
+        if self.layout.num_virtual is not None:
+            return _compat.exact_options(self.layout.platform)
+        asked = max((c.pack_bytes for c in self.collectives), default=0)
+        if self.layout.platform != "gpu" or not asked:
+            return {}
+        return {"xla_gpu_all_reduce_combine_threshold_bytes": str(asked)}
 
     def explain(self) -> "Explanation":
         """What the compiled program communicates, and what became of what the step asked for.
@@ -283,6 +323,11 @@ class Program:
             f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
             f"{layout.platform}"
         )
+        if layout.num_virtual is not None:
+            where = (
+                f"{layout.num_virtual} virtual replica(s) on {layout.num_places} device(s) of "
+                f"{layout.platform}"
+            )
         lines = [
             f"Program {self.name} for {where}",
             *_section("inputs", self.inputs),
@@ -365,7 +410,7 @@ class CompiledProgram:
 
 def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
     """Replica axes over which something can differ at all."""
-    return frozenset(a for a in layout.replica_axes if layout.mesh.shape[a] > 1)
+    return frozenset(a for a in layout.replica_axes if layout.traced_mesh.shape[a] > 1)
 
 
 def input_differences(
@@ -396,7 +441,7 @@ def build(
     graph_size = len(signature.graph.paths) if signature.graph else 0
     axes = replica_axes_of(layout)
     found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
-    differs = [bool(d) for d in found.outputs]
+    differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
     combined = combined_variables(signature, traced, differs, layout.num_replicas) if axes else {}
     extra = [_for_variable(signature, traced, i, layout) for i in combined]
     if axes:
@@ -412,8 +457,9 @@ def build(
     results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
     for i, (name, var, shape) in enumerate(results):
         different = (differs[i] and i >= traced.num_graph) or i in own_copies
-        kind = Kind.PER_REPLICA if different else Kind.MIRRORED
-        outputs.append(OutSlot(name, kind, shape, var.aval.dtype))
+        cut = traced.cuts.get(i)
+        kind = Kind.SHARDED if cut else Kind.PER_REPLICA if different else Kind.MIRRORED
+        outputs.append(OutSlot(name, kind, shape, var.aval.dtype, cut))
     return Program(
         getattr(fn, "__name__", type(fn).__name__),
         layout,

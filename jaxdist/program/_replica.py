@@ -98,6 +98,7 @@ class Replica:
             local.paths,
             local.shapes,
             frozenset(),
+            cuts=local.cuts,
             tape=tape,
         )
 

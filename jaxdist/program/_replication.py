@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from jax.extend.core import Literal
 
 from jaxdist import _compat
-from jaxdist.collectives import ASSUME_REPLICATED
-from jaxdist.errors import DivergentCollectiveError
+from jaxdist.collectives import ASSUME_REPLICATED, REQUIRE_REPLICATED
+from jaxdist.errors import DivergentCollectiveError, StateDivergenceError
 from jaxdist.program import _primitives as known
 from jaxdist.program._subprograms import inner_inputs, subprograms
 
@@ -38,6 +38,7 @@ class TracedCollective:
     reason: str = ""
     alternatives: tuple[tuple[str, float], ...] = ()
     ignored: tuple[str, ...] = ()
+    pack_bytes: int = 0
 
     def __repr__(self) -> str:
         times = "" if self.times == 1 else f" x {self.times or '(a while loop)'}"
@@ -71,6 +72,16 @@ def analyse(jaxpr: Any, inputs: Sequence[Differs], axes: Differs) -> Replication
     walk = _Walk(axes)
     outputs = walk.jaxpr(jaxpr, list(inputs), NONE, 1)
     return Replication(tuple(outputs), tuple(walk.found.values()))
+
+
+def results_of(eqn: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
+    """For each result of one equation, the axes over which it may differ."""
+    return _Walk(axes).equation(eqn, list(inputs), NONE, 1)
+
+
+def results_of_program(program: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
+    """For each result of a sub-program, the axes over which it may differ."""
+    return _Walk(axes).jaxpr(program, list(inputs), NONE, 1)
 
 
 class _Walk:
@@ -113,6 +124,10 @@ class _Walk:
             return self._collective(eqn, name, joined, under, times)
         if eqn.primitive is ASSUME_REPLICATED:
             return [NONE]
+        if eqn.primitive is REQUIRE_REPLICATED:
+            if joined:
+                raise StateDivergenceError(_must_be_equal(eqn))
+            return inputs
         if name in known.PAIRWISE:
             return inputs
         if name in known.CALLS and known.CALLS[name] in eqn.params:
@@ -174,6 +189,7 @@ class _Walk:
             reason=getattr(self.plan, "reason", ""),
             alternatives=tuple(getattr(self.plan, "alternatives", ())),
             ignored=tuple(getattr(self.plan, "ignored", ())),
+            pack_bytes=getattr(self.plan, "pack_bytes", 0),
         )
 
     def _scan(
@@ -237,6 +253,18 @@ def named_axes(params: dict[str, Any]) -> tuple[str, ...]:
     axes = params.get("axes", params.get("axis_name", ()))
     flat = axes if isinstance(axes, (tuple, list)) else (axes,)
     return tuple(a for a in flat if isinstance(a, str))
+
+
+def _must_be_equal(eqn: Any) -> str:
+    return (
+        f"strategy.run: {eqn.params['what']} may differ between replicas, at "
+        f"{_compat.source_of(eqn)}.\n\n"
+        "The sharded update gives each replica a piece of every array, so whatever is not a "
+        "gradient has to be the same on all of them.\n\n"
+        "All-reduce it first: get_replica_context().all_reduce('mean', value). Where it is the "
+        "same for a reason that the trace does not show, say so with "
+        "jaxdist.assume_replicated(value)."
+    )
 
 
 def _may_not_reach(eqn: Any, name: str) -> str:

@@ -31,13 +31,23 @@ from jaxdist.program._retrace import RetraceWatch, place
 from jaxdist.program._trace import InSlot, Signature
 from jaxdist.program._uneven import padded, uneven_shapes
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables
+from jaxdist.program._virtual_limits import (
+    check_compiled,
+    check_inside_trace,
+    not_differentiable,
+)
 from jaxdist.runtime import CPU_STEPS
 from jaxdist.values import (
     Form,
+    Kind,
     PerReplica,
+    Sharded,
+    check_virtual_rows,
     checked_per_replica,
+    checked_sharded,
     current_binding,
     placement_of,
+    sharded_placement,
 )
 
 # Lists of variables hold them, so only those of the last few models that a step ran on are kept.
@@ -152,6 +162,7 @@ class Step:
         return self._op_by_op(call, args)
 
     def _op_by_op(self, call: _Call, args: tuple[Any, ...]) -> Any:
+        check_compiled(self._layout)
         fn: Any = self._fn()
         self._check_numbers(args)
         with _compat.with_jit():
@@ -209,9 +220,20 @@ class Step:
             leaves.append(leaf)
         inputs = []
         for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Sharded):
+                before = len(leaves) - len(flat.dynamic)
+                of_call: Any = _ArgumentName(flat, i - before, (args, kwargs))
+                name = kept.shape.name(i) if kept and i < before else of_call
+                checked_pieces = checked_sharded(name, leaf, self._layout)
+                moved = moved or checked_pieces is not leaf
+                leaf = checked_pieces
             slot = _in_slot(leaf, self._layout)
             inputs.append(slot)
-            leaf = leaf.array if isinstance(leaf, PerReplica) else leaf
+            is_virtual = self._layout.num_virtual is not None
+            if is_virtual and slot.kind is Kind.PER_REPLICA and not isinstance(leaf, PerReplica):
+                name = _ArgumentName(flat, i - (len(leaves) - len(flat.dynamic)), (args, kwargs))
+                check_virtual_rows(name, leaf, self._layout)
+            leaf = leaf.array if isinstance(leaf, (PerReplica, Sharded)) else leaf
             if _must_move(leaf, slot):
                 leaf, moved = jax.device_put(leaf, slot.sharding), True
             leaves[i] = leaf
@@ -260,7 +282,7 @@ class Step:
             self._watch.new_program(fn, len(self._programs) + 1, changed)
         else:
             self._watch.new_function(fn)
-        ready = _Ready(program, program.lowered().compile())
+        ready = _Ready(program, program.compiled())
         self._programs[call.signature] = ready
         return ready
 
@@ -343,12 +365,15 @@ class Step:
     # Inside somebody else's trace there are no layouts to read, and nothing to compile.
 
     def _inside_trace(self, call: _Call, given: tuple[Any, Any]) -> Any:
+        check_inside_trace(self._layout)
         program = self._build(call, given)
         variables = program.variables
         if variables and current_binding() is None:
             raise ContextError(_variables_inside_trace(variables))
         leaves = variables.around(call.leaves) if variables else call.leaves
-        rebuilt = program.rebuild(program.call(*leaves))
+        is_virtual = self._layout.num_virtual is not None
+        inner = not_differentiable(program.call) if is_virtual else program.call
+        rebuilt = program.rebuild(inner(*leaves))
         if not program.has_state:
             return rebuilt
         state, result = rebuilt
@@ -444,6 +469,10 @@ def _variables_inside_trace(variables: LiftedVariables) -> str:
 
 
 def _in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:
+    if isinstance(leaf, Sharded):
+        held = leaf.array
+        placement = sharded_placement(leaf, layout)
+        return InSlot(placement, tuple(held.shape), held.dtype, False, False, leaf.cut)
     placement = placement_of(leaf, layout)
     scalar = isinstance(leaf, PerReplica) and leaf.form is Form.SCALARS
     array = leaf.array if isinstance(leaf, PerReplica) else leaf

@@ -16,12 +16,12 @@ from jax.tree_util import PyTreeDef
 from jaxdist import _compat
 from jaxdist.errors import ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.program import _captured, _graph_rules
+from jaxdist.program import _captured, _graph_rules, _sharded
 from jaxdist.program._arguments import Static, unflatten
 from jaxdist.program._graph import GraphShape
 from jaxdist.program._subprograms import contains
 from jaxdist.replica import Frame, ReplicaContext, entered
-from jaxdist.values import Form, Kind, PerReplica, Placement
+from jaxdist.values import Cut, Form, Kind, PerReplica, Placement, Sharded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,7 @@ class InSlot:
     dtype: Any
     weak_type: bool
     is_scalar: bool  # a local scalar, held as one element of a global [R]
+    cut: Cut | None = None  # of one array in pieces
 
     @property
     def kind(self) -> Kind:
@@ -48,6 +49,8 @@ class InSlot:
         """The shape that one replica sees."""
         if self.kind is Kind.MIRRORED:
             return self.shape
+        if self.cut is not None:
+            return self.cut.local_shape(self.shape, num_replicas)
         return () if self.is_scalar else (self.shape[0] // num_replicas, *self.shape[1:])
 
     def abstract(self) -> jax.ShapeDtypeStruct:
@@ -89,6 +92,8 @@ class Traced:
     manual_axes: frozenset[str]
     # For results that are padded: their number, and the real shape on each replica.
     uneven: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
+    # For results that are one array in pieces: their number, and how it is cut.
+    cuts: dict[int, Cut] = dataclasses.field(default_factory=dict)
 
     @property
     def eqn(self) -> Any:
@@ -105,19 +110,20 @@ class Traced:
         params = {**self.eqn.params, "out_specs": tuple(out_specs)}
         if any(isinstance(x, jax.core.Tracer) for x in self.closed.consts):
             return list(_compat.bind_like(self.eqn, self.given(leaves), params))
-        num_rows = [_num_parts(spec, params["mesh"]) for spec in out_specs]
-        return _compat.call_traced(self.closed, params, num_rows, leaves)
+        parts = [_parts(spec, params["mesh"]) for spec in out_specs]
+        return _compat.call_traced(self.closed, params, parts, leaves)
 
     def given(self, leaves: Sequence[Any]) -> list[Any]:
         """The inputs of the jaxpr for these values of the arguments."""
         return [leaves[o] if type(o) is Argument else o for o in self.operands]
 
 
-def _num_parts(spec: PartitionSpec, mesh: Any) -> int:
-    """Into how many parts dim 0 of a result is split."""
-    lead = spec[0] if len(spec) else None
-    axes = (lead,) if isinstance(lead, str) else tuple(lead or ())
-    return math.prod(mesh.shape[a] for a in axes)
+def _parts(spec: PartitionSpec, mesh: Any) -> tuple[int, int]:
+    """The dim of a result that is split, and into how many parts."""
+    dim = max(len(spec) - 1, 0)
+    axis = spec[dim] if len(spec) else None
+    axes = (axis,) if isinstance(axis, str) else tuple(axis or ())
+    return dim, math.prod(mesh.shape[a] for a in axes)
 
 
 class Argument(int):
@@ -159,7 +165,7 @@ def trace_local(
     """Trace a function of flat local values."""
     mapped = jax.shard_map(
         local,
-        mesh=layout.mesh,
+        mesh=layout.traced_mesh,
         in_specs=tuple(i.placement.manual_spec(layout) for i in signature.inputs),
         out_specs=PartitionSpec(),
         axis_names=manual_axes,
@@ -176,7 +182,14 @@ def trace_local(
         for v in eqn.invars
     )
     return Traced(
-        closed, operands, local.template, local.num_graph, local.paths, local.shapes, manual_axes
+        closed,
+        operands,
+        local.template,
+        local.num_graph,
+        local.paths,
+        local.shapes,
+        manual_axes,
+        cuts=local.cuts,
     )
 
 
@@ -191,6 +204,7 @@ class LocalFunction(Protocol):
     num_graph: int
     paths: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    cuts: dict[int, Cut]
 
     def __call__(self, *leaves: Any) -> list[Any]:
         """One replica's step."""
@@ -209,6 +223,7 @@ class LocalStep:
         self.template: Any = None
         self.paths: tuple[str, ...] = ()
         self.shapes: tuple[tuple[int, ...], ...] = ()
+        self.cuts: dict[int, Cut] = {}
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
 
     def __call__(self, *leaves: Any) -> list[Any]:
@@ -218,9 +233,8 @@ class LocalStep:
             for x, slot in zip(leaves, signature.inputs, strict=True)
         ]
         nodes = self._nodes(values[: self.graph_size])
-        args, kwargs = unflatten(
-            signature.treedef, signature.slots, values[self.num_graph :], nodes
-        )
+        own = _sharded.entered(values, signature.inputs)[self.num_graph :]
+        args, kwargs = unflatten(signature.treedef, signature.slots, own, nodes)
         context = ReplicaContext(self.strategy)
         lifting = signature.lifting
         read_only = values[len(values) - len(lifting.read_only) :]
@@ -229,6 +243,9 @@ class LocalStep:
             entered(Frame(self.strategy, replica=context, variables=lifting)),
         ):
             result = _captured.call(self.fn, args, kwargs)
+        self.cuts = _sharded.cuts_of(signature.inputs[: self.graph_size])
+        if self.cuts:
+            _sharded.restore_nodes(nodes)
         state = signature.graph.leaves_of(nodes) if signature.graph else []
         results = [*state, *lifting.results(), *self._results(result)]
         self.shapes = tuple(jnp.shape(x) for x in results)
@@ -248,7 +265,8 @@ class LocalStep:
 
     def _results(self, result: Any) -> list[Any]:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(
-            result, is_leaf=lambda x: isinstance(x, (PerReplica, nnx.Module, nnx.Optimizer))
+            result,
+            is_leaf=lambda x: isinstance(x, (PerReplica, Sharded, nnx.Module, nnx.Optimizer)),
         )
         marks: list[Any] = []
         arrays: list[Any] = []
@@ -257,6 +275,10 @@ class LocalStep:
             name = "result" + jax.tree_util.keystr(path)
             if isinstance(leaf, (PerReplica, nnx.Module, nnx.Optimizer)):
                 raise ReplicaValueError(not_a_result(name, leaf, "The step"))
+            if isinstance(leaf, Sharded):
+                _sharded.check_piece(name, leaf, self.strategy.layout)
+                self.cuts[self.num_graph + len(arrays)] = leaf.cut
+                leaf = leaf.array
             if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
                 marks.append(len(arrays))
                 arrays.append(jnp.asarray(leaf))

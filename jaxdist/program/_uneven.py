@@ -35,7 +35,26 @@ def uneven_shapes(value: PerReplica, layout: ReplicaMesh) -> Shapes | None:
         return None
     if len({(a.dtype, a.ndim) for a in arrays}) > 1 or len({a.shape for a in arrays}) == 1:
         return None
-    return tuple(tuple(a.shape) for a in arrays)
+    shapes = tuple(tuple(a.shape) for a in arrays)
+    if layout.num_virtual is not None:
+        raise ShapeError(_not_virtually(shapes))
+    return shapes
+
+
+def _not_virtually(shapes: Shapes) -> str:
+    count = len(shapes)
+    rows = [s[0] if s else 0 for s in shapes]
+    total = sum(rows)
+    sizes = [n for n in (total - total % count, total + -total % count) if n]
+    fitting = " or ".join(map(str, sizes))
+    return (
+        f"strategy.run: {count} virtual replicas of deterministic=True were given values of "
+        f"different shapes: {', '.join(str(list(s)) for s in shapes)}.\n\n"
+        "Replicas take turns on one program, so all of them have one shape; a batch is of a "
+        f"multiple of {count} rows, and this one has {total}.\n\n"
+        f"Use {fitting} rows; or leave the last batch out (drop_remainder=True), or pad it with a "
+        "mask (InputOptions(partial_batch=PartialBatch.PAD))."
+    )
 
 
 def padded(value: PerReplica, shapes: Shapes, layout: ReplicaMesh) -> PerReplica:
@@ -156,6 +175,7 @@ class _JoinedStep:
         self.num_graph = first.num_graph
         self.paths = first.paths
         self.template = joined_template(traces, groups)
+        self.cuts = first.cuts
         check_ranks(traces, groups)
         by_group = list(zip(*(t.shapes for t in traces), strict=True))
         self.shapes = tuple(_largest(shapes) for shapes in by_group)

@@ -27,7 +27,7 @@ from jaxdist.strategies._by_ops import ReducedByOps
 from jaxdist.strategies._drift import DriftChecks
 from jaxdist.strategies._extended import StrategyExtended
 from jaxdist.strategies._gradient_report import GradientReport
-from jaxdist.values import PerReplica, current_binding
+from jaxdist.values import PerReplica, Sharded, current_binding
 
 _raw_frame = replica.FRAME.get
 _ref = weakref.ref
@@ -80,10 +80,12 @@ class Strategy:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of replicas that run a step together.
+        """Number of replicas that run a step together; with `deterministic`, of virtual ones.
 
         Example:
             >>> MirroredStrategy().num_replicas_in_sync
+            8
+            >>> MirroredStrategy(["cpu:0", "cpu:1"], deterministic=True).num_replicas_in_sync
             8
         """
         return self.layout.num_replicas
@@ -480,6 +482,8 @@ class Strategy:
         leaf = collectives.slices_of_all(leaf)
         if collectives.is_slices(leaf):
             return collectives.reduce_slices_across(op, name, leaf, axis, self.layout)
+        if isinstance(leaf, Sharded):
+            return collectives.reduce_sharded(op, name, leaf, axis)
         return collectives.reduce_across(op, name, leaf, axis, self.layout)
 
     def _reduce_by_ops(self, op: ReduceOp, value: PyTree, axis: Any, by_ops: ReducedByOps) -> Any:
@@ -533,13 +537,14 @@ class Strategy:
             return _in_merge.gather(value, axis, self.layout)
         if isinstance(value, PerReplica):
             return collectives.gather_across("value", value, axis, self.layout)
-        return jax.tree.map_with_path(
-            lambda path, leaf: collectives.gather_across(
-                "value" + keystr(path), leaf, axis, self.layout
-            ),
-            value,
-            is_leaf=_is_per_replica,
-        )
+
+        def gathered(path: Any, leaf: Any) -> Any:
+            name = "value" + keystr(path)
+            if isinstance(leaf, Sharded):
+                return collectives.gather_sharded(name, leaf, axis)
+            return collectives.gather_across(name, leaf, axis, self.layout)
+
+        return jax.tree.map_with_path(gathered, value, is_leaf=_is_gathered_whole)
 
     @final
     def experimental_local_results(self, value: PyTree) -> tuple[Any, ...]:
@@ -600,7 +605,9 @@ class Strategy:
             return _local.from_function(value_fn, self.layout, unwrap=self._unwraps)
 
     # Whether one replica's values come bare, as OneDeviceStrategy and the default strategy do.
-    _unwraps = False
+    @property
+    def _unwraps(self) -> bool:
+        return False
 
     @final
     def experimental_distribute_dataset(
@@ -747,8 +754,8 @@ def _asks_per_replica(options: data.InputOptions | None) -> bool:
 
 
 def _is_reduced_whole(x: Any) -> bool:
-    return isinstance(x, PerReplica) or collectives.is_slices(x)
+    return _is_gathered_whole(x) or collectives.is_slices(x)
 
 
-def _is_per_replica(x: Any) -> bool:
-    return isinstance(x, PerReplica)
+def _is_gathered_whole(x: Any) -> bool:
+    return isinstance(x, (PerReplica, Sharded))

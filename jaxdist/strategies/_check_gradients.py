@@ -30,7 +30,8 @@ from jaxdist.strategies._gradient_report import (
     compare,
     without_rounding,
 )
-from jaxdist.values import Kind, PerReplica, any_variable, placement_of
+from jaxdist.strategies._pieces_compared import in_one_piece, whole_arrays
+from jaxdist.values import Kind, PerReplica, any_variable, is_sharded, placement_of
 
 # State of optimizers that divide by the size of past gradients.
 _ADAPTIVE = frozenset({"nu", "nu_max", "v_row", "v_col", "sum_of_squares", "e_g", "e_x"})
@@ -66,9 +67,10 @@ def check(
         _refuse_variables(strategy.lower(fn, args, kwargs, options))
     on_many = _Copy(args, kwargs)
     on_one = _Copy(args, kwargs)
+    on_one.put_together()
     joined = jax.tree_util.tree_map_with_path(
         lambda path, leaf: _joined(_name(path), leaf) if is_per_replica(leaf) else leaf,
-        (on_one.args, on_one.kwargs),
+        in_one_piece((on_one.args, on_one.kwargs)),
         is_leaf=is_whole,
     )
     many = strategy.run(fn, on_many.args, on_many.kwargs, options)
@@ -77,7 +79,8 @@ def check(
     with replica.entered(None):
         one = twin.run(fn, joined[0], joined[1], options)
     leaves = [*on_many.compared_with(on_one, rtol)]
-    given = (tuple(args), kwargs)
+    given = whole_arrays((tuple(args), kwargs), layout)
+    many, one = whole_arrays(many, layout), whole_arrays(one, twin.layout)
     results, not_compared = compared_results(given, many, one, layout, rtol)
     leaves += results
     if not leaves:
@@ -172,9 +175,18 @@ class _Copy:
             parts = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in rest)
             found[f"{self._names[int(str(head))]}{parts}"] = (
                 type(variable),
-                jax.tree.leaves(variable),
+                [
+                    np.asarray(x.whole()) if is_sharded(x) else x
+                    for x in jax.tree.leaves(variable, is_leaf=is_sharded)
+                ],
             )
         return found
+
+    def put_together(self) -> None:
+        """Make arrays in pieces whole, for one replica."""
+        for _, value in nnx.iter_graph(self._nodes):
+            if isinstance(value, nnx.Variable) and is_sharded(value.get_raw_value()):
+                value.set_raw_value(in_one_piece(value.get_raw_value()))
 
     def compared_with(self, other: "_Copy", rtol: float) -> list[LeafComparison]:
         """Each variable's movement here against that in `other`."""

@@ -15,7 +15,9 @@ from jaxdist.strategies._base import Strategy
 class DefaultStrategy(Strategy):
     """One replica on JAX's default device; `get_strategy()` outside every scope."""
 
-    _unwraps = True
+    @property
+    def _unwraps(self) -> bool:
+        return True
 
     def __init__(self) -> None:
         self._set_up(mesh.build([jax.local_devices()[0]]))

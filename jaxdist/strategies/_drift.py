@@ -37,10 +37,10 @@ class DriftChecks:
         if (self._calls[treedef] - 1) % every:
             return False
         mirrored = [(p, x) for p, x in leaves if self._is_mirrored(x)]
-        if self._layout.num_replicas == 1 or not mirrored:
+        if self._layout.num_places == 1 or not mirrored:
             return False
         sums = _checksums(tuple(x for _, x in mirrored), self._layout)
-        table = np.asarray(sums).reshape(self._layout.num_replicas, len(mirrored), 2)
+        table = np.asarray(sums).reshape(self._layout.num_places, len(mirrored), 2)
         drifted = {
             keystr(path): np.flatnonzero((table[:, i] != table[0, i]).any(axis=-1)).tolist()
             for i, (path, _) in enumerate(mirrored)

@@ -10,7 +10,7 @@ from jaxdist import _compat, data
 from jaxdist._typing import PyTree
 from jaxdist.errors import ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Kind, PerReplica, placement_of
+from jaxdist.values import Kind, PerReplica, Sharded, placement_of
 
 
 def results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
@@ -18,6 +18,8 @@ def results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
     count = len(layout.local_replicas)
     leaves, treedef = jax.tree.flatten(value, is_leaf=_is_per_replica)
     is_leaf = treedef == jax.tree.structure(0)
+    if is_leaf and isinstance(value, Sharded):
+        return (value.whole(),)
     if (is_leaf and not _is_distributed(value, layout)) or value is None:
         return (value,)
     columns = [_column(leaf, layout, count) for leaf in leaves]
@@ -25,7 +27,7 @@ def results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
 
 
 def _is_per_replica(x: Any) -> bool:
-    return isinstance(x, PerReplica)
+    return isinstance(x, (PerReplica, Sharded))
 
 
 def _is_distributed(leaf: Any, layout: ReplicaMesh) -> bool:
@@ -37,6 +39,9 @@ def _is_distributed(leaf: Any, layout: ReplicaMesh) -> bool:
 
 
 def _column(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
+    if isinstance(leaf, Sharded):
+        # One array, which no replica has for itself.
+        return (leaf.whole(),) * count
     if not isinstance(leaf, PerReplica):
         if not _is_distributed(leaf, layout):
             return (leaf,) * count
@@ -46,7 +51,7 @@ def _column(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
             if lead != layout.replica_spec[0]:
                 rows = PartitionSpec(layout.replica_spec[0], *rest)
                 leaf = jax.device_put(leaf, NamedSharding(layout.mesh, rows))
-            leaf = PerReplica.of_global(leaf)
+            leaf = PerReplica.of_global(leaf, replicas_per_shard=layout.replicas_per_place)
         else:
             return tuple(_copy_on(leaf, layout, r) for r in layout.local_replicas)
     values: tuple[Any, ...] = leaf.values

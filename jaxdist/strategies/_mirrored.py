@@ -11,6 +11,7 @@ from jaxdist import runtime
 from jaxdist.collectives import communication_of
 from jaxdist.errors import ArgumentError
 from jaxdist.strategies._base import Strategy
+from jaxdist.strategies._deterministic import with_virtual_replicas
 
 
 @final
@@ -27,10 +28,15 @@ class MirroredStrategy(Strategy):
             devices of each replica, for GSPMD to partition over.
         options: `experimental.CommunicationOptions` that hold where a call does not say otherwise.
         experimental_hints: The older name of `options`.
+        deterministic: Whether training gives the same bits on any number of devices that divides
+            the virtual replicas: True is 8 of them, an integer their number, a power of two. They
+            are the replicas that a step sees, and devices run several of them in turn. See
+            `docs/deterministic.md`.
 
     Raises:
         DeviceError: Devices that do not exist, are listed twice, or are of different kinds.
-        ArgumentError: Both `devices` and `mesh`, or axes that the mesh does not have.
+        ArgumentError: Both `devices` and `mesh`, axes that the mesh does not have, devices that
+            do not divide the virtual replicas, or `cross_device_ops` with `deterministic`.
         ArgumentTypeError: `cross_device_ops` is no `CrossDeviceOps`.
 
     Example:
@@ -53,17 +59,27 @@ class MirroredStrategy(Strategy):
         replica_axes: Sequence[str] | str | None = None,
         options: Any = None,
         experimental_hints: Any = None,
+        deterministic: bool | int = False,
     ) -> None:
         communication = communication_of(
             "MirroredStrategy", cross_device_ops, options, experimental_hints
         )
+        if communication.ops is not None and deterministic:
+            raise ArgumentError(
+                f"MirroredStrategy was given cross_device_ops={cross_device_ops!r} and "
+                f"deterministic={deterministic!r}.\n\n"
+                "Virtual replicas are added up by one tree, whatever the devices.\n\n"
+                "Leave one of them out."
+            )
         if mesh is not None:
             if devices:
                 raise ArgumentError(
                     "MirroredStrategy was given both devices and mesh.\n\n"
                     "A mesh has its devices already; leave devices out."
                 )
-            self._set_up(meshes.adopt(mesh, replica_axes), communication)
+            layout = meshes.adopt(mesh, replica_axes)
+            layout = with_virtual_replicas("MirroredStrategy", layout, deterministic)
+            self._set_up(layout, communication)
             return
         if replica_axes is not None:
             raise ArgumentError(
@@ -77,4 +93,5 @@ class MirroredStrategy(Strategy):
             if devices
             else runtime.default_devices()
         )
-        self._set_up(meshes.build(chosen), communication)
+        layout = with_virtual_replicas("MirroredStrategy", meshes.build(chosen), deterministic)
+        self._set_up(layout, communication)

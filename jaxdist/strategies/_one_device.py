@@ -1,11 +1,13 @@
 """One replica on one device."""
 
-from typing import final
+from typing import Any, final
 
 import jax
 
 from jaxdist import mesh, runtime
+from jaxdist.collectives import communication_of
 from jaxdist.strategies._base import Strategy
+from jaxdist.strategies._deterministic import with_virtual_replicas
 
 
 @final
@@ -14,9 +16,15 @@ class OneDeviceStrategy(Strategy):
 
     Args:
         device: `"cpu:0"`, `"GPU:1"`, a full documented name, or a `jax.Device`.
+        options: Communication options. With one replica nothing is communicated, so they have no
+            effect, which is logged.
+        experimental_hints: The older name of `options`.
+        deterministic: As for `MirroredStrategy`: virtual replicas, which this device runs in turn,
+            and the bits that a `MirroredStrategy` with as many of them gives.
 
     Raises:
         DeviceError: No such device.
+        ArgumentError: A number of virtual replicas that is no power of two.
 
     Example:
         >>> strategy = OneDeviceStrategy("cpu:1")
@@ -27,7 +35,20 @@ class OneDeviceStrategy(Strategy):
         `tf.distribute.OneDeviceStrategy`.
     """
 
-    _unwraps = True
+    def __init__(
+        self,
+        device: str | jax.Device,
+        *,
+        options: Any = None,
+        experimental_hints: Any = None,
+        deterministic: bool | int = False,
+    ) -> None:
+        layout = mesh.build([runtime.device_from_name(device)])
+        layout = with_virtual_replicas("OneDeviceStrategy", layout, deterministic)
+        self._set_up(
+            layout, communication_of("OneDeviceStrategy", None, options, experimental_hints)
+        )
 
-    def __init__(self, device: str | jax.Device) -> None:
-        self._set_up(mesh.build([runtime.device_from_name(device)]))
+    @property
+    def _unwraps(self) -> bool:
+        return self.layout.num_virtual is None

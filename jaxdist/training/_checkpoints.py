@@ -17,6 +17,12 @@ from jaxdist.training._interrupts import interrupts_wait
 from jaxdist.training._manifest import find_damage, remove_other_manifests, write_manifest
 from jaxdist.training._orbax import UnreadableError, open_manager, read_arrays, read_notes, write
 from jaxdist.training._saved_leaves import differences, named_leaves, rebuilt, record_of
+from jaxdist.training._saved_pieces import (
+    cut_like,
+    layouts_of_pieces,
+    whole_arrays,
+    whole_shapes,
+)
 from jaxdist.values import Variable
 
 _MANIFESTS = "manifests"
@@ -132,6 +138,7 @@ class Checkpoints:
             )
         plain = _plain_json(notes)
         state = jax.tree.map(lambda x: x.read_value() if isinstance(x, Variable) else x, state)
+        state = whole_arrays(state)
         with interrupts_wait():
             try:
                 write(self._manager, step, state, plain)
@@ -174,19 +181,19 @@ class Checkpoints:
         damage = find_damage(self._manifest(step), self.path(step))
         if damage:
             raise self._damaged(step, damage)
-        wanted = named_leaves(like)
+        wanted = named_leaves(whole_shapes(like))
         try:
             records, notes = read_notes(self._manager, step)
             problems = differences(records, wanted)
             if problems:
                 raise self._of_another_model(step, problems)
-            arrays = read_arrays(self._manager, step, wanted, sharding)
+            arrays = read_arrays(self._manager, step, wanted, sharding, layouts_of_pieces(like))
         except UnreadableError as error:
             raise self._damaged(step, [str(error)]) from None
         changed = _changed(records, arrays)
         if changed:
             raise self._damaged(step, changed)
-        return Restored(step, rebuilt(arrays, like), notes)
+        return Restored(step, cut_like(rebuilt(arrays, whole_shapes(like)), like), notes)
 
     def restore_latest(
         self, *, like: PyTree, sharding: Sharding | None = None, skip_damaged: bool = False

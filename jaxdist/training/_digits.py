@@ -14,6 +14,7 @@ from jaxdist.strategies import get_replica_context
 from jaxdist.training._evaluate import weighted_sums
 from jaxdist.training._extras import require_extra
 from jaxdist.training._schema import ModelConfig, OptimizerConfig
+from jaxdist.update import CompressedUpdate, ShardedUpdate, compressed_update, sharded_update
 
 Batch = dict[str, jax.Array]
 
@@ -88,7 +89,7 @@ def mean_loss(net: DigitsNet, batch: Batch) -> jax.Array:
 def make_optimizer(
     net: DigitsNet, config: OptimizerConfig, *, num_steps: int
 ) -> "nnx.Optimizer[DigitsNet]":
-    """AdamW with the configured schedule."""
+    """AdamW with the configured schedule, made in the scope of the strategy that trains."""
     peak, warmup = config.learning_rate, config.warmup_steps
     rate: optax.Schedule
     if config.schedule == "cosine":
@@ -98,7 +99,11 @@ def make_optimizer(
             [optax.linear_schedule(0.0, peak, max(warmup, 1)), optax.constant_schedule(peak)],
             [warmup],
         )
-    transform = optax.adamw(rate, weight_decay=config.weight_decay)
+    transform: optax.GradientTransformation = optax.adamw(rate, weight_decay=config.weight_decay)
+    if config.update == "sharded":
+        transform = sharded_update(transform)
+    elif config.update == "compressed":
+        transform = compressed_update(transform, config.compression, workers=config.workers)
     return nnx.Optimizer(net, transform, wrt=nnx.Param)
 
 
@@ -111,7 +116,10 @@ def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[DigitsNet]", batch: Bat
     Replicas have equal shares of the batch, so the mean of their means is the global mean.
     """
     loss, grads = nnx.value_and_grad(mean_loss)(net, batch)
-    loss, grads = get_replica_context().all_reduce(ReduceOp.MEAN, (loss, grads))
+    if isinstance(optimizer.tx, (ShardedUpdate, CompressedUpdate)):
+        loss = get_replica_context().all_reduce(ReduceOp.MEAN, loss)
+    else:
+        loss, grads = get_replica_context().all_reduce(ReduceOp.MEAN, (loss, grads))
     optimizer.update(net, grads)
     mean: jax.Array = loss
     return mean

@@ -76,9 +76,15 @@ def read_notes(manager: Manager, step: int) -> tuple[dict[str, Any], dict[str, A
 
 
 def read_arrays(
-    manager: Manager, step: int, wanted: Mapping[str, Any], sharding: Sharding | None
+    manager: Manager,
+    step: int,
+    wanted: Mapping[str, Any],
+    sharding: Sharding | None,
+    own: Mapping[str, Sharding],
 ) -> dict[str, Any]:
     """The leaves by name, laid out as `sharding`, or as those wanted where it is None.
+
+    Those named in `own` have that layout in any case.
 
     Raises:
         UnreadableError: They cannot be read.
@@ -88,7 +94,9 @@ def read_arrays(
     one_device = SingleDeviceSharding(jax.local_devices()[0])
     target = {
         name: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=sharding or getattr(x, "sharding", None) or one_device
+            x.shape,
+            x.dtype,
+            sharding=own.get(name) or sharding or getattr(x, "sharding", None) or one_device,
         )
         for name, x in wanted.items()
     }

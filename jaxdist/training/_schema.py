@@ -54,6 +54,7 @@ class StrategyConfig:
 
     devices: Literal["auto"] | tuple[str, ...] = entry("auto", length=_NOT_EMPTY)
     virtual_cpu_devices: int = entry(8, within=Within(1, 1024))
+    deterministic: bool | int = entry(False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,9 @@ class OptimizerConfig:
     schedule: Literal["cosine", "constant"] = entry("cosine")
     warmup_steps: int = entry(20, within=Within(0, 2**31 - 1))
     weight_decay: float = entry(1e-4, within=Within(0))
+    update: Literal["replicated", "sharded", "compressed"] = entry("replicated")
+    compression: Literal["bf16", "int8"] = entry("int8")
+    workers: int = entry(2, within=_COUNT)
 
 
 @dataclasses.dataclass(frozen=True)

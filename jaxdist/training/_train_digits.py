@@ -115,12 +115,13 @@ def mirrored_strategy(config: DigitsConfig) -> MirroredStrategy:
 
     The virtual devices must have been asked for before.
     """
+    deterministic = config.strategy.deterministic
     if config.strategy.devices != "auto":
-        return MirroredStrategy(list(config.strategy.devices))
+        return MirroredStrategy(list(config.strategy.devices), deterministic=deterministic)
     devices = jax.local_devices()
     if jax.default_backend() == "cpu":
         devices = devices[: config.strategy.virtual_cpu_devices]
-    return MirroredStrategy(devices)
+    return MirroredStrategy(devices, deterministic=deterministic)
 
 
 def _training_batches(

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -20,6 +20,11 @@ class Form(enum.Enum):
     ROWS = "rows"  # one global array: local [b, ...] is global [R*b, ...]
     SCALARS = "scalars"  # one global array [R]: a local scalar each
     LOCAL = "local"  # the values one by one: not placed yet, or of different shapes
+
+
+# The form, and of how many replicas one device holds the values.
+Held: TypeAlias = tuple[Form, int]
+_ONE_BY_ONE: Held = (Form.LOCAL, 1)
 
 
 class PerReplica(DistributedValues):
@@ -54,10 +59,10 @@ class PerReplica(DistributedValues):
         `PerReplica` of `tf.distribute`, `DESIGN.md` §2.3.
     """
 
-    __slots__ = ("_data", "_form")
+    __slots__ = ("_data", "_held")
 
     _data: Any
-    _form: Form
+    _held: "Held"
 
     def __init__(self, values: Iterable[Any]) -> None:
         if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
@@ -74,10 +79,12 @@ class PerReplica(DistributedValues):
                 "Give one value for each replica, in replica order."
             )
         self._data = held
-        self._form = Form.LOCAL
+        self._held = _ONE_BY_ONE
 
     @classmethod
-    def of_global(cls, array: Any, *, scalars: bool = False) -> "PerReplica":
+    def of_global(
+        cls, array: Any, *, scalars: bool = False, replicas_per_shard: int = 1
+    ) -> "PerReplica":
         """Wrap a global array that is laid out over the replicas on dim 0; nothing is copied.
 
         Shapes:
@@ -89,6 +96,8 @@ class PerReplica(DistributedValues):
         Args:
             array: The global array.
             scalars: Whether each replica's value is a scalar.
+            replicas_per_shard: Replicas whose values one device holds, one after the other on
+                dim 0: more than one under a strategy with `deterministic=True`.
 
         Example:
             >>> strategy = MirroredStrategy()
@@ -96,7 +105,12 @@ class PerReplica(DistributedValues):
             >>> PerReplica.of_global(x).values[1].tolist()
             [2.0, 3.0]
         """
-        return _rebuild(Form.SCALARS if scalars else Form.ROWS, (array,))
+        form = Form.SCALARS if scalars else Form.ROWS
+        return _rebuild((form, replicas_per_shard), (array,))
+
+    @property
+    def _form(self) -> Form:
+        return self._held[0]
 
     @property
     def is_global(self) -> bool:
@@ -134,8 +148,8 @@ class PerReplica(DistributedValues):
         """The local values of this process's replicas, in replica order.
 
         Cost:
-            None for arrays of rank 1 and up: each is the shard itself. A scalar is sliced out of
-            its shard. No collective.
+            None for arrays of rank 1 and up: each is the shard itself. A scalar, and a value of
+            which a shard holds several, is sliced out. No collective.
 
         Example:
             >>> PerReplica([3, 4]).values
@@ -150,7 +164,10 @@ class PerReplica(DistributedValues):
                 "lies on no devices, so which of them belong to which replica is not known.\n\n"
                 "Pass it to strategy.run, strategy.reduce or strategy.gather, which know."
             )
-        return shards_by_replica(self._data, scalars=self._form is Form.SCALARS)
+        shards = shards_by_replica(self._data)
+        if self._form is Form.SCALARS:
+            return tuple(row for s in shards for row in (s if s.size > 1 else (s.reshape(()),)))
+        return shards if self._held[1] == 1 else _cut(shards, self._held[1])
 
     def __repr__(self) -> str:
         data = self._data
@@ -180,8 +197,14 @@ class PerReplica(DistributedValues):
     __array__ = _no_arithmetic
 
 
-def shards_by_replica(array: jax.Array, *, scalars: bool) -> tuple[jax.Array, ...]:
-    """The local value of each of this process's replicas, without a copy where it is a shard."""
+def _cut(shards: Sequence[jax.Array], count: int) -> tuple[jax.Array, ...]:
+    """Shards that hold the rows of several replicas, cut between them."""
+    rows = shards[0].shape[0] // count
+    return tuple(s[i * rows : (i + 1) * rows] for s in shards for i in range(count))
+
+
+def shards_by_replica(array: jax.Array) -> tuple[jax.Array, ...]:
+    """What each device has of dim 0, in the order of the rows, without a copy."""
     sharding = array.sharding
     shards = array.addressable_shards
     if isinstance(sharding, NamedSharding) and (
@@ -195,7 +218,7 @@ def shards_by_replica(array: jax.Array, *, scalars: bool) -> tuple[jax.Array, ..
             if start not in first:
                 first[start] = shard.data
         pieces = [first[start] for start in sorted(first)]
-    return tuple(p.reshape(p.shape[1:]) for p in pieces) if scalars else tuple(pieces)
+    return tuple(pieces)
 
 
 def _spans_logical(sharding: NamedSharding) -> bool:
@@ -240,23 +263,23 @@ def _brief(value: Any) -> str:
     return repr(value)
 
 
-def _flatten_with_keys(value: PerReplica) -> tuple[Sequence[tuple[Any, Any]], Form]:
+def _flatten_with_keys(value: PerReplica) -> tuple[Sequence[tuple[Any, Any]], Held]:
     if value._form is Form.LOCAL:
-        return [(GetAttrKey(f"values[{i}]"), v) for i, v in enumerate(value._data)], Form.LOCAL
-    return [(GetAttrKey("array"), value._data)], value._form
+        return [(GetAttrKey(f"values[{i}]"), v) for i, v in enumerate(value._data)], value._held
+    return [(GetAttrKey("array"), value._data)], value._held
 
 
-def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], Form]:
-    if value._form is Form.LOCAL:
-        return value._data, Form.LOCAL
-    return (value._data,), value._form
+def _flatten(value: PerReplica) -> tuple[tuple[Any, ...], Held]:
+    if value._held[0] is Form.LOCAL:
+        return value._data, value._held
+    return (value._data,), value._held
 
 
-def _rebuild(form: Form, children: Iterable[Any]) -> PerReplica:
+def _rebuild(how: Held, children: Iterable[Any]) -> PerReplica:
     value = object.__new__(PerReplica)
     held = tuple(children)
-    value._data = held if form is Form.LOCAL else held[0]
-    value._form = form
+    value._data = held if how[0] is Form.LOCAL else held[0]
+    value._held = how
     return value
 
 

@@ -47,8 +47,10 @@ def _only(entry: Any, axes: tuple[str, ...]) -> Any:
 def placement_of_sharding(sharding: Any, ndim: int, layout: ReplicaMesh) -> Placement | None:
     """The placement that a sharding already is, or None where data has to move first."""
     mirrored = Placement(Kind.MIRRORED, layout.replicated)
-    if layout.num_replicas == 1 and layout.num_logical == 1:
+    if layout.num_places == 1 and layout.num_logical == 1:
         here = sharding.device_set == {layout.devices[0]}
+        if here and layout.num_virtual is not None and _is_split(sharding, layout):
+            return Placement(Kind.PER_REPLICA, layout.per_replica)
         return mirrored if here else None
     if not isinstance(sharding, NamedSharding):
         return mirrored if _equivalent(sharding, layout.replicated, ndim) else None
@@ -67,6 +69,14 @@ def placement_of_sharding(sharding: Any, ndim: int, layout: ReplicaMesh) -> Plac
     if used[0] == layout.replica_spec[0] and all(e is None for e in tuple(used)[1:]):
         return Placement(Kind.PER_REPLICA, own)
     return None
+
+
+def _is_split(sharding: Any, layout: ReplicaMesh) -> bool:
+    """Whether a layout over one device names the replica axis: to JAX it is like any other."""
+    if not isinstance(sharding, NamedSharding) or not len(sharding.spec):
+        return False
+    used = Placement(Kind.MIRRORED, sharding).manual_spec(layout)
+    return used[0] == layout.replica_spec[0]
 
 
 def _equivalent(sharding: Any, other: NamedSharding, ndim: int) -> bool:
@@ -130,18 +140,30 @@ def checked_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) ->
     if isinstance(array, jax.core.Tracer):
         _check_rows(name, array, layout)
         return value
-    if isinstance(array, jax.Array) and len(array.sharding.device_set) > 1:
+    if isinstance(array, jax.Array) and (
+        len(array.sharding.device_set) > 1 or _lies_on_the_one_device(array, layout)
+    ):
         found = placement_of_sharding(array.sharding, array.ndim, layout)
         if found is None:
             raise ReplicaValueError(_other_strategy(name, array, layout))
-        if found.kind is Kind.PER_REPLICA:
+        if found.kind is Kind.PER_REPLICA or layout.num_places == 1:
+            if layout.num_virtual is not None:
+                _check_rows(name, array, layout)
             return value
     if layout.num_replicas == 1 and isinstance(array, jax.Array):
         return value
     _check_rows(name, array, layout)
     return PerReplica.of_global(
-        jax.device_put(array, layout.per_replica), scalars=value.form is Form.SCALARS
+        jax.device_put(array, layout.per_replica),
+        scalars=value.form is Form.SCALARS,
+        replicas_per_shard=layout.replicas_per_place,
     )
+
+
+def _lies_on_the_one_device(array: jax.Array, layout: ReplicaMesh) -> bool:
+    """Whether all virtual replicas of a strategy are on the device that an array lies on."""
+    is_one = layout.num_virtual is not None and layout.num_places == 1
+    return is_one and array.sharding.device_set == layout.device_set
 
 
 def checked_global(name: str, value: PerReplica, layout: ReplicaMesh) -> Any:
@@ -161,8 +183,25 @@ def _check_rows(name: object, array: Any, layout: ReplicaMesh) -> None:
         raise ShapeError(
             f"{name} is a PerReplica whose global array is {array.dtype}{list(array.shape)}, and "
             f"the strategy has {layout.num_replicas} replicas.\n\n"
-            f"Dim 0 must be a multiple of {layout.num_replicas}."
+            f"Dim 0 must be a multiple of {layout.num_replicas}{_nearest(rows, layout)}."
         )
+
+
+def check_virtual_rows(name: object, array: Any, layout: ReplicaMesh) -> None:
+    """Refuse rows that the devices can share and the virtual replicas cannot."""
+    rows, count = array.shape[0], layout.num_replicas
+    if rows % count:
+        raise ShapeError(
+            f"{name} is {array.dtype}{list(array.shape)}, laid out over the replicas, and the "
+            f"{count} virtual replicas of deterministic=True cannot share {rows} rows.\n\n"
+            f"Dim 0 must be a multiple of {count}{_nearest(rows, layout)}."
+        )
+
+
+def _nearest(rows: int, layout: ReplicaMesh) -> str:
+    count = layout.num_replicas
+    sizes = [n for n in (rows - rows % count, rows + -rows % count) if n]
+    return f": {' or '.join(map(str, sizes))} rows" if rows else ""
 
 
 def _other_strategy(name: object, array: jax.Array, layout: ReplicaMesh) -> str:
@@ -198,7 +237,9 @@ def _placed_one_by_one(name: object, value: PerReplica, layout: ReplicaMesh) -> 
         )
     scalars = arrays[0].ndim == 0
     rows = [a[None] for a in arrays] if scalars else arrays
-    return PerReplica.of_global(_join(rows, layout), scalars=scalars)
+    return PerReplica.of_global(
+        _join(rows, layout), scalars=scalars, replicas_per_shard=layout.replicas_per_place
+    )
 
 
 def _as_array(name: object, replica: int, value: Any) -> Any:
@@ -224,8 +265,12 @@ def _join(rows: list[Any], layout: ReplicaMesh) -> jax.Array:
         return whole
     local = rows[0].shape
     shape = (local[0] * layout.num_replicas, *local[1:])
+    shared = layout.replicas_per_place
+    if shared > 1:
+        starts = range(0, len(rows), shared)
+        rows = [jax.numpy.concatenate(rows[i : i + shared]) for i in starts]
     on = {
-        device: jax.device_put(rows[i], device)
+        device: jax.device_put(rows[i // shared], device)
         for i, replica in enumerate(layout.local_replicas)
         for device in layout.device_grid[replica]
     }

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 
 from jaxdist import _compat
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.values._in_pairs import in_pairs
 from jaxdist.values._per_replica import PerReplica
 from jaxdist.values._placement import Kind, Placement, checked_per_replica
 from jaxdist.values._variable_enums import VariableAggregation
@@ -64,7 +65,8 @@ class Home:
 
     def held_as_values(self, held: jax.Array) -> PerReplica:
         """The copies of a per-replica variable as a `PerReplica`."""
-        return PerReplica.of_global(held, scalars=not self.shape)
+        shared = 1 if self.layout is None else self.layout.replicas_per_place
+        return PerReplica.of_global(held, scalars=not self.shape, replicas_per_shard=shared)
 
     def copies(self, held: jax.Array) -> tuple[Any, ...]:
         """The copy of each replica of this process, without moving anything."""
@@ -109,7 +111,10 @@ def _combination(
         rows = held.reshape((layout.num_replicas, *shape))
         if how is VariableAggregation.ONLY_FIRST_REPLICA:
             return rows[0]
-        total = rows.sum(axis=0, dtype=held.dtype)
+        if layout.num_virtual is None:
+            total = rows.sum(axis=0, dtype=held.dtype)
+        else:
+            total = in_pairs(rows, jnp.add).astype(held.dtype)
         return total if how is VariableAggregation.SUM else total / layout.num_replicas
 
     return jax.jit(combine, out_shardings=layout.replicated)

@@ -28,6 +28,7 @@ def test_the_view_is_one_object_of_the_documented_class(strategy: Strategy) -> N
     assert strategy.extended is strategy.extended
 
 
+@pytest.mark.a_device_for_each
 def test_devices_are_named_in_full_and_replica_by_replica(strategy: Strategy) -> None:
     names = strategy.extended.worker_devices
     assert isinstance(names, tuple)

@@ -47,6 +47,7 @@ def test_an_array_that_is_not_distributed_has_one_entry(strategy: Strategy) -> N
     assert len(strategy.experimental_local_results(value)) == 1
 
 
+@pytest.mark.a_device_for_each
 def test_a_mirrored_array_has_an_entry_on_the_device_of_each_replica(strategy: Strategy) -> None:
     value = placed(strategy, np.array([1.0, 2.0], np.float32))
     got = strategy.experimental_local_results(value)

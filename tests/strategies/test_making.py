@@ -24,6 +24,7 @@ def _id() -> jax.Array:
 # Facts
 
 
+@pytest.mark.a_device_for_each
 def test_a_strategy_says_how_many_replicas_it_has(strategy_row: Row) -> None:
     strategy = strategy_row.make()
     assert strategy.num_replicas_in_sync == strategy_row.num_replicas
@@ -49,6 +50,7 @@ def test_the_axes_of_the_mesh_are_auto(strategy: Strategy) -> None:
     assert set(strategy.replica_axes) <= set(strategy.mesh.axis_names)
 
 
+@pytest.mark.a_device_for_each
 def test_the_two_layouts_are_what_their_names_say(strategy: Strategy) -> None:
     count = strategy.num_replicas_in_sync
     whole = jax.device_put(np.arange(count * 2), strategy.replicated_sharding)
@@ -62,7 +64,8 @@ def test_the_two_layouts_are_what_their_names_say(strategy: Strategy) -> None:
 
 def test_the_repr_names_the_class_and_the_replicas(strategy: Strategy) -> None:
     assert repr(strategy).startswith(type(strategy).__name__)
-    assert f"{strategy.num_replicas_in_sync} replicas" in repr(strategy)
+    kind = "replicas" if strategy.layout.num_virtual is None else "virtual replicas"
+    assert f"{strategy.num_replicas_in_sync} {kind}" in repr(strategy)
 
 
 def test_the_base_class_is_not_made_directly() -> None:
@@ -82,7 +85,7 @@ def test_constructors_have_the_documented_parameters() -> None:
     assert mirrored[0].default is None
     assert mirrored[1].default is None
     one = list(inspect.signature(OneDeviceStrategy).parameters.values())
-    assert [p.name for p in one] == ["device"]
+    assert [p.name for p in one if p.kind is not p.KEYWORD_ONLY] == ["device"]
     assert one[0].default is inspect.Parameter.empty
 
 
@@ -179,6 +182,11 @@ def test_devices_of_different_kinds_are_refused(monkeypatch: pytest.MonkeyPatch)
 def test_what_is_no_cross_device_ops_is_refused(ops: Any) -> None:
     with refused(ArgumentTypeError, "cross_device_ops=", "NcclAllReduce(num_packs=2)"):
         MirroredStrategy(cross_device_ops=ops)
+
+
+def test_deterministic_sums_are_not_by_other_ops() -> None:
+    with refused(ArgumentError, "NcclAllReduce", "deterministic=True", "Leave one of them out"):
+        MirroredStrategy(cross_device_ops=jaxdist.NcclAllReduce(), deterministic=True)
 
 
 # Meshes of the user's own

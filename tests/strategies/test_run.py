@@ -474,6 +474,7 @@ def test_a_step_is_traced_once_for_all_replicas_and_once_for_all_calls(
     assert traces == [(2,), (3,)]
 
 
+@pytest.mark.a_device_for_each
 def test_a_step_inside_a_users_jit_is_traced_once_for_each_trace_of_it(
     strategy: Strategy,
 ) -> None:
@@ -493,6 +494,7 @@ def test_a_step_inside_a_users_jit_is_traced_once_for_each_trace_of_it(
     assert traces == [()]
 
 
+@pytest.mark.a_device_for_each
 def test_a_step_inside_a_users_scan_keeps_its_meaning(strategy: Strategy) -> None:
     def step(w: Any, x: Any) -> Any:
         return w + jaxdist.get_replica_context().all_reduce("mean", x * (_id() + 1.0))

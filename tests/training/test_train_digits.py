@@ -135,6 +135,30 @@ def test_a_run_resumes_on_another_number_of_replicas(
     np.testing.assert_allclose(_metrics(tmp_path)["losses"], whole_losses, rtol=1e-4)
 
 
+def test_a_sharded_update_has_the_losses_of_the_replicated_one_and_resumes_elsewhere(
+    tmp_path: Path,
+) -> None:
+    large = [*_SMALL, "model.hidden=1024"]
+    _train(tmp_path / "replicated", *large, "training.steps=10", replicas=4)
+    large.append("optimizer.update=sharded")
+    _train(tmp_path / "sharded", *large, "training.steps=5", replicas=4)
+    _train(tmp_path / "sharded", *large, "training.steps=10", replicas=2)
+    losses = [_metrics(tmp_path / how)["losses"] for how in ("replicated", "sharded")]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_gradients_in_8_bits_reach_the_accuracy_of_those_in_32(tmp_path: Path) -> None:
+    steps = ["training.steps=300", "checkpoint.every=300", "training.evaluate_every=300"]
+    exact, _ = _train(tmp_path / "exact", *steps)
+    few = ["optimizer.update=compressed", "optimizer.compression=int8", "optimizer.workers=4"]
+    found, _ = _train(tmp_path / "few", *steps, *few)
+    assert exact.accuracy is not None
+    assert found.accuracy is not None
+    assert exact.accuracy > 0.95
+    assert found.accuracy >= exact.accuracy - 0.003
+
+
 def test_evaluation_does_not_depend_on_the_number_of_replicas(tmp_path: Path) -> None:
     # 90 held-out images in batches of 24: the 18 of the last one are no multiple of 8.
     job = [*_SMALL, "training.steps=1", "data.batch_size=24", "data.test_fraction=0.05"]

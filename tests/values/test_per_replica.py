@@ -40,6 +40,7 @@ def test_values_held_one_by_one_are_the_same_objects_and_may_be_anything() -> No
     assert all(a is b for a, b in zip(held.values, given, strict=True))
 
 
+@pytest.mark.a_device_for_each
 def test_values_are_the_shards_of_the_devices_in_replica_order(strategy: Strategy) -> None:
     count = strategy.num_replicas_in_sync
     rows = np.arange(count * 6, dtype=np.float32).reshape(count * 2, 3)

@@ -44,8 +44,9 @@ class NcclAllReduce(AlgorithmicOps):
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[Plan, Summing]:
         """All-reduces of several leaves each."""
-        plan = Plan("nccl", f"NcclAllReduce(num_packs={self.num_packs})")
-        return plan, LeafPacks(layout.replica_axes, num_packs=self.num_packs)
+        packs = LeafPacks(layout.replica_axes, num_packs=self.num_packs)
+        asked = packs.largest(leaves) if self.num_packs else 0
+        return Plan("nccl", repr(self), pack_bytes=asked), packs
 
     def __repr__(self) -> str:
         return f"NcclAllReduce(num_packs={self.num_packs})"

@@ -1,0 +1,25 @@
+"""The mark that says: this value has to be the same on all replicas."""
+
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+REQUIRE_REPLICATED = Primitive("jaxdist_require_replicated")
+REQUIRE_REPLICATED.def_impl(lambda x, **_: x)
+REQUIRE_REPLICATED.def_abstract_eval(lambda x, **_: x)
+mlir.register_lowering(REQUIRE_REPLICATED, lambda ctx, x, **_: [x])
+ad.deflinear2(REQUIRE_REPLICATED, lambda ct, *_, **__: [ct])
+batching.defvectorized(REQUIRE_REPLICATED)
+
+
+def require_replicated(array: Any, what: str) -> jax.Array:
+    """`array`, which the analysis of the step has to prove the same on all replicas.
+
+    Args:
+        array: A traced value inside a replica.
+        what: What it is, for the error.
+    """
+    marked: jax.Array = REQUIRE_REPLICATED.bind(array, what=what)
+    return marked

@@ -1,0 +1,169 @@
+"""What `sharded_update` refuses, by name."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from jaxdist._typing import PyTree
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.update._leaves import Leaves, is_array, is_unit
+from jaxdist.values import Sharded
+
+_MOST_LISTED = 10
+
+
+def checked_transformation(tx: Any) -> optax.GradientTransformationExtraArgs:
+    """`tx` as a transformation that takes extra arguments."""
+    if isinstance(tx, optax.MultiSteps):
+        tx = tx.gradient_transformation()
+    if not isinstance(tx, optax.GradientTransformation):
+        raise ArgumentTypeError(
+            f"sharded_update(tx) takes an optax.GradientTransformation, and {type(tx).__name__} "
+            "was given.\n\n"
+            "Pass for instance optax.adam(1e-3), or make one of two functions: "
+            "optax.GradientTransformation(init, update)."
+        )
+    return optax.with_extra_args_support(tx)
+
+
+def checked_bytes(min_bytes: Any) -> float | None:
+    """`min_bytes`, or a named error."""
+    if min_bytes is None:
+        return None
+    if isinstance(min_bytes, bool) or not isinstance(min_bytes, (int, float)):
+        raise ArgumentTypeError(
+            f"sharded_update(min_bytes={min_bytes!r}) takes a number of bytes or None.\n\n"
+            "None takes it from the cost model; 0 cuts every array that can be cut."
+        )
+    if not min_bytes >= 0:
+        raise ArgumentError(
+            f"sharded_update(min_bytes={min_bytes!r}): a number of bytes is not negative.\n\n"
+            "None takes it from the cost model; 0 cuts every array that can be cut."
+        )
+    return float(min_bytes)
+
+
+def check_gradients(grads: PyTree, params: PyTree) -> None:
+    """Refuse gradients that are not those of these parameters; all leaves are named."""
+    if params is None:
+        return
+    if isinstance(params, optax.LookaheadParams):
+        params = params.fast
+    lines = _differences(grads, params, "the parameter")
+    if lines:
+        raise _do_not_fit(lines, "the parameters")
+
+
+def explain(error: Exception, grads: PyTree, state: PyTree, params: PyTree) -> None:
+    """Raise a better error where no parameters were given, if there is one."""
+    if params is not None:
+        return
+    for part in _like(state, grads):
+        lines = _differences(grads, part, "in the state")
+        if lines:
+            raise _do_not_fit(lines, "the state") from error
+    if "params" in str(error):
+        raise ArgumentError(
+            "sharded_update: the transformation needs the parameters, and update was called "
+            f"without them: {error}\n\nPass them: tx.update(grads, state, params)."
+        ) from error
+
+
+def _like(state: PyTree, grads: PyTree) -> list[PyTree]:
+    """Parts of a state that have the structure of the gradients."""
+    structure = jax.tree.structure(grads)
+    if structure == jax.tree.structure(0):
+        return []
+
+    def is_like(x: Any) -> bool:
+        return jax.tree.structure(x, is_leaf=is_unit) == structure
+
+    return [x for x in jax.tree.leaves(state, is_leaf=is_like) if is_like(x)]
+
+
+def _differences(grads: PyTree, others: PyTree, what: str) -> list[str]:
+    found, wanted = _by_path(grads), _by_path(others)
+    return [
+        f"grads{path}: {_described(found.get(path))}, {what} {_described(wanted.get(path))}"
+        for path in dict.fromkeys([*found, *wanted])
+        if _differs(found.get(path), wanted.get(path))
+    ]
+
+
+def _do_not_fit(lines: list[str], what: str) -> ShapeError:
+    more = len(lines) - _MOST_LISTED
+    listed = "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
+    return ShapeError(
+        f"sharded_update: {len(lines)} gradient(s) do not fit {what}.\n\n{listed}\n\n"
+        "Gradients have the structure and the shapes of the parameters that the state was made "
+        "for. Gradients per example are clipped and averaged over the examples first; those "
+        "of a part of the parameters need optax.masked or optax.partition."
+    )
+
+
+def _by_path(tree: PyTree) -> dict[str, Any]:
+    flat = tree_flatten_with_path(tree, is_leaf=is_unit)[0]
+    return {keystr(path): leaf for path, leaf in flat if is_array(leaf)}
+
+
+def _differs(grad: Any, param: Any) -> bool:
+    if grad is None or param is None:
+        return True
+    kinds = [jnp.issubdtype(_dtype(x), jnp.floating) for x in (grad, param)]
+    return _shape(grad) != _shape(param) or kinds[0] != kinds[1]
+
+
+def _described(leaf: Any) -> str:
+    return "nothing" if leaf is None else f"{_dtype(leaf)}{list(_shape(leaf))}"
+
+
+def _shape(leaf: Any) -> tuple[int, ...]:
+    return tuple(leaf.shape) if hasattr(leaf, "shape") else ()
+
+
+def _dtype(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+
+
+def check_pieces(state: Leaves, layout: ReplicaMesh) -> None:
+    """Refuse a state whose pieces are those of another number of replicas."""
+    count = layout.num_replicas
+    wrong = [
+        f"{name}: {x.array.shape[x.dim]} of {x.size} rows, not {x.cut.rows(count)}"
+        for x, name in zip(state.arrays, state.names, strict=True)
+        if isinstance(x, Sharded) and x.array.shape[x.dim] != x.cut.rows(count)
+    ]
+    if wrong:
+        listed = "\n".join(wrong[:_MOST_LISTED])
+        raise ShapeError(
+            f"sharded_update: {len(wrong)} array(s) of the state are cut for another number of "
+            f"replicas than {count}.\n\n{listed}\n\n"
+            "Cut it anew before the step: state = jaxdist.shard_state(state, strategy)."
+        )
+
+
+def check_whole(state: PyTree) -> None:
+    """Refuse pieces where there is one replica and no step."""
+    leaves = Leaves.of(state, "state")
+    cut = [n for n, x in zip(leaves.names, leaves.arrays, strict=True) if isinstance(x, Sharded)]
+    if cut:
+        raise ContextError(
+            f"sharded_update: update was called outside every strategy, with a state that is cut "
+            f"for replicas: {', '.join(cut[:_MOST_LISTED])}.\n\n"
+            "Call it inside a step, strategy.run(step, (params, state, batch)), under the "
+            "strategy that the state was made for."
+        )
+
+
+def outside_step(describe: str, num_replicas: int) -> ContextError:
+    """The error for an update where replicas have no gradients of their own."""
+    return ContextError(
+        f"sharded_update: update was called {describe}, for {num_replicas} replicas.\n\n"
+        "Each replica brings the gradients of its part of the batch, so the update belongs into "
+        "the step.\n\n"
+        "Call it in the function that you pass to strategy.run."
+    )

@@ -1,0 +1,31 @@
+"""Which primitives may run on pieces as they are.
+
+An allow-list: an operation that is neither here nor has a rule of its own runs on whole arrays.
+"""
+
+# Each element of a result depends on the elements at the same place of the operands (or on
+# operands that are scalars) and on nothing else, and no parameter holds a shape.
+ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
+    clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv
+    erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p log2 logistic
+    lt max min mul ne neg nextafter not or population_count pow real reduce_precision rem round
+    rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+    stop_gradient sub tan tanh xor zeros_like
+    """.split()
+)
+
+# Calls of one sub-program with the operands as they are, and the parameter that holds it.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}

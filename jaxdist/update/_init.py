@@ -1,0 +1,77 @@
+"""The first state, in pieces."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from jaxdist._typing import PyTree
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.update._cuts import Cuts
+from jaxdist.update._leaves import Leaves
+from jaxdist.update._run import cut_of_state
+from jaxdist.update._values import Replicas, Whole
+from jaxdist.values import Cut, Sharded, cut_for, pad_dim, placement_of
+
+
+def cut_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
+    """A state that was made inside a step: each replica keeps its pieces."""
+    replicas = Replicas(layout)
+    leaves = Leaves.of(state, "state")
+    made = []
+    for array, name in zip(leaves.arrays, leaves.names, strict=True):
+        cut = None if isinstance(array, Sharded) else cut_of_state(array, cuts)
+        value = array
+        if cut is not None:
+            value = Sharded(Whole(array, replicas, name).piece(cut), *cut)
+        made.append(value)
+    return leaves.rebuilt(made)
+
+
+def cut_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
+    """A state of any layout, over the replicas of one strategy."""
+    leaves = Leaves.of(state, "state")
+    made = []
+    for array in leaves.arrays:
+        whole = array.whole() if isinstance(array, Sharded) else array
+        cut = cut_of_state(whole, cuts)
+        made.append(
+            jax.device_put(whole, layout.replicated) if cut is None else cut_for(whole, cut, layout)
+        )
+    return leaves.rebuilt(made)
+
+
+def made_outside(
+    init: Callable[[PyTree], PyTree], params: PyTree, layout: ReplicaMesh, cuts: Cuts
+) -> PyTree:
+    """The state that `init` gives, computed in pieces: no device ever has all of it."""
+    given = Leaves.of(params, "params")
+    made: list[Leaves] = []
+    found: list[Cut | None] = []
+
+    def flat(*arrays: Any) -> list[Any]:
+        made[:] = [Leaves.of(init(given.rebuilt(arrays)), "state")]
+        found[:] = [cut_of_state(x, cuts) for x in made[0].arrays]
+        return [
+            x if c is None else pad_dim(jnp.asarray(x), c.dim, c.padding(layout.num_replicas))
+            for x, c in zip(made[0].arrays, found, strict=True)
+        ]
+
+    jax.eval_shape(flat, *given.abstract())
+    shardings = [
+        layout.replicated if c is None else NamedSharding(layout.mesh, c.spec(layout))
+        for c in found
+    ]
+    arrays = [_here(x, layout) for x in given.arrays]
+    results = jax.jit(flat, out_shardings=shardings)(*arrays)
+    return made[0].rebuilt(
+        [x if c is None else Sharded(x, *c) for x, c in zip(results, found, strict=True)]
+    )
+
+
+def _here(array: Any, layout: ReplicaMesh) -> Any:
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+        return array
+    return jax.device_put(array, placement_of(array, layout).sharding)

@@ -1,0 +1,70 @@
+"""Pytrees of arrays, taken apart so that JAX can trace a function of them."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import PyTreeDef, keystr
+
+from jaxdist._typing import PyTree
+from jaxdist.values import Sharded, from_state, is_sharded
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaves:
+    """A pytree: its arrays, in order, and where they go. What is no array stays in its place."""
+
+    treedef: PyTreeDef
+    marks: tuple[Any, ...]  # for each leaf: None where it is an array, else a `Kept`
+    arrays: tuple[Any, ...]
+    names: tuple[str, ...]  # of the arrays
+
+    @classmethod
+    def of(cls, tree: PyTree, name: str) -> "Leaves":
+        """Take a pytree apart; arrays in pieces are leaves."""
+        flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_unit)
+        marks: list[Any] = []
+        arrays: list[Any] = []
+        names: list[str] = []
+        for path, leaf in flat:
+            leaf = from_state(leaf)
+            if is_array(leaf):
+                marks.append(None)
+                arrays.append(leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf))
+                names.append(name + keystr(path))
+            else:
+                marks.append(Kept(leaf))
+        return cls(treedef, tuple(marks), tuple(arrays), tuple(names))
+
+    def rebuilt(self, arrays: Any) -> PyTree:
+        """The pytree with other arrays."""
+        rest = iter(arrays)
+        leaves = [next(rest) if m is None else m.leaf for m in self.marks]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+    def abstract(self) -> list[jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the arrays, whole."""
+        return [
+            jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False)))
+            for x in self.arrays
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A leaf that is no array."""
+
+    leaf: Any
+
+
+def is_unit(x: Any) -> bool:
+    """For `is_leaf`: whether `x` is one array in pieces, as such or as NNX holds it."""
+    return is_sharded(x) or isinstance(from_state(x), Sharded)
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array or a number."""
+    if isinstance(leaf, bool):
+        return False
+    return isinstance(leaf, (Sharded, int, float, complex)) or hasattr(leaf, "dtype")

@@ -1,0 +1,80 @@
+"""The main job with `deterministic = true`: the number of devices changes no bit."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from rich.console import Console
+
+from jaxdist.errors import ArgumentError
+from jaxdist.training import (
+    Checkpoints,
+    DigitsConfig,
+    load_config,
+    mirrored_strategy,
+    train_digits,
+)
+from jaxdist.training._digits import DigitsNet, make_optimizer
+
+SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
+
+
+def _train(folder: Path, devices: int, steps: int) -> tuple[list[float], list[Any], list[bytes]]:
+    """Losses, evaluations and the bits of the last state of a run."""
+    overrides = [
+        f"output.directory='{folder}'",
+        f"checkpoint.directory='{folder / 'checkpoints'}'",
+        "output.picture=",
+        f"strategy.virtual_cpu_devices={devices}",
+        "strategy.deterministic=true",
+        "model.channels=[4, 8]",
+        "model.hidden=16",
+        "data.batch_size=32",
+        "optimizer.schedule=constant",
+        f"training.steps={steps}",
+        "checkpoint.every=100",
+    ]
+    loaded = load_config(DigitsConfig, SHIPPED, overrides)
+    strategy = mirrored_strategy(loaded.values)
+    assert len(strategy.extended.worker_devices) == devices
+    train_digits(loaded, strategy, console=Console(file=io.StringIO()))
+    metrics = json.loads((folder / "metrics.json").read_text())
+
+    config = loaded.values
+    net = DigitsNet(config.model, rngs=nnx.Rngs(1))
+    optimizer = make_optimizer(net, config.optimizer, num_steps=steps)
+    modules = {"model": net, "optimizer": optimizer}
+    like = {name: nnx.to_pure_dict(nnx.state(module)) for name, module in modules.items()}
+    with Checkpoints(config.checkpoint.directory) as checkpoints:
+        state = checkpoints.restore(steps, like=like).state
+    return (
+        metrics["losses"],
+        metrics["evaluations"],
+        [np.asarray(x).tobytes() for x in jax.tree.leaves(state)],
+    )
+
+
+@pytest.mark.slow
+def test_the_digits_job_has_the_same_bits_on_1_2_4_and_8_devices_after_200_steps(
+    tmp_path: Path,
+) -> None:
+    first = _train(tmp_path / "1", 1, 200)
+    assert len(first[0]) == 200
+    assert first[0][-1] < first[0][0] / 4
+    for devices in 2, 4, 8:
+        assert _train(tmp_path / str(devices), devices, 200) == first
+    # Half on eight devices and half on two.
+    _train(tmp_path / "resumed", 8, 100)
+    assert _train(tmp_path / "resumed", 2, 200) == first
+
+
+def test_a_number_of_virtual_replicas_that_does_not_fit_is_refused() -> None:
+    overrides = ["strategy.virtual_cpu_devices=8", "strategy.deterministic=4"]
+    loaded = load_config(DigitsConfig, SHIPPED, overrides)
+    with pytest.raises(ArgumentError, match="8 devices cannot share 4 virtual replicas"):
+        mirrored_strategy(loaded.values)

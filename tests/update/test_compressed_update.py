@@ -1,0 +1,140 @@
+"""Gradients that cross between workers in few bits, and lose nothing for good."""
+
+import logging
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxdist
+from jaxdist import MirroredStrategy, PerReplica, Sharded, compressed_update
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
+from tests.strategies.oracle import refused
+
+
+def _regression(tx: Any, strategy: Any, steps: int) -> Any:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(64, 16)).astype(np.float32)
+    y = x @ rng.normal(size=(16, 4)).astype(np.float32)
+    params = {"w": jnp.zeros((16, 4)), "b": jnp.zeros((1, 4))}
+    with strategy.scope():
+        state = tx.init(params)
+
+    def step(params: Any, state: Any, x: Any, y: Any) -> Any:
+        grads = jax.grad(lambda p: jnp.mean((x @ p["w"] + p["b"] - y) ** 2))(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    rows = [jax.device_put(v, strategy.per_replica_sharding) for v in (x, y)]
+    for _ in range(steps):
+        params, state = strategy.run(step, (params, state, *rows))
+    return params, state
+
+
+@pytest.mark.parametrize("compression", ["bf16", "int8"])
+@pytest.mark.parametrize("workers", [2, 8])
+def test_training_comes_as_far_as_in_all_bits(compression: str, workers: int) -> None:
+    strategy = MirroredStrategy()
+    found, state = _regression(
+        compressed_update(optax.sgd(0.1), compression, workers=workers), strategy, 60
+    )
+    exact, _ = _regression(jaxdist.sharded_update(optax.sgd(0.1), min_bytes=1e9), strategy, 60)
+    for name in exact:
+        np.testing.assert_allclose(found[name], exact[name], atol=0.02)
+    errors = state[0]
+    assert isinstance(errors.given, Sharded)
+    pieces = errors.given.array.addressable_shards
+    assert {p.data.size for p in pieces} == {errors.given.size // 8}
+    assert float(jnp.abs(errors.given.array).max()) > 0, "something was rounded"
+
+
+def test_one_worker_compresses_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = MirroredStrategy()
+    with caplog.at_level(logging.INFO, "jaxdist"):
+        found, state = _regression(compressed_update(optax.sgd(0.1)), strategy, 3)
+    assert "nothing is compressed" in caplog.text
+    assert state[0] == optax.EmptyState()
+    exact, _ = _regression(jaxdist.sharded_update(optax.sgd(0.1), min_bytes=1e9), strategy, 3)
+    np.testing.assert_allclose(found["w"], exact["w"], rtol=1e-5)
+
+
+def test_one_replica_is_the_transformation_itself() -> None:
+    one, _ = _regression(
+        compressed_update(optax.sgd(0.1), workers=1), jaxdist.OneDeviceStrategy("cpu:0"), 3
+    )
+    tx = compressed_update(optax.sgd(0.1))
+    w = jnp.ones(3)
+    updates: Any = tx.update(w, tx.init(w), w)[0]
+    np.testing.assert_allclose(updates, -0.1 * w)
+    eight, _ = _regression(compressed_update(optax.sgd(0.1), workers=1), MirroredStrategy(), 3)
+    np.testing.assert_allclose(one["w"], eight["w"], rtol=1e-4)
+
+
+def test_flax_optimizers_and_the_op_by_op_executor_take_it() -> None:
+    strategy = MirroredStrategy([f"cpu:{i}" for i in range(4)])
+    x = PerReplica([np.full((2, 8), r + 1, np.float32) for r in range(4)])
+
+    def train(eagerly: bool) -> Any:
+        with strategy.scope():
+            model = nnx.Linear(8, 3, rngs=nnx.Rngs(0))
+            tx = compressed_update(optax.adam(0.01), "int8", workers=2)
+            optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+        def step(model: Any, optimizer: Any, x: Any) -> Any:
+            grads = nnx.grad(lambda m: jnp.mean(m(x) ** 2))(model)
+            optimizer.update(model, grads)
+
+        with jaxdist.config.run_eagerly(eagerly):
+            for _ in range(3):
+                strategy.run(step, (model, optimizer, x))
+        return np.asarray(model.kernel[...])
+
+    np.testing.assert_allclose(train(False), train(True), rtol=1e-5)
+
+
+def test_a_steady_loop_compiles_once() -> None:
+    strategy = MirroredStrategy()
+    tx = compressed_update(optax.adam(0.1), workers=4)
+    params = jnp.ones(100)
+    with strategy.scope():
+        state = tx.init(params)
+    traces = []
+
+    def step(params: Any, state: Any) -> Any:
+        traces.append(1)
+        updates, state = tx.update(params, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(4):
+        params, state = strategy.run(step, (params, state))
+    assert len(traces) == 1
+
+
+def test_what_it_cannot_take_is_refused() -> None:
+    with refused(ArgumentError, "'int4'"):
+        compressed_update(optax.sgd(0.1), "int4")
+    with refused(ArgumentTypeError, "optax.GradientTransformation"):
+        compressed_update("adam")  # pyrefly: ignore
+    with refused(ArgumentTypeError, "workers='2'"):
+        compressed_update(optax.sgd(0.1), workers="2")  # pyrefly: ignore
+    strategy = MirroredStrategy()
+    with strategy.scope(), refused(ArgumentError, "workers=3", "[1, 2, 4, 8]"):
+        compressed_update(optax.sgd(0.1), workers=3).init(jnp.ones(2))
+    tx = compressed_update(optax.sgd(0.1), workers=2)
+    with strategy.scope():
+        state = tx.init(jnp.ones(2))
+        with refused(ContextError, "strategy.run"):
+            tx.update(jnp.ones(2), state)
+    with refused(ContextError, "outside every strategy"):
+        tx.update(jnp.ones(2), state)
+    with refused(ArgumentTypeError, "grads is int32[2]"):
+        strategy.run(lambda s: tx.update(jnp.ones(2, int), s)[1], (state,))
+    with refused(ArgumentError, "2 workers", "tx.init(params)"):
+        strategy.run(lambda s: tx.update(jnp.ones(20000), s)[1], (state,))
+    exact = MirroredStrategy(deterministic=True)
+    with exact.scope(), refused(ArgumentError, "deterministic=True"):
+        tx.init(jnp.ones(2))
