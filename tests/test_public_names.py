@@ -30,6 +30,7 @@ DOCUMENTED = {
     "ReplicaContext",
     "RunOptions",
     "Strategy",
+    "TPUStrategy",
     "StrategyExtended",
     "Variable",
     "VariableAggregation",
