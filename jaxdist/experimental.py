@@ -5,3 +5,6 @@ from jaxdist.collectives import CollectiveHints as CollectiveHints
 from jaxdist.collectives import CommunicationImplementation as CommunicationImplementation
 from jaxdist.collectives import CommunicationOptions as CommunicationOptions
 from jaxdist.data import ValueContext as ValueContext
+from jaxdist.strategies import experimental_tpu_strategy
+
+TPUStrategy = experimental_tpu_strategy

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias, final
 
 from jaxdist.errors import ArgumentTypeError, NotFoundError
 
-Tasks: TypeAlias = Sequence[str] | Mapping[int, str]
+Tasks: TypeAlias = Sequence[str] | Mapping[Any, str]
 
 
 @final

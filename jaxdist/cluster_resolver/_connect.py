@@ -6,6 +6,9 @@ from jaxdist import _chips
 from jaxdist.cluster_resolver._resolver import ClusterResolver
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
+# Jobs whose tasks run no step together with the others.
+_APART = ("ps", "evaluator")
+
 
 def experimental_connect_to_cluster(
     cluster_spec_or_resolver: ClusterResolver,
@@ -16,7 +19,8 @@ def experimental_connect_to_cluster(
 
     On one machine, and for virtual and described TPUs, there is nobody to join and nothing
     happens. On a TPU slice of several hosts the processes meet as JAX detects them. Any other
-    cluster of several tasks meets at the address of its first one. Joining twice does nothing.
+    cluster of several tasks meets at the address of its first one: chief, then workers; parameter
+    servers and evaluators do not take part. Joining twice does nothing.
 
     Args:
         cluster_spec_or_resolver: A resolver.
@@ -48,6 +52,8 @@ def experimental_connect_to_cluster(
         _chips.connect()
         return
     me = (job_name or resolver.task_type, _own(task_index, resolver.task_id))
+    if me[0] in _APART:
+        return
     if me not in tasks:
         raise ArgumentError(
             f"The cluster has {len(tasks)} tasks, and this process says that it is {me[0]!r} "
@@ -68,10 +74,10 @@ def _own(task_index: int | None, task_id: int | None) -> int | None:
 def _in_order(resolver: ClusterResolver) -> dict[tuple[Any, Any], str]:
     """Addresses of the tasks that train together: the chief first, then the workers."""
     spec = resolver.cluster_spec()
-    jobs = [job for job in ("chief", resolver.task_type, "worker") if job in spec.jobs]
+    jobs = dict.fromkeys(["chief", resolver.task_type or "worker", "worker"])
     return {
         (job, i): spec.task_address(job, i)
-        for job in dict.fromkeys(jobs)
-        if job is not None
+        for job in jobs
+        if job in spec.jobs and job not in _APART
         for i in spec.task_indices(job)
     }

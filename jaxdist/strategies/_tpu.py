@@ -65,7 +65,8 @@ class TPUStrategy(Strategy):
         self._assignment = experimental_device_assignment
         self._spmd = bool(experimental_spmd_xla_partitioning)
         grid = _grid(resolver, experimental_device_assignment)
-        layout = meshes.build(grid.ravel().tolist(), num_logical=grid.shape[1])
+        described = resolver.tpu_name if resolver.tpu_system.is_described else None
+        layout = meshes.build(grid.ravel().tolist(), num_logical=grid.shape[1], described=described)
         self._set_up(layout, communication_of("TPUStrategy", None, options, None))
 
     @property

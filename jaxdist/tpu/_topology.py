@@ -1,5 +1,6 @@
 """Which core of a slice of TPUs sits where, and which task it belongs to."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -10,6 +11,7 @@ from jaxdist.tpu import _serialized
 from jaxdist.tpu._serialized import TopologyFields
 
 AXES = ("x", "y", "z", "core")
+_LARGEST = 2**22
 
 
 @final
@@ -242,6 +244,11 @@ def integers(name: str, value: Any) -> np.ndarray:
             f"{name} is made of integers, and an array of {array.dtype} was given.\n\n"
             "Pass a list or an array of integers."
         )
+    if array.size and (array.max() > _LARGEST or array.min() < -_LARGEST):
+        raise TopologyError(
+            f"{name} holds {array.max()}, which is no coordinate or size of a slice.\n\n"
+            f"Sizes are at most {_LARGEST}."
+        )
     array = array.astype(np.int32)
     array.setflags(write=False)
     return array
@@ -254,6 +261,12 @@ def _checked_mesh(mesh_shape: Any) -> np.ndarray:
             f"mesh_shape is {np.asarray(mesh_shape).tolist()}, and a mesh of TPUs has 4 positive "
             f"sizes: {', '.join(AXES)}.\n\n"
             "Pass for instance [2, 2, 1, 2] for 2x2 chips of 2 cores."
+        )
+    # Places are kept one by one, and bytes from elsewhere may say anything.
+    if math.prod(shape.tolist()) > _LARGEST:
+        raise TopologyError(
+            f"mesh_shape is {shape.tolist()}, more than {_LARGEST} cores.\n\n"
+            "The largest slices have some 10,000 chips; check the sizes."
         )
     return shape
 
