@@ -5,6 +5,4 @@ from jaxdist.collectives import CollectiveHints as CollectiveHints
 from jaxdist.collectives import CommunicationImplementation as CommunicationImplementation
 from jaxdist.collectives import CommunicationOptions as CommunicationOptions
 from jaxdist.data import ValueContext as ValueContext
-from jaxdist.strategies import experimental_tpu_strategy
-
-TPUStrategy = experimental_tpu_strategy
+from jaxdist.strategies._tpu_deprecated import TPUStrategy as TPUStrategy

@@ -9,7 +9,8 @@ from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._connect import experimental_connect_to_cluster
 from jaxdist.cluster_resolver._resolver import ClusterResolver, master_url
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
-from jaxdist.tpu import TPUSystem, slice_of, system_of
+from jaxdist.tpu import TPUSystem, slice_of
+from jaxdist.tpu._initialize import system_of
 from jaxdist.tpu.experimental import (
     HardwareFeature,
     Topology,

@@ -12,6 +12,3 @@ from jaxdist.strategies._gradient_report import GradientReport as GradientReport
 from jaxdist.strategies._mirrored import MirroredStrategy as MirroredStrategy
 from jaxdist.strategies._one_device import OneDeviceStrategy as OneDeviceStrategy
 from jaxdist.strategies._tpu import TPUStrategy as TPUStrategy
-from jaxdist.strategies._tpu_deprecated import (
-    experimental_tpu_strategy as experimental_tpu_strategy,
-)

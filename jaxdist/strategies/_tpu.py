@@ -2,14 +2,12 @@
 
 from typing import Any, final
 
-import jax
-import numpy as np
-
 from jaxdist import mesh as meshes
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.collectives import communication_of
 from jaxdist.errors import ArgumentTypeError, TopologyError
 from jaxdist.strategies._base import Strategy
+from jaxdist.tpu import TPUSystem
 from jaxdist.tpu.experimental import DeviceAssignment
 
 
@@ -24,8 +22,8 @@ class TPUStrategy(Strategy):
         tpu_cluster_resolver: Which TPUs; None is those of this machine.
         experimental_device_assignment: Which core each logical device of each replica is; None is
             a replica on every core, in the order of JAX's devices, host by host.
-        experimental_spmd_xla_partitioning: Kept for later calls of the logical device functions;
-            within a replica XLA always partitions.
+        experimental_spmd_xla_partitioning: A rule for the functions that place values on logical
+            devices, which are not here yet; within a replica XLA partitions either way.
         options: `experimental.CommunicationOptions` that hold where a call does not say otherwise.
 
     Raises:
@@ -61,11 +59,12 @@ class TPUStrategy(Strategy):
                 "given.\n\nPass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for "
                 "the TPUs of this machine."
             )
-        self._resolver = resolver
-        self._assignment = experimental_device_assignment
+        system = resolver.tpu_system
+        assignment = _checked(resolver, system, experimental_device_assignment)
+        self._resolver, self._assignment = resolver, assignment
         self._spmd = bool(experimental_spmd_xla_partitioning)
-        grid = _grid(resolver, experimental_device_assignment)
-        described = resolver.tpu_name if resolver.tpu_system.is_described else None
+        grid = system.device_grid(assignment.core_assignment)
+        described = resolver.tpu_name if system.is_described else None
         layout = meshes.build(grid.ravel().tolist(), num_logical=grid.shape[1], described=described)
         self._set_up(layout, communication_of("TPUStrategy", None, options, None))
 
@@ -80,14 +79,41 @@ class TPUStrategy(Strategy):
         """
         return self._resolver
 
+    @property
+    def device_assignment(self) -> DeviceAssignment:
+        """Which core each logical device of each replica is.
 
-def _grid(resolver: TPUClusterResolver, assignment: DeviceAssignment | None) -> np.ndarray:
-    system = resolver.tpu_system
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2")
+            >>> TPUStrategy(resolver).device_assignment
+            DeviceAssignment(4 replicas x 1 core: 0000|1000|0100|1100)
+        """
+        return self._assignment
+
+    @property
+    def experimental_spmd_xla_partitioning(self) -> bool:
+        """Whether every input of a step has to be split over, or replicated to, logical devices.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2")
+            >>> TPUStrategy(resolver).experimental_spmd_xla_partitioning
+            False
+        """
+        return self._spmd
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TPUStrategy":
+        other: Any = super().__deepcopy__(memo)
+        other._resolver, other._assignment = self._resolver, self._assignment
+        other._spmd = self._spmd
+        return other
+
+
+def _checked(
+    resolver: TPUClusterResolver, system: TPUSystem, assignment: DeviceAssignment | None
+) -> DeviceAssignment:
     if assignment is None:
-        devices: list[jax.Device] = [d for of_task in system.devices for d in of_task]
-        grid = np.empty((len(devices), 1), dtype=object)
-        grid[:, 0] = devices
-        return grid
+        every_core = system.topology.device_coordinates.reshape(-1, 1, 4)
+        return DeviceAssignment(system.topology, every_core)
     if not isinstance(assignment, DeviceAssignment):
         raise ArgumentTypeError(
             f"experimental_device_assignment is of type {type(assignment).__name__}.\n\n"
@@ -105,4 +131,4 @@ def _grid(resolver: TPUClusterResolver, assignment: DeviceAssignment | None) -> 
             f"{system.topology}.\n\n"
             "Build the assignment on the topology that initialize_tpu_system(resolver) returns."
         )
-    return system.device_grid(assignment.core_assignment)
+    return assignment

@@ -3,15 +3,15 @@
 import warnings
 
 from jaxdist.cluster_resolver import TPUClusterResolver
-from jaxdist.strategies._tpu import TPUStrategy
+from jaxdist.strategies import _tpu
 from jaxdist.tpu.experimental import DeviceAssignment
 
 
-def experimental_tpu_strategy(
+def TPUStrategy(
     tpu_cluster_resolver: TPUClusterResolver | None = None,
     device_assignment: DeviceAssignment | None = None,
-) -> TPUStrategy:
-    """Make a `TPUStrategy`; the name is deprecated.
+) -> _tpu.TPUStrategy:
+    """Make a `jaxdist.TPUStrategy`; this name of it is deprecated.
 
     Args:
         tpu_cluster_resolver: Which TPUs; None is those of this machine.
@@ -24,8 +24,10 @@ def experimental_tpu_strategy(
         NotFoundError: There is no TPU.
 
     Example:
+        >>> import warnings
         >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x4")
-        >>> with warnings.catch_warnings(action="ignore"):
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")
         ...     jaxdist.experimental.TPUStrategy(resolver).num_replicas_in_sync
         8
 
@@ -38,4 +40,4 @@ def experimental_tpu_strategy(
         DeprecationWarning,
         stacklevel=2,
     )
-    return TPUStrategy(tpu_cluster_resolver, device_assignment)
+    return _tpu.TPUStrategy(tpu_cluster_resolver, device_assignment)

@@ -12,7 +12,9 @@ from jaxdist.tpu._topology import Topology
 
 _LOG = logging.getLogger("jaxdist")
 _LOCAL = "local"
-_INITIALIZED: dict[str, TPUSystem] = {}
+_INITIALIZED: set[str] = set()
+# A description is asked for once: two of them have different devices.
+_FOUND: dict[str, TPUSystem] = {}
 
 
 def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
@@ -45,7 +47,10 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
     name = _LOCAL if cluster_resolver is None else cluster_resolver.tpu_name
     if name in _INITIALIZED:
         _LOG.info("The TPU system %r was initialized before; arrays on it stay valid.", name)
-    system = _INITIALIZED[name] = _system.find(name)
+    if not name.startswith(_system.DESCRIBED):
+        _FOUND.pop(name, None)
+    system = system_of(name)
+    _INITIALIZED.add(name)
     if cluster_resolver is not None:
         cluster_resolver.set_tpu_topology(system.topology.serialized())
     return system.topology
@@ -75,15 +80,17 @@ def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
     """
     _check("shutdown_tpu_system", cluster_resolver)
     name = _LOCAL if cluster_resolver is None else cluster_resolver.tpu_name
-    if name not in _INITIALIZED:
-        _system.find(name)
-    _INITIALIZED.pop(name, None)
+    system_of(name)
+    _FOUND.pop(name, None)
+    _INITIALIZED.discard(name)
     _chips.clear_caches()
 
 
 def system_of(name: str) -> TPUSystem:
-    """The system that was initialized under `name`, or is found now."""
-    return _INITIALIZED.get(name) or _system.find(name)
+    """The system of that name, as it was found before, or is found now."""
+    if name not in _FOUND:
+        _FOUND[name] = _system.find(name)
+    return _FOUND[name]
 
 
 def _check(caller: str, cluster_resolver: Any) -> None:

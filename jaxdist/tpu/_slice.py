@@ -33,7 +33,12 @@ class Core:
 @final
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """One or more equal slices of TPUs of one generation, as libtpu lays them out."""
+    """One or more equal slices of TPUs of one generation, as libtpu lays them out.
+
+    Example:
+        >>> jaxdist.tpu.slice_of("v4:2x2x1").cores[3]
+        Core(id=3, process_index=0, coords=(1, 0, 0), core_on_chip=1, slice_index=0)
+    """
 
     generation: str
     shape: tuple[int, int, int]

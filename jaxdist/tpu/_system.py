@@ -39,7 +39,15 @@ class TPUSystemMetadata(NamedTuple):
 @final
 @dataclasses.dataclass(frozen=True)
 class TPUSystem:
-    """Devices, and where each of them sits."""
+    """Devices, and where each of them sits; `resolver.tpu_system` finds it.
+
+    Example:
+        >>> system = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x4").tpu_system
+        >>> system.topology
+        Topology(2x4x1 chips, 1 core each, 2 tasks)
+        >>> system.device_at([1, 3, 0, 0]).id
+        7
+    """
 
     name: str
     topology: Topology

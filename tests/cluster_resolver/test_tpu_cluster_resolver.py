@@ -1,6 +1,10 @@
 """The resolver of TPUs: names, what the environment says, and what cannot be found."""
 
 import logging
+import os
+import socket
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -18,7 +22,7 @@ from jaxdist.errors import (
     NotFoundError,
     TopologyError,
 )
-from jaxdist.tpu.experimental import initialize_tpu_system, shutdown_tpu_system
+from jaxdist.tpu.experimental import DeviceAssignment, initialize_tpu_system, shutdown_tpu_system
 from tests.strategies.oracle import refused
 
 
@@ -112,6 +116,20 @@ def test_a_machine_without_tpus_says_what_was_looked_for_and_where() -> None:
         TPUClusterResolver.connect("")
 
 
+def test_a_machine_with_one_chip_is_a_topology_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    chip = tpu.slice_of("v5e:1x1").cores
+    monkeypatch.setattr(_chips, "tpus", lambda: (list(chip), ""))
+    try:
+        assert repr(initialize_tpu_system()) == "Topology(1x1x1 chips, 1 core each, 1 task)"
+        resolver = TPUClusterResolver()
+        assert resolver.num_accelerators() == {"TPU": 1}
+        assert resolver.get_tpu_system_metadata()[:3] == (1, 1, 1)
+        built = DeviceAssignment.build(resolver.tpu_system.topology)
+        assert resolver.tpu_system.device_grid(built.core_assignment).tolist() == [[chip[0]]]
+    finally:
+        shutdown_tpu_system()
+
+
 @pytest.mark.parametrize("name", ["virtual:v5e", "virtual:v5e:3x2", "described:v7:2x2"])
 def test_slices_that_cannot_be_are_refused_when_they_are_named(name: str) -> None:
     with refused(TopologyError, name.partition(":")[2]):
@@ -202,6 +220,43 @@ def test_a_cluster_of_one_task_needs_no_meeting(connected: list[dict[str, Any]])
     experimental_connect_to_cluster(SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]})))
     experimental_connect_to_cluster(TPUClusterResolver(""))
     assert connected == []
+
+
+MEET = """
+import sys, jax
+from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver
+from jaxdist.config import experimental_connect_to_cluster
+index, port = map(int, sys.argv[1:])
+spec = ClusterSpec({"worker": [f"localhost:{port}", "localhost:0"]})
+resolver = SimpleClusterResolver(spec, task_type="worker", task_id=index)
+for _ in range(2):
+    experimental_connect_to_cluster(resolver)
+print(jax.process_index(), jax.process_count(), len(jax.devices()))
+"""
+
+
+def test_two_processes_meet_once_and_see_each_others_devices() -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
+    environment.pop("XLA_FLAGS", None)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEET, str(i), str(port)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    try:
+        told = [process.communicate(timeout=90)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [text.splitlines()[-1] for text in told] == ["0 2 2", "1 2 2"]
 
 
 def test_a_process_that_is_none_of_the_tasks_is_refused(connected: list[dict[str, Any]]) -> None:

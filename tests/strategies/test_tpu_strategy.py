@@ -1,5 +1,6 @@
 """TPUStrategy: which chip each logical device of each replica is, and the page's examples."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -80,6 +81,17 @@ def test_without_an_assignment_every_core_is_a_replica_host_by_host() -> None:
     assert strategy.mesh.devices.ravel().tolist() == devices
     assert strategy.num_replicas_in_sync == 8
     assert strategy.cluster_resolver is resolver
+
+
+def test_a_copy_is_of_the_same_tpus() -> None:
+    resolver = _resolver()
+    assignment = DeviceAssignment.build(initialize_tpu_system(resolver), num_replicas=2)
+    strategy = TPUStrategy(resolver, assignment, True)
+    other = copy.deepcopy(strategy)
+    assert other is not strategy
+    assert other.cluster_resolver is resolver
+    assert other.device_assignment is assignment
+    assert other.experimental_spmd_xla_partitioning
 
 
 def test_cores_that_no_replica_needs_stay_unused() -> None:
