@@ -1,11 +1,13 @@
 """The programming model of `tf.distribute`, on JAX."""
 
+from jaxdist import cluster_resolver as cluster_resolver
 from jaxdist import config as config
 from jaxdist import contrib as contrib
 from jaxdist import errors as errors
 from jaxdist import experimental as experimental
 from jaxdist import nn as nn
 from jaxdist import testing as testing
+from jaxdist import tpu as tpu
 from jaxdist.collectives import CrossDeviceOps as CrossDeviceOps
 from jaxdist.collectives import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from jaxdist.collectives import NcclAllReduce as NcclAllReduce
@@ -27,6 +29,7 @@ from jaxdist.strategies import MirroredStrategy as MirroredStrategy
 from jaxdist.strategies import OneDeviceStrategy as OneDeviceStrategy
 from jaxdist.strategies import Strategy as Strategy
 from jaxdist.strategies import StrategyExtended as StrategyExtended
+from jaxdist.strategies import TPUStrategy as TPUStrategy
 from jaxdist.strategies import check_replicas as check_replicas
 from jaxdist.strategies import experimental_set_strategy as experimental_set_strategy
 from jaxdist.strategies import get_replica_context as get_replica_context

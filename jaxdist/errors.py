@@ -5,6 +5,9 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
     JaxdistError
       ShapeError               ValueError    an array does not fit the replicas
       DeviceError              ValueError    devices that do not exist, repeat, or do not fit
+      TopologyError            ValueError    chips, or cores of replicas, that cannot be laid out
+        CoordinateError        IndexError too  a place that is not there
+      NotFoundError            ValueError    TPUs or tasks that were looked for and are not there
       ArgumentError            ValueError    a value outside the valid ones
       ArgumentTypeError        TypeError     an argument of the wrong type
       ReplicaValueError        ValueError    per-replica values that do not belong here
@@ -38,6 +41,24 @@ class ShapeError(JaxdistError, ValueError):
 
 class DeviceError(JaxdistError, ValueError):
     """Raised when devices do not exist, are listed twice, or cannot form one strategy."""
+
+
+class TopologyError(JaxdistError, ValueError):
+    """Raised when TPU chips, or the cores of replicas, cannot be laid out as asked."""
+
+
+class CoordinateError(TopologyError, IndexError):
+    """Raised when coordinates, a replica or a logical device are outside what is there."""
+
+
+class NotFoundError(JaxdistError, ValueError, RuntimeError):
+    """Raised when TPUs or tasks are looked for and are not there.
+
+    Also a `RuntimeError`: `tf.distribute` documents that one for a name that cannot be resolved.
+
+    Source:
+        `tf.errors.NotFoundError`.
+    """
 
 
 class ArgumentError(JaxdistError, ValueError):

@@ -5,3 +5,4 @@ from jaxdist.collectives import CollectiveHints as CollectiveHints
 from jaxdist.collectives import CommunicationImplementation as CommunicationImplementation
 from jaxdist.collectives import CommunicationOptions as CommunicationOptions
 from jaxdist.data import ValueContext as ValueContext
+from jaxdist.strategies._tpu_deprecated import TPUStrategy as TPUStrategy

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, DeviceError
 
 REPLICA_AXIS = "replica"
 LOGICAL_AXIS = "logical"
@@ -27,6 +27,8 @@ class ReplicaMesh:
     replica_axes: tuple[str, ...]
     # Copies of the step where several of them take turns on one device (`virtual_replicas`).
     num_virtual: int | None = None
+    # The slice whose chips are only described: programs compile for it, and nothing lies on it.
+    described: str | None = None
 
     @functools.cached_property
     def logical_axes(self) -> tuple[str, ...]:
@@ -132,6 +134,17 @@ class ReplicaMesh:
         """Whether every device belongs to this process."""
         return len(self.local_replicas) == self.num_replicas
 
+    def check_is_there(self, caller: str) -> None:
+        """Refuse what needs devices that run, where they are only described."""
+        if self.described is not None:
+            raise DeviceError(
+                f"{caller} needs the TPUs themselves, and {self.described!r} is a description: "
+                f"its {len(self.devices)} devices are not here, and nothing can lie on them.\n\n"
+                "Use strategy.lower(step, args).compile() to see the program that would run, with "
+                "jax.ShapeDtypeStruct for arrays; or "
+                f"{self.described.replace('described:', 'virtual:')!r}, which runs on CPU devices."
+            )
+
     def replica_mesh(self, replica: int) -> Mesh:
         """The mesh of one replica's logical devices."""
         shape = tuple(self.mesh.shape[a] for a in self.logical_axes)
@@ -152,13 +165,15 @@ class ReplicaMesh:
         )
 
 
-def build(devices: Sequence[jax.Device], *, num_logical: int = 1) -> ReplicaMesh:
+def build(
+    devices: Sequence[jax.Device], *, num_logical: int = 1, described: str | None = None
+) -> ReplicaMesh:
     """Build the mesh of a strategy from devices listed replica by replica."""
     grid = np.asarray(devices, dtype=object).reshape(-1, num_logical)
     # Axis types are always passed: the default differs between `Mesh` and `jax.make_mesh`,
     # and with Explicit axes `shard_map` refuses arrays that are not laid out over them yet.
     mesh = Mesh(grid, (REPLICA_AXIS, LOGICAL_AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
-    return ReplicaMesh(mesh, (REPLICA_AXIS,))
+    return ReplicaMesh(mesh, (REPLICA_AXIS,), described=described)
 
 
 def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:

@@ -35,6 +35,20 @@ def _on_mesh(
     return lambda: jaxdist.MirroredStrategy(mesh=_mesh(shape, names), replica_axes=replica_axes)
 
 
+def _on_tpu(
+    name: str, computation_shape: list[int] | None = None, num_replicas: int = 1
+) -> Callable[[], jaxdist.Strategy]:
+    def make() -> jaxdist.Strategy:
+        resolver = jaxdist.cluster_resolver.TPUClusterResolver(name)
+        topology = jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+        assignment = jaxdist.tpu.experimental.DeviceAssignment.build(
+            topology, computation_shape, num_replicas=num_replicas
+        )
+        return jaxdist.TPUStrategy(resolver, experimental_device_assignment=assignment)
+
+    return make
+
+
 STRATEGIES = [
     Row("default", jaxdist.get_strategy, 1),
     Row("one_device", lambda: jaxdist.OneDeviceStrategy("cpu:0"), 1),
@@ -48,5 +62,8 @@ STRATEGIES = [
     Row("mesh_with_logical_axis_first", _on_mesh((2, 4), ("model", "data"), ("data",)), 4, 2),
     Row("mesh_with_two_replica_axes", _on_mesh((2, 4), ("a", "b"), ("a", "b")), 8),
     Row("virtual_4_on_2", lambda: jaxdist.MirroredStrategy(_cpus(2), deterministic=4), 4),
+    Row("tpu_virtual_1_chip", _on_tpu("virtual:v6e:1x1"), 1),
+    Row("tpu_virtual", _on_tpu("virtual:v5e:2x4", num_replicas=8), 8),
+    Row("tpu_virtual_2_cores", _on_tpu("virtual:v4:2x2x1", [1, 1, 1, 2], 4), 4, 2),
     Row("mesh_with_replica_axes_swapped", _on_mesh((2, 4), ("a", "b"), ("b", "a")), 8),
 ]

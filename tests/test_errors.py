@@ -12,6 +12,9 @@ from jaxdist.errors import JaxdistError
 TREE = {
     "ShapeError": ValueError,
     "DeviceError": ValueError,
+    "TopologyError": ValueError,
+    "CoordinateError": IndexError,
+    "NotFoundError": RuntimeError,
     "ArgumentError": ValueError,
     "ArgumentTypeError": TypeError,
     "ReplicaValueError": ValueError,

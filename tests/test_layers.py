@@ -14,7 +14,7 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 # one row do not use each other, except as SIDEWAYS says.
 ROWS = [
     {"_typing", "errors"},
-    {"_compat", "_validate"},
+    {"_chips", "_compat", "_validate"},
     {"cluster_resolver", "tpu"},
     {"mesh", "runtime", "hlo"},
     {"cost"},
@@ -28,7 +28,7 @@ ROWS = [
     {"cli"},
     {"__main__"},
 ]
-SIDEWAYS = {("collectives", "values")}
+SIDEWAYS = {("collectives", "values"), ("cluster_resolver", "tpu")}
 LEVEL = {room: level for level, rooms in enumerate(ROWS) for room in rooms}
 
 # Rooms that could run without JAX: who is in the job, and where chips sit.

@@ -30,10 +30,12 @@ DOCUMENTED = {
     "ReplicaContext",
     "RunOptions",
     "Strategy",
+    "TPUStrategy",
     "StrategyExtended",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "cluster_resolver",
     "contrib",
     "experimental",
     "experimental_set_strategy",
@@ -42,6 +44,7 @@ DOCUMENTED = {
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "tpu",
 }
 # What `tf.distribute` does not have, or does not show.
 OUR_OWN = {
@@ -68,10 +71,28 @@ EXPERIMENTAL = {
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "TPUStrategy",
     "ValueContext",
 }
 TESTING = {"virtual_devices"}
-CONFIG = {"links", "run_eagerly", "steps_run_eagerly"}
+CLUSTER_RESOLVER = {
+    "ClusterResolver",
+    "ClusterSpec",
+    "SimpleClusterResolver",
+    "TPUClusterResolver",
+    "experimental_connect_to_cluster",
+}
+TPU = {"SINGLE_CORE_ASSIGNMENT", "Slice", "TPUSystem", "experimental", "slice_of", "topology_of"}
+TPU_EXPERIMENTAL = {
+    "DeviceAssignment",
+    "DeviceOrderMode",
+    "HardwareFeature",
+    "TPUSystemMetadata",
+    "Topology",
+    "initialize_tpu_system",
+    "shutdown_tpu_system",
+}
+CONFIG = {"experimental_connect_to_cluster", "links", "run_eagerly", "steps_run_eagerly"}
 NN = {"compute_average_loss", "example_keys", "scale_regularization_loss"}
 
 ROOT = pathlib.Path(jaxdist.__file__).parent
@@ -97,11 +118,14 @@ def _callables() -> dict[str, object]:
     found: dict[str, object] = {}
     modules = (
         jaxdist,
+        jaxdist.cluster_resolver,
         jaxdist.config,
         jaxdist.contrib,
         jaxdist.experimental,
         jaxdist.nn,
         jaxdist.testing,
+        jaxdist.tpu,
+        jaxdist.tpu.experimental,
     )
     for module in modules:
         for name, value in _public(module).items():
@@ -131,8 +155,11 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
         ("experimental.py", EXPERIMENTAL),
         ("nn/__init__.py", NN),
         ("testing/__init__.py", TESTING),
+        ("cluster_resolver/__init__.py", CLUSTER_RESOLVER),
+        ("tpu/__init__.py", TPU),
+        ("tpu/experimental.py", TPU_EXPERIMENTAL),
     ],
-    ids=["config", "contrib", "experimental", "nn", "testing"],
+    ids=str,
 )
 def test_names_of_public_modules_are_exactly_the_written_ones(path: str, names: set[str]) -> None:
     assert _exported(ROOT / path) == names

@@ -122,6 +122,7 @@ class Step:
         call = self._read(args, kwargs)
         if call.flat.has_tracer or _compat.inside_trace():
             return self._inside_trace(call, (args, kwargs)), None
+        self._layout.check_is_there("strategy.run")
         if _compat.is_disabled_jit():
             return self._op_by_op(call, args), None
         ready = self._programs.get(call.signature)
@@ -159,6 +160,7 @@ class Step:
         call = self._read(args, kwargs)
         if call.flat.has_tracer or _compat.inside_trace():
             return self._inside_trace(call, (args, kwargs))
+        self._layout.check_is_there("strategy.run")
         return self._op_by_op(call, args)
 
     def _op_by_op(self, call: _Call, args: tuple[Any, ...]) -> Any:
@@ -234,7 +236,7 @@ class Step:
                 name = _ArgumentName(flat, i - (len(leaves) - len(flat.dynamic)), (args, kwargs))
                 check_virtual_rows(name, leaf, self._layout)
             leaf = leaf.array if isinstance(leaf, (PerReplica, Sharded)) else leaf
-            if _must_move(leaf, slot):
+            if _must_move(leaf, slot) and self._layout.described is None:
                 leaf, moved = jax.device_put(leaf, slot.sharding), True
             leaves[i] = leaf
         graph = kept.shape if kept else None

@@ -11,3 +11,4 @@ from jaxdist.strategies._extended import StrategyExtended as StrategyExtended
 from jaxdist.strategies._gradient_report import GradientReport as GradientReport
 from jaxdist.strategies._mirrored import MirroredStrategy as MirroredStrategy
 from jaxdist.strategies._one_device import OneDeviceStrategy as OneDeviceStrategy
+from jaxdist.strategies._tpu import TPUStrategy as TPUStrategy

@@ -174,7 +174,10 @@ class Strategy:
             `tf.distribute.Strategy.scope`.
         """
         self._check_scope()
-        with replica.entered(replica.Frame(self)), jax.default_device(self.layout.devices[0]):
+        # A description holds no arrays: they stay where JAX puts them.
+        first = self.layout.devices[0] if self.layout.described is None else None
+        here = jax.default_device(first) if first is not None else contextlib.nullcontext()
+        with replica.entered(replica.Frame(self)), here:
             yield self
 
     def _check_scope(self) -> None:
@@ -205,6 +208,8 @@ class Strategy:
     def _check_across(self, what: str, remedy: str) -> replica.Frame | None:
         """The current frame, refused inside a replica and under another strategy."""
         frame = replica.current_frame()
+        if frame is None or not frame.inside_step:
+            self.layout.check_is_there(f"strategy.{what}")
         if frame is None:
             return None
         if frame.strategy is not self:

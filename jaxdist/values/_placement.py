@@ -134,6 +134,8 @@ def is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
 
 def checked_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
     """`value` as one global array over this mesh, or an error that names it as `str(name)`."""
+    if layout.described is not None and not isinstance(value.values[0], jax.core.Tracer):
+        layout.check_is_there(f"A PerReplica of arrays ({name})")
     if not value.is_global:
         return _placed_one_by_one(name, value, layout)
     array = value.array

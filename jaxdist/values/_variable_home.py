@@ -52,6 +52,7 @@ class Home:
         """An array that gives every copy `value`, which has the shape and dtype of one."""
         if self.layout is None or self.sharding is None:
             return jnp.asarray(value)
+        self.layout.check_is_there("A Variable")
         if not self.per_replica:
             return jax.device_put(value, self.sharding)
         copies = PerReplica([value] * len(self.layout.local_replicas))

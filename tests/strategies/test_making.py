@@ -11,7 +11,14 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxdist
-from jaxdist import MirroredStrategy, OneDeviceStrategy, PerReplica, Strategy, runtime
+from jaxdist import (
+    MirroredStrategy,
+    OneDeviceStrategy,
+    PerReplica,
+    Strategy,
+    TPUStrategy,
+    runtime,
+)
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, DeviceError
 from tests.strategies.oracle import assert_each, is_plain, refused
 from tests.strategies_under_test import STRATEGIES, Row
@@ -41,8 +48,8 @@ def test_every_kind_of_strategy_is_in_the_table_of_strategies() -> None:
     assert {type(row.make()) for row in STRATEGIES} >= concrete(Strategy)
 
 
-def test_there_is_no_cluster_resolver_in_one_process(strategy: Strategy) -> None:
-    assert strategy.cluster_resolver is None
+def test_only_strategies_that_were_made_from_a_resolver_have_one(strategy: Strategy) -> None:
+    assert (strategy.cluster_resolver is None) != isinstance(strategy, TPUStrategy)
 
 
 def test_the_axes_of_the_mesh_are_auto(strategy: Strategy) -> None:

@@ -1,0 +1,9 @@
+"""Who is in the job: documented names under `tf.distribute.cluster_resolver`."""
+
+from jaxdist.cluster_resolver._cluster_spec import ClusterSpec as ClusterSpec
+from jaxdist.cluster_resolver._connect import (
+    experimental_connect_to_cluster as experimental_connect_to_cluster,
+)
+from jaxdist.cluster_resolver._resolver import ClusterResolver as ClusterResolver
+from jaxdist.cluster_resolver._simple import SimpleClusterResolver as SimpleClusterResolver
+from jaxdist.cluster_resolver._tpu import TPUClusterResolver as TPUClusterResolver

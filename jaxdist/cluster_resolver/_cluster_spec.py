@@ -1,0 +1,174 @@
+"""Which tasks a job has, and where they are."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, final
+
+from jaxdist.errors import ArgumentTypeError, NotFoundError
+
+Tasks: TypeAlias = Sequence[str] | Mapping[Any, str]
+
+
+@final
+class ClusterSpec:
+    """The tasks of each job of a cluster, and their addresses.
+
+    Args:
+        cluster: For each job a list of addresses, or a dict from the number of a task to its
+            address; or another `ClusterSpec`.
+
+    Raises:
+        ArgumentTypeError: Something else, or an address that is no string.
+
+    Example:
+        >>> from jaxdist.cluster_resolver import ClusterSpec
+        >>> spec = ClusterSpec({"worker": ["a:1", "b:1"], "ps": {3: "c:1"}})
+        >>> spec.jobs, spec.task_address("worker", 1), spec.task_indices("ps")
+        (['worker', 'ps'], 'b:1', [3])
+        >>> spec
+        ClusterSpec({'ps': {3: 'c:1'}, 'worker': ['a:1', 'b:1']})
+
+    Source:
+        `tf.train.ClusterSpec`.
+    """
+
+    def __init__(self, cluster: "ClusterSpec | Mapping[str, Tasks]") -> None:
+        if isinstance(cluster, ClusterSpec):
+            self._jobs: dict[str, dict[int, str]] = {j: dict(t) for j, t in cluster._jobs.items()}
+            return
+        if not isinstance(cluster, Mapping):
+            raise ArgumentTypeError(
+                f"ClusterSpec takes a dict from jobs to tasks, and {type(cluster).__name__} was "
+                "given.\n\nPass for instance {'worker': ['host0:2222', 'host1:2222']}."
+            )
+        self._jobs = {str(job): dict(_tasks(str(job), tasks)) for job, tasks in cluster.items()}
+
+    def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
+        """Jobs as lists of addresses; as dicts where the numbers of the tasks have gaps.
+
+        Example:
+            >>> jaxdist.cluster_resolver.ClusterSpec({"worker": {0: "a:1", 2: "b:1"}}).as_dict()
+            {'worker': {0: 'a:1', 2: 'b:1'}}
+        """
+        return {
+            job: [tasks[i] for i in range(len(tasks))]
+            if set(tasks) == set(range(len(tasks)))
+            else dict(tasks)
+            for job, tasks in self._jobs.items()
+        }
+
+    @property
+    def jobs(self) -> list[str]:
+        """Names of the jobs, in the order given."""
+        return list(self._jobs)
+
+    def num_tasks(self, job_name: str) -> int:
+        """Number of tasks of a job.
+
+        Raises:
+            NotFoundError: No such job.
+
+        Example:
+            >>> jaxdist.cluster_resolver.ClusterSpec({"worker": ["a:1", "b:1"]}).num_tasks("worker")
+            2
+        """
+        return len(self._of(job_name))
+
+    def task_indices(self, job_name: str) -> list[int]:
+        """Numbers of the tasks of a job, in order.
+
+        Raises:
+            NotFoundError: No such job.
+
+        Example:
+            >>> jaxdist.cluster_resolver.ClusterSpec({"ps": {3: "c:1"}}).task_indices("ps")
+            [3]
+        """
+        return sorted(self._of(job_name))
+
+    def task_address(self, job_name: str, task_index: int) -> str:
+        """The address of a task.
+
+        Raises:
+            NotFoundError: No such job or task.
+
+        Example:
+            >>> spec = jaxdist.cluster_resolver.ClusterSpec({"worker": ["a:1", "b:1"]})
+            >>> spec.task_address("worker", 1)
+            'b:1'
+        """
+        tasks = self._of(job_name)
+        if task_index not in tasks:
+            raise NotFoundError(
+                f"Job {job_name!r} has no task {task_index!r}.\n\nIts tasks are {sorted(tasks)}."
+            )
+        return tasks[task_index]
+
+    def job_tasks(self, job_name: str) -> list[str | None]:
+        """Addresses of a job by the number of the task; None for numbers without a task.
+
+        Raises:
+            NotFoundError: No such job, or one without tasks.
+
+        Example:
+            >>> jaxdist.cluster_resolver.ClusterSpec({"ps": {1: "c:1"}}).job_tasks("ps")
+            [None, 'c:1']
+        """
+        tasks = self._of(job_name)
+        if not tasks:
+            raise NotFoundError(
+                f"Job {job_name!r} has no tasks.\n\nGive it at least one address, or leave it out."
+            )
+        return [tasks.get(i) for i in range(max(tasks) + 1)]
+
+    def _of(self, job_name: str) -> dict[int, str]:
+        if job_name not in self._jobs:
+            raise NotFoundError(
+                f"There is no job {job_name!r} in the cluster.\n\nIts jobs are {self.jobs}."
+            )
+        return self._jobs[job_name]
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Mapping):
+            try:
+                other = ClusterSpec(other)
+            except ArgumentTypeError:
+                return False
+        return isinstance(other, ClusterSpec) and self._jobs == other._jobs
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        jobs = self.as_dict()
+        return f"ClusterSpec({{{', '.join(f'{job!r}: {jobs[job]!r}' for job in sorted(jobs))}}})"
+
+
+def _tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
+    if isinstance(tasks, Mapping):
+        pairs = [(_number(job, i), address) for i, address in tasks.items()]
+    elif isinstance(tasks, (list, tuple)):
+        pairs = list(enumerate(tasks))
+    else:
+        raise ArgumentTypeError(
+            f"The tasks of job {job!r} are of type {type(tasks).__name__}: {tasks!r}.\n\n"
+            "Pass a list of addresses, or a dict from the number of a task to its address."
+        )
+    for index, address in sorted(pairs):
+        if not isinstance(address, str):
+            raise ArgumentTypeError(
+                f"The address of task {index} of job {job!r} is {address!r} of type "
+                f"{type(address).__name__}.\n\nPass a string such as 'host:2222'."
+            )
+        yield index, address
+
+
+def _number(job: str, index: Any) -> int:
+    try:
+        return int(index)
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(
+            f"Job {job!r} has a task {index!r}, and tasks are numbered.\n\n"
+            "Use integers as keys: {0: 'host:2222'}."
+        ) from None

@@ -1,0 +1,83 @@
+"""Joining the processes of a job."""
+
+from typing import Any
+
+from jaxdist import _chips
+from jaxdist.cluster_resolver._resolver import ClusterResolver
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+
+# Jobs whose tasks run no step together with the others.
+_APART = ("ps", "evaluator")
+
+
+def experimental_connect_to_cluster(
+    cluster_spec_or_resolver: ClusterResolver,
+    job_name: str | None = None,
+    task_index: int | None = None,
+) -> None:
+    """Join the other processes of the job; call it before anything touches a device.
+
+    On one machine, and for virtual and described TPUs, there is nobody to join and nothing
+    happens. On a TPU slice of several hosts the processes meet as JAX detects them. Any other
+    cluster of several tasks meets at the address of its first one: chief, then workers; parameter
+    servers and evaluators do not take part. Joining twice does nothing.
+
+    Args:
+        cluster_spec_or_resolver: A resolver.
+        job_name: The job of this process, where the resolver does not say.
+        task_index: Its number in the job, where the resolver does not say.
+
+    Raises:
+        ArgumentTypeError: No resolver.
+        ArgumentError: The cluster has several tasks, and which one this process is was not said.
+
+    Example:
+        >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x4")
+        >>> jaxdist.config.experimental_connect_to_cluster(resolver)
+
+    Source:
+        `tf.config.experimental_connect_to_cluster`.
+    """
+    resolver = cluster_spec_or_resolver
+    if not isinstance(resolver, ClusterResolver):
+        raise ArgumentTypeError(
+            f"experimental_connect_to_cluster needs a ClusterResolver, and "
+            f"{type(resolver).__name__} was given.\n\n"
+            "Wrap a ClusterSpec: SimpleClusterResolver(cluster_spec, task_type=..., task_id=...)."
+        )
+    tasks = _in_order(resolver)
+    if len(tasks) < 2 or _chips.is_connected():
+        return
+    if getattr(resolver, "tpu_name", None) == "local":
+        _chips.connect()
+        return
+    me = (job_name or resolver.task_type, _own(task_index, resolver.task_id))
+    if me[0] in _APART:
+        return
+    if me not in tasks:
+        raise ArgumentError(
+            f"The cluster has {len(tasks)} tasks, and this process says that it is {me[0]!r} "
+            f"{me[1]!r}, which is none of them: {list(tasks)[:8]}.\n\n"
+            "Say which it is: SimpleClusterResolver(..., task_type='worker', task_id=0)."
+        )
+    _chips.connect(
+        coordinator_address=next(iter(tasks.values())),
+        num_processes=len(tasks),
+        process_id=list(tasks).index(me),
+    )
+
+
+def _own(task_index: int | None, task_id: int | None) -> int | None:
+    return task_id if task_index is None else task_index
+
+
+def _in_order(resolver: ClusterResolver) -> dict[tuple[Any, Any], str]:
+    """Addresses of the tasks that train together: the chief first, then the workers."""
+    spec = resolver.cluster_spec()
+    jobs = dict.fromkeys(["chief", resolver.task_type or "worker", "worker"])
+    return {
+        (job, i): spec.task_address(job, i)
+        for job in jobs
+        if job in spec.jobs and job not in _APART
+        for i in spec.task_indices(job)
+    }

@@ -1,0 +1,85 @@
+"""What every resolver answers: who is in the job, and who am I."""
+
+import abc
+from typing import Any
+
+from jaxdist import _chips
+from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
+
+
+class ClusterResolver(abc.ABC):
+    """Says which tasks there are, and which of them this process is; derive your own from it.
+
+    A subclass gives `cluster_spec` and `master`, and sets `task_type` and `task_id`.
+
+    Example:
+        >>> class Two(jaxdist.cluster_resolver.ClusterResolver):
+        ...     def cluster_spec(self):
+        ...         return jaxdist.cluster_resolver.ClusterSpec({"worker": ["a:1", "b:1"]})
+        ...     def master(self, task_type=None, task_id=None, rpc_layer=None):
+        ...         return ""
+        >>> Two().cluster_spec().num_tasks("worker"), Two().task_id
+        (2, None)
+
+    Source:
+        `tf.distribute.cluster_resolver.ClusterResolver`.
+    """
+
+    _task_type: str | None = None
+    _task_id: int | None = None
+
+    @abc.abstractmethod
+    def cluster_spec(self) -> ClusterSpec:
+        """The tasks of the cluster."""
+
+    @abc.abstractmethod
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """The address to connect to; empty for this process."""
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Any = None,
+    ) -> dict[str, int]:
+        """Number of accelerators by kind, of one task or of all.
+
+        Args:
+            task_type: The job; with `task_id` it chooses one task.
+            task_id: The number of the task, which is its process.
+            config_proto: Settings of a TensorFlow session; JAX has none, and it changes nothing.
+        """
+        return _chips.accelerators(None if task_type is None else task_id)
+
+    @property
+    def environment(self) -> str:
+        """Where the cluster runs, as `google`; empty for most."""
+        return ""
+
+    @property
+    def task_type(self) -> str | None:
+        """The job of this process."""
+        return self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """The number of this process in its job."""
+        return self._task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+
+def master_url(address: str, rpc_layer: str | None) -> str:
+    """`address` with the protocol before it."""
+    return f"{rpc_layer}://{address}" if rpc_layer and address else address

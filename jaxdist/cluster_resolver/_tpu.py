@@ -1,0 +1,258 @@
+"""The TPUs of this machine, of its pod, or of a slice that is not there."""
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any, final
+
+from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
+from jaxdist.cluster_resolver._connect import experimental_connect_to_cluster
+from jaxdist.cluster_resolver._resolver import ClusterResolver, master_url
+from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
+from jaxdist.tpu import TPUSystem, slice_of
+from jaxdist.tpu._initialize import system_of
+from jaxdist.tpu.experimental import (
+    HardwareFeature,
+    Topology,
+    TPUSystemMetadata,
+    initialize_tpu_system,
+)
+
+_LOG = logging.getLogger("jaxdist")
+# Where JAX's processes on the hosts of a TPU slice meet.
+_PORT = 8476
+
+
+@final
+class TPUClusterResolver(ClusterResolver):
+    """Stands for TPUs: those of this machine and its slice, virtual ones, or described ones.
+
+    A program for TPUs runs on the machines that the chips are plugged into, so no Cloud service is
+    asked for addresses. No device is looked at before `initialize_tpu_system` or a strategy.
+
+    Args:
+        tpu: `''`, `'local'` or None: the TPUs of this machine, and of the other hosts of its slice
+            where there are any; the name of this TPU VM (`TPU_NAME`) is the same.
+            `'virtual:v4:2x2x1'`: CPU devices laid out as that slice (`testing.virtual_devices`
+            makes enough of them). `'described:v5p:4x4x4'`: a slice that libtpu describes, to
+            compile for; `'described:v5e:4x4*2'` is two of them.
+        zone: Kept for the signature; no Cloud service is asked, which is logged.
+        project: As `zone`.
+        job_name: The job that the hosts belong to.
+        coordinator_name: Another job, of the coordinator; with `coordinator_address`.
+        coordinator_address: Address of the coordinator.
+        credentials: As `zone`.
+        service: As `zone`.
+        discovery_url: As `zone`.
+
+    Raises:
+        NotFoundError: A TPU of another machine.
+        TopologyError: A virtual or described slice that cannot be.
+        ArgumentError: `coordinator_name` without an address.
+
+    Example:
+        >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
+        >>> jaxdist.config.experimental_connect_to_cluster(resolver)
+        >>> topology = jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+        >>> jaxdist.TPUStrategy(resolver).num_replicas_in_sync
+        8
+
+    Source:
+        `tf.distribute.cluster_resolver.TPUClusterResolver`.
+    """
+
+    def __init__(
+        self,
+        tpu: str | None = None,
+        zone: str | None = None,
+        project: str | None = None,
+        job_name: str = "worker",
+        coordinator_name: str | None = None,
+        coordinator_address: str | None = None,
+        credentials: Any = "default",
+        service: Any = None,
+        discovery_url: str | None = None,
+    ) -> None:
+        if coordinator_name and not coordinator_address:
+            raise ArgumentError(
+                f"TPUClusterResolver was given coordinator_name={coordinator_name!r} and no "
+                "coordinator_address.\n\n"
+                "jaxdist starts no server for it. Pass its address, 'host:port', or leave both out."
+            )
+        asked = {"zone": zone, "project": project, "service": service}
+        asked |= {"discovery_url": discovery_url}
+        asked |= {"credentials": None if credentials == "default" else credentials}
+        without_effect = [name for name, value in asked.items() if value is not None]
+        if without_effect:
+            _LOG.warning(
+                "TPUClusterResolver: %s without effect; the TPU is that of this machine, and no "
+                "Cloud service is asked.",
+                ", ".join(without_effect),
+            )
+        self._name = _checked_name(tpu, os.environ)
+        self._task_type = job_name
+        self._task_id = _own_number(os.environ)
+        self._coordinator = (coordinator_name, coordinator_address)
+        self._topology: Topology | None = None
+
+    @staticmethod
+    def connect(
+        tpu: str | None = None, zone: str | None = None, project: str | None = None
+    ) -> "TPUClusterResolver":
+        """Make a resolver, join the other hosts of its slice, and initialize its TPUs.
+
+        Args:
+            tpu: As for the class.
+            zone: As for the class.
+            project: As for the class.
+
+        Returns:
+            The resolver.
+
+        Raises:
+            NotFoundError: There is no TPU; the message says where it was looked for.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver.connect("virtual:v5e:2x4")
+            >>> resolver.num_accelerators()
+            {'TPU': 4}
+
+        Source:
+            `tf.distribute.cluster_resolver.TPUClusterResolver.connect`.
+        """
+        resolver = TPUClusterResolver(tpu, zone, project)
+        experimental_connect_to_cluster(resolver)
+        initialize_tpu_system(resolver)
+        return resolver
+
+    @property
+    def tpu_name(self) -> str:
+        """`'local'`, or the name of the virtual or described slice."""
+        return self._name
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it stands for TPUs that are really there."""
+        return self._name == "local"
+
+    @property
+    def tpu_system(self) -> TPUSystem:
+        """Its devices and where they sit; found when it is first asked for."""
+        return system_of(self._name)
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The hosts of the slice, from `TPU_WORKER_HOSTNAMES`; empty on a single one.
+
+        With a `coordinator_name`, also that job.
+        """
+        hosts = _hosts(os.environ) if self.is_local else []
+        name, address = self._coordinator
+        jobs: dict[str, list[str]] = {}
+        if len(hosts) > 1 and self.task_type:
+            jobs[self.task_type] = [f"{host}:{_PORT}" for host in hosts]
+        if name and address:
+            jobs[name] = [address]
+        return ClusterSpec(jobs)
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """The address of a host of the slice; empty where there is one host.
+
+        Args:
+            task_type: The job; with `task_id`. Without both it is the host of this process.
+            task_id: The number of the host.
+            rpc_layer: The protocol before the address; `grpc` where none is given.
+        """
+        spec = self.cluster_spec()
+        if task_type is None or task_id is None:
+            task_type, task_id = self.task_type, self.task_id
+        if not spec or task_type not in spec.jobs or task_id is None:
+            return ""
+        return master_url(spec.task_address(task_type, task_id), rpc_layer or "grpc")
+
+    def get_master(self) -> str:
+        """The address of the host of this process; empty where there is one host."""
+        return self.master()
+
+    def get_job_name(self) -> str | None:
+        """The job that the hosts belong to."""
+        return self.task_type
+
+    def get_coordination_service_leader(self) -> str:
+        """The task at which processes meet: the first host of the slice."""
+        return f"/job:{self.get_job_name()}/task:0"
+
+    def get_tpu_system_metadata(self) -> TPUSystemMetadata:
+        """Numbers of cores and hosts, the topology and the devices."""
+        return self.tpu_system.metadata
+
+    @property
+    def tpu_hardware_feature(self) -> HardwareFeature:
+        """What the chips can do beside matrix products."""
+        return self.tpu_system.hardware_feature
+
+    def set_tpu_topology(self, serialized_tpu_topology: bytes) -> None:
+        """Keep a topology, as `initialize_tpu_system` does."""
+        self._topology = Topology(serialized=serialized_tpu_topology)
+
+    @property
+    def tpu_topology(self) -> Topology | None:
+        """The topology that was found, or None before the TPUs were initialized."""
+        return self._topology
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Any = None,
+    ) -> dict[str, int]:
+        """Number of TPU cores of each host; all hosts have equally many."""
+        return {"TPU": self.tpu_system.topology.num_tpus_per_task}
+
+    def __enter__(self) -> "TPUClusterResolver":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held open."""
+
+    def __repr__(self) -> str:
+        return f"TPUClusterResolver({self._name!r})"
+
+
+def _checked_name(tpu: Any, environ: Mapping[str, str]) -> str:
+    if tpu is not None and not isinstance(tpu, str):
+        raise ArgumentTypeError(
+            f"TPUClusterResolver(tpu=...) takes a string, and {type(tpu).__name__} was given.\n\n"
+            "Pass '' for the TPUs of this machine."
+        )
+    if not tpu or tpu == "local" or tpu == environ.get("TPU_NAME"):
+        return "local"
+    prefix, _, rest = tpu.partition(":")
+    if prefix in ("virtual", "described"):
+        slice_of(rest)
+        return tpu
+    named = environ.get("TPU_NAME")
+    own = f"is {named!r}" if named else "is not set"
+    raise NotFoundError(
+        f"TPU {tpu!r} was not found. What was looked for: a TPU VM of that name, and this must be "
+        f"it; where: TPU_NAME of the environment, which {own}.\n\n"
+        "A program for TPUs runs on the TPU VM itself: TPUs of other machines, by name or by grpc "
+        "address, cannot be reached from here.\n\n"
+        "Start the program on that TPU VM and pass tpu='' there. Without a TPU pass "
+        "'virtual:v5e:2x4' (CPU devices laid out as a slice) or 'described:v5e:2x4' (compile only)."
+    )
+
+
+def _hosts(environ: Mapping[str, str]) -> list[str]:
+    return [h.strip() for h in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if h.strip()]
+
+
+def _own_number(environ: Mapping[str, str]) -> int:
+    for name in ("TPU_WORKER_ID", "CLOUD_TPU_TASK_ID"):
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    return 0

@@ -1,0 +1,8 @@
+"""Where TPU chips sit, and which of them each replica runs on."""
+
+from jaxdist.tpu import experimental as experimental
+from jaxdist.tpu._device_assignment import SINGLE_CORE_ASSIGNMENT as SINGLE_CORE_ASSIGNMENT
+from jaxdist.tpu._from_devices import topology_of as topology_of
+from jaxdist.tpu._slice import Slice as Slice
+from jaxdist.tpu._slice import slice_of as slice_of
+from jaxdist.tpu._system import TPUSystem as TPUSystem

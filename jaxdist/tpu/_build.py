@@ -1,0 +1,172 @@
+"""Which cores make up each replica: TensorFlow's layout, as a pure function."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
+from jaxdist.tpu._order_mode import DeviceOrderMode
+from jaxdist.tpu._ring import ring
+from jaxdist.tpu._topology import AXES, Topology, integers
+
+
+def core_assignment(
+    topology: Topology,
+    computation_shape: Any,
+    computation_stride: Any,
+    num_replicas: int,
+    mode: DeviceOrderMode,
+) -> np.ndarray:
+    """Coordinates of the cores of every replica, `[replicas, cores of a replica, 4]`."""
+    mesh = topology.mesh_shape
+    shape = _four("computation_shape", computation_shape)
+    stride = _four("computation_stride", computation_stride)
+    footprint = shape * stride
+    if (footprint > mesh).any():
+        raise TopologyError(
+            f"A replica of computation_shape {shape.tolist()} with computation_stride "
+            f"{stride.tolist()} covers {footprint.tolist()} in {', '.join(AXES)}, and the mesh is "
+            f"{mesh.tolist()}.\n\n"
+            f"Make each product of shape and stride at most {mesh.tolist()}."
+        )
+    copies = mesh // footprint * stride
+    _check_number(num_replicas, int(np.prod(copies)), shape, stride, mesh)
+    if len(topology.missing_devices):
+        return _of_those_present(topology, shape, stride, num_replicas, mode)
+    can_ring = shape[3] == mesh[3] and (stride == 1).all() and num_replicas == int(np.prod(copies))
+    if mode is DeviceOrderMode.RING and not can_ring:
+        raise TopologyError(_no_ring(shape, stride, num_replicas, copies, mesh))
+    box = _box(num_replicas, copies.tolist())
+    if can_ring and mode is not DeviceOrderMode.MESH:
+        return _along_rings(shape, box)
+    return _along_axes(shape, stride, footprint, num_replicas, box)
+
+
+def _four(name: str, value: Any) -> np.ndarray:
+    if value is None:
+        return np.ones(4, np.int32)
+    four = integers(name, value)
+    if four.shape != (4,):
+        raise TopologyError(
+            f"{name} has shape {list(four.shape)}, and needs 4 sizes: {', '.join(AXES)}.\n\n"
+            "Pass for instance [1, 1, 1, 2] for both cores of a chip."
+        )
+    if (four < 1).any():
+        raise TopologyError(
+            f"{name} is {four.tolist()}, and each size must be 1 or more.\n\n"
+            f"Use {np.maximum(four, 1).tolist()}, or leave {name} out for [1, 1, 1, 1]."
+        )
+    return four
+
+
+def _check_number(
+    num_replicas: Any, most: int, shape: np.ndarray, stride: np.ndarray, mesh: np.ndarray
+) -> None:
+    if not isinstance(num_replicas, (int, np.integer)) or isinstance(num_replicas, bool):
+        raise ArgumentTypeError(
+            f"num_replicas is a number of replicas, and {num_replicas!r} of type "
+            f"{type(num_replicas).__name__} was given.\n\nPass an int, here from 0 to {most}."
+        )
+    if num_replicas < 0:
+        raise ArgumentError(
+            f"num_replicas is {num_replicas}, and cannot be negative.\n\n"
+            f"On this mesh from 0 to {most} fit."
+        )
+    if num_replicas > most:
+        raise TopologyError(
+            f"{num_replicas} replicas were asked for, and {most} of computation_shape "
+            f"{shape.tolist()} with computation_stride {stride.tolist()} fit into the mesh "
+            f"{mesh.tolist()}.\n\n"
+            f"Ask for at most {most}, or for smaller replicas: "
+            f"{int(np.prod(mesh))} cores for {num_replicas} replicas are "
+            f"{int(np.prod(mesh)) // num_replicas} each."
+        )
+
+
+def _no_ring(
+    shape: np.ndarray, stride: np.ndarray, num_replicas: int, copies: np.ndarray, mesh: np.ndarray
+) -> str:
+    reasons = []
+    if shape[3] != mesh[3]:
+        reasons.append(f"a replica has {shape[3]} of the {mesh[3]} cores of a chip")
+    if (stride != 1).any():
+        reasons.append(f"computation_stride is {stride.tolist()} and not all 1")
+    if num_replicas != np.prod(copies):
+        reasons.append(f"{num_replicas} of the {int(np.prod(copies))} replicas that fit are used")
+    return (
+        f"DeviceOrderMode.RING was asked for, and there is no ring: {', and '.join(reasons)}.\n\n"
+        "A ring needs whole chips, no stride, and as many replicas as fit.\n\n"
+        "Use DeviceOrderMode.AUTO, which makes a ring where there is one."
+    )
+
+
+def _box(num_replicas: int, copies: Sequence[int]) -> list[int]:
+    """Replicas in each dim: as close to a cube as fits, the tightest dim first.
+
+    Among dims that are equally tight the cores of a chip come first, then x, y, z, so that
+    neighbours share a chip, then a host.
+    """
+    box = [0] * 4
+    if num_replicas == 0:
+        return box
+    remaining = num_replicas
+    order = sorted(range(4), key=lambda dim: (copies[dim], (dim + 1) % 4))
+    for left, dim in zip((4, 3, 2, 1), order, strict=True):
+        wanted = math.ceil(remaining ** (1.0 / left))
+        box[dim] = min(wanted, copies[dim])
+        remaining = -(-remaining // box[dim])
+    return box
+
+
+def _along_rings(shape: np.ndarray, box: Sequence[int]) -> np.ndarray:
+    cores = range(int(shape[3]))
+    inner = [(*place, core) for place in ring(*shape[:3].tolist()) for core in cores]
+    outer = [(*place, 0) for place in ring(*box[:3])]
+    return np.asarray(outer, np.int32)[:, None] * shape + np.asarray(inner, np.int32)
+
+
+def _along_axes(
+    shape: np.ndarray, stride: np.ndarray, footprint: np.ndarray, num_replicas: int, box: list[int]
+) -> np.ndarray:
+    """The core runs fastest over replicas, then x, y, z; within one, the core, then z, y, x."""
+    inner = np.asarray(list(itertools.product(*map(range, shape.tolist()))), np.int32) * stride
+    digits = np.empty((num_replicas, 4), np.int32)
+    left = np.arange(num_replicas)
+    for dim in (3, 0, 1, 2):
+        digits[:, dim], left = left % max(box[dim], 1), left // max(box[dim], 1)
+    offsets = digits // stride * footprint + digits % stride
+    return offsets[:, None] + inner
+
+
+def _of_those_present(
+    topology: Topology,
+    shape: np.ndarray,
+    stride: np.ndarray,
+    num_replicas: int,
+    mode: DeviceOrderMode,
+) -> np.ndarray:
+    """Where devices are missing there are no boxes: devices are dealt out, task by task."""
+    cores = int(np.prod(shape))
+    devices = topology.device_coordinates.reshape(-1, 4)
+    missing = len(topology.missing_devices)
+    if (stride != 1).any() or mode is DeviceOrderMode.RING:
+        what = (
+            "DeviceOrderMode.RING"
+            if mode is DeviceOrderMode.RING
+            else f"computation_stride {stride.tolist()}"
+        )
+        raise TopologyError(
+            f"{what} needs a mesh without gaps, and this one lacks {missing} device(s), at "
+            f"{topology.missing_devices[:8].tolist()}.\n\n"
+            "Without stride and ring, devices are dealt out to replicas task by task."
+        )
+    if num_replicas * cores > len(devices):
+        raise TopologyError(
+            f"{num_replicas} replicas of {cores} core(s) need {num_replicas * cores} devices, "
+            f"and {len(devices)} are there: {missing} are missing.\n\n"
+            f"Ask for at most {len(devices) // cores}."
+        )
+    return devices[: num_replicas * cores].reshape(num_replicas, cores, 4)

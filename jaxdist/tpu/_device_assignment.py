@@ -1,0 +1,270 @@
+"""Which cores each replica runs on."""
+
+from typing import Any, Final, final
+
+import numpy as np
+
+from jaxdist.errors import ArgumentError, CoordinateError, TopologyError
+from jaxdist.tpu import _build
+from jaxdist.tpu._order_mode import DeviceOrderMode
+from jaxdist.tpu._topology import Topology, integers
+
+# The core assignment of one replica on one core.
+SINGLE_CORE_ASSIGNMENT: Final = [[[0, 0, 0, 0]]]
+
+
+@final
+class DeviceAssignment:
+    """Which core of a topology is logical device l of replica r.
+
+    Prefer `DeviceAssignment.build`, which lays replicas out over the slice.
+
+    Shapes:
+        `core_assignment` is `[replicas, logical devices of a replica, 4]`.
+
+    Args:
+        topology: The slice.
+        core_assignment: Coordinates of the core of each logical device of each replica.
+
+    Raises:
+        TopologyError: No `Topology`, an array of another shape, or one core for two logical
+            devices.
+        CoordinateError: A core outside the mesh, or one that is missing.
+
+    Example:
+        >>> topology = jaxdist.tpu.slice_of("v4:2x2x1").topology
+        >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(
+        ...     topology, computation_shape=[1, 1, 1, 2], num_replicas=4)
+        >>> assignment
+        DeviceAssignment(4 replicas x 2 cores: 0000,0001|1000,1001|1100,1101|0100,0101)
+        >>> assignment.coordinates(2, 1)
+        (1, 1, 0, 1)
+
+    Source:
+        `tf.tpu.experimental.DeviceAssignment`.
+    """
+
+    def __init__(self, topology: Topology, core_assignment: Any) -> None:
+        _check_topology("DeviceAssignment", topology)
+        cores = integers("core_assignment", core_assignment)
+        if cores.ndim != 3 or cores.shape[2] != topology.mesh_rank:
+            raise TopologyError(
+                f"core_assignment has shape {list(cores.shape)}, and needs [replicas, cores of a "
+                f"replica, {topology.mesh_rank}].\n\n"
+                "For one replica on one core pass [[[0, 0, 0, 0]]]."
+            )
+        self._topology = topology
+        self._cores = cores
+        self._replicas_of: dict[tuple[int, int], list[int]] = {}
+        seen: dict[tuple[int, ...], tuple[int, int]] = {}
+        for replica, logical in np.ndindex(*cores.shape[:2]):
+            name = f"core_assignment[{replica}][{logical}]"
+            place = topology.present(name, cores[replica, logical].tolist())
+            if place in seen:
+                first = "][".join(map(str, seen[place]))
+                raise TopologyError(
+                    f"core_assignment[{first}] and [{replica}][{logical}] are both "
+                    f"{list(place)}.\n\nA core runs one logical device; give one of them another."
+                )
+            seen[place] = (replica, logical)
+            key = (topology.task_ordinal_at_coordinates(place), logical)
+            self._replicas_of.setdefault(key, []).append(replica)
+
+    @staticmethod
+    def build(
+        topology: Topology | bytes,
+        computation_shape: Any = None,
+        computation_stride: Any = None,
+        num_replicas: int = 1,
+        device_order_mode: DeviceOrderMode | int = DeviceOrderMode.AUTO,
+    ) -> "DeviceAssignment":
+        """Lay replicas out over a slice, those that follow each other close together.
+
+        Where devices are missing, devices are dealt out to replicas task by task.
+
+        Args:
+            topology: The slice, or its `serialized()` bytes.
+            computation_shape: Cores of one replica in x, y, z and on a chip; None is one core.
+            computation_stride: Distance between two cores of one replica in each dim; None is 1.
+            num_replicas: Number of replicas; cores that they do not need stay unused.
+            device_order_mode: How replicas, and cores in each, follow each other.
+
+        Returns:
+            The assignment.
+
+        Raises:
+            TopologyError: Sizes that are not 4 positive ones, a replica larger than the mesh,
+                more replicas than fit, or no ring where one was asked for.
+            ArgumentError: A negative number of replicas, or no order mode.
+            ArgumentTypeError: Something that is no integer.
+
+        Example:
+            >>> topology = jaxdist.tpu.slice_of("v5e:4x2").topology
+            >>> build = jaxdist.tpu.experimental.DeviceAssignment.build
+            >>> assignment = build(topology, num_replicas=8)
+            >>> assignment
+            DeviceAssignment(8 replicas x 1 core: 0000|1000|2000|3000|3100|2100|1100|0100)
+
+        Source:
+            `tf.tpu.experimental.DeviceAssignment.build`.
+        """
+        if isinstance(topology, bytes):
+            topology = Topology(serialized=topology)
+        _check_topology("DeviceAssignment.build", topology)
+        try:
+            mode = DeviceOrderMode(device_order_mode)
+        except ValueError:
+            raise ArgumentError(
+                f"device_order_mode is {device_order_mode!r}, which is none of "
+                f"{', '.join(f'DeviceOrderMode.{m.name} ({m.value})' for m in DeviceOrderMode)}."
+                "\n\nPass one of them, or leave it out for AUTO."
+            ) from None
+        cores = _build.core_assignment(
+            topology, computation_shape, computation_stride, num_replicas, mode
+        )
+        return DeviceAssignment(topology, cores)
+
+    @property
+    def topology(self) -> Topology:
+        """The slice."""
+        return self._topology
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas."""
+        return self._cores.shape[0]
+
+    @property
+    def num_cores_per_replica(self) -> int:
+        """Logical devices of each replica."""
+        return self._cores.shape[1]
+
+    @property
+    def core_assignment(self) -> np.ndarray:
+        """Coordinates of every core that is used; int32 `[replicas, logical devices, 4]`."""
+        return self._cores
+
+    def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
+        """The coordinates of logical device `logical_core` of `replica`.
+
+        Raises:
+            CoordinateError: No such replica or logical device.
+
+        Example:
+            >>> topology = jaxdist.tpu.slice_of("v5e:2x2").topology
+            >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(topology)
+            >>> assignment.coordinates(0, 0)
+            (0, 0, 0, 0)
+        """
+        return self._at("coordinates", replica, logical_core)
+
+    def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
+        """The replicas whose logical device `logical_core` is on a device of task `task_id`.
+
+        Raises:
+            TopologyError: There is none.
+
+        Example:
+            >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
+            >>> build = jaxdist.tpu.experimental.DeviceAssignment.build
+            >>> assignment = build(topology, num_replicas=16)
+            >>> assignment.lookup_replicas(1, 0)
+            [8, 9, 10, 11, 12, 13, 14, 15]
+        """
+        found = self._replicas_of.get((task_id, logical_core))
+        if found is None:
+            there = sorted({task for task, logical in self._replicas_of})
+            raise TopologyError(
+                f"lookup_replicas({task_id}, {logical_core}): no replica has its logical device "
+                f"{logical_core} on task {task_id}.\n\n"
+                f"Tasks with replicas are {there[:8]}{' ...' if len(there) > 8 else ''}; logical "
+                f"devices are 0 to {self.num_cores_per_replica - 1}."
+            )
+        return list(found)
+
+    def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
+        """Which device of its task a logical device is.
+
+        Raises:
+            CoordinateError: No such replica or logical device.
+
+        Example:
+            >>> topology = jaxdist.tpu.slice_of("v5e:2x2").topology
+            >>> build = jaxdist.tpu.experimental.DeviceAssignment.build
+            >>> assignment = build(topology, num_replicas=4)
+            >>> assignment.tpu_ordinal(2)
+            3
+        """
+        place = self._at("tpu_ordinal", replica, logical_core)
+        return self._topology.tpu_device_ordinal_at_coordinates(place)
+
+    def host_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
+        """The name of the host of a logical device.
+
+        Raises:
+            CoordinateError: No such replica or logical device.
+
+        Example:
+            >>> topology = jaxdist.tpu.slice_of("v5e:2x2").topology
+            >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(topology)
+            >>> assignment.host_device(job="worker")
+            '/job:worker/task:0/device:CPU:0'
+        """
+        place = self._at("host_device", replica, logical_core)
+        return self._topology.cpu_device_name_at_coordinates(place, job)
+
+    def tpu_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
+        """The name of the TPU core of a logical device.
+
+        Raises:
+            CoordinateError: No such replica or logical device.
+
+        Example:
+            >>> topology = jaxdist.tpu.slice_of("v5e:2x2").topology
+            >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(topology)
+            >>> assignment.tpu_device()
+            '/task:0/device:TPU:0'
+        """
+        place = self._at("tpu_device", replica, logical_core)
+        return self._topology.tpu_device_name_at_coordinates(place, job)
+
+    def _at(self, caller: str, replica: int, logical_core: int) -> tuple[int, ...]:
+        for name, index, size in (
+            ("replica", replica, self.num_replicas),
+            ("logical_core", logical_core, self.num_cores_per_replica),
+        ):
+            if not 0 <= index < size:
+                raise CoordinateError(
+                    f"{caller} was given {name}={index}, and this assignment has "
+                    f"{self.num_replicas} replica(s) of {self.num_cores_per_replica} core(s).\n\n"
+                    f"{name} counts from 0 to {size - 1}."
+                )
+        return tuple(self._cores[replica, logical_core].tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DeviceAssignment):
+            return NotImplemented
+        return self._topology == other._topology and np.array_equal(self._cores, other._cores)
+
+    def __hash__(self) -> int:
+        return hash((self._topology, self._cores.tobytes()))
+
+    def __repr__(self) -> str:
+        cores = self.num_cores_per_replica
+        shown = [
+            ",".join("".join(map(str, place)) for place in replica)
+            for replica in self._cores[:16].tolist()
+        ]
+        more = "|..." if self.num_replicas > 16 else ""
+        return (
+            f"DeviceAssignment({self.num_replicas} replica{'s' * (self.num_replicas != 1)} x "
+            f"{cores} core{'s' * (cores != 1)}: {'|'.join(shown)}{more})"
+        )
+
+
+def _check_topology(caller: str, topology: Any) -> None:
+    if not isinstance(topology, Topology):
+        raise TopologyError(
+            f"{caller} needs a Topology, and {type(topology).__name__} was given.\n\n"
+            "Pass what jaxdist.tpu.experimental.initialize_tpu_system(resolver) returned."
+        )

@@ -1,0 +1,93 @@
+"""The topology of devices that say where they are."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from jaxdist.errors import ArgumentTypeError, TopologyError
+from jaxdist.tpu._topology import Topology
+
+
+class HasPlace(Protocol):
+    """What a TPU device of JAX says of itself; `slice_index` only where there are slices."""
+
+    @property
+    def process_index(self) -> int:
+        """The process that drives it."""
+        ...
+
+    @property
+    def coords(self) -> Sequence[int]:
+        """The chip: x, y, z."""
+        ...
+
+    @property
+    def core_on_chip(self) -> int:
+        """Which core of the chip."""
+        ...
+
+
+DeviceT = TypeVar("DeviceT", bound=HasPlace)
+
+
+def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT]]]:
+    """The topology of `devices`, and the devices as `[task][ordinal]` of it.
+
+    Processes are the tasks. Coordinates count from the first chip that is there. Several slices
+    lie behind one another in z, in the order of their `slice_index`; there is no wire between
+    them.
+
+    Args:
+        devices: TPU devices of JAX, or anything with their `coords`, `core_on_chip` and
+            `process_index`.
+
+    Raises:
+        TopologyError: No device, processes with different numbers of devices, or two devices at
+            one place.
+        ArgumentTypeError: Devices that do not say where they are.
+
+    Example:
+        >>> cores = jaxdist.tpu.slice_of("v5e:4x2").cores
+        >>> topology, devices = jaxdist.tpu.topology_of(cores)
+        >>> topology, devices[1][0].coords
+        (Topology(4x2x1 chips, 1 core each, 2 tasks), (2, 0, 0))
+    """
+    if not devices:
+        raise TopologyError("A topology was asked for, of no devices.\n\nPass one or more.")
+    placeless = [d for d in devices if getattr(d, "coords", None) is None]
+    if placeless:
+        raise ArgumentTypeError(
+            f"{len(placeless)} of {len(devices)} devices do not say where they are: "
+            f"{placeless[0]} has no coords, core_on_chip and process_index.\n\n"
+            "Pass TPU devices: jax.devices('tpu'), or those of a topology description."
+        )
+    places = _places(devices)
+    by_task: dict[int, list[int]] = {}
+    for i, device in enumerate(devices):
+        by_task.setdefault(device.process_index, []).append(i)
+    tasks = [by_task[task] for task in sorted(by_task)]
+    counts = {task: len(by_task[task]) for task in sorted(by_task)}
+    if len(set(counts.values())) > 1:
+        raise TopologyError(
+            f"Processes have different numbers of devices: {counts}.\n\n"
+            "Every task of a topology has equally many; leave out the processes with fewer."
+        )
+    topology = Topology(mesh_shape=places.max(0) + 1, device_coordinates=places[np.array(tasks)])
+    return topology, [[devices[i] for i in of_task] for of_task in tasks]
+
+
+def _places(devices: Sequence[HasPlace]) -> np.ndarray:
+    """Coordinates in one mesh for all slices, `[devices, 4]`."""
+    places = np.array([(*_three(d.coords), d.core_on_chip) for d in devices], np.int32)
+    slices = np.array([getattr(d, "slice_index", None) or 0 for d in devices])
+    for index in np.unique(slices):
+        mine = slices == index
+        places[mine, :3] -= places[mine, :3].min(0)
+    depth = int(places[:, 2].max()) + 1
+    places[:, 2] += np.searchsorted(np.unique(slices), slices) * depth
+    return places
+
+
+def _three(coords: Sequence[int]) -> tuple[int, ...]:
+    return (*coords, 0, 0)[:3]

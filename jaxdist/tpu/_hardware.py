@@ -1,0 +1,60 @@
+"""What the chips of each generation can do beside matrix products."""
+
+import enum
+from typing import final
+
+
+class EmbeddingFeature(enum.Enum):
+    """Which hardware for embedding tables a chip has."""
+
+    UNSUPPORTED = "UNSUPPORTED"
+    V1 = "V1"
+    V2 = "V2"
+
+
+# SparseCores of a chip: cloud.google.com/tpu/docs, pages v4, v5p and v6e. V1 is the earlier way, on
+# the tensor cores of v2 and v3.
+_FEATURES = {
+    "v2": (EmbeddingFeature.V1, 0),
+    "v3": (EmbeddingFeature.V1, 0),
+    "v4": (EmbeddingFeature.V2, 4),
+    "v5p": (EmbeddingFeature.V2, 4),
+    "v6e": (EmbeddingFeature.V2, 2),
+}
+# `device_kind` of JAX, where it is not the name of the generation.
+_KINDS = {"v5": "v5p", "v5 lite": "v5e", "v5lite": "v5e", "v6 lite": "v6e"}
+
+
+@final
+class HardwareFeature:
+    """What the chips of a generation can do.
+
+    Args:
+        kind: The generation, as `v5e`, or as JAX's `device_kind`: `TPU v5 lite`.
+
+    Example:
+        >>> feature = jaxdist.tpu.experimental.HardwareFeature("TPU v5")
+        >>> feature.embedding_feature.name, feature.num_embedding_devices_per_chip
+        ('V2', 4)
+
+    Source:
+        `tf.tpu.experimental.HardwareFeature`.
+    """
+
+    EmbeddingFeature = EmbeddingFeature
+
+    def __init__(self, kind: str) -> None:
+        name = kind.removeprefix("TPU ").lower()
+        self._feature, self._devices = _FEATURES.get(
+            _KINDS.get(name, name), (EmbeddingFeature.UNSUPPORTED, 0)
+        )
+
+    @property
+    def embedding_feature(self) -> EmbeddingFeature:
+        """Which hardware for embedding tables there is."""
+        return self._feature
+
+    @property
+    def num_embedding_devices_per_chip(self) -> int:
+        """SparseCores of a chip."""
+        return self._devices

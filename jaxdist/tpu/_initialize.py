@@ -1,0 +1,108 @@
+"""Starting and ending the use of a system of TPUs."""
+
+import logging
+from typing import Any
+
+from jaxdist import _chips
+from jaxdist._compat import inside_trace
+from jaxdist.errors import ArgumentTypeError, ContextError
+from jaxdist.tpu import _system
+from jaxdist.tpu._system import TPUSystem
+from jaxdist.tpu._topology import Topology
+
+_LOG = logging.getLogger("jaxdist")
+_LOCAL = "local"
+_INITIALIZED: set[str] = set()
+# A description is asked for once: two of them have different devices.
+_FOUND: dict[str, TPUSystem] = {}
+
+
+def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
+    """Find the TPUs of `cluster_resolver` and say how they lie.
+
+    JAX starts the chips when it first looks at them, which this does. Arrays that are on them
+    already stay valid; TensorFlow's call wipes the memory of the chips.
+
+    Args:
+        cluster_resolver: A `cluster_resolver.TPUClusterResolver`; None is the TPUs of this
+            machine.
+
+    Returns:
+        The topology.
+
+    Raises:
+        NotFoundError: There is no TPU; the message says where it was looked for.
+        ArgumentTypeError: No TPU resolver.
+        ContextError: Inside a step or a traced function.
+
+    Example:
+        >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x4")
+        >>> jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+        Topology(2x4x1 chips, 1 core each, 2 tasks)
+
+    Source:
+        `tf.tpu.experimental.initialize_tpu_system`.
+    """
+    _check("initialize_tpu_system", cluster_resolver)
+    name = _LOCAL if cluster_resolver is None else cluster_resolver.tpu_name
+    if name in _INITIALIZED:
+        _LOG.info("The TPU system %r was initialized before; arrays on it stay valid.", name)
+    if not name.startswith(_system.DESCRIBED):
+        _FOUND.pop(name, None)
+    system = system_of(name)
+    _INITIALIZED.add(name)
+    if cluster_resolver is not None:
+        cluster_resolver.set_tpu_topology(system.topology.serialized())
+    return system.topology
+
+
+def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
+    """End the use of the TPUs of `cluster_resolver`, and empty JAX's caches of programs.
+
+    The chips stay with the process until it ends, since JAX does not give them back.
+
+    Args:
+        cluster_resolver: A `cluster_resolver.TPUClusterResolver`; None is the TPUs of this
+            machine.
+
+    Raises:
+        NotFoundError: There is no TPU.
+        ArgumentTypeError: No TPU resolver.
+        ContextError: Inside a step or a traced function.
+
+    Example:
+        >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2")
+        >>> topology = jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+        >>> jaxdist.tpu.experimental.shutdown_tpu_system(resolver)
+
+    Source:
+        `tf.tpu.experimental.shutdown_tpu_system`.
+    """
+    _check("shutdown_tpu_system", cluster_resolver)
+    name = _LOCAL if cluster_resolver is None else cluster_resolver.tpu_name
+    system_of(name)
+    _FOUND.pop(name, None)
+    _INITIALIZED.discard(name)
+    _chips.clear_caches()
+
+
+def system_of(name: str) -> TPUSystem:
+    """The system of that name, as it was found before, or is found now."""
+    if name not in _FOUND:
+        _FOUND[name] = _system.find(name)
+    return _FOUND[name]
+
+
+def _check(caller: str, cluster_resolver: Any) -> None:
+    if cluster_resolver is not None and not hasattr(cluster_resolver, "tpu_name"):
+        raise ArgumentTypeError(
+            f"{caller} needs a TPUClusterResolver, and {type(cluster_resolver).__name__} was "
+            "given.\n\nPass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for the "
+            "TPUs of this machine."
+        )
+    if inside_trace():
+        raise ContextError(
+            f"{caller} was called inside a step or a traced function.\n\n"
+            "It looks at devices, and a traced function runs once, with none.\n\n"
+            "Call it first thing, outside jit, function and run."
+        )

@@ -1,0 +1,119 @@
+"""The bytes of a topology: TensorFlow's `TopologyProto`, read and written."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from jaxdist.errors import TopologyError
+
+# Numbers of the fields in the message.
+_MESH_SHAPE, _NUM_TASKS, _DEVICES_PER_TASK, _COORDINATES = 1, 2, 3, 4
+# How a field is written: a number, 8 bytes, a length and that many bytes, 4 bytes.
+_VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
+
+
+class TopologyFields(NamedTuple):
+    """What the message holds, before anything is checked."""
+
+    mesh_shape: list[int]
+    num_tasks: int
+    devices_per_task: int
+    coordinates: list[int]
+
+
+def write(fields: TopologyFields) -> bytes:
+    """The message for `fields`, byte for byte what TensorFlow writes."""
+    shape, coordinates = _packed(fields.mesh_shape), _packed(fields.coordinates)
+    parts = [
+        _varint(_MESH_SHAPE << 3 | _BYTES) + _varint(len(shape)) + shape if shape else b"",
+        _number(_NUM_TASKS, fields.num_tasks),
+        _number(_DEVICES_PER_TASK, fields.devices_per_task),
+        _varint(_COORDINATES << 3 | _BYTES) + _varint(len(coordinates)) + coordinates
+        if coordinates
+        else b"",
+    ]
+    return b"".join(parts)
+
+
+def read(message: bytes) -> TopologyFields:
+    """The fields of `message`; those that a newer writer added are skipped.
+
+    Raises:
+        TopologyError: The bytes are no such message.
+    """
+    shape: list[int] = []
+    coordinates: list[int] = []
+    numbers = {_NUM_TASKS: 0, _DEVICES_PER_TASK: 0}
+    for field, value in _fields(message):
+        if field in (_MESH_SHAPE, _COORDINATES):
+            into = shape if field == _MESH_SHAPE else coordinates
+            into += _unpacked(value) if isinstance(value, bytes) else [value]
+        elif field in numbers and isinstance(value, int):
+            numbers[field] = value
+    return TopologyFields(shape, numbers[_NUM_TASKS], numbers[_DEVICES_PER_TASK], coordinates)
+
+
+def _packed(numbers: Iterable[int]) -> bytes:
+    return b"".join(map(_varint, numbers))
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3 | _VARINT) + _varint(value) if value else b""
+
+
+def _varint(value: int) -> bytes:
+    value &= 2**64 - 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _unpacked(packed: bytes) -> Iterator[int]:
+    at = 0
+    while at < len(packed):
+        value, at = _read_varint(packed, at)
+        yield value
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    at = 0
+    while at < len(message):
+        key, at = _read_varint(message, at)
+        field, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            value, at = _read_varint(message, at)
+            yield field, value
+            continue
+        if kind == _BYTES:
+            length, at = _read_varint(message, at)
+        elif kind in (_FIXED_64, _FIXED_32):
+            length = 8 if kind == _FIXED_64 else 4
+        else:
+            raise _garbage(message, at)
+        if not 0 <= length <= len(message) - at:
+            raise _garbage(message, at)
+        yield field, message[at : at + length]
+        at += length
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 64:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            # An int32 below 0 is written as the 64 bits of its two's complement.
+            return (value - 2**64 if value >= 2**63 else value), at
+        shift += 7
+    raise _garbage(data, at)
+
+
+def _garbage(data: bytes, at: int) -> TopologyError:
+    return TopologyError(
+        f"Topology(serialized=...) was given {len(data)} bytes that are no serialized topology: "
+        f"at byte {at} no field of a TopologyProto can be read.\n\n"
+        "Pass what Topology.serialized() of jaxdist or of TensorFlow returned."
+    )

@@ -1,0 +1,131 @@
+"""A slice of TPUs by its name, such as `v4:2x2x1`: how its chips and hosts lie."""
+
+import dataclasses
+import functools
+import itertools
+import math
+import re
+from typing import final
+
+from jaxdist.errors import TopologyError
+from jaxdist.tpu._from_devices import topology_of
+from jaxdist.tpu._topology import Topology
+
+# Cores of a chip that JAX shows as devices, as libtpu describes each generation. On a real v4 the
+# two cores of a chip run as one device unless it is started otherwise; the description has two.
+CORES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5e": 1, "v5p": 1, "v6e": 1}
+# Chips of one host, at most, in x, y and z.
+_HOST = (2, 2, 1)
+_NAME = re.compile(r"^(?P<generation>\w+):(?P<shape>\d+(?:x\d+){1,2})(?:\*(?P<slices>\d+))?$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Core:
+    """Where one core is: what JAX says of a TPU device, in the same words."""
+
+    id: int
+    process_index: int
+    coords: tuple[int, int, int]
+    core_on_chip: int
+    slice_index: int
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """One or more equal slices of TPUs of one generation, as libtpu lays them out.
+
+    Example:
+        >>> jaxdist.tpu.slice_of("v4:2x2x1").cores[3]
+        Core(id=3, process_index=0, coords=(1, 0, 0), core_on_chip=1, slice_index=0)
+    """
+
+    generation: str
+    shape: tuple[int, int, int]
+    num_slices: int = 1
+
+    @property
+    def name(self) -> str:
+        """The name that libtpu has for one slice."""
+        flat = self.generation in ("v2", "v3", "v5e", "v6e")
+        return f"{self.generation}:{'x'.join(map(str, self.shape[: 2 if flat else 3]))}"
+
+    @functools.cached_property
+    def cores(self) -> tuple[Core, ...]:
+        """All cores, host by host; `id` counts x, then y, then z, within each slice."""
+        x, y, z = self.shape
+        host = [min(most, size) for most, size in zip(_HOST, self.shape, strict=True)]
+        hosts_x, hosts_y, hosts_z = (s // h for s, h in zip(self.shape, host, strict=True))
+        per_chip = CORES_PER_CHIP[self.generation]
+        cores = []
+        for s in range(self.num_slices):
+            places = itertools.product(range(hosts_z), range(hosts_y), range(hosts_x))
+            for task, (hz, hy, hx) in enumerate(places):
+                for dy, dx, core in itertools.product(
+                    range(host[1]), range(host[0]), range(per_chip)
+                ):
+                    coords = (hx * host[0] + dx, hy * host[1] + dy, hz)
+                    chip = (coords[2] * y + coords[1]) * x + coords[0] + s * x * y * z
+                    process = task + s * hosts_x * hosts_y * hosts_z
+                    cores.append(Core(chip * per_chip + core, process, coords, core, s))
+        return tuple(cores)
+
+    @functools.cached_property
+    def topology(self) -> Topology:
+        """Where its cores sit; further slices lie behind the first one, in z."""
+        return topology_of(self.cores)[0]
+
+    @property
+    def num_cores(self) -> int:
+        """Cores of all slices together."""
+        return math.prod(self.shape) * CORES_PER_CHIP[self.generation] * self.num_slices
+
+
+def slice_of(name: str) -> Slice:
+    """The slice that a name stands for: generation, chips in x, y and z, and number of slices.
+
+    Args:
+        name: `"v4:2x2x1"`, `"v5e:4x4"`; `"v5e:4x4*2"` is two slices of 4x4 chips.
+
+    Raises:
+        TopologyError: A name of another form, a generation that is not known, or a size that
+            hosts of 2x2 chips do not fill.
+
+    Example:
+        >>> jaxdist.tpu.slice_of("v4:2x2x2").topology
+        Topology(2x2x2 chips, 2 cores each, 2 tasks)
+        >>> jaxdist.tpu.slice_of("v5e:4x4*2").num_cores
+        32
+    """
+    match = _NAME.match(name)
+    if match is None:
+        raise TopologyError(
+            f"{name!r} does not name a slice of TPUs.\n\n"
+            "A name is a generation and the chips in x, y and z: 'v4:2x2x1', 'v5e:4x4', and "
+            "'v5e:4x4*2' for two slices."
+        )
+    if match["generation"] not in CORES_PER_CHIP:
+        raise TopologyError(
+            f"{name!r} is of generation {match['generation']!r}, which is not known.\n\n"
+            f"Use one of {', '.join(CORES_PER_CHIP)}."
+        )
+    sizes = [int(size) for size in match["shape"].split("x")]
+    x, y, z = (*sizes, 1)[:3]
+    count = int(match["slices"] or 1)
+    if min(x, y, z, count) < 1:
+        raise TopologyError(
+            f"{name!r} has a size of 0.\n\nEach size, and the number of slices, is 1 or more."
+        )
+    odd = [size for size in (x, y) if size > 1 and size % 2]
+    if odd:
+        nearest = ["x".join(map(str, (*_even(x, y, up), *sizes[2:]))) for up in (False, True)]
+        raise TopologyError(
+            f"{name!r} cannot be made of hosts, each of which holds 2x2 chips: {odd[0]} is odd.\n\n"
+            f"The nearest slices are {match['generation']}:{nearest[0]} and "
+            f"{match['generation']}:{nearest[1]}."
+        )
+    return Slice(match["generation"], (x, y, z), count)
+
+
+def _even(x: int, y: int, up: bool) -> tuple[int, ...]:
+    return tuple(s if s == 1 or s % 2 == 0 else s + (1 if up else -1) for s in (x, y))

@@ -1,0 +1,141 @@
+"""The TPUs that a resolver stands for: found, laid out, and told of."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from jaxdist import _chips
+from jaxdist.errors import NotFoundError, TopologyError
+from jaxdist.tpu._from_devices import topology_of
+from jaxdist.tpu._hardware import HardwareFeature
+from jaxdist.tpu._slice import slice_of
+from jaxdist.tpu._topology import Topology
+
+VIRTUAL, DESCRIBED = "virtual:", "described:"
+
+
+class TPUSystemMetadata(NamedTuple):
+    """What a system of TPUs is made of.
+
+    Example:
+        >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
+        >>> data = resolver.get_tpu_system_metadata()
+        >>> data.num_cores, data.num_hosts, data.num_of_cores_per_host
+        (8, 1, 8)
+
+    Source:
+        `tf.tpu.experimental.TPUSystemMetadata`.
+    """
+
+    num_cores: int
+    num_hosts: int
+    num_of_cores_per_host: int
+    topology: Topology | None
+    devices: tuple[Any, ...]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class TPUSystem:
+    """Devices, and where each of them sits; `resolver.tpu_system` finds it.
+
+    Example:
+        >>> system = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x4").tpu_system
+        >>> system.topology
+        Topology(2x4x1 chips, 1 core each, 2 tasks)
+        >>> system.device_at([1, 3, 0, 0]).id
+        7
+    """
+
+    name: str
+    topology: Topology
+    # As `[task][ordinal]` of the topology.
+    devices: tuple[tuple[Any, ...], ...]
+
+    @property
+    def is_described(self) -> bool:
+        """Whether programs can be compiled for it, and not run."""
+        return self.name.startswith(DESCRIBED)
+
+    def device_at(self, coordinates: Sequence[int]) -> Any:
+        """The device at these coordinates of the topology."""
+        task = self.topology.task_ordinal_at_coordinates(coordinates)
+        return self.devices[task][self.topology.tpu_device_ordinal_at_coordinates(coordinates)]
+
+    def device_grid(self, core_assignment: np.ndarray) -> np.ndarray:
+        """The device of each logical device of each replica, `[replicas, logical devices]`."""
+        grid = np.empty(core_assignment.shape[:2], dtype=object)
+        for replica, logical in np.ndindex(*grid.shape):
+            grid[replica, logical] = self.device_at(core_assignment[replica, logical].tolist())
+        return grid
+
+    @property
+    def metadata(self) -> TPUSystemMetadata:
+        """Numbers of cores and hosts, and the devices, host by host."""
+        devices = tuple(d for of_task in self.devices for d in of_task)
+        hosts, cores = self.topology.num_tasks, self.topology.num_tpus_per_task
+        return TPUSystemMetadata(len(devices), hosts, cores, self.topology, devices)
+
+    @property
+    def hardware_feature(self) -> HardwareFeature:
+        """What the chips can do beside matrix products."""
+        prefix, _, rest = self.name.partition(":")
+        if prefix + ":" in (VIRTUAL, DESCRIBED):
+            return HardwareFeature(slice_of(rest).generation)
+        return HardwareFeature(self.devices[0][0].device_kind)
+
+
+def find(name: str) -> TPUSystem:
+    """The system for the name of a resolver: `local`, `virtual:v4:2x2x1`, `described:v5e:4x4`.
+
+    Raises:
+        NotFoundError: No TPU is there, too few CPU devices for a virtual slice, or libtpu does
+            not describe the slice.
+        MissingExtraError: A description needs libtpu, which is not installed.
+    """
+    if name.startswith(VIRTUAL):
+        return _virtual(name)
+    devices = _described(name) if name.startswith(DESCRIBED) else _on_this_machine()
+    topology, grid = topology_of(devices)
+    return TPUSystem(name, topology, tuple(map(tuple, grid)))
+
+
+def _virtual(name: str) -> TPUSystem:
+    layout = slice_of(name.removeprefix(VIRTUAL))
+    cpus = _chips.cpus()
+    if len(cpus) < layout.num_cores:
+        raise NotFoundError(
+            f"{name!r} needs {layout.num_cores} CPU devices, one for each core, and JAX shows "
+            f"{len(cpus)}.\n\n"
+            "The number is fixed when JAX first touches a device. Ask for more first thing, right "
+            f"after the imports: jaxdist.testing.virtual_devices({layout.num_cores})."
+        )
+    topology, grid = topology_of(layout.cores)
+    return TPUSystem(name, topology, tuple(tuple(cpus[c.id] for c in task) for task in grid))
+
+
+def _described(name: str) -> list[Any]:
+    layout = slice_of(name.removeprefix(DESCRIBED))
+    try:
+        return _chips.described(layout.name, layout.num_slices)
+    except _chips.NotDescribedError as error:
+        raise TopologyError(
+            f"libtpu {error.version} does not describe {layout.name!r}: {error}\n\n"
+            "Choose a slice that exists, or install a newer libtpu: pip install -U libtpu."
+        ) from None
+
+
+def _on_this_machine() -> list[Any]:
+    devices, reason = _chips.tpus()
+    if not devices:
+        raise NotFoundError(
+            "No TPU was found. What was looked for: the TPU chips of this machine, through JAX; "
+            f"what JAX said: {reason}\n\n"
+            f"{_chips.where_it_looked()}\n\n"
+            "On a TPU VM or in Colab with a TPU runtime, install jax[tpu] and restart. Without a "
+            "TPU use TPUClusterResolver('virtual:v5e:2x4'), which lays CPU devices out as that "
+            "slice, or 'described:v5e:2x4' to compile only."
+        )
+    return devices

@@ -1,0 +1,336 @@
+"""Which core of a slice of TPUs sits where, and which task it belongs to."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from jaxdist.errors import ArgumentTypeError, CoordinateError, TopologyError
+from jaxdist.tpu import _serialized
+from jaxdist.tpu._serialized import TopologyFields
+
+AXES = ("x", "y", "z", "core")
+_LARGEST = 2**22
+
+
+@final
+class Topology:
+    """Where the cores of a slice of TPUs sit: x, y, z of the chip, and the core on it.
+
+    Cheap and frozen: it holds integers, and no device.
+
+    Shapes:
+        `mesh_shape` is `[4]`, `device_coordinates` `[tasks, devices of a task, 4]`.
+
+    Args:
+        serialized: Bytes from `serialized()`, of this class or of TensorFlow's; the other two are
+            then left out.
+        mesh_shape: Size of the slice in x, y, z, and cores of a chip.
+        device_coordinates: For each task, and each device of it in order, where it is. Places of
+            the mesh that no device names are missing devices.
+
+    Raises:
+        ArgumentTypeError: Neither `serialized` nor the other two, or something that is no
+            integer.
+        TopologyError: A mesh that is not 4 positive sizes, coordinates of another shape, two
+            devices at one place, or bytes that are no topology.
+        CoordinateError: A device that lies outside the mesh.
+
+    Example:
+        >>> two_chips = jaxdist.tpu.experimental.Topology(
+        ...     mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]])
+        >>> two_chips
+        Topology(2x1x1 chips, 1 core each, 1 task)
+        >>> two_chips.tpu_device_name_at_coordinates([1, 0, 0, 0], job="worker")
+        '/job:worker/task:0/device:TPU:1'
+        >>> type(two_chips)(serialized=two_chips.serialized()) == two_chips
+        True
+
+    Source:
+        `tf.tpu.experimental.Topology`.
+    """
+
+    def __init__(
+        self,
+        serialized: bytes | None = None,
+        mesh_shape: Sequence[int] | np.ndarray | None = None,
+        device_coordinates: Any = None,
+    ) -> None:
+        if serialized is not None:
+            if mesh_shape is not None or device_coordinates is not None:
+                raise TopologyError(
+                    "Topology was given serialized and mesh_shape or device_coordinates.\n\n"
+                    "The bytes hold both already; pass serialized alone, or the other two."
+                )
+            mesh_shape, device_coordinates = _parsed(serialized)
+        elif mesh_shape is None or device_coordinates is None:
+            missing = "mesh_shape" if mesh_shape is None else "device_coordinates"
+            raise ArgumentTypeError(
+                f"Topology needs serialized, or mesh_shape and device_coordinates; {missing} is "
+                "missing.\n\nPass for instance Topology(mesh_shape=[1, 1, 1, 1], "
+                "device_coordinates=[[[0, 0, 0, 0]]])."
+            )
+        self._mesh_shape = _checked_mesh(mesh_shape)
+        self._coordinates = _checked_coordinates(device_coordinates, self._mesh_shape)
+        self._tasks, self._ordinals = _inverted(self._mesh_shape, self._coordinates)
+        self._missing = np.argwhere(self._tasks < 0)
+        for array in (self._tasks, self._ordinals, self._missing):
+            array.setflags(write=False)
+
+    @property
+    def mesh_shape(self) -> np.ndarray:
+        """Size of the slice in x, y, z, and cores of a chip; int32 `[4]`."""
+        return self._mesh_shape
+
+    @property
+    def mesh_rank(self) -> int:
+        """Number of dims of the mesh: 4."""
+        return len(self._mesh_shape)
+
+    @property
+    def device_coordinates(self) -> np.ndarray:
+        """Coordinates of every device; int32 `[tasks, devices of a task, 4]`."""
+        return self._coordinates
+
+    @property
+    def missing_devices(self) -> np.ndarray:
+        """Places of the mesh without a device; `[missing, 4]`."""
+        return self._missing
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks, the hosts that chips are plugged into."""
+        return self._coordinates.shape[0]
+
+    @property
+    def num_tpus_per_task(self) -> int:
+        """Number of devices of each task."""
+        return self._coordinates.shape[1]
+
+    def task_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
+        """The task whose device is at these coordinates; -1 where the device is missing.
+
+        Raises:
+            CoordinateError: Coordinates outside the mesh.
+
+        Example:
+            >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
+            >>> topology.task_ordinal_at_coordinates([0, 0, 1, 0])
+            1
+        """
+        place = self.place("task_ordinal_at_coordinates", device_coordinates)
+        return int(self._tasks[place])
+
+    def tpu_device_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
+        """Which device of its task is at these coordinates; -1 where the device is missing.
+
+        Raises:
+            CoordinateError: Coordinates outside the mesh.
+
+        Example:
+            >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
+            >>> topology.tpu_device_ordinal_at_coordinates([1, 0, 1, 1])
+            3
+        """
+        place = self.place("tpu_device_ordinal_at_coordinates", device_coordinates)
+        return int(self._ordinals[place])
+
+    def cpu_device_name_at_coordinates(
+        self, device_coordinates: Sequence[int], job: str | None = None
+    ) -> str:
+        """The name of the host of the device at these coordinates.
+
+        Raises:
+            CoordinateError: Coordinates outside the mesh, or of a missing device.
+
+        Example:
+            >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
+            >>> topology.cpu_device_name_at_coordinates([0, 0, 1, 0])
+            '/task:1/device:CPU:0'
+        """
+        place = self.present("cpu_device_name_at_coordinates", device_coordinates)
+        return f"{_job(job)}/task:{self._tasks[place]}/device:CPU:0"
+
+    def tpu_device_name_at_coordinates(
+        self, device_coordinates: Sequence[int], job: str | None = None
+    ) -> str:
+        """The name of the device at these coordinates.
+
+        Raises:
+            CoordinateError: Coordinates outside the mesh, or of a missing device.
+
+        Example:
+            >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
+            >>> topology.tpu_device_name_at_coordinates([1, 0, 1, 1], "worker")
+            '/job:worker/task:1/device:TPU:3'
+        """
+        place = self.present("tpu_device_name_at_coordinates", device_coordinates)
+        return f"{_job(job)}/task:{self._tasks[place]}/device:TPU:{self._ordinals[place]}"
+
+    def serialized(self) -> bytes:
+        """The topology as bytes, which TensorFlow reads as well.
+
+        Example:
+            >>> topology = jaxdist.tpu.slice_of("v5e:4x4").topology
+            >>> type(topology)(serialized=topology.serialized()) == topology
+            True
+        """
+        tasks, devices, _ = self._coordinates.shape
+        flat = self._coordinates.ravel().tolist()
+        return _serialized.write(TopologyFields(self._mesh_shape.tolist(), tasks, devices, flat))
+
+    def place(self, caller: str, coordinates: Sequence[int]) -> tuple[int, ...]:
+        """`coordinates` as an index into the mesh, or an error that names `caller`."""
+        place = tuple(int(c) for c in coordinates)
+        sizes = tuple(self._mesh_shape.tolist())
+        if len(place) != len(sizes) or not _is_inside(place, sizes):
+            raise CoordinateError(
+                f"{caller} was given coordinates {list(place)}, and the mesh is "
+                f"{list(sizes)} in {', '.join(AXES)}.\n\n"
+                f"Give {len(sizes)} coordinates, each from 0 to the size less 1: "
+                f"at most {[s - 1 for s in sizes]}."
+            )
+        return place
+
+    def present(self, caller: str, coordinates: Sequence[int]) -> tuple[int, ...]:
+        """As `place`, and refused where there is no device."""
+        place = self.place(caller, coordinates)
+        if self._tasks[place] < 0:
+            raise CoordinateError(
+                f"{caller} was given coordinates {list(place)}, and no device is there: this "
+                f"topology lacks {len(self._missing)} of {self._tasks.size} devices, at "
+                f"{self._missing[:8].tolist()}{' ...' if len(self._missing) > 8 else ''}.\n\n"
+                "Choose coordinates that are in device_coordinates."
+            )
+        return place
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Topology):
+            return NotImplemented
+        return np.array_equal(self._mesh_shape, other._mesh_shape) and np.array_equal(
+            self._coordinates, other._coordinates
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._mesh_shape.tobytes(), self._coordinates.tobytes()))
+
+    def __repr__(self) -> str:
+        *chips, cores = self._mesh_shape.tolist()
+        shape = "x".join(map(str, chips))
+        lacking = f", {len(self._missing)} missing" if len(self._missing) else ""
+        return (
+            f"Topology({shape} chips, {cores} core{'s' * (cores > 1)} each, {self.num_tasks} "
+            f"task{'s' * (self.num_tasks != 1)}{lacking})"
+        )
+
+
+def _job(job: str | None) -> str:
+    return "" if job is None else f"/job:{job}"
+
+
+def _is_inside(place: Sequence[int], sizes: Sequence[int]) -> bool:
+    return all(0 <= c < size for c, size in zip(place, sizes, strict=True))
+
+
+def integers(name: str, value: Any) -> np.ndarray:
+    """`value` as a frozen int32 array of its own, or an error that names it."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise TopologyError(f"{name} is ragged: {error}.\n\nAll rows need one length.") from None
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise ArgumentTypeError(
+            f"{name} is made of integers, and an array of {array.dtype} was given.\n\n"
+            "Pass a list or an array of integers."
+        )
+    if array.size and (array.max() > _LARGEST or array.min() < -_LARGEST):
+        raise TopologyError(
+            f"{name} holds {array.max()}, which is no coordinate or size of a slice.\n\n"
+            f"Sizes are at most {_LARGEST}."
+        )
+    array = array.astype(np.int32)
+    array.setflags(write=False)
+    return array
+
+
+def _checked_mesh(mesh_shape: Any) -> np.ndarray:
+    shape = integers("mesh_shape", mesh_shape)
+    if shape.shape != (4,) or (shape < 1).any():
+        raise TopologyError(
+            f"mesh_shape is {np.asarray(mesh_shape).tolist()}, and a mesh of TPUs has 4 positive "
+            f"sizes: {', '.join(AXES)}.\n\n"
+            "Pass for instance [2, 2, 1, 2] for 2x2 chips of 2 cores."
+        )
+    # Places are kept one by one, and bytes from elsewhere may say anything.
+    if math.prod(shape.tolist()) > _LARGEST:
+        raise TopologyError(
+            f"mesh_shape is {shape.tolist()}, more than {_LARGEST} cores.\n\n"
+            "The largest slices have some 10,000 chips; check the sizes."
+        )
+    return shape
+
+
+def _checked_coordinates(device_coordinates: Any, mesh_shape: np.ndarray) -> np.ndarray:
+    coordinates = integers("device_coordinates", device_coordinates)
+    if coordinates.ndim != 3:
+        raise CoordinateError(
+            f"device_coordinates has shape {list(coordinates.shape)}, and needs "
+            "[tasks, devices of a task, 4].\n\n"
+            "For one task, wrap the list of its devices: [[[0, 0, 0, 0], ...]]."
+        )
+    if coordinates.shape[2] != 4:
+        raise TopologyError(
+            f"device_coordinates has shape {list(coordinates.shape)}: {coordinates.shape[2]} "
+            f"coordinates for a device, and the mesh has 4 dims.\n\n"
+            f"Give {', '.join(AXES)} for each device."
+        )
+    outside = (coordinates < 0) | (coordinates >= mesh_shape)
+    if outside.any():
+        task, device = (int(i) for i in np.argwhere(outside)[0][:2])
+        raise CoordinateError(
+            f"device_coordinates[{task}][{device}] is {coordinates[task, device].tolist()}, "
+            f"outside the mesh {mesh_shape.tolist()}.\n\n"
+            f"Coordinates count from 0; the largest are {(mesh_shape - 1).tolist()}."
+        )
+    return coordinates
+
+
+def _inverted(mesh_shape: np.ndarray, coordinates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    tasks = np.full(mesh_shape, -1, np.int32)
+    ordinals = np.full(mesh_shape, -1, np.int32)
+    for task, of_task in enumerate(coordinates.tolist()):
+        for ordinal, place in enumerate(map(tuple, of_task)):
+            if tasks[place] >= 0:
+                raise TopologyError(
+                    f"device_coordinates[{tasks[place]}][{ordinals[place]}] and [{task}]"
+                    f"[{ordinal}] are both {list(place)}.\n\n"
+                    "One core sits at each place; correct one of the two."
+                )
+            tasks[place], ordinals[place] = task, ordinal
+    return tasks, ordinals
+
+
+def _parsed(serialized: Any) -> tuple[list[int], np.ndarray]:
+    if not isinstance(serialized, bytes):
+        raise ArgumentTypeError(
+            f"Topology(serialized=...) takes bytes, and {type(serialized).__name__} was given.\n\n"
+            "Pass what Topology.serialized() returned."
+        )
+    fields = _serialized.read(serialized)
+    rank = len(_checked_mesh(fields.mesh_shape))
+    if fields.num_tasks < 0 or fields.devices_per_task < 0:
+        raise TopologyError(
+            f"Topology(serialized=...) holds {fields.num_tasks} tasks of "
+            f"{fields.devices_per_task} devices, and neither can be negative.\n\n"
+            "Pass what Topology.serialized() returned."
+        )
+    wanted = fields.num_tasks * fields.devices_per_task * rank
+    if len(fields.coordinates) != wanted:
+        raise TopologyError(
+            f"Topology(serialized=...) holds {len(fields.coordinates)} coordinates, and "
+            f"{fields.num_tasks} tasks x {fields.devices_per_task} devices x {rank} are "
+            f"{wanted}.\n\nPass what Topology.serialized() returned."
+        )
+    shape = (fields.num_tasks, fields.devices_per_task, rank)
+    return fields.mesh_shape, np.asarray(fields.coordinates, np.int64).reshape(shape)
