@@ -1,7 +1,9 @@
 """JAX's devices for rooms that know none: TPUs of this machine, CPUs, and descriptions."""
 
 import contextlib
+import glob
 import importlib.metadata
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import jax
 
 from jaxdist.errors import MissingExtraError
+
+_LOG = logging.getLogger("jaxdist")
 
 # Without these libtpu asks a metadata server that is not there, and waits for it.
 _COMPILE_ONLY = {
@@ -48,7 +52,7 @@ def where_it_looked(environ: Mapping[str, str] = os.environ) -> str:
     """What decides whether JAX sees a TPU, as sentences."""
     version = _libtpu_version()
     libtpu = f"libtpu {version} is installed" if version else "libtpu is not installed"
-    chips = [d for d in ("/dev/accel0", "/dev/vfio/0") if os.path.exists(d)]
+    chips = chips_of_this_machine()
     device = f"{chips[0]} exists" if chips else "there is no /dev/accel0 or /dev/vfio/0"
     names = ("JAX_PLATFORMS", "TPU_NAME", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE")
     said = ", ".join(f"{n}={environ[n]!r}" for n in names if n in environ) or "nothing of a TPU"
@@ -99,6 +103,25 @@ def connect(**how: Any) -> None:
     # The runtime would otherwise take SIGTERM for itself, and the process outlive it.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(**how)
+
+
+def connect_where_detected(environ: Mapping[str, str] = os.environ) -> None:
+    """Join the other hosts of a slice that only JAX's look at the metadata server can find.
+
+    A machine without chips, or outside of Google Cloud, is alone, and nothing happens.
+    """
+    if not chips_of_this_machine() or "TPU_SKIP_MDS_QUERY" in environ:
+        return
+    try:
+        connect()
+    except (OSError, ValueError, RuntimeError) as error:
+        # No metadata server, no other hosts, or devices were touched before: one host needs none.
+        _LOG.info("No other hosts were joined: %s", str(error).split("\n")[0])
+
+
+def chips_of_this_machine() -> list[str]:
+    """Device files of TPU chips."""
+    return sorted(glob.glob("/dev/accel[0-9]*") + glob.glob("/dev/vfio/[0-9]*"))
 
 
 def clear_caches() -> None:

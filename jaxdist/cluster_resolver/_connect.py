@@ -1,5 +1,6 @@
 """Joining the processes of a job."""
 
+import os
 from typing import Any
 
 from jaxdist import _chips
@@ -45,11 +46,17 @@ def experimental_connect_to_cluster(
             f"{type(resolver).__name__} was given.\n\n"
             "Wrap a ClusterSpec: SimpleClusterResolver(cluster_spec, task_type=..., task_id=...)."
         )
-    tasks = _in_order(resolver)
-    if len(tasks) < 2 or _chips.is_connected():
+    if _chips.is_connected():
         return
+    tasks = _in_order(resolver)
     if getattr(resolver, "tpu_name", None) == "local":
-        _chips.connect()
+        hosts = [job for job, _ in tasks if job == resolver.task_type]
+        if len(hosts) > 1 or int(os.environ.get("MEGASCALE_NUM_SLICES") or 1) > 1:
+            _chips.connect()
+        elif not hosts:
+            _chips.connect_where_detected()
+        return
+    if len(tasks) < 2:
         return
     me = (job_name or resolver.task_type, _own(task_index, resolver.task_id))
     if me[0] in _APART:

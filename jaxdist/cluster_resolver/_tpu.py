@@ -20,7 +20,7 @@ from jaxdist.tpu.experimental import (
 
 _LOG = logging.getLogger("jaxdist")
 # Where JAX's processes on the hosts of a TPU slice meet.
-_PORT = 8476
+_PORT = 8482
 
 
 @final
@@ -141,9 +141,10 @@ class TPUClusterResolver(ClusterResolver):
         return system_of(self._name)
 
     def cluster_spec(self) -> ClusterSpec:
-        """The hosts of the slice, from `TPU_WORKER_HOSTNAMES`; empty on a single one.
+        """The hosts of the slice that the environment lists; empty where it lists no others.
 
-        With a `coordinator_name`, also that job.
+        They stand in `TPU_PROCESS_ADDRESSES` or `TPU_WORKER_HOSTNAMES`. With a
+        `coordinator_name`, also that job.
         """
         hosts = _hosts(os.environ) if self.is_local else []
         name, address = self._coordinator
@@ -248,7 +249,8 @@ def _checked_name(tpu: Any, environ: Mapping[str, str]) -> str:
 
 
 def _hosts(environ: Mapping[str, str]) -> list[str]:
-    return [h.strip() for h in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if h.strip()]
+    listed = environ.get("TPU_PROCESS_ADDRESSES") or environ.get("TPU_WORKER_HOSTNAMES") or ""
+    return [host.strip().split(":")[0] for host in listed.split(",") if host.strip()]
 
 
 def _own_number(environ: Mapping[str, str]) -> int:

@@ -30,6 +30,8 @@ from tests.strategies.oracle import refused
 def _nothing_of_a_tpu_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TPU_NAME", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID"):
         monkeypatch.delenv(name, raising=False)
+    for name in ("TPU_PROCESS_ADDRESSES", "MEGASCALE_NUM_SLICES", "TPU_SKIP_MDS_QUERY"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -82,14 +84,44 @@ def test_hosts_of_a_slice_come_from_the_environment(
         "", job_name="tpu", coordinator_name="head", coordinator_address="c:1"
     )
     assert resolver.cluster_spec() == {
-        "tpu": ["h0:8476", "h1:8476", "h2:8476", "h3:8476"],
+        "tpu": ["h0:8482", "h1:8482", "h2:8482", "h3:8482"],
         "head": ["c:1"],
     }
-    assert resolver.master() == "grpc://h2:8476"
-    assert resolver.master("tpu", 3, "http") == "http://h3:8476"
+    assert resolver.master() == "grpc://h2:8482"
+    assert resolver.master("tpu", 3, "http") == "http://h3:8482"
     assert TPUClusterResolver("virtual:v5e:2x4").cluster_spec() == {}
     experimental_connect_to_cluster(resolver)
     assert connected == [{}], "JAX detects the hosts of a slice itself"
+    monkeypatch.setenv("TPU_PROCESS_ADDRESSES", "p0:1234,p1:1234")
+    assert resolver.cluster_spec().job_tasks("tpu") == ["p0:8482", "p1:8482"]
+
+
+def test_hosts_that_only_the_metadata_server_knows_are_left_to_jax(
+    monkeypatch: pytest.MonkeyPatch, connected: list[dict[str, Any]]
+) -> None:
+    experimental_connect_to_cluster(TPUClusterResolver(""))
+    assert connected == [], "a machine without chips is alone"
+    monkeypatch.setattr(_chips, "chips_of_this_machine", lambda: ["/dev/accel0"])
+    experimental_connect_to_cluster(TPUClusterResolver(""))
+    assert connected == [{}]
+    monkeypatch.setenv("MEGASCALE_NUM_SLICES", "2")
+    experimental_connect_to_cluster(TPUClusterResolver(""))
+    assert connected == [{}, {}], "slices of one host each are several hosts"
+    experimental_connect_to_cluster(TPUClusterResolver("virtual:v5e:2x4"))
+    assert len(connected) == 2
+
+
+def test_a_host_that_finds_no_others_goes_on_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def nobody() -> None:
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(_chips, "chips_of_this_machine", lambda: ["/dev/accel0"])
+    monkeypatch.setattr(_chips, "connect", nobody)
+    with caplog.at_level(logging.INFO, "jaxdist"):
+        experimental_connect_to_cluster(TPUClusterResolver(""))
+    assert "coordinator_address" in caplog.text
 
 
 def test_the_name_of_this_tpu_vm_is_its_own_tpus(monkeypatch: pytest.MonkeyPatch) -> None:
