@@ -159,7 +159,7 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
         ("tpu/__init__.py", TPU),
         ("tpu/experimental.py", TPU_EXPERIMENTAL),
     ],
-    ids=str,
+    ids=lambda x: x if isinstance(x, str) else "names",
 )
 def test_names_of_public_modules_are_exactly_the_written_ones(path: str, names: set[str]) -> None:
     assert _exported(ROOT / path) == names
