@@ -12,12 +12,17 @@ from benchmarks import _report
 from benchmarks._bench import Bench, Options
 from benchmarks._lines import CountLine, Line
 from benchmarks._process import ArmError
-from benchmarks._rows import ROWS
+from benchmarks._rows import ROWS, TABLES
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rows", help=f"which rows, of {','.join(ROWS)}; all unless given")
+    parser.add_argument(
+        "--table",
+        choices=list(TABLES),
+        help="instead of rows: every algorithm's collectives, compiled, against its formula",
+    )
     parser.add_argument("--full", action="store_true", help="longer bursts, more rounds and sizes")
     parser.add_argument("--smoke", action="store_true", help="only see that everything runs")
     parser.add_argument("--gate", action="store_true", help="exit 1 for rows of time as well")
@@ -38,7 +43,7 @@ def measure(rows: Sequence[str], options: Options) -> list[Line]:
         for row in rows:
             with bench.row(row):
                 try:
-                    lines.extend(ROWS[row].run(bench))
+                    lines.extend({**ROWS, **TABLES}[row].run(bench))
                 except ArmError as error:
                     options.report(str(error))
                     first = str(error).splitlines()[0]
@@ -55,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [row for row in rows if row not in ROWS]
     if unknown:
         parser.error(f"no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    if given.table:
+        rows = [given.table]
     progress = Console(stderr=True, highlight=False)
     machine = _report.Machine()
     options = Options(

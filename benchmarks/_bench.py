@@ -1,13 +1,16 @@
-"""The driver: one process per arm, one short burst of each in turn, ratios per round."""
+"""The driver: bursts of each arm in turn, each in processes of its own; ratios per round."""
 
 import contextlib
 import dataclasses
+import shutil
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from benchmarks._group import ArmGroup
 from benchmarks._lines import CountLine, Need, SkipLine, TimeLine
 from benchmarks._process import ArmError, ArmProcess
 
@@ -46,21 +49,25 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """A function that makes a `Loop`, by name, and the process that it shall run in."""
+    """A function that makes a `Loop`, by name, and the process that it shall run in.
+
+    With several `processes` each makes one, and they run at the same time.
+    """
 
     make: Callable[..., Any]
     params: Mapping[str, Any]
     is_tensorflow: bool = False
+    processes: int = 1
 
 
-def arm(make: Callable[..., Any], **params: Any) -> Arm:
+def arm(make: Callable[..., Any], *, processes: int = 1, **params: Any) -> Arm:
     """An arm in an environment like the driver's own."""
-    return Arm(make, params)
+    return Arm(make, params, processes=processes)
 
 
-def tensorflow_arm(make: Callable[..., Any], **params: Any) -> Arm:
+def tensorflow_arm(make: Callable[..., Any], *, processes: int = 1, **params: Any) -> Arm:
     """An arm in the environment that has TensorFlow."""
-    return Arm(make, params, is_tensorflow=True)
+    return Arm(make, params, is_tensorflow=True, processes=processes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +114,9 @@ class Bench:
         self.options = options
         self._row = ""
         self._processes: dict[tuple[str, int | None], ArmProcess] = {}
+        self._groups: dict[tuple[str, int | None, int], ArmGroup] = {}
+        self.kept: dict[str, Any] = {}  # what one row has found out, for others
+        self.folder = tempfile.mkdtemp(prefix="jaxdist-bench-")
 
     @contextlib.contextmanager
     def row(self, name: str) -> Iterator["Bench"]:
@@ -122,11 +132,21 @@ class Bench:
         """The process of this arm; `devices=None` is the TensorFlow environment."""
         key = (label, devices)
         if key not in self._processes:
-            python = sys.executable if devices is not None else self.options.tensorflow
-            if python is None:
-                raise ArmError("no environment with TensorFlow was named")
-            self._processes[key] = ArmProcess(python, devices=devices)
+            self._processes[key] = ArmProcess(self._python(devices), devices=devices)
         return self._processes[key]
+
+    def group(self, label: str, count: int, *, devices: int | None = 1) -> ArmGroup:
+        """`count` processes of this arm that work together."""
+        key = (label, devices, count)
+        if key not in self._groups:
+            self._groups[key] = ArmGroup(self._python(devices), devices=devices, count=count)
+        return self._groups[key]
+
+    def _python(self, devices: int | None) -> str:
+        python = sys.executable if devices is not None else self.options.tensorflow
+        if python is None:
+            raise ArmError("no environment with TensorFlow was named")
+        return python
 
     def race(
         self,
@@ -141,10 +161,7 @@ class Bench:
         count = {a: steps if isinstance(steps, int) else steps[a] for a in arms}
         # All start before the first is waited for.
         running = {
-            label: self.process(
-                str(number) if self.options.is_smoke else label,
-                devices=None if arm.is_tensorflow else devices,
-            )
+            label: self._runner(str(number) if self.options.is_smoke else label, arm, devices)
             for number, (label, arm) in enumerate(arms.items())
         }
         for label, process in running.items():
@@ -165,6 +182,12 @@ class Bench:
             {label: process.facts() for label, process in running.items()},
         )
 
+    def _runner(self, label: str, arm: Arm, devices: int) -> ArmProcess | ArmGroup:
+        shown = None if arm.is_tensorflow else devices
+        if arm.processes > 1:
+            return self.group(label, arm.processes, devices=shown)
+        return self.process(label, devices=shown)
+
     def without_tensorflow(self, what: str) -> SkipLine | None:
         """The line that says that a comparison is left out, where no TensorFlow was named."""
         if self.options.tensorflow is not None:
@@ -178,6 +201,8 @@ class Bench:
         """End all processes, or those of one arm."""
         for key in [k for k in self._processes if label in (None, k[0])]:
             self._processes.pop(key).close()
+        for name in [k for k in self._groups if label in (None, k[0])]:
+            self._groups.pop(name).close()
 
     def __enter__(self) -> "Bench":
         return self
@@ -189,3 +214,4 @@ class Bench:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -126,7 +126,22 @@ class SkipLine:
         return {"row": self.row, "skipped": self.why}
 
 
-Line = TimeLine | CountLine | SkipLine
+@dataclasses.dataclass(frozen=True)
+class NoteLine:
+    """What the figures of a row rest on."""
+
+    row: str
+    what: str
+
+    gates: ClassVar[bool] = False
+    met: ClassVar[bool | None] = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The words."""
+        return {"row": self.row, "note": self.what}
+
+
+Line = TimeLine | CountLine | SkipLine | NoteLine
 
 
 def _common(line: TimeLine | CountLine) -> dict[str, Any]:

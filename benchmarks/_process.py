@@ -50,11 +50,11 @@ class ArmProcess:
 
     def call(self, function: Callable[..., Any], timeout_s: float = 600, **params: Any) -> Any:
         """Call a module-level function in the child; its result must be JSON."""
-        return self.ask({"call": _name(function), "params": params}, timeout_s)
+        return self.ask({"call": name_of(function), "params": params}, timeout_s)
 
     def make(self, function: Callable[..., Any], **params: Any) -> None:
         """Build the child's loop."""
-        self.ask({"make": _name(function), "params": params}, 600)
+        self.ask({"make": name_of(function), "params": params}, 600)
 
     def burst(self, steps: int, timeout_s: float = 600) -> tuple[float, float]:
         """Run the loop; wall and process CPU time in seconds per step."""
@@ -68,6 +68,11 @@ class ArmProcess:
 
     def ask(self, command: dict[str, Any], timeout_s: float) -> Any:
         """Send one command and wait for its answer."""
+        self.send(command)
+        return self.answer(command, timeout_s)
+
+    def send(self, command: dict[str, Any]) -> None:
+        """Send one command."""
         stdin = self._child.stdin
         if stdin is None or stdin.closed:
             raise ArmError("this arm has been ended already")
@@ -76,6 +81,14 @@ class ArmProcess:
             stdin.flush()
         except BrokenPipeError:
             raise ArmError(self._post_mortem(command)) from None
+
+    def has_answer(self, timeout_s: float) -> bool:
+        """Whether something comes within that time: an answer, or the end of the child."""
+        stdout = self._child.stdout
+        return stdout is not None and bool(select.select([stdout], [], [], timeout_s)[0])
+
+    def answer(self, command: dict[str, Any], timeout_s: float) -> Any:
+        """Wait for the answer to the command that was sent."""
         answer = json.loads(self._line(command, timeout_s))
         if "error" in answer:
             raise ArmError(f"{command} failed:\n{answer['error']}")
@@ -143,5 +156,6 @@ def _environment(environ: Mapping[str, str], devices: int | None) -> dict[str, s
     return kept
 
 
-def _name(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any]) -> str:
+    """What a child calls a function of a module."""
     return f"{function.__module__}:{function.__qualname__}"

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks._lines import Line, SkipLine
+from benchmarks._lines import Line, NoteLine, SkipLine
 
 LARGEST_LOAD = 3.0
 _WORDS = {True: "[green]yes[/]", False: "[bold red]NO[/]", None: "-"}
@@ -74,7 +74,7 @@ def table(lines: Sequence[Line]) -> Table:
         result.add_column(title, justify="right" if title in ("ratio", "CPU") else "left")
     result.add_column("met")
     for line in lines:
-        if isinstance(line, SkipLine):
+        if isinstance(line, (SkipLine, NoteLine)):
             continue
         cells = (line.row, line.size, line.arm, line.comparator, *line.cells())
         result.add_row(*cells, _WORDS[line.met])
@@ -87,6 +87,8 @@ def show(console: Console, lines: Sequence[Line], machine: Machine) -> None:
     for line in lines:
         if isinstance(line, SkipLine):
             console.print(f"row {line.row} skipped: {line.why}", style="yellow", highlight=False)
+        if isinstance(line, NoteLine):
+            console.print(f"row {line.row}: {line.what}", highlight=False, markup=False)
     console.print(", ".join(f"{k} {v}" for k, v in versions().items()), highlight=False)
     console.print(machine.sentence(), highlight=False)
     failed = [line for line in lines if line.met is False]

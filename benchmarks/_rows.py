@@ -11,6 +11,12 @@ from benchmarks import (
     row_06_step_parity,
     row_07_step_vs_gspmd_and_pmap,
     row_08_collectives_count,
+    row_09_packs_count,
+    row_10_hier_count,
+    row_11_pack_small,
+    row_12_pack_resnet50,
+    row_13_pack_multiproc,
+    row_14_allreduce_bw,
     row_17_sharded_update,
     row_20_input_put,
     row_21_input_overlap,
@@ -20,6 +26,7 @@ from benchmarks import (
     row_first_uneven,
     row_nnx_state_100,
     row_variables_100,
+    table_collectives,
 )
 
 MODULES: tuple[ModuleType, ...] = (
@@ -31,6 +38,12 @@ MODULES: tuple[ModuleType, ...] = (
     row_06_step_parity,
     row_07_step_vs_gspmd_and_pmap,
     row_08_collectives_count,
+    row_09_packs_count,
+    row_10_hier_count,
+    row_11_pack_small,
+    row_12_pack_resnet50,
+    row_13_pack_multiproc,
+    row_14_allreduce_bw,
     row_17_sharded_update,
     row_20_input_put,
     row_21_input_overlap,
@@ -42,3 +55,4 @@ MODULES: tuple[ModuleType, ...] = (
     row_variables_100,
 )
 ROWS: dict[str, ModuleType] = {m.ROW: m for m in MODULES}
+TABLES: dict[str, ModuleType] = {table_collectives.ROW: table_collectives}

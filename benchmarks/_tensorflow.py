@@ -4,6 +4,8 @@ TensorFlow is imported inside, since the driver imports this file to name its fu
 """
 
 import importlib
+import json
+import os
 from typing import Any
 
 from benchmarks._host_batch import checksum, mlp_batch
@@ -91,6 +93,56 @@ def next_batch(n: int) -> Loop:
         return {"bytes": checksum(pieces)}
 
     return Loop(run, facts=found)
+
+
+def workers_all_reduce(
+    rank: int, ports: list[int], shapes: list[list[int]], ring: bool = False
+) -> Loop:
+    """`all_reduce` in a `tf.function` of `MultiWorkerMirroredStrategy.run`, one device each."""
+    tf = importlib.import_module("tensorflow")
+    if not _WORKERS:
+        workers = [f"localhost:{p}" for p in ports]
+        os.environ["TF_CONFIG"] = json.dumps(
+            {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+        )
+        how = tf.distribute.experimental.CommunicationImplementation
+        _WORKERS.append(
+            tf.distribute.MultiWorkerMirroredStrategy(
+                communication_options=tf.distribute.experimental.CommunicationOptions(
+                    implementation=how.RING if ring else how.AUTO
+                )
+            )
+        )
+    (strategy,) = _WORKERS
+    given = [tf.fill(shape, float(i + rank + 1)) for i, shape in enumerate(shapes)]
+
+    @tf.function
+    def step(values: Any) -> Any:
+        def on_replica(local: Any) -> Any:
+            # What no operation of the replica has made is refused: "destinations can not be empty".
+            made = [tf.identity(x) for x in local]
+            return tf.distribute.get_replica_context().all_reduce("SUM", made)
+
+        return strategy.run(on_replica, (values,))
+
+    last: list[Any] = [step(given)]
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            last[0] = step(given)
+            for value in last[0]:
+                # Eager: NumPy takes the memory over, when it is there.
+                _wait(strategy, value)
+
+    def facts() -> dict[str, Any]:
+        local = [strategy.experimental_local_results(x)[0] for x in last[0]]
+        return {"sum": sum(float(x.numpy().ravel()[0]) for x in local)}
+
+    return Loop(run, facts=facts)
+
+
+# One strategy for a process: the servers of a second one would not find free ports.
+_WORKERS: list[Any] = []
 
 
 def _ones(tf: Any, strategy: Any, shape: tuple[int, ...]) -> Any:

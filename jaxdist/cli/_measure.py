@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 
 from jaxdist.cost import Medium, Sample
 from jaxdist.mesh import ReplicaMesh
@@ -75,7 +77,8 @@ def measure(
     cases["halves"] = _halves(layout, largest)
     for case in cases.values():
         case.burst()
-        case.repeats = max(1, min(50, math.ceil(_BURST_SECONDS / max(case.seconds[-1], 1e-6))))
+        repeats = max(1, min(50, math.ceil(_BURST_SECONDS / max(case.seconds[-1], 1e-6))))
+        case.repeats = repeats if layout.is_local else _agreed(repeats)
         case.seconds.clear()
     for number in range(rounds):
         advance(f"round {number + 1} of {rounds}", total)
@@ -87,6 +90,11 @@ def measure(
         together * largest / cases["copy"].median,
         max(0.5, cases["halves"].median / cases[1, largest].median),
     )
+
+
+def _agreed(number: int) -> int:
+    """What the first process says: a collective that one of them leaves out never ends."""
+    return int(multihost_utils.broadcast_one_to_all(np.asarray(number)))
 
 
 def _compiled(layout: ReplicaMesh, fn: Callable[..., Any], sizes: Sequence[int]) -> _Case:

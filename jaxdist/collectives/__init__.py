@@ -15,6 +15,7 @@ from jaxdist.collectives._dtypes import result_dtype as result_dtype
 from jaxdist.collectives._hints import hints_of as hints_of
 from jaxdist.collectives._in_replica import all_gather as all_gather
 from jaxdist.collectives._in_replica import all_reduce as all_reduce
+from jaxdist.collectives._in_replica import checked_results as checked_results
 from jaxdist.collectives._in_replica import gather_dim as gather_dim
 from jaxdist.collectives._in_replica import gathered as gathered
 from jaxdist.collectives._in_replica import summed as summed

@@ -84,5 +84,10 @@ class CompressedSum:
         summed = jnp.sum(decode(theirs), axis=0) + errors.summed
         own = encode(summed[None])
         everyones = Xla().all_gather(own.ravel(), across).reshape(self.workers, -1)
-        left = Errors((wanted - decode(code)).ravel(), summed - decode(own)[0])
+        left = Errors(_finite(wanted - decode(code)).ravel(), _finite(summed - decode(own)[0]))
         return decode(everyones).ravel(), left
+
+
+def _finite(errors: jax.Array) -> jax.Array:
+    """Errors to send later; of a number that is not finite there is nothing to make up for."""
+    return jnp.where(jnp.isfinite(errors), errors, 0.0)

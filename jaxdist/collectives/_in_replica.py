@@ -1,5 +1,6 @@
 """Collectives as seen from inside a step: every replica calls them with its own value."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -15,7 +16,7 @@ from jaxdist.collectives._uneven_gather import current_log, uneven_all_gather
 from jaxdist.collectives.algorithms import opaque
 from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Handle
+from jaxdist.values import Handle, PerReplica
 
 T = TypeVar("T")
 
@@ -59,20 +60,27 @@ def reduced_by(
     """What `CrossDeviceOps` make of the leaves of this replica, checked."""
     handles = [Handle(x, layout) for x in local]
     results = ops.batch_reduce(op, [(h, h) for h in handles], options)
+    return checked_results(ops, results, local)
+
+
+def checked_results(ops: Any, results: Any, shapes: Sequence[Any]) -> list[jax.Array]:
+    """What `batch_reduce` of ops gave for values of these shapes and dtypes, checked."""
     name = f"{type(ops).__name__}.batch_reduce"
-    if not isinstance(results, (list, tuple)) or len(results) != len(local):
+    if not isinstance(results, (list, tuple)) or len(results) != len(shapes):
         raise ReplicaValueError(
-            f"{name} gave {_brief(results)} for {len(local)} (value, destinations) pairs.\n\n"
-            f"It gives a list with one array for each pair: {len(local)} arrays."
+            f"{name} gave {_brief(results)} for {len(shapes)} (value, destinations) pairs.\n\n"
+            f"It gives a list with one array for each pair: {len(shapes)} arrays."
         )
-    return [_result_of(name, i, r, x) for i, (r, x) in enumerate(zip(results, local, strict=True))]
+    pairs = zip(results, shapes, strict=True)
+    return [_result_of(name, i, r, x) for i, (r, x) in enumerate(pairs)]
 
 
-def _result_of(name: str, number: int, result: Any, given: jax.Array) -> jax.Array:
-    own = result.local if isinstance(result, Handle) else result
+def _result_of(name: str, number: int, result: Any, given: Any) -> jax.Array:
+    own = result
     if isinstance(own, (int, float, complex)):
         own = jnp.asarray(own)
-    if getattr(own, "shape", None) != given.shape or not hasattr(own, "dtype"):
+    fits = getattr(own, "shape", None) == given.shape and hasattr(own, "dtype")
+    if isinstance(own, PerReplica) or not fits:
         raise ReplicaValueError(
             f"{name} gave {_brief(result)} for value {number}, which is "
             f"{given.dtype}{list(given.shape)} on each replica.\n\n"
@@ -82,6 +90,8 @@ def _result_of(name: str, number: int, result: Any, given: jax.Array) -> jax.Arr
 
 
 def _brief(value: Any) -> str:
+    if isinstance(value, PerReplica):
+        return "a PerReplica, which is a value for each replica"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"an array {value.dtype}{list(value.shape)}"
     if isinstance(value, (list, tuple)):

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import math
+import numbers
 import warnings
 from typing import Any
 
@@ -132,7 +133,7 @@ def CollectiveHints(
 
 
 def _check_number(name: str, value: Any) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or math.isnan(value):
         raise ArgumentTypeError(
             f"CommunicationOptions({name}={value!r}), of type {type(value).__name__}: {name} is a "

@@ -32,6 +32,9 @@ def plan_packs(sizes: Sequence[tuple[int, Any]], bytes_per_pack: int) -> list[li
 class LeafPacks:
     """One all-reduce of XLA for each pack of leaves, one after the other.
 
+    The TPU compiler puts only so many bytes together of sums that are results of the program
+    itself: some 15 MiB. So the last pack, which no other waits for, is held together too.
+
     Args:
         axes: The replica axes.
         bytes_per_pack: The bytes at which a pack is closed.
@@ -46,11 +49,14 @@ class LeafPacks:
         """The sums; each pack depends on the one before, or XLA would put them together."""
         results: list[Any] = list(arrays)
         before: list[jax.Array] = []
-        for pack in self.packs(arrays):
+        packs = self.packs(arrays)
+        for number, pack in enumerate(packs):
             operands = [opaque(arrays[i]) for i in pack]
             if before:
                 operands = after(before, operands)
             before = list(jax.lax.psum(operands, self.axes))
+            if number == len(packs) - 1 and self != LeafPacks(self.axes):
+                before = list(jax.lax.optimization_barrier(before))
             for i, total in zip(pack, before, strict=True):
                 results[i] = total
         return results

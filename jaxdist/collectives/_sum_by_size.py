@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxdist.collectives._after import after
 from jaxdist.collectives._packing import Alone, Packing
 from jaxdist.collectives.algorithms import InShards, Level
 
@@ -32,6 +33,7 @@ class SumBySize:
     level: Level
     entries: tuple[Entry, ...]
     packing: Packing = dataclasses.field(default_factory=Alone)
+    apart: bool = False  # vectors one after the other, or XLA would put all-reduces together
 
     def __call__(self, arrays: list[jax.Array]) -> Sequence[jax.Array]:
         """The sums, on every replica."""
@@ -41,7 +43,10 @@ class SumBySize:
             mine = [i for i in left if entry.takes(arrays[i])]
             left = [i for i in left if i not in set(mine)]
             packed = self.packing.packed([arrays[i] for i in mine])
-            sums = [entry.algorithm.all_reduce(v, self.level) for v in packed.vectors]
+            sums: list[jax.Array] = []
+            for vector in packed.vectors:
+                own = after(sums[-1:], [vector])[0] if self.apart and sums else vector
+                sums.append(entry.algorithm.all_reduce(own, self.level))
             for i, total in zip(mine, packed.unpacked(sums), strict=True):
                 results[i] = total
         return results

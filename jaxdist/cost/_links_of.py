@@ -85,6 +85,9 @@ def for_devices(link: Link, count: int) -> Link:
 def worker_of(device: Any) -> int:
     """The number of the worker that a device belongs to."""
     worker = getattr(device, "slice_index", None)
+    if device.platform == "cpu":
+        # All processes of one machine are in one slice, and are joined by gloo all the same.
+        return int(device.process_index)
     if device.platform == "tpu":
         # The hosts of one slice are joined by the slice's own links.
         return int(worker or 0)

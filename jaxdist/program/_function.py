@@ -7,6 +7,7 @@ from typing import Any, overload
 
 import jax
 from flax import nnx
+from jax.sharding import NamedSharding
 
 from jaxdist import _compat
 from jaxdist._validate import is_callable
@@ -198,9 +199,14 @@ class Function:
 def _origin(leaf: Any) -> Origin:
     if not isinstance(leaf, jax.Array):
         return _NOWHERE
-    if len(leaf.sharding.device_set) == 1:
+    if len(leaf.sharding.device_set) == 1 and not _names_axes(leaf.sharding):
         return _ON_ONE_DEVICE
     return Origin(leaf.sharding, _compat.is_committed(leaf))
+
+
+def _names_axes(sharding: Any) -> bool:
+    """Whether a layout says over which axes; virtual replicas share even one device."""
+    return isinstance(sharding, NamedSharding) and any(sharding.spec)
 
 
 _NOWHERE = Origin(None, False)

@@ -281,7 +281,7 @@ class Program:
         """
         return CompiledProgram(self, self.compiled())
 
-    @functools.cached_property
+    @property
     def compiler_options(self) -> dict[str, bool | str]:
         """What XLA is told beside the program.
 

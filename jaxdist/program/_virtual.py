@@ -6,7 +6,7 @@ operations on the same shapes, however many devices there are. Each cut is an op
 barrier, since what XLA fuses decides how sums and products are rounded.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -131,7 +131,7 @@ class _Run:
             return None, barrier([env[k] for k in wanted])
 
         stacks = [turns.rows(self.held[k]) for k in own], turns.numbers() if asks else None
-        _, results = jax.lax.scan(turn, None, stacks, length=turns.here)
+        results = _in_turn(turn, stacks, turns.here)
         for key, rows in zip(wanted, results, strict=True):
             self.held[key] = Own(rows) if self.differs[key] else Same(rows[0])
 
@@ -164,6 +164,37 @@ class _Run:
             "checkpoint.\n\n"
             "Take the collective out of it, or leave deterministic out."
         )
+
+
+def _in_turn(turn: Callable[[None, Any], tuple[None, list[Any]]], stacks: Any, count: int) -> Any:
+    """What `turn` gives for each row of `stacks`, stacked; a loop even where there is one row.
+
+    XLA takes a loop of one turn apart, and the choice of a row among one as well, and then fuses
+    what reads the row in another way. So there are two rows here, and a loop that ends, as far as
+    XLA sees, somewhere.
+    """
+    if count > 1:
+        return jax.lax.scan(turn, None, stacks, length=count)[1]
+    two = jax.tree.map(lambda x: barrier(jnp.concatenate([x, x])), stacks)
+
+    def row(i: Any) -> Any:
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), two)
+
+    shapes = jax.eval_shape(lambda: turn(None, row(0))[1])
+    # A number of turns that XLA does not see.
+    last = barrier(jnp.int32(1))
+
+    def body(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+        i, made = state
+        own = turn(None, row(i))[1]
+        return i + 1, [
+            jax.lax.dynamic_update_index_in_dim(m, x, i, 0) for m, x in zip(made, own, strict=True)
+        ]
+
+    # `jnp.zeros` knows no random keys.
+    start = [jax.lax.full((1, *s.shape), 0, s.dtype) for s in shapes]
+    made: list[Any] = jax.lax.while_loop(lambda s: s[0] < last, body, (jnp.int32(0), start))[1]
+    return made
 
 
 def _keys(atoms: Iterable[Any]) -> list[Key]:

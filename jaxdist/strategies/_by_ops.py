@@ -53,8 +53,10 @@ class ReducedByOps:
             # A user adds up what replicas have, and JAX adds what is tied to no device.
             placed = [PerReplica([collectives.settled(x) for x in v.values]) for v in placed]
         across = op if axis is None else ReduceOp.SUM
+        shapes = [_local_shape(v) for v in placed]
         results = self._ops.batch_reduce(across, [(v, v) for v in placed], self._options)
-        settled = [collectives.settled(jnp.asarray(r)) for r in results]
+        results = collectives.checked_results(self._ops, results, shapes)
+        settled = [collectives.settled(r) for r in results]
         if axis is None or op is ReduceOp.SUM:
             return settled
         return [r / jnp.asarray(c, r.dtype) for r, c in zip(settled, counts, strict=True)]
@@ -79,6 +81,12 @@ class ReducedByOps:
         sums = _local_sums(self._layout)(whole, (replicas, *local), tuple(d + 1 for d in on), dtype)
         count = replicas * math.prod(local[d] for d in on)
         return _as_per_replica(sums, replicas), count
+
+
+def _local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:
+    """What each replica has of a value."""
+    first = value.values[0]
+    return jax.ShapeDtypeStruct(first.shape, first.dtype)
 
 
 def _as_per_replica(sums: jax.Array, replicas: int) -> PerReplica:

@@ -30,6 +30,16 @@ def checked_transformation(tx: Any) -> optax.GradientTransformationExtraArgs:
     return optax.with_extra_args_support(tx)
 
 
+def check_real_replicas(layout: ReplicaMesh) -> None:
+    """Refuse virtual replicas: they share devices, and a piece belongs to one."""
+    if layout.num_virtual is not None:
+        raise ArgumentError(
+            "sharded_update is not for a strategy with deterministic=True.\n\n"
+            "Its virtual replicas share devices, and what is added up in pieces is added up in "
+            "another order.\n\nLeave one of them out."
+        )
+
+
 def checked_bytes(min_bytes: Any) -> float | None:
     """`min_bytes`, or a named error."""
     if min_bytes is None:

@@ -86,6 +86,7 @@ class _Update:
         if strategy is None or strategy.layout.num_replicas == 1:
             return self.tx.init(params)
         layout: ReplicaMesh = strategy.layout
+        _checks.check_real_replicas(layout)
         cuts = Cuts(layout, self.min_bytes)
         if frame is not None and frame.inside_step:
             return cut_in_step(self.tx.init(params), layout, cuts)
@@ -119,6 +120,7 @@ class _Update:
         layout: ReplicaMesh = frame.strategy.layout
         if layout.num_replicas == 1:
             return None
+        _checks.check_real_replicas(layout)
         if frame.replica is None:
             raise _checks.outside_step(frame.describe(), layout.num_replicas)
         return Step(self.tx.update, self.op, layout, Cuts(layout, self.min_bytes))
@@ -175,6 +177,9 @@ def sharded_update(
     reduce-scatter), updates the pieces, and gathers the updates. The optimizer state lies in
     pieces, one on each device. With one replica it is `tx` itself.
 
+    The whole of what is done to the gradients goes inside: a transformation that is chained before
+    this one sees the gradients of one replica.
+
     Guarantees:
         The results are those of `tx` on all-reduced gradients, up to the order of sums. That is
         proved operation by operation from the traced `tx.update`: what is known to act on each
@@ -202,7 +207,8 @@ def sharded_update(
 
     Raises:
         ArgumentTypeError: `tx` is not optax's.
-        ArgumentError: Unknown `reduce_op`, or `min_bytes` below 0.
+        ArgumentError: Unknown `reduce_op`, or `min_bytes` below 0; when it is used, a strategy
+            with `deterministic=True`.
 
     Example:
         >>> strategy = MirroredStrategy()

@@ -44,3 +44,20 @@ def sleeper(seconds: float) -> Loop:
         time.sleep(seconds * steps)
 
     return Loop(run, facts=lambda: {"steps": sum(ran)})
+
+
+def told_apart(rank: int, ports: list[int]) -> list[int]:
+    """What this process of a group was told."""
+    return [rank, len(set(ports))]
+
+
+def slow_second(rank: int, ports: list[int]) -> Loop:
+    """A loop in which the second process takes longer."""
+    return sleeper(0.05 * rank)
+
+
+def first_hangs_second_fails(rank: int, ports: list[int]) -> None:
+    """One waits for the other, which fails."""
+    if rank == 0:
+        time.sleep(600)
+    raise ValueError("planted fault")

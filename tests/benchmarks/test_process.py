@@ -7,6 +7,7 @@ import time
 import pytest
 
 from benchmarks._bench import Bench, Options
+from benchmarks._group import ArmGroup
 from benchmarks._process import ArmError, ArmProcess
 from tests.benchmarks import arms_under_test as arms
 
@@ -59,11 +60,36 @@ def test_arm_that_hangs_is_an_error_and_is_ended():
     assert not is_running(process.pid)
 
 
+def test_group_calls_all_its_processes_and_times_the_slowest():
+    group = ArmGroup(sys.executable, devices=None, count=2)
+    try:
+        assert group.call(arms.told_apart) == [0, 2]
+        group.make(arms.slow_second)
+        wall, cpu = group.burst(2)
+        assert wall >= 0.05
+        assert cpu < wall
+    finally:
+        group.close()
+
+
+def test_failure_of_one_process_ends_the_wait_for_the_others():
+    group = ArmGroup(sys.executable, devices=None, count=2)
+    start = time.monotonic()
+    try:
+        with pytest.raises(ArmError, match="planted fault"):
+            group.call(arms.first_hangs_second_fails)
+    finally:
+        group.close()
+    assert time.monotonic() - start < 30
+
+
 def test_children_end_with_the_bench():
     with Bench(Options()) as bench, bench.row("1"):
-        pid = bench.process("a").pid
-        assert is_running(pid)
-    assert not is_running(pid)
+        pids = [bench.process("a").pid, *bench.group("b", 2).pids]
+        assert all(map(is_running, pids))
+        assert os.path.isdir(bench.folder)
+    assert not any(map(is_running, pids))
+    assert not os.path.exists(bench.folder)
 
 
 def test_children_end_when_the_driver_fails():

@@ -7,13 +7,15 @@ import re
 import pytest
 
 import benchmarks
+from benchmarks import table_collectives
 from benchmarks.__main__ import main
 from benchmarks._bench import Race
 from benchmarks._lines import CountLine, Need
 from benchmarks._rows import MODULES, ROWS
+from jaxdist.collectives.algorithms import NAMES
 
 FOLDER = pathlib.Path(benchmarks.__file__).parent
-COUNTED = "6,8,20,21,24,28,variables"
+COUNTED = "6,8,9,10,11,12,13,14,20,21,24,28,variables"
 ONLY_TIMED = "first"
 
 
@@ -34,7 +36,10 @@ def test_smoke_run_meets_every_count(tmp_path, capsys):
     printed = capsys.readouterr()
     lines = json.loads(file.read_text())["lines"]
     counts = [line for line in lines if line.get("gates")]
+    notes = [line["note"] for line in lines if "note" in line]
     assert {line["row"] for line in lines} == set(rows.split(","))
+    assert any(re.match(r"fitted cpu-threads, 8 devices: alpha", note) for note in notes)
+    assert any(re.match(r"fitted cpu-processes, 2 devices: alpha", note) for note in notes)
     assert {line["row"] for line in counts} == set(COUNTED.split(","))
     assert [line for line in counts if not line["met"]] == [], printed
     assert code == 0
@@ -45,6 +50,26 @@ def test_tensorflow_row_without_tensorflow_is_skipped_and_says_so(monkeypatch, c
     assert main(["--smoke", "--rows", "3,4,20"]) == 0
     skipped = re.findall(r"row (3|4|20) skipped: .*--tensorflow PYTHON", capsys.readouterr().out)
     assert skipped == ["3", "4", "20"]
+
+
+def test_table_of_collectives_has_every_algorithm_and_no_row_that_differs(tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    code = main(["--smoke", "--table", "collectives", "--json", str(file)])
+    printed = capsys.readouterr()
+    lines = [line for line in json.loads(file.read_text())["lines"] if "found" in line]
+    assert code == 0, printed
+    on_cpu = [line["arm"] for line in lines if line["size"].startswith("cpu 6")]
+    assert on_cpu == [f"{name} x {shards}" for name in NAMES for shards in (1, 2)]
+    assert all(line["met"] for line in lines)
+
+
+def test_table_with_a_row_that_differs_is_a_failure(monkeypatch, capsys):
+    def wrong(*_: object) -> list[CountLine]:
+        return [CountLine("collectives", "cpu 2", "nccl x 1", "formula", "none", "1 all-reduce")]
+
+    monkeypatch.setattr(table_collectives, "run", wrong)
+    assert main(["--smoke", "--table", "collectives"]) == 1
+    assert "1 not met: rows collectives" in capsys.readouterr().out
 
 
 def test_unknown_row_is_refused_with_those_that_exist(capsys):

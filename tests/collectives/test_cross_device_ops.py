@@ -206,6 +206,12 @@ def _five(x: Any) -> Any:
         (_workers(("xring", 1, -1), num_packs=1), {"collective-permute": 6}),
         (_workers(("xring", 1, -1), num_packs=2), {"collective-permute": 12}),
         (_workers(("nccl", 3, -1), num_packs=1), {"all-reduce": 3}),
+        (_workers(("nccl", 1, -1), num_packs=4), {"all-reduce": 4}),
+        (AllReduceCrossDeviceOps("nccl", num_packs=3), {"all-reduce": 3}),
+        (
+            HierarchicalCopyAllReduce(num_packs=2),
+            {"reduce-scatter": 2, "all-reduce": 2, "all-gather": 2},
+        ),
         (
             _workers(("xring", 1, -1), agg_small_grads_max_bytes=20, agg_small_grads_max_group=3),
             {"collective-permute": 12},
@@ -282,6 +288,7 @@ def test_wrong_specs_are_refused(spec: Any, parts: tuple[str, ...]) -> None:
         (["cpu:0", "cpu:0"], ArgumentError, "comes twice"),
         (["cpu:0", "cpu:99"], DeviceError, "'cpu:99' does not exist"),
         (["gpu:0"], DeviceError, "gpu"),
+        (["/job:worker/task:5", "/job:worker/task:0"], DeviceError, "from 0 to 1"),
         (["worker"], DeviceError, "'worker' is not understood"),
     ],
     ids=repr,
@@ -481,8 +488,9 @@ def test_a_subclass_may_see_all_leaves_at_once(rows: PerReplica) -> None:
         (lambda v: v.values, "a tuple of 4"),
         (lambda v: v.values[0][:1], "an array float32[1]"),
         (lambda v: "text", "'text'"),
+        (lambda v: v, "a PerReplica"),
     ],
-    ids=["none", "all_values", "shape", "text"],
+    ids=["none", "all_values", "shape", "text", "not_reduced"],
 )
 def test_a_subclass_that_returns_the_wrong_thing_is_named(
     result: Any, part: str, rows: PerReplica
@@ -496,6 +504,8 @@ def test_a_subclass_that_returns_the_wrong_thing_is_named(
     strategy = MirroredStrategy([f"cpu:{i}" for i in range(4)], Wrong())
     with refused(ReplicaValueError, "Wrong.batch_reduce", part, "shape [5]"):
         strategy.run(lambda x: get_replica_context().all_reduce("sum", x), (rows,))
+    with refused(ReplicaValueError, "Wrong.batch_reduce", part, "shape [5]"):
+        strategy.reduce("SUM", rows, axis=None)
 
 
 def test_a_subclass_that_returns_too_few_is_named(rows: PerReplica) -> None:

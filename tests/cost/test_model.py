@@ -189,6 +189,17 @@ def test_workers_that_do_not_divide_the_replicas_are_refused() -> None:
         cost.seconds("xla/xla", 6, 8, cost.Links(cost.TABLE["pcie-4"]), 4)
 
 
+def test_cpu_processes_of_one_machine_are_workers_though_they_are_in_one_slice() -> None:
+    devices = [
+        SimpleNamespace(platform="cpu", device_kind="cpu", process_index=i // 2, slice_index=0)
+        for i in range(4)
+    ]
+    layout: Any = SimpleNamespace(devices=devices, platform="cpu")
+    links = cost.links_of(layout)
+    assert (links.inner.name, links.across.name) == ("cpu-processes", "cpu-processes")
+    assert [cost.worker_of(d) for d in devices] == [0, 0, 1, 1]
+
+
 def _layout(platform: str, kind: str, workers: int, slices: bool) -> Any:
     devices = [
         SimpleNamespace(

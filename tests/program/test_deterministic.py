@@ -408,3 +408,37 @@ def test_programs_of_other_strategies_are_as_they_were() -> None:
     compiled = strategy.lower(_train_step, (state, batch)).compile()
     assert "opt-barrier" not in compiled.as_text()
     assert [c.kind for c in compiled.collectives] == ["all-reduce"]
+
+
+def test_reductions_of_what_a_step_is_given_have_the_same_bits_too() -> None:
+    x = np.random.default_rng(0).normal(size=(32, 6)).astype(np.float32)
+    images = np.random.default_rng(1).normal(size=(64, 4, 4, 3)).astype(np.float32)
+
+    def step(x: Any, images: Any) -> Any:
+        replica = get_replica_context()
+        keys = jax.random.split(jax.random.key(replica.replica_id_in_sync_group))
+        noise = jax.random.normal(keys[0], x.shape)
+        centred = (images - images.mean(0, keepdims=True)) / (images.std(0, keepdims=True) + 1e-5)
+        sums = [jnp.sum(x), jnp.mean(x**2), jnp.var(x), jnp.linalg.norm(x.ravel()), noise.sum()]
+        return replica.all_reduce("sum", [*sums, centred.sum((1, 2, 3))]), keys
+
+    found = []
+    for count in (1, 2, 4, 8):
+        strategy = jaxdist.MirroredStrategy(jax.devices()[:count], deterministic=True)
+        given = [jax.device_put(v, strategy.per_replica_sharding) for v in (x, images)]
+        sums, _ = strategy.run(step, tuple(given))
+        found.append([np.asarray(v).tobytes() for v in sums])
+    assert all(other == found[0] for other in found[1:])
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_a_function_takes_rows_for_what_their_layout_says_on_one_device_too(count: int) -> None:
+    strategy = jaxdist.MirroredStrategy(jax.devices()[:count], deterministic=True)
+    x = np.arange(128, dtype=np.float32).reshape(64, 2)
+    rows = jax.device_put(x, strategy.per_replica_sharding)
+
+    def step(x: Any) -> Any:
+        return get_replica_context().all_reduce("sum", jnp.sum(x))
+
+    whole = jaxdist.function(lambda x: strategy.run(step, (x,)))
+    assert float(strategy.run(step, (rows,))) == float(whole(rows)) == 8128

@@ -52,6 +52,31 @@ def test_training_comes_as_far_as_in_all_bits(compression: str, workers: int) ->
     assert float(jnp.abs(errors.given.array).max()) > 0, "something was rounded"
 
 
+@pytest.mark.parametrize("compression", ["bf16", "int8"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_seen_and_spoils_no_later_step(compression: str, bad: float) -> None:
+    good = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    spoilt = good.copy()
+    spoilt[3, 1] = bad
+    strategy = MirroredStrategy()
+    tx = compressed_update(optax.apply_if_finite(optax.sgd(1.0), 5), compression, workers=2)
+    params = {"w": jnp.ones(4)}
+    with strategy.scope():
+        state: Any = tx.init(params)
+
+    def step(grads: Any, state: Any) -> Any:
+        return tx.update({"w": grads}, state, params)
+
+    seen = []
+    for grads in (good, spoilt, good, good):
+        updates, state = strategy.run(step, (PerReplica(list(grads)), state))
+        seen.append((int(state[1].total_notfinite), updates["w"]))
+    assert [count for count, _ in seen] == [0, 1, 1, 1]
+    for number in (0, 2, 3):
+        np.testing.assert_allclose(seen[number][1], -good.mean(0), atol=0.02)
+    assert np.all(np.isfinite(state[0].given.whole()))
+
+
 def test_one_worker_compresses_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     strategy = MirroredStrategy()
     with caplog.at_level(logging.INFO, "jaxdist"):

@@ -352,3 +352,13 @@ def test_gradients_of_a_functional_step_can_be_checked() -> None:
     wrong = Training(strategy, summed).step
     report = strategy.check_gradients(wrong, (parameters(), summed.init(parameters()), batch))
     assert report.factor == pytest.approx(3, rel=1e-3)
+
+
+def test_virtual_replicas_are_refused() -> None:
+    exact = jaxdist.MirroredStrategy(deterministic=True)
+    tx = jaxdist.sharded_update(optax.adam(0.1), min_bytes=0)
+    with exact.scope(), pytest.raises(ArgumentError, match="deterministic=True"):
+        tx.init(jnp.ones(64))
+    w = jnp.ones(64)
+    with pytest.raises(ArgumentError, match="Leave one of them out"):
+        exact.run(lambda w: tx.update(w, optax.adam(0.1).init(w), w), (w,))

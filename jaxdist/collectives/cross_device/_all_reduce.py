@@ -66,6 +66,16 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
         )
 
     @property
+    def is_packed(self) -> bool:
+        """Whether leaves share vectors.
+
+        Example:
+            >>> jaxdist.contrib.AllReduceCrossDeviceOps(num_packs=0).is_packed
+            False
+        """
+        return bool(self.num_packs or self.agg_small_grads_max_bytes)
+
+    @property
     def packing(self) -> Packing:
         """How leaves become vectors.
 
@@ -88,7 +98,9 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
             algorithm = TwoLevel(Xla(), Xla(), local)
         level = whole(layout)
         entry = Entry(InShards(algorithm, 1), -1)
-        return Plan(algorithm.name, repr(self)), SumBySize(level, (entry,), self.packing)
+        return Plan(algorithm.name, repr(self)), SumBySize(
+            level, (entry,), self.packing, self.is_packed
+        )
 
     def __repr__(self) -> str:
         return (

@@ -10,7 +10,7 @@ from jaxdist.collectives._reduce_op import ReduceOp, reduce_op
 from jaxdist.collectives.cross_device._destinations import placed, target_of
 from jaxdist.collectives.cross_device._values import as_per_replica, gather_handle, layout_of
 from jaxdist.errors import ArgumentError
-from jaxdist.values import Handle
+from jaxdist.values import Handle, PerReplica
 
 
 class CrossDeviceOps:
@@ -137,6 +137,9 @@ class CrossDeviceOps:
         Returns:
             The array on the destinations.
 
+        Raises:
+            ArgumentError: A `PerReplica`, or destinations that are none.
+
         Example:
             >>> len(CrossDeviceOps().broadcast(1.0, ["cpu:0", "cpu:1"]).devices())
             2
@@ -144,11 +147,24 @@ class CrossDeviceOps:
         Source:
             `tf.distribute.CrossDeviceOps.broadcast`.
         """
-        target_of(f"{type(self).__name__}.broadcast", destinations, None)
+        caller = f"{type(self).__name__}.broadcast"
+        target_of(caller, destinations, None)
+        if isinstance(tensor, PerReplica):
+            raise ArgumentError(
+                f"{caller} was given {tensor!r}, a PerReplica.\n\n"
+                "It has a value for each replica already; what is broadcast is one value.\n\n"
+                "Reduce it first: ops.reduce('MEAN', value, destinations)."
+            )
         return self.broadcast_implementation(tensor, destinations)
 
     def gather(
-        self, per_replica_value: Any, destinations: Any, axis: int, options: Any = None
+        self,
+        per_replica_value: Any,
+        destinations: Any,
+        axis: int,
+        options: Any = None,
+        *,
+        experimental_hints: Any = None,
     ) -> Any:
         """The values of all replicas one after the other on `axis`, on `destinations`.
 
@@ -160,6 +176,7 @@ class CrossDeviceOps:
             destinations: As for `reduce`.
             axis: Dim to concatenate on.
             options: As for `reduce`.
+            experimental_hints: As for `reduce`.
 
         Returns:
             An array on the destinations.
@@ -176,7 +193,7 @@ class CrossDeviceOps:
             `tf.distribute.CrossDeviceOps._gather`.
         """
         caller = f"{type(self).__name__}.gather"
-        _, chosen = self._checked(caller, ReduceOp.SUM, options, None)
+        _, chosen = self._checked(caller, ReduceOp.SUM, options, experimental_hints)
         value = as_per_replica(caller, "per_replica_value", per_replica_value)
         target_of(caller, destinations, None)
         return self.gather_implementation(value, destinations, axis, chosen)

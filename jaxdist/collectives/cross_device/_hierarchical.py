@@ -70,7 +70,8 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
         packing = EqualPacks(self.num_packs) if self.num_packs else Alone()
         entry = Entry(InShards(algorithm, 1), -1)
         level = whole(layout)
-        return Plan(algorithm.name, reason), SumBySize(level, (entry,), packing)
+        how = SumBySize(level, (entry,), packing, apart=self.num_packs > 0)
+        return Plan(algorithm.name, reason), how
 
     def __repr__(self) -> str:
         return f"HierarchicalCopyAllReduce(num_packs={self.num_packs})"

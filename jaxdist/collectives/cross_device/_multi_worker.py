@@ -121,7 +121,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         )
         level = whole(layout)
         name = ", ".join(f"{s.alg} x {s.shards}" for s in self.all_reduce_spec)
-        return Plan(name, reason), SumBySize(level, entries, self.packing)
+        return Plan(name, reason), SumBySize(level, entries, self.packing, self.is_packed)
 
     def _remedy(self, count: int) -> str:
         workers = len(self.worker_devices)
@@ -150,10 +150,14 @@ def _checked_workers(given: Any) -> tuple[str, ...]:
     for name, task in zip(names, tasks, strict=True):
         if task is None:
             runtime.device_from_name(name)
-        elif jax.process_count() > 1 and int(task["task"]) >= jax.process_count():
+            continue
+        several = jax.process_count() > 1
+        count = jax.process_count() if several else len(names)
+        if int(task["task"]) >= count:
+            what = f"the job has {count} processes" if several else f"there are {count} workers"
             raise DeviceError(
-                f"{caller} was given the worker {name!r}, and the job has {jax.process_count()} "
-                f"processes.\n\nTasks are numbered from 0 to {jax.process_count() - 1}."
+                f"{caller} was given the worker {name!r}, and {what}.\n\n"
+                f"Tasks are numbered from 0 to {count - 1}."
             )
     if len(set(map(str.lower, names))) < len(names):
         raise ArgumentError(

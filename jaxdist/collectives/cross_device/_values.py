@@ -15,7 +15,7 @@ from jaxdist.collectives._in_replica import gather_dim, gathered
 from jaxdist.collectives.cross_device._destinations import devices_of
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Handle, IndexedSlices, PerReplica, checked_per_replica
+from jaxdist.values import Handle, IndexedSlices, PerReplica, Variable, checked_per_replica
 
 
 def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
@@ -24,7 +24,12 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
     Raises:
         ReplicaValueError: It is nothing that a replica could have.
     """
-    if isinstance(value, IndexedSlices):
+    if isinstance(value, Variable):
+        value = value.distributed
+    rows = isinstance(value, PerReplica) and not value.is_global
+    if isinstance(value, IndexedSlices) or (
+        rows and any(isinstance(v, IndexedSlices) for v in value.values)
+    ):
         raise ReplicaValueError(
             f"{caller}: {name} is IndexedSlices.\n\n"
             "Rows are reduced by the strategy: strategy.reduce(op, slices, axis=None). Here pass "

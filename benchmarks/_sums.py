@@ -1,0 +1,167 @@
+"""All-reduces of many leaves, through jaxdist and by hand: what rows 11 to 14 compare.
+
+Every arm is given the same numbers and waits for each all-reduce. What it tells of the sums has to
+be the same for all.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jaxdist
+from benchmarks._joined import joined
+from benchmarks._loop import Loop
+from benchmarks._steps import strategy
+from jaxdist import cost, hlo, mesh
+from jaxdist.collectives import CommunicationOptions
+from jaxdist.collectives._default_sum import default_summing
+
+Shapes = Sequence[Sequence[int]]
+# As many as jaxdist lets a loop have by itself.
+STEPS_IN_FLIGHT = 8
+
+Summing = Callable[[list[jax.Array]], Sequence[jax.Array]]
+
+
+def api(n: int, shapes: Shapes, links: str) -> Loop:
+    """`all_reduce` with no options in `strategy.run`, which chooses by the links of a file."""
+    jaxdist.config.links(links)
+    chosen = strategy(n)
+    given = [jaxdist.PerReplica.of_global(x) for x in leaves(chosen.layout, shapes)]
+
+    return loop(lambda: chosen.run(_all_reduced, (given,)), chosen.layout)
+
+
+def per_leaf(n: int, shapes: Shapes) -> Loop:
+    """By hand: one `psum` of the list of leaves."""
+    return _by_hand(mesh.build(jax.devices()[:n]), shapes, psum_each)
+
+
+def flat(n: int, shapes: Shapes) -> Loop:
+    """By hand: all leaves as one vector."""
+    return _by_hand(mesh.build(jax.devices()[:n]), shapes, psum_flat)
+
+
+def floor(n: int, shapes: Shapes) -> Loop:
+    """No all-reduce: one more than every element, which reads and writes as much memory."""
+    layout = mesh.build(jax.devices()[:n])
+    call = mapped(layout, lambda xs: [x + 1 for x in xs], layout.replica_spec)
+    given = leaves(layout, shapes)
+    return loop(lambda: call(given), layout)
+
+
+def api_joined(rank: int, ports: list[int], shapes: Shapes, links: str) -> Loop:
+    """What `all_reduce` does between processes."""
+    jaxdist.config.links(links)
+    layout = joined(rank, ports)
+    sizes = [jax.ShapeDtypeStruct(tuple(s), np.float32) for s in shapes]
+    _, how = default_summing(sizes, layout, CommunicationOptions())
+    return _by_hand(layout, shapes, how)
+
+
+def per_leaf_joined(rank: int, ports: list[int], shapes: Shapes) -> Loop:
+    """`per_leaf` between processes."""
+    return _by_hand(joined(rank, ports), shapes, psum_each)
+
+
+def collectives(n: int, shapes: Shapes, links: str) -> tuple[str, str]:
+    """What `api` and `per_leaf` compile to: each collective with the bytes of its operands."""
+    jaxdist.config.links(links)
+    chosen = strategy(n)
+    layout = chosen.layout
+    given = [
+        jax.ShapeDtypeStruct((n * s[0], *s[1:]), np.float32, sharding=layout.per_replica)
+        for s in shapes
+    ]
+    ours = chosen.lower(_all_reduced, (given,)).compile().as_text()
+    theirs = mapped(layout, psum_each, PartitionSpec()).lower(given).compile().as_text() or ""
+    return _in_words(ours), _in_words(theirs)
+
+
+def _all_reduced(values: list[jax.Array]) -> list[jax.Array]:
+    sums: list[jax.Array] = jaxdist.get_replica_context().all_reduce("sum", values)
+    return sums
+
+
+def _in_words(text: str) -> str:
+    found = [f"{c.kind}[{c.operands}] of {c.operand_bytes:,} bytes" for c in hlo.collectives(text)]
+    return ", ".join(sorted(found))
+
+
+def psum_each(arrays: list[jax.Array]) -> list[jax.Array]:
+    """A sum for each array."""
+    return list(jax.lax.psum(arrays, mesh.REPLICA_AXIS))
+
+
+def psum_flat(arrays: list[jax.Array]) -> list[jax.Array]:
+    """One sum of all arrays end to end."""
+    total = jax.lax.psum(jnp.concatenate([x.ravel() for x in arrays]), mesh.REPLICA_AXIS)
+    ends = np.cumsum([x.size for x in arrays])[:-1]
+    parts = jnp.split(total, ends)
+    return [p.reshape(x.shape) for p, x in zip(parts, arrays, strict=True)]
+
+
+def mapped(layout: mesh.ReplicaMesh, fn: Any, out_specs: Any) -> Any:
+    """`jit(shard_map(fn))` over the rows of all replicas."""
+    return jax.jit(
+        jax.shard_map(
+            fn,
+            mesh=layout.mesh,
+            in_specs=layout.replica_spec,
+            out_specs=out_specs,
+            check_vma=False,
+        )
+    )
+
+
+def leaves(layout: mesh.ReplicaMesh, shapes: Shapes) -> list[jax.Array]:
+    """Leaf i is i + r + 1 on replica r: sums that floats hold exactly."""
+    count = layout.num_replicas
+
+    def made(number: int, shape: Sequence[int]) -> jax.Array:
+        rows, rest = shape[0], tuple(shape[1:])
+
+        def piece(index: Any) -> np.ndarray:
+            first = index[0].start or 0
+            return np.full((rows, *rest), number + first // rows + 1, np.float32)
+
+        sharding = NamedSharding(layout.mesh, PartitionSpec(layout.replica_axes))
+        return jax.make_array_from_callback((count * rows, *rest), sharding, piece)
+
+    return [made(i, s) for i, s in enumerate(shapes)]
+
+
+def expected_sum(n: int, shapes: Shapes) -> float:
+    """The sum over the leaves of their first elements, all-reduced."""
+    return float(sum(n * i + n * (n + 1) // 2 for i in range(len(shapes))))
+
+
+def _by_hand(layout: mesh.ReplicaMesh, shapes: Shapes, how: Summing) -> Loop:
+    given = leaves(layout, shapes)
+    call = mapped(layout, lambda xs: list(how(xs)), PartitionSpec())
+    return loop(lambda: call(given), layout)
+
+
+def loop(call: Callable[[], Any], layout: mesh.ReplicaMesh) -> Loop:
+    """One all-reduce after the other."""
+    wait_every = STEPS_IN_FLIGHT if layout.is_local else 1
+    held: list[Any] = [call()]
+
+    def run(steps: int) -> None:
+        for number in range(1, steps + 1):
+            held[0] = call()
+            if number % wait_every == 0:
+                jax.block_until_ready(held[0])
+        jax.block_until_ready(held[0])
+
+    def facts() -> dict[str, Any]:
+        firsts = [np.asarray(x.addressable_shards[0].data).ravel()[0] for x in held[0]]
+        total = math.fsum(map(float, firsts))
+        return {"sum": total, "packed below": cost.pack_below(cost.links_of(layout).across)}
+
+    return Loop(run, facts=facts)
