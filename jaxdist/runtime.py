@@ -111,15 +111,17 @@ def default_devices() -> list[jax.Device]:
 
 
 def device_name(device: jax.Device) -> str:
-    """The full documented name of a device.
+    """The full documented name of a device; one of another process goes by that and its id.
 
     Example:
         >>> device_name(jax.devices()[0])
         '/job:localhost/replica:0/task:0/device:CPU:0'
     """
     platform = "gpu" if device.platform in ("gpu", "cuda", "rocm") else device.platform
-    index = local_devices(device.platform).index(device)
-    return f"/job:localhost/replica:0/task:0/device:{platform.upper()}:{index}"
+    present = local_devices(device.platform)
+    is_here = device in present
+    task, index = (0, present.index(device)) if is_here else (device.process_index, device.id)
+    return f"/job:localhost/replica:0/task:{task}/device:{platform.upper()}:{index}"
 
 
 def distinct_devices(caller: str, names: Sequence[str | jax.Device]) -> list[jax.Device]:

@@ -224,6 +224,7 @@ for name, shape, replicas in CASES:
         depth = tpu.slice_of(name).shape[2]
         assert (x, y, z % depth, core) == (*device.coords, device.core_on_chip)
         assert (getattr(device, "slice_index", None) or 0) == z // depth
+    assert len(set(strategy.extended.worker_devices)) == strategy.mesh.devices.size
     w = jax.ShapeDtypeStruct((8, 4), np.float32, sharding=strategy.replicated_sharding)
     batch = jax.ShapeDtypeStruct((4 * replicas, 4), np.float32,
                                  sharding=strategy.per_replica_sharding)
