@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdist.errors import ArgumentError
 
@@ -84,11 +83,3 @@ def compression_of(caller: str, name: Any) -> Compression:
         f"{caller} was given compression={name!r}.\n\n"
         f"It is one of {', '.join(map(repr, _BY_NAME))}."
     )
-
-
-def bytes_of(compression: Compression, size: int) -> int:
-    """The bytes of a vector in its code."""
-    code = jax.eval_shape(
-        compression.encoded, jax.ShapeDtypeStruct((1, size), np.dtype(np.float32))
-    )
-    return int(code.size) * int(code.dtype.itemsize)

@@ -13,7 +13,7 @@ from jaxdist.collectives._packs import LeafPacks
 from jaxdist.collectives._plan import Plan
 from jaxdist.collectives._reduction import Summing, reduced
 from jaxdist.collectives._sum_by_size import Entry, SumBySize
-from jaxdist.collectives._told import note_plan
+from jaxdist.collectives._told import note_ignored, note_plan
 from jaxdist.collectives.algorithms import Auto, InShards, auto, whole
 from jaxdist.mesh import ReplicaMesh
 
@@ -46,12 +46,24 @@ def summed_by_default(
     arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
 ) -> Sequence[jax.Array]:
     """The sums over the replicas; a bare `psum` where XLA is left to do all of it."""
+    if layout.num_virtual is not None:
+        return _by_the_tree(arrays, layout, options)
     plan, how = default_summing(arrays, layout, options)
     if how == LeafPacks(layout.replica_axes):
         sizes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
         note_plan(lambda: _plain(sizes, layout, timed=True))
         return how(arrays)
     return reduced(arrays, plan, how)
+
+
+def _by_the_tree(
+    arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
+) -> Sequence[jax.Array]:
+    """Sums that virtual replicas take apart themselves, in an order that no packing may change."""
+    if options.bytes_per_pack:
+        note_ignored("bytes_per_pack: with deterministic=True sums go by one tree")
+    note_plan(lambda: Plan("tree", "deterministic=True: pairs, and pairs of pairs, on any devices"))
+    return LeafPacks(layout.replica_axes)(arrays)
 
 
 def _packing(leaves: Sequence[Any], layout: ReplicaMesh) -> SmallTogether | None:

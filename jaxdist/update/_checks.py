@@ -16,13 +16,15 @@ from jaxdist.values import Sharded
 _MOST_LISTED = 10
 
 
-def checked_transformation(tx: Any) -> optax.GradientTransformationExtraArgs:
+def checked_transformation(
+    tx: Any, caller: str = "sharded_update"
+) -> optax.GradientTransformationExtraArgs:
     """`tx` as a transformation that takes extra arguments."""
     if isinstance(tx, optax.MultiSteps):
         tx = tx.gradient_transformation()
     if not isinstance(tx, optax.GradientTransformation):
         raise ArgumentTypeError(
-            f"sharded_update(tx) takes an optax.GradientTransformation, and {type(tx).__name__} "
+            f"{caller}(tx) takes an optax.GradientTransformation, and {type(tx).__name__} "
             "was given.\n\n"
             "Pass for instance optax.adam(1e-3), or make one of two functions: "
             "optax.GradientTransformation(init, update)."

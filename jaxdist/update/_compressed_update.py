@@ -112,7 +112,7 @@ def compressed_update(
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int)):
         raise ArgumentTypeError(f"{CALLER}(workers={workers!r}) takes an integer or None.")
     op = collectives.reduce_op(CALLER, reduce_op)
-    own = _Update(checked_transformation(tx), compression, workers, op, strategy)
+    own = _Update(checked_transformation(tx, CALLER), compression, workers, op, strategy)
     return CompressedUpdate(own.init, own)
 
 

@@ -442,3 +442,16 @@ def test_a_function_takes_rows_for_what_their_layout_says_on_one_device_too(coun
 
     whole = jaxdist.function(lambda x: strategy.run(step, (x,)))
     assert float(strategy.run(step, (rows,))) == float(whole(rows)) == 8128
+
+
+def test_explain_says_that_sums_go_by_the_tree() -> None:
+    strategy = jaxdist.MirroredStrategy(deterministic=True)
+    options = jaxdist.experimental.CommunicationOptions(bytes_per_pack=8)
+
+    def step(x: Any) -> Any:
+        return get_replica_context().all_reduce("sum", [x, x + 1], options)
+
+    rows = jax.device_put(np.ones((8, 4), np.float32), strategy.per_replica_sharding)
+    report = strategy.lower(step, (rows,)).explain()
+    assert {asked.algorithm for asked in report.asked} == {"tree"}
+    assert any("bytes_per_pack" in sentence for sentence in report.ignored)
