@@ -1,10 +1,19 @@
 """What every resolver answers: who is in the job, and who am I."""
 
 import abc
+import logging
 from typing import Any
 
 from jaxdist import _chips
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
+
+_LOG = logging.getLogger("jaxdist")
+
+
+def tell_no_session(config_proto: Any) -> None:
+    """Log that settings of a session have no effect, if there are some."""
+    if config_proto is not None:
+        _LOG.info("num_accelerators: config_proto has no effect: JAX has no sessions")
 
 
 class ClusterResolver(abc.ABC):
@@ -54,6 +63,7 @@ class ClusterResolver(abc.ABC):
             task_id: The number of the task, which is its process.
             config_proto: Settings of a TensorFlow session; JAX has none, and it changes nothing.
         """
+        tell_no_session(config_proto)
         return _chips.accelerators(None if task_type is None else task_id)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._connect import experimental_connect_to_cluster
-from jaxdist.cluster_resolver._resolver import ClusterResolver, master_url
+from jaxdist.cluster_resolver._resolver import ClusterResolver, master_url, tell_no_session
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
 from jaxdist.tpu import TPUSystem, slice_of
 from jaxdist.tpu._initialize import system_of
@@ -212,6 +212,7 @@ class TPUClusterResolver(ClusterResolver):
         config_proto: Any = None,
     ) -> dict[str, int]:
         """Number of TPU cores of each host; all hosts have equally many."""
+        tell_no_session(config_proto)
         return {"TPU": self.tpu_system.topology.num_tpus_per_task}
 
     def __enter__(self) -> "TPUClusterResolver":
