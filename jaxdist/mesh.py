@@ -30,6 +30,8 @@ class ReplicaMesh:
     num_virtual: int | None = None
     # The slice whose chips are only described: programs compile for it, and nothing lies on it.
     described: str | None = None
+    # Whether a step has to say of every input how it lies over the logical devices.
+    spmd: bool = False
 
     @functools.cached_property
     def logical_axes(self) -> tuple[str, ...]:
@@ -203,14 +205,18 @@ class ReplicaMesh:
 
 
 def build(
-    devices: Sequence[jax.Device], *, num_logical: int = 1, described: str | None = None
+    devices: Sequence[jax.Device],
+    *,
+    num_logical: int = 1,
+    described: str | None = None,
+    spmd: bool = False,
 ) -> ReplicaMesh:
     """Build the mesh of a strategy from devices listed replica by replica."""
     grid = np.asarray(devices, dtype=object).reshape(-1, num_logical)
     # Axis types are always passed: the default differs between `Mesh` and `jax.make_mesh`,
     # and with Explicit axes `shard_map` refuses arrays that are not laid out over them yet.
     mesh = Mesh(grid, (REPLICA_AXIS, LOGICAL_AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
-    return ReplicaMesh(mesh, (REPLICA_AXIS,), described=described)
+    return ReplicaMesh(mesh, (REPLICA_AXIS,), described=described, spmd=spmd)
 
 
 def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:

@@ -19,6 +19,7 @@ from jaxdist.program._explanation import Explanation, explained
 from jaxdist.program._logical_marks import marks_of_results
 from jaxdist.program._replication import NONE, TracedCollective, analyse
 from jaxdist.program._rewrite import PartialAutoRewrite
+from jaxdist.program._spmd_inputs import check_inputs
 from jaxdist.program._state import check_functional_state, combined_variables
 from jaxdist.program._trace import Argument, InSlot, Signature, Traced, scalar_form, trace
 from jaxdist.program._uneven import cut, trace_uneven
@@ -483,6 +484,12 @@ def build(
     with told() as said:
         traced, signature, variables = lift(tracer, fn, signature, strategy, known)
     graph_size = len(signature.graph.paths) if signature.graph else 0
+    graph_names = [signature.graph.name(i) for i in range(graph_size)] if (signature.graph) else []
+    written_names, read_names = variables.names
+    state_names = [*graph_names, *written_names]
+    names_in = (*state_names, *input_names, *read_names)
+    if layout.spmd and layout.num_logical > 1:
+        check_inputs(signature, traced, names_in, layout, len(variables.read_only))
     axes = replica_axes_of(layout)
     found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
     differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
@@ -492,10 +499,7 @@ def build(
         check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
         of_variables = differs[graph_size : traced.num_graph]
         check_equal(variables.written, of_variables, layout.num_replicas)
-    graph_names = [signature.graph.name(i) for i in range(graph_size)] if (signature.graph) else []
     outputs = []
-    written_names, read_names = variables.names
-    state_names = [*graph_names, *written_names]
     own_copies = {graph_size + i for i, v in enumerate(variables.written) if v.home.per_replica}
     names = [*state_names, *traced.paths]
     marks = marks_of_results(traced.jaxpr) if layout.num_logical > 1 else [None] * len(names)
@@ -514,7 +518,7 @@ def build(
         traced,
         tuple(outputs),
         (*found.collectives, *extra),
-        (*state_names, *input_names, *read_names),
+        names_in,
         combined,
         tuple(d if d < graph_size else d + len(variables.written) for d in donated),
         variables,

@@ -44,16 +44,19 @@ def replicate(strategy: Any, caller: str, value: PyTree) -> PyTree:
     return _each(strategy, caller, value, lambda _, shape, __: (1,) * len(shape))
 
 
-def is_inside_step(strategy: Any, caller: str) -> bool:
-    """Whether a step of this strategy is being traced around the caller.
+def layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
+    """The layout of the step that is being traced around the caller, or None outside of steps.
+
+    `check_gradients` runs a step of this strategy on one device.
 
     Raises:
         ContextError: A step of another strategy, or a merge function.
     """
     frame = replica.innermost_explicit_frame()
     if frame is None or not frame.inside_step:
-        return False
-    if frame.strategy is not strategy or frame.in_merge:
+        return None
+    runs = frame.strategy
+    if (runs is not strategy and runs.stands_for is not strategy) or frame.in_merge:
         raise ContextError(
             f"{caller} was called {frame.describe()}.\n\n"
             "Logical devices are those of a replica, so it is called inside one, in a function "
@@ -61,23 +64,23 @@ def is_inside_step(strategy: Any, caller: str) -> bool:
             "Call it in the function that you pass to strategy.run, before the merge_call, with "
             "the strategy that runs it: jaxdist.get_replica_context().strategy."
         )
-    return True
+    layout: ReplicaMesh = runs.layout
+    return layout
 
 
 Check = Callable[[str, tuple[int, ...], Any], tuple[int, ...]]
 
 
 def _each(strategy: Any, caller: str, value: PyTree, check: Check) -> PyTree:
-    layout: ReplicaMesh = strategy.layout
-    inside = is_inside_step(strategy, caller)
+    inside = layout_in_step(strategy, caller)
 
     def one(path: Any, leaf: Any) -> Any:
         name = "tensor" + jax.tree_util.keystr(path)
         if isinstance(leaf, Variable):
             leaf = leaf.value()
-        if inside:
-            return _marked(caller, name, leaf, check, layout)
-        return _placed(caller, name, leaf, check, layout)
+        if inside is not None:
+            return _marked(caller, name, leaf, check, inside)
+        return _placed(caller, name, leaf, check, strategy.layout)
 
     return jax.tree_util.tree_map_with_path(one, value, is_leaf=lambda x: isinstance(x, _WHOLE))
 

@@ -25,8 +25,9 @@ class TPUStrategy(Strategy):
         tpu_cluster_resolver: Which TPUs; None is those of this machine.
         experimental_device_assignment: Which core each logical device of each replica is; None is
             a replica on every core, in the order of JAX's devices, host by host.
-        experimental_spmd_xla_partitioning: A rule for the functions that place values on logical
-            devices, which are not here yet; within a replica XLA partitions either way.
+        experimental_spmd_xla_partitioning: Whether every input of a step has to be split over the
+            logical devices, or replicated to them, before it is used; then nothing can be
+            assigned to one of them. XLA partitions a replica in either case.
         options: `experimental.CommunicationOptions` that hold where a call does not say otherwise.
 
     Raises:
@@ -65,10 +66,14 @@ class TPUStrategy(Strategy):
         system = resolver.tpu_system
         assignment = _checked(resolver, system, experimental_device_assignment)
         self._resolver, self._assignment = resolver, assignment
-        self._spmd = bool(experimental_spmd_xla_partitioning)
         grid = system.device_grid(assignment.core_assignment)
         described = resolver.tpu_name if system.is_described else None
-        layout = meshes.build(grid.ravel().tolist(), num_logical=grid.shape[1], described=described)
+        layout = meshes.build(
+            grid.ravel().tolist(),
+            num_logical=grid.shape[1],
+            described=described,
+            spmd=bool(experimental_spmd_xla_partitioning),
+        )
         self._set_up(layout, communication_of("TPUStrategy", None, options, None))
 
     @property
@@ -102,7 +107,7 @@ class TPUStrategy(Strategy):
             >>> TPUStrategy(resolver).experimental_spmd_xla_partitioning
             False
         """
-        return self._spmd
+        return self.layout.spmd
 
     def experimental_split_to_logical_devices(
         self, tensor: PyTree, partition_dimensions: Sequence[int]
@@ -190,7 +195,6 @@ class TPUStrategy(Strategy):
     def __deepcopy__(self, memo: dict[int, Any]) -> "TPUStrategy":
         other: Any = super().__deepcopy__(memo)
         other._resolver, other._assignment = self._resolver, self._assignment
-        other._spmd = self._spmd
         return other
 
 

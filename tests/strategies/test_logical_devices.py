@@ -258,6 +258,15 @@ def test_a_step_of_another_strategy_and_a_merge_function_are_refused() -> None:
         TWO_BY_FOUR.run(merging, (np.zeros((4, 4)),))
 
 
+def test_gradients_of_a_step_with_marks_are_checked_on_one_device() -> None:
+    def step(w: Any, x: Any) -> Any:
+        dw = jax.grad(lambda w: (x @ SPLIT(w, [1, 4])).mean())(w)
+        return jaxdist.get_replica_context().all_reduce("mean", dw)
+
+    report = TWO_BY_FOUR.check_gradients(step, (_random(4, 4), PerReplica([_random(2, 4)] * 2)))
+    assert report.is_equal
+
+
 def test_every_factorisation_gives_a_layout_over_the_same_devices() -> None:
     layout = tpus(1, 8).layout
     for parts in itertools.product([1, 2, 4, 8], repeat=3):
@@ -266,3 +275,60 @@ def test_every_factorisation_gives_a_layout_over_the_same_devices() -> None:
             assert list(sharding.mesh.devices.ravel()) == list(layout.mesh.devices.ravel())
             assert sharding.shard_shape((8, 8, 8)) == tuple(8 // p for p in parts)
     assert layout.tiles((1, 1)).spec == PartitionSpec(None, None)
+
+
+SPMD = tpus(2, 4, spmd=True)
+
+
+def _said(x: Any) -> Any:
+    return SPMD.experimental_replicate_to_logical_devices(x)
+
+
+def test_under_spmd_every_input_that_is_used_is_marked_first() -> None:
+    v = jaxdist.Variable(np.ones(3, "float32"))
+    model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    placed = SPMD.experimental_split_to_logical_devices(np.ones((4, 3), "float32"), [4, 1])
+
+    def step(model: Any, batch: Any, scale: Any, placed: Any, unused: Any) -> Any:
+        def body(carry: Any, row: Any) -> Any:
+            return carry + _said(row), None
+
+        @jax.checkpoint
+        def loss(w: Any) -> Any:
+            return (_said(w) * v).sum() * scale
+
+        y, _ = jax.lax.scan(body, jnp.zeros(3), batch["x"])
+        split = jax.jit(lambda t: SPMD.experimental_split_to_logical_devices(t, [4]))
+        return model(y), jax.grad(loss)(batch["w"]), placed * 2, split(batch["y"]), batch["out"]
+
+    ones = np.ones((4, 3), "float32")
+    batch = {"x": ones, "y": ones[:, 0], "w": ones[0], "out": ones}
+    made = SPMD.run(step, (model, batch, 2.0, placed, ones))
+    np.testing.assert_array_equal(made[1], 2 * ones[0])
+
+
+def test_under_spmd_inputs_that_are_not_marked_are_named_with_the_line_of_their_use() -> None:
+    ones = np.ones((4, 3), "float32")
+
+    def step(batch: Any, state: Any) -> Any:
+        first = _said(batch["x"])
+
+        def body(carry: Any) -> Any:
+            return carry[0] + 1, carry[1] * batch["late"].sum()
+
+        n, w = jax.lax.while_loop(lambda c: c[0] < 2, body, (0, _said(state["w"])))
+        return first + batch["y"], n, w, jax.checkpoint(jnp.sin)(state["m"])
+
+    with refused(
+        ArgumentError,
+        "3 input(s)",
+        "args[0]['late'], used at",
+        "args[0]['y'], used at",
+        "args[1]['m'], used at",
+        "test_logical_devices.py",
+        "4 logical devices",
+    ):
+        SPMD.run(step, ({"x": ones, "y": ones, "late": ones}, {"w": ones, "m": ones}))
+    # One logical device, and SPMD off, have no such rule.
+    assert float(tpus(2, 1, spmd=True).run(lambda x: x.sum(), (ones,))) == 12
+    assert float(TWO_BY_FOUR.run(lambda x: x.sum(), (ones,))) == 12
