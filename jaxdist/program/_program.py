@@ -17,6 +17,7 @@ from jaxdist.program._arguments import Static
 from jaxdist.program._carried import carried
 from jaxdist.program._explanation import Explanation, explained
 from jaxdist.program._logical_marks import marks_of_results
+from jaxdist.program._placed_work import PlacedWork, placed_work
 from jaxdist.program._replication import NONE, TracedCollective, analyse
 from jaxdist.program._rewrite import PartialAutoRewrite
 from jaxdist.program._spmd_inputs import check_inputs
@@ -103,6 +104,8 @@ class Program:
     donated: tuple[int, ...]  # numbers of input leaves
     variables: LiftedVariables = NO_VARIABLES
     told: Told = dataclasses.field(default_factory=Told)
+    # What runs on one logical device of each replica.
+    placed: tuple[PlacedWork, ...] = ()
 
     @property
     def has_state(self) -> bool:
@@ -376,6 +379,8 @@ class Program:
         ]
         if not self.collectives:
             lines.append("    none")
+        if self.placed:
+            lines += ["  placed:", *(f"    {p!r}" for p in self.placed)]
         return "\n".join(lines)
 
 
@@ -523,6 +528,7 @@ def build(
         tuple(d if d < graph_size else d + len(variables.written) for d in donated),
         variables,
         said,
+        tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
     )
 
 
