@@ -15,6 +15,7 @@ from typing import Any
 from jax.extend.core import Literal
 
 from jaxdist import _compat
+from jaxdist.errors import ArgumentError
 from jaxdist.program import _primitives as known
 from jaxdist.program._logical_device import ASSIGN, device_of
 from jaxdist.program._logical_layout import LOGICAL_LAYOUT
@@ -146,14 +147,9 @@ class _Placing:
             eqn = self.eqns[i]
             if i in self.device or eqn.primitive is ASSIGN:
                 continue
-            marks = [
-                self.eqns[u]
-                for v in eqn.outvars
-                for u in self.users[v]
-                if self._mark(u) is not None
-            ]
+            marks = [m for v in eqn.outvars for m in self._marks_on(v)]
             if marks:
-                device, source = marks[0].params["device"], _compat.source_of(marks[0])
+                device, source = _the_device(marks), _compat.source_of(marks[0])
             else:
                 found = self._device_of_all_users(eqn)
                 if found is None:
@@ -162,11 +158,14 @@ class _Placing:
             if obstacle(eqn) is None:
                 self.device[i], self.source[i] = device, source
 
-    def _mark(self, number: int) -> int | None:
-        """The device that a mark puts what came before it on."""
-        eqn = self.eqns[number]
-        is_mark = eqn.primitive is ASSIGN and not eqn.params["backward"]
-        return eqn.params["device"] if is_mark else None
+    def _marks_on(self, variable: Any) -> list[Any]:
+        """The marks that put what makes a value on a device, those on marked values too."""
+        found: list[Any] = []
+        for user in self.users[variable]:
+            eqn = self.eqns[user]
+            if eqn.primitive is ASSIGN and not eqn.params["backward"]:
+                found += [eqn, *self._marks_on(eqn.outvars[0])]
+        return found
 
     def _device_of_all_users(self, eqn: Any) -> tuple[int, str] | None:
         if any(v in self.results for v in eqn.outvars):
@@ -272,6 +271,21 @@ class _Placing:
             source or _compat.source_of(eqns[0]),
             alias,
         )
+
+
+def _the_device(marks: Sequence[Any]) -> int:
+    """The device that all marks on a value say."""
+    first: int = marks[0].params["device"]
+    for mark in marks:
+        if mark.params["device"] != first:
+            raise ArgumentError(
+                f"A value is assigned to logical device {first}, at {_compat.source_of(marks[0])}, "
+                f"and to logical device {mark.params['device']}, at {_compat.source_of(mark)}.\n\n"
+                "One logical device of each replica computes a value; the others get it when they "
+                "use it.\n\n"
+                "Leave one of the two calls out, or assign what is computed from the value."
+            )
+    return first
 
 
 def _fewest_levels(ranges: Sequence[tuple[int, float]]) -> list[int]:

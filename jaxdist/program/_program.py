@@ -455,6 +455,7 @@ class CompiledProgram:
             program.collectives,
             program.told,
             self.as_text(),
+            program.placed,
         )
 
 

@@ -88,12 +88,15 @@ def test_a_layer_on_each_of_two_logical_devices_trains_as_on_one_device(layers: 
     # There and back, on each of the two.
     assert [work.device for work in program.placed] == [0, 1, 1, 0]
     assert all(work.operations > 1 for work in program.placed)
-    text = program.compile().as_text()
+    compiled = program.compile()
+    text = compiled.as_text()
     assert text.count(" conditional(") == 4
     # The products are in the conditionals: what every device runs has none.
     assert " dot(" not in text[text.index("\nENTRY") :]
     assert "placed:\n    logical device 0:" in repr(program)
     assert "test_logical_work.py" in repr(program)
+    assert compiled.explain().placed == program.placed
+    assert "results for others" in str(compiled.explain())
 
 
 def _everywhere(assign: Any, on: Any, split: Any) -> Any:
@@ -321,6 +324,18 @@ def test_a_logical_device_that_is_not_there_is_refused() -> None:
         assign(np.ones(2), 0)
     with refused(ContextError, "outside of a step"):
         on(0)(jnp.sin)(np.ones(2))
+
+
+def test_a_value_is_on_one_logical_device() -> None:
+    assign = FOUR_BY_TWO.experimental_assign_to_logical_device
+
+    def twice(x: Any) -> Any:
+        y = jnp.sin(x)
+        return assign(y, 0) + assign(y, 1)
+
+    for step in (twice, lambda x: assign(assign(jnp.sin(x), 0), 1)):
+        with refused(ArgumentError, "logical device 0, at", "logical device 1, at", "logical_work"):
+            FOUR_BY_TWO.lower(step, (1.0,))
 
 
 def test_nothing_is_assigned_under_spmd() -> None:
