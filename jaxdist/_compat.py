@@ -323,6 +323,12 @@ def _over(mesh: Any) -> Iterator[None]:
         _MESH_CONTEXT.set_local(around)
 
 
+def at_source_of(eqn: Any) -> Any:
+    """A context in which new operations stand at the source line of an equation."""
+    names = _source_info.current_name_stack() + eqn.source_info.name_stack
+    return _source_info.user_context(eqn.source_info.traceback, name_stack=names)
+
+
 def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     """Apply the operation of an equation anew, under its source line and configuration."""
     params = eqn.primitive.get_bind_params(params)

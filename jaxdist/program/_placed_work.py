@@ -52,7 +52,8 @@ def placed_work(program: Any, *, backward: bool = False) -> list[PlacedWork]:
             for eqn in region.eqns:
                 _check_can_be_alone(eqn)
             shared = len(region.held) - sum(region.held)
-            found.append(PlacedWork(region.device, _count(region.eqns), shared, region.source))
+            source = _compat.source_of(region.asked_by)
+            found.append(PlacedWork(region.device, _count(region.eqns), shared, source))
         made = {v for r in plan.regions for e in r.eqns for v in e.outvars}
         for eqn in jaxpr.eqns:
             if eqn.primitive is ASSIGN and not eqn.params["backward"]:

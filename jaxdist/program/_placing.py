@@ -39,7 +39,8 @@ class Region:
     outvars: tuple[Any, ...]
     # For each result, whether only regions of the same device use it.
     held: tuple[bool, ...]
-    source: str
+    # The mark, or the call, that asked for it.
+    asked_by: Any
     # What stands for the results of marks.
     alias: dict[Any, Any]
 
@@ -100,7 +101,7 @@ class _Placing:
                 self.users[v].append(i)
         self.results = set(_variables(jaxpr.outvars))
         self.device: dict[int, int] = {}
-        self.source: dict[int, str] = {}
+        self.asked_by: dict[int, Any] = {}
 
     def schedule(self) -> Schedule:
         self._place_named()
@@ -124,12 +125,12 @@ class _Placing:
     def _place_cotangents(self) -> None:
         """Forwards from marked cotangents, while they are of one device."""
         label: dict[Any, int] = {}
-        marked: dict[int, str] = {}
+        marked: dict[int, Any] = {}
         for i, eqn in enumerate(self.eqns):
             if eqn.primitive is ASSIGN:
                 if eqn.params["backward"]:
                     label[eqn.outvars[0]] = eqn.params["device"]
-                    marked.setdefault(eqn.params["device"], _compat.source_of(eqn))
+                    marked.setdefault(eqn.params["device"], eqn)
                 continue
             found = {label[v] for v in _variables(eqn.invars) if v in label}
             if not found or i in self.device or not (self.backward or _compat.is_transposed(eqn)):
@@ -139,7 +140,7 @@ class _Placing:
             label.update(dict.fromkeys(eqn.outvars, device))
             if alone:
                 self.device[i] = device
-                self.source[i] = marked[device]
+                self.asked_by[i] = marked[device]
 
     def _place_backwards(self) -> None:
         """Backwards from marked values, and from what is placed already."""
@@ -149,14 +150,14 @@ class _Placing:
                 continue
             marks = [m for v in eqn.outvars for m in self._marks_on(v)]
             if marks:
-                device, source = _the_device(marks), _compat.source_of(marks[0])
+                device, mark = _the_device(marks), marks[0]
             else:
                 found = self._device_of_all_users(eqn)
                 if found is None:
                     continue
-                device, source = found
+                device, mark = found
             if obstacle(eqn) is None:
-                self.device[i], self.source[i] = device, source
+                self.device[i], self.asked_by[i] = device, mark
 
     def _marks_on(self, variable: Any) -> list[Any]:
         """The marks that put what makes a value on a device, those on marked values too."""
@@ -167,7 +168,7 @@ class _Placing:
                 found += [eqn, *self._marks_on(eqn.outvars[0])]
         return found
 
-    def _device_of_all_users(self, eqn: Any) -> tuple[int, str] | None:
+    def _device_of_all_users(self, eqn: Any) -> tuple[int, Any] | None:
         if any(v in self.results for v in eqn.outvars):
             return None
         users = {u for v in eqn.outvars for u in self.users[v]}
@@ -177,7 +178,7 @@ class _Placing:
             return None
         first = min(users)
         [device] = (d for d in devices if d is not None)
-        return device, self.source[first]
+        return device, self.asked_by[first]
 
     # Operations of one device that nothing else stands between run together.
 
@@ -261,14 +262,14 @@ class _Placing:
         reads = (v for e in eqns for v in self._read(e, alias) if v not in own)
         outvars = tuple(v for v in made if used[v] - inside)
         held = tuple(all(self.device.get(u) == device for u in used[v] - inside) for v in outvars)
-        source = next((self.source[i] for i in members if i in self.source), "")
+        asked_by = next((self.asked_by[i] for i in members if i in self.asked_by), eqns[0])
         return Region(
             device,
             eqns,
             tuple(dict.fromkeys(reads)),
             outvars,
             held,
-            source or _compat.source_of(eqns[0]),
+            asked_by,
             alias,
         )
 

@@ -85,7 +85,8 @@ class PartialAutoRewrite:
             self.widens,
         )
         held.update(v for v, stays in zip(region.outvars, region.held, strict=True) if stays)
-        return placed(*operands)
+        with _compat.at_source_of(region.asked_by):
+            return placed(*operands)
 
     def _equation(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
         if self._is_narrow(eqn):
