@@ -46,8 +46,25 @@ class Region:
 
 
 @dataclasses.dataclass(frozen=True)
+class Together:
+    """Regions of different devices of which none needs another one."""
+
+    regions: tuple[Region, ...]
+
+    @property
+    def invars(self) -> list[Any]:
+        """What they read, one after the other."""
+        return [v for r in self.regions for v in r.invars]
+
+    @property
+    def outvars(self) -> list[Any]:
+        """What they make, one after the other."""
+        return [v for r in self.regions for v in r.outvars]
+
+
+@dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A program as operations and regions in an order in which they can run.
+    """A program as operations, and regions together, in an order in which they can run.
 
     `alias` has what stands for the results of marks.
     """
@@ -58,7 +75,7 @@ class Schedule:
     @property
     def regions(self) -> list[Region]:
         """The regions among the steps."""
-        return [s for s in self.steps if isinstance(s, Region)]
+        return [r for s in self.steps if isinstance(s, Together) for r in s.regions]
 
 
 def is_marked(eqn: Any) -> bool:
@@ -193,8 +210,13 @@ class _Placing:
             else:
                 steps.append((depth[i], i, self.eqns[i]))
         used = self._used_by(order, alias)
+        levels: dict[int, list[tuple[int, Region]]] = defaultdict(list)
         for (device, level), members in groups.items():
-            steps.append((level, members[0], self._region(device, members, alias, used)))
+            levels[level].append((members[0], self._region(device, members, alias, used)))
+        for level, regions in levels.items():
+            first = min(number for number, _ in regions)
+            together = sorted((r for _, r in regions), key=lambda r: r.device)
+            steps.append((level, first, Together(tuple(together))))
         return [step for _, _, step in sorted(steps, key=lambda s: s[:2])]
 
     def _depths(self, order: Sequence[int], alias: dict[Any, Any]) -> dict[int, int]:

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
 from jaxdist.program._in_region import InRegion
-from jaxdist.program._placed_region import PlacedCall
-from jaxdist.program._placing import Region, is_marked, scheduled
+from jaxdist.program._placed_region import Part, PlacedCall
+from jaxdist.program._placing import Together, is_marked, scheduled
 from jaxdist.program._subprograms import holds_programs, subprograms
 
 _REDUCTIONS = frozenset(
@@ -66,27 +66,25 @@ class PartialAutoRewrite:
             return found.val if isinstance(found, Literal) else env[found]
 
         for step in plan.steps:
-            if isinstance(step, Region):
-                results = self._region(step, [env[v] for v in step.invars], held)
+            if isinstance(step, Together):
+                results = self._together(step, [env[v] for v in step.invars], held)
             else:
                 down = backward or _compat.is_transposed(step)
                 results = self._equation(step, [read(v) for v in step.invars], down)
             env.update(zip(step.outvars, results, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def _region(self, region: Region, operands: list[Any], held: set[Any]) -> list[Any]:
+    def _together(self, step: Together, operands: list[Any], held: set[Any]) -> list[Any]:
         [axis] = self.automatic
-        placed = PlacedCall(
-            InRegion(region),
-            region.device,
-            axis,
-            tuple(v in held for v in region.invars),
-            region.held,
-            self.widens,
+        parts = tuple(
+            Part(InRegion(r), r.device, tuple(v in held for v in r.invars), r.held)
+            for r in step.regions
         )
-        held.update(v for v, stays in zip(region.outvars, region.held, strict=True) if stays)
-        with _compat.at_source_of(region.asked_by):
-            return placed(*operands)
+        for region in step.regions:
+            pairs = zip(region.outvars, region.held, strict=True)
+            held.update(v for v, stays in pairs if stays)
+        with _compat.at_source_of(step.regions[0].asked_by):
+            return PlacedCall(parts, axis, self.widens)(*operands)
 
     def _equation(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
         if self._is_narrow(eqn):

@@ -16,7 +16,7 @@ from jaxdist import PerReplica
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.program._in_region import InRegion
 from jaxdist.program._logical_device import assigned, on_device
-from jaxdist.program._placing import Region, obstacle, scheduled
+from jaxdist.program._placing import Together, obstacle, scheduled
 from tests.strategies.logical import tpus
 from tests.strategies.oracle import refused
 
@@ -168,6 +168,28 @@ def test_placing_changes_no_value_under_any_transformation() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+def test_work_of_which_none_needs_the_other_is_one_conditional_with_one_exchange() -> None:
+    on = TWO_BY_FOUR.on_logical_device
+
+    def step(w: Any, x: Any) -> Any:
+        def towers(w: Any, x: Any) -> Any:
+            made = [on(i)(lambda v, x: jnp.tanh(x @ v))(w[i], x) for i in range(4)]
+            return (sum(made[1:], made[0]) ** 2).sum()
+
+        return jax.value_and_grad(towers)(w, x)
+
+    w, x = _random(4, 3, 3), _random(5, 3)
+    compiled = TWO_BY_FOUR.lower(step, (w, x)).compile()
+    assert compiled.as_text().count(" conditional(") == 2
+    assert len(compiled.collectives) == 2
+    assert [work.device for work in compiled.program.placed] == [0, 1, 2, 3] * 2
+    value, gradient = TWO_BY_FOUR.run(step, (w, x))
+    whole = jax.value_and_grad(lambda w: (jnp.tanh(x @ w).sum(axis=0) ** 2).sum())
+    expected = whole(w)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-4)
+    np.testing.assert_allclose(gradient, expected[1], rtol=1e-3, atol=1e-4)
+
+
 def test_a_gradient_from_outside_of_the_step_is_that_of_the_function() -> None:
     x = _random(6, 4)
     rows = PerReplica.of_global(jax.device_put(x, TWO_BY_FOUR.per_replica_sharding))
@@ -285,9 +307,12 @@ def test_any_placing_has_an_order_in_which_everything_is_there_when_it_is_needed
 
     for step in plan.steps:
         assert are_there(step.invars)
-        if isinstance(step, Region):
-            assert all(obstacle(e) is None for e in step.eqns)
-        seen += step.eqns if isinstance(step, Region) else (step,)
+        eqns = [step]
+        if isinstance(step, Together):
+            assert len({r.device for r in step.regions}) == len(step.regions)
+            eqns = [e for r in step.regions for e in r.eqns]
+            assert all(obstacle(e) is None for e in eqns)
+        seen += eqns
         ready.update(step.outvars)
     assert are_there(jaxpr.outvars)
     # Each operation is there once, and only marks are gone.
