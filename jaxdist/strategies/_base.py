@@ -257,7 +257,7 @@ class Strategy:
             DivergentCollectiveError: A collective that some replicas might not reach.
             ReplicaValueError: A `PerReplica` of another strategy, or with too few values.
             ShapeError: Per-replica values of different shapes.
-            DonationError: One buffer donated twice.
+            DonationError: One buffer donated twice, or donated before.
             ContextError: Inside a replica, or in a merge function.
             MixedStrategyError: Under another strategy's scope.
 
@@ -282,7 +282,11 @@ class Strategy:
         else:
             step = self._known.get(_ref(fn)) if type(fn) is FunctionType else None
             call = self._call_of(fn) if step is None else step.call
-        return call(*args, **kwargs) if kwargs else call(*args)
+        try:
+            return call(*args, **kwargs) if kwargs else call(*args)
+        except (RuntimeError, ValueError) as error:
+            self._runner.explain(error, fn, args, kwargs, options)
+            raise
 
     def _check_run(self) -> None:
         frame = replica.current_frame()
