@@ -275,6 +275,7 @@ def test_names_tuples_and_named_tuples_are_specs() -> None:
         ([("nccl", 1, 64), ("xring", 1, 128)], ("[64, 128]", "the last one is -1")),
         ([("nccl", 1, -1), ("xring", 1, -1)], ("[-1, -1]",)),
         (["nccl"], ("a tuple is expected", "'nccl'")),
+        ((("nccl", 1, 64), ("xring", 1, -1)), ("a tuple of tuples", "[('nccl', 1, 64), ('xring'")),
         ([], ("a tuple is expected".capitalize(),)),
         ({"nccl": 1}, ("A tuple is expected", "dict")),
         (None, ("A tuple is expected", "NoneType")),
