@@ -25,6 +25,7 @@ class TPUStrategy(Strategy):
         experimental_spmd_xla_partitioning: A rule for the functions that place values on logical
             devices, which are not here yet; within a replica XLA partitions either way.
         options: `experimental.CommunicationOptions` that hold where a call does not say otherwise.
+        experimental_hints: The older name of `options`.
 
     Raises:
         NotFoundError: There is no TPU; the message says where it was looked for.
@@ -51,6 +52,7 @@ class TPUStrategy(Strategy):
         experimental_spmd_xla_partitioning: bool = False,
         *,
         options: Any = None,
+        experimental_hints: Any = None,
     ) -> None:
         resolver = TPUClusterResolver("") if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
@@ -66,7 +68,7 @@ class TPUStrategy(Strategy):
         grid = system.device_grid(assignment.core_assignment)
         described = resolver.tpu_name if system.is_described else None
         layout = meshes.build(grid.ravel().tolist(), num_logical=grid.shape[1], described=described)
-        self._set_up(layout, communication_of("TPUStrategy", None, options, None))
+        self._set_up(layout, communication_of("TPUStrategy", None, options, experimental_hints))
 
     @property
     def cluster_resolver(self) -> TPUClusterResolver:
