@@ -41,8 +41,10 @@ def check_together(
         differ = len({_fixed(s, free) for s in own}) > 1, len(set(kinds)) > 1
         shapes, dtypes = shapes or differ[0], dtypes or differ[1]
         if any(differ):
-            pairs = enumerate(zip(kinds, own, strict=True))
-            each = ", ".join(f"replica {r}: {kind}{list(shape)}" for r, (kind, shape) in pairs)
+            holders: dict[str, list[int]] = {}
+            for replica, (kind, shape) in enumerate(zip(kinds, own, strict=True)):
+                holders.setdefault(f"{kind}{list(shape)}", []).append(replica)
+            each = ", ".join(f"replicas {have}: {what}" for what, have in holders.items())
             wrong.append(f"{name}: {each}")
     if not wrong:
         return

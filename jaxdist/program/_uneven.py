@@ -21,6 +21,12 @@ from jaxdist.values import PerReplica
 # Gathers whose sizes depend on gathers before them need a round of tracing each.
 MAX_ROUNDS = 16
 
+_TO_REDUCE = (
+    "Reduce them over the dim that differs first (a sum and a count), or bring them together with "
+    "get_replica_context().all_gather(value, axis) on that dim."
+)
+_TO_GATHER = "Gather on the dim that differs, or pad the others first."
+
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -142,10 +148,6 @@ def _with_known_gathers(
 
 def _check_asked(logs: Sequence[GatherLog], groups: Groups) -> None:
     """Refuse collectives of values that do not fit, by the names that the caller gave them."""
-    remedy = (
-        "Reduce them over the dim that differs first (a sum and a count), or bring them together "
-        "with get_replica_context().all_gather(value, axis) on that dim."
-    )
     if len({len(log.asked) for log in logs}) > 1:
         return
     for calls in zip(*(log.asked for log in logs), strict=True):
@@ -156,6 +158,7 @@ def _check_asked(logs: Sequence[GatherLog], groups: Groups) -> None:
                 name: PerReplica([calls[g].values[name] for g in groups.of_replica])
                 for name in first.values
             }
+            remedy = _TO_GATHER if first.free else _TO_REDUCE
             check_together(first.caller, named, first.free, remedy=remedy)
 
 

@@ -403,7 +403,9 @@ def test_shapes_that_differ_between_replicas_are_all_named() -> None:
     bad = PerReplica([np.ones(2), np.ones(3)])
     other = PerReplica([np.ones(2, np.float32), np.ones(2, np.int32)])
     pairs = [(v, "cpu:0") for v in (good, bad, other)]
-    with refused(ShapeError, "value 1: replica 0: float32[2], replica 1: float32[3]", "value 2"):
+    with refused(
+        ShapeError, "value 1: replicas [0]: float32[2], replicas [1]: float32[3]", "value 2"
+    ):
         NcclAllReduce().batch_reduce("SUM", pairs)
 
 
@@ -695,7 +697,9 @@ def test_values_that_differ_are_named_before_the_code_of_a_subclass_is_called() 
 
     uneven = PerReplica([np.ones(2, np.float32), np.ones(3, np.float32)])
     mixed = PerReplica([np.ones(2, np.float32), np.ones(2, np.int32)])
-    with refused(ShapeError, "Own.batch_reduce", "2 values", "value 0", "value 1: replica 0: fl"):
+    with refused(
+        ShapeError, "Own.batch_reduce", "2 values", "value 0", "value 1: replicas [0]: fl"
+    ):
         Own().batch_reduce("SUM", [(uneven, "cpu:0"), (mixed, "cpu:0")])
     strategy = MirroredStrategy(["cpu:0", "cpu:1"], Own())
     with refused(ShapeError, "Strategy.reduce", "2 values", "value[0]", "value[1]"):

@@ -330,7 +330,10 @@ def test_shapes_that_cannot_be_combined_are_named_by_replica() -> None:
 
     with pytest.raises(ShapeError) as error:
         _strategy().run(step, (_parts(X, (3, 3, 3, 1)),))
-    parts = ("replica 2: float32[3, 3], replica 3: float32[1, 3]", "(a sum and a count)")
+    parts = (
+        "replicas [0, 1, 2]: float32[3, 3], replicas [3]: float32[1, 3]",
+        "(a sum and a count)",
+    )
     for part in ("ReplicaContext.all_reduce at", __file__, *parts):
         assert part in str(error.value)
 
@@ -449,7 +452,7 @@ def test_collectives_of_values_that_differ_name_all_of_them_and_the_line(ops: An
     def gathered(a: Any, b: Any) -> Any:
         return jaxdist.get_replica_context().all_gather({"a": a[:2], "b": b.T}, axis=0)
 
-    kinds = "value['a']: replica 0: float32[2], replica 1: float32[2], replica 2: float32[3]"
+    kinds = "value['a']: replicas [0, 1]: float32[2], replicas [2]: float32[3]"
     with pytest.raises(ShapeError) as error:
         strategy.run(reduced, (a, b))
     for part in ("ReplicaContext.all_reduce at", ".reduced)", "2 values", kinds, "value['b']"):

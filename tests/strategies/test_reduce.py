@@ -263,8 +263,11 @@ def test_leaves_that_differ_between_replicas_are_all_named(ops: str) -> None:
         "shapes": [PerReplica([halves, halves[:1]]), PerReplica([halves, halves])],
         "numbers": PerReplica([True, 2.5]),
     }
-    dtypes = ["value['dtypes']: replica 0: int32[2], replica 1: float32[2]", "replica 0: bool[]"]
-    shapes = "value['shapes'][0]: replica 0: float32[2], replica 1: float32[1]"
+    dtypes = [
+        "value['dtypes']: replicas [0]: int32[2], replicas [1]: float32[2]",
+        "replicas [0]: bool[]",
+    ]
+    shapes = "value['shapes'][0]: replicas [0]: float32[2], replicas [1]: float32[1]"
     with refused(ShapeError, "Strategy.reduce(axis=None)", "3 values", *dtypes, shapes) as found:
         strategy.reduce("SUM", value, axis=None)
     assert "fits" not in str(found.value)
@@ -274,7 +277,7 @@ def test_leaves_that_differ_between_replicas_are_all_named(ops: str) -> None:
     with refused(ShapeError, "Strategy.reduce(axis=0)", dtypes[0], "astype") as found:
         strategy.reduce("MEAN", value, axis=0)
     assert "shapes" not in str(found.value)
-    with refused(ShapeError, "value: replica 0: int32[2], replica 1: float32[2]"):
+    with refused(ShapeError, "value: replicas [0]: int32[2], replicas [1]: float32[2]"):
         strategy.extended.reduce_to("SUM", value["dtypes"], "cpu:0")
 
 
@@ -435,7 +438,7 @@ def test_an_axis_that_is_no_integer_is_refused(two: Strategy, axis: Any) -> None
 
 def test_different_shapes_without_an_axis_are_refused_with_the_shapes(two: Strategy) -> None:
     with refused(
-        ShapeError, "value['x']", "replica 0: float32[3]", "replica 1: float32[1]", "axis=0"
+        ShapeError, "value['x']", "replicas [0]: float32[3]", "replicas [1]: float32[1]", "axis=0"
     ):
         two.reduce("SUM", {"x": _pr([1, 2, 3], [10])}, axis=None)
 
@@ -446,7 +449,7 @@ def test_different_shapes_without_an_axis_are_refused_with_the_shapes(two: Strat
 def test_different_shapes_off_the_axis_are_refused_with_the_shapes(
     two: Strategy, values: tuple[Any, Any]
 ) -> None:
-    shapes = [f"replica {i}: float32{list(np.shape(v))}" for i, v in enumerate(values)]
+    shapes = [f"replicas [{i}]: float32{list(np.shape(v))}" for i, v in enumerate(values)]
     with refused(ShapeError, "value['x']", *shapes, "axis=0"):
         two.reduce("SUM", {"x": _pr(*values)}, axis=0)
 
