@@ -452,6 +452,8 @@ def test_an_accumulation_that_fails_is_named_and_one_in_numpy_is_told_what_to_us
     assert "accumulation_fn product of ReductionToOneDevice, called for 2 values float" in note
     with refused(ArgumentTypeError, "accumulation_fn median", "2 values", "jax.numpy"):
         ReductionToOneDevice(accumulation_fn=median).reduce("SUM", values, "cpu:0")
+    with refused(ArgumentTypeError, "accumulation_fn=3, of type int", "list of the values"):
+        ReductionToOneDevice(accumulation_fn=3)  # pyrefly: ignore
 
 
 def test_a_subclass_that_uses_numpy_on_traced_values_is_told_what_to_use(rows: PerReplica) -> None:
@@ -473,6 +475,17 @@ def test_a_subclass_that_uses_numpy_on_traced_values_is_told_what_to_use(rows: P
             "jnp.where",
         ):
             strategy.run(lambda x, op=op: get_replica_context().all_reduce(op, x), (rows,))
+
+
+def test_ops_reduce_values_in_a_jit_of_the_users_own() -> None:
+    rows = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+
+    def reduced(x: Any) -> Any:
+        return NcclAllReduce().reduce("SUM", PerReplica([x[0], x[1] * x[1]]), ["cpu:0", "cpu:1"])
+
+    np.testing.assert_allclose(jax.jit(reduced)(rows), rows[0] + rows[1] ** 2)
+    gradient = jax.grad(lambda x: reduced(x).sum())(jnp.asarray(rows))
+    np.testing.assert_allclose(gradient, [np.ones(3), 2 * rows[1]])
 
 
 def test_errors_name_the_method_that_was_called() -> None:

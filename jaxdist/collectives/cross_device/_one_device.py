@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import runtime
-from jaxdist._validate import is_callable
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._plan import Plan
 from jaxdist.collectives._reduction import Summing
@@ -15,7 +14,7 @@ from jaxdist.collectives._sum_by_size import Entry, SumBySize
 from jaxdist.collectives._users_code import users_code
 from jaxdist.collectives.algorithms import InShards, OneDevice, whole
 from jaxdist.collectives.cross_device._algorithmic import AlgorithmicOps
-from jaxdist.errors import DeviceError, ShapeError
+from jaxdist.errors import ArgumentTypeError, DeviceError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 
 
@@ -54,8 +53,13 @@ class ReductionToOneDevice(AlgorithmicOps):
         reduce_to_device: str | jax.Device | None = None,
         accumulation_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        if accumulation_fn is not None:
-            is_callable("ReductionToOneDevice", accumulation_fn)
+        if accumulation_fn is not None and not callable(accumulation_fn):
+            raise ArgumentTypeError(
+                f"ReductionToOneDevice was given accumulation_fn={accumulation_fn!r}, of type "
+                f"{type(accumulation_fn).__name__}.\n\n"
+                "It is a function of the list of the values of all replicas, or None, which adds "
+                "them."
+            )
         self.reduce_to_device = (
             None if reduce_to_device is None else runtime.device_from_name(reduce_to_device)
         )

@@ -116,7 +116,11 @@ def layout_of(
 def _own_devices(value: PerReplica) -> list[jax.Device]:
     if value.is_global:
         return []
-    sets = [v.devices() for v in value.values if isinstance(v, jax.Array)]
+    sets = [
+        v.devices()
+        for v in value.values
+        if isinstance(v, jax.Array) and not isinstance(v, jax.core.Tracer)
+    ]
     alone = [next(iter(s)) for s in sets if len(s) == 1]
     return alone if len(set(alone)) == len(value.values) else []
 
