@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist.errors import ArgumentError, ContextError, DonationError
+from jaxdist.errors import ArgumentError, ContextError, DonationError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _options
 from jaxdist.program._arguments import (
@@ -239,6 +239,7 @@ class Step:
         leaves = kept.read() if kept else []
         moved = False
         uneven: list[tuple[int, Any]] = []
+        misfits: list[ShapeError] = []
         for number, leaf in enumerate(flat.dynamic):
             if isinstance(leaf, PerReplica):
                 shapes = None if leaf.is_global else uneven_shapes(leaf, self._layout)
@@ -246,10 +247,16 @@ class Step:
                     uneven.append((len(leaves), shapes))
                     leaf = padded(leaf, shapes, self._layout)
                 name = _ArgumentName(flat, number, (args, kwargs))
-                checked = checked_per_replica(name, leaf, self._layout)
+                try:
+                    checked = checked_per_replica(name, leaf, self._layout)
+                except ShapeError as error:
+                    misfits.append(error)
+                    checked = leaf
                 moved = moved or checked is not leaf or shapes is not None
                 leaf = checked
             leaves.append(leaf)
+        if misfits:
+            raise _together(misfits)
         inputs = []
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Sharded):
@@ -498,6 +505,14 @@ def _variables_inside_trace(variables: LiftedVariables) -> str:
         "Decorate that function with jaxdist.function instead of jax.jit, or call strategy.run "
         "outside and put what is around it into the step."
     )
+
+
+def _together(errors: list[ShapeError]) -> ShapeError:
+    """One error for all arguments that do not fit, with what the first one advises."""
+    if len(errors) == 1:
+        return errors[0]
+    found = [str(error).partition("\n\n") for error in errors]
+    return ShapeError("\n".join(first for first, _, _ in found) + f"\n\n{found[0][2]}")
 
 
 def _in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:

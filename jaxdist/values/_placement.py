@@ -135,12 +135,14 @@ def is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
 
 def checked_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
     """`value` as one global array over this mesh, or an error that names it as `str(name)`."""
-    if layout.described is not None and not isinstance(value.values[0], jax.core.Tracer):
+    first = value.array if value.is_global else value.values[0]
+    is_described = isinstance(first, (jax.core.Tracer, jax.ShapeDtypeStruct))
+    if layout.described is not None and not is_described:
         layout.check_is_there(f"A PerReplica of arrays ({name})")
     if not value.is_global:
         return _placed_one_by_one(name, value, layout)
     array = value.array
-    if isinstance(array, jax.core.Tracer):
+    if is_described:
         _check_rows(name, array, layout)
         return value
     if isinstance(array, jax.Array) and (
@@ -231,12 +233,16 @@ def _placed_one_by_one(name: object, value: PerReplica, layout: ReplicaMesh) -> 
     if len(shapes) > 1:
         found = ", ".join(f"replica {i}: {a.dtype}{list(a.shape)}" for i, a in enumerate(arrays))
         largest = max((a.shape[0] if a.ndim else 0) for a in arrays)
+        remedy = (
+            f"Pad dim 0 to {largest} rows on every replica and carry a mask, or drop the rows "
+            "that are too many (drop_remainder=True)."
+        )
+        if len({dtype for _, dtype in shapes}) > 1:
+            remedy = "Cast them to one dtype first (x.astype)."
         raise ShapeError(
             f"{name} is a PerReplica whose values differ in shape or dtype: {found}.\n\n"
             "Inside somebody else's jit, and where a replica spans several devices, local values "
-            "have one shape; elsewhere they may differ in shape, not in rank or dtype.\n\n"
-            f"Pad dim 0 to {largest} rows on every replica and carry a mask, or drop the rows "
-            "that are too many (drop_remainder=True)."
+            f"have one shape; elsewhere they may differ in shape, not in rank or dtype.\n\n{remedy}"
         )
     scalars = arrays[0].ndim == 0
     rows = [a[None] for a in arrays] if scalars else arrays
