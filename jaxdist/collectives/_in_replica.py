@@ -13,6 +13,7 @@ from jaxdist.collectives._mark import assume_replicated
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.collectives._uneven_gather import current_log, uneven_all_gather
+from jaxdist.collectives._users_code import users_code
 from jaxdist.collectives.algorithms import opaque
 from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
@@ -59,13 +60,15 @@ def reduced_by(
 ) -> list[jax.Array]:
     """What `CrossDeviceOps` make of the leaves of this replica, checked."""
     handles = [Handle(x, layout) for x in local]
-    results = ops.batch_reduce(op, [(h, h) for h in handles], options)
+    kinds = ", ".join(f"{x.dtype}{list(x.shape)}" for x in local[:4]) + ", ..." * (len(local) > 4)
+    with users_code(_whose(ops), f"{len(local)} value(s) of replicas, {kinds}"):
+        results = ops.batch_reduce(op, [(h, h) for h in handles], options)
     return checked_results(ops, results, local)
 
 
 def checked_results(ops: Any, results: Any, shapes: Sequence[Any]) -> list[jax.Array]:
     """What `batch_reduce` of ops gave for values of these shapes and dtypes, checked."""
-    name = f"{type(ops).__name__}.batch_reduce"
+    name = _whose(ops)
     if not isinstance(results, (list, tuple)) or len(results) != len(shapes):
         raise ReplicaValueError(
             f"{name} gave {_brief(results)} for {len(shapes)} (value, destinations) pairs.\n\n"
@@ -73,6 +76,13 @@ def checked_results(ops: Any, results: Any, shapes: Sequence[Any]) -> list[jax.A
         )
     pairs = zip(results, shapes, strict=True)
     return [_result_of(name, i, r, x) for i, (r, x) in enumerate(pairs)]
+
+
+def _whose(ops: Any) -> str:
+    """The method in which the class of some `CrossDeviceOps` says how values are reduced."""
+    methods = ("batch_reduce", "batch_reduce_implementation", "reduce_implementation")
+    own = next(m for cls in type(ops).__mro__ for m in methods if m in vars(cls))
+    return f"{type(ops).__name__}.{own}"
 
 
 def _result_of(name: str, number: int, result: Any, given: Any) -> jax.Array:

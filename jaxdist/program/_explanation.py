@@ -121,7 +121,7 @@ def explained(
         where,
         compiled_rows(found, origins, layout, links, hlo.num_participants(text)),
         asked_for,
-        tuple(dict.fromkeys((*told.ignored, *by_plan))),
+        tuple(dict.fromkeys((*told.ignored.values(), *by_plan))),
         links,
     )
 

@@ -35,9 +35,11 @@ class ReducedByOps:
 
     def reduce(self, op: ReduceOp, named: dict[str, Any], axis: Any) -> list[Any]:
         """The leaves by their names, all in one batch."""
-        values = [
-            v if isinstance(v, PerReplica) else PerReplica.of_global(v) for v in named.values()
-        ]
+        given = {
+            name: v if isinstance(v, PerReplica) else PerReplica.of_global(v)
+            for name, v in named.items()
+        }
+        values = list(given.values())
         counts: list[int] = [1] * len(values)
         if axis is not None:
             pairs = zip(named, values, strict=True)
@@ -49,7 +51,11 @@ class ReducedByOps:
         ]
         for name, v in zip(named, placed, strict=True):
             collectives.check_numeric("Strategy.reduce", name, v.array)
-        if not isinstance(self._ops, collectives.AlgorithmicOps):
+        own_sums = isinstance(self._ops, collectives.AlgorithmicOps)
+        if op is ReduceOp.SUM and own_sums:
+            for name, v in given.items():
+                collectives.check_sum(name, v, axis)
+        if not own_sums:
             # A user adds up what replicas have, and JAX adds what is tied to no device.
             placed = [PerReplica([collectives.settled(x) for x in v.values]) for v in placed]
         across = op if axis is None else ReduceOp.SUM

@@ -26,13 +26,13 @@ _LOG = logging.getLogger("jaxdist")
 class CompressionErrors(NamedTuple):
     """What rounding has taken away so far; each replica holds what it lost itself.
 
-    The two arrays have the parts of all replicas one after the other. They are of one number of
-    replicas and workers.
+    The two arrays have a row for each replica. They are of one number of replicas and workers;
+    `training.Checkpoints` restores them on another, as the one vector that they stand for.
 
     Example:
         >>> tx = compressed_update(optax.sgd(0.1), "int8", workers=2, strategy=MirroredStrategy())
         >>> tx.init(jnp.ones(1024))[0].given.shape
-        (4096,)
+        (8, 512)
     """
 
     given: Any
@@ -146,9 +146,11 @@ class _Update:
         layout = how.layout
         made = []
         for own in how.no_errors(size):
-            cut = Cut(0, own.size * layout.num_replicas)
-            whole = Sharded(own, *cut) if in_step else cut_for(jnp.zeros(cut.size), cut, layout)
-            made.append(whole)
+            cut = Cut(0, layout.num_replicas)
+            rows = (layout.num_replicas, own.size)
+            made.append(
+                Sharded(own[None], *cut) if in_step else cut_for(jnp.zeros(rows), cut, layout)
+            )
         return CompressionErrors(*made)
 
     def __call__(
@@ -181,30 +183,32 @@ class _Update:
             return grads, errors
         leaves = [_real(path, leaf) for path, leaf in named]
         vector = jnp.concatenate([x.astype(jnp.float32).ravel() for x in leaves])
-        own = [x.array for x in self._checked(how, vector.size, errors)]
-        total, after = how(vector, Errors(*own))
+        own = [x.array[0] for x in self._checked(how, vector.size, errors)]
         if self.op is ReduceOp.MEAN:
-            total = total / how.layout.num_replicas
+            # Before the sum, so that errors are those of a mean, whoever sends them later.
+            vector = vector / how.layout.num_replicas
+        total, after = how(vector, Errors(*own))
         found: list[jax.Array] = []
         end = 0
         for x in leaves:
             start, end = end, end + x.size
             found.append(total[start:end].reshape(x.shape).astype(x.dtype))
-        kept = [Sharded(e, *old.cut) for e, old in zip(after, errors, strict=True)]
+        kept = [Sharded(e[None], *old.cut) for e, old in zip(after, errors, strict=True)]
         return treedef.unflatten(found), CompressionErrors(*kept)
 
     def _checked(self, how: CompressedSum, size: int, errors: Any) -> tuple[Sharded, Sharded]:
         count = how.layout.num_replicas
-        wanted = [count * e.size for e in jax.eval_shape(lambda: how.no_errors(size))]
+        wanted = [[count, e.size] for e in jax.eval_shape(lambda: how.no_errors(size))]
         pieces = tuple(errors) if isinstance(errors, tuple) else ()
-        given = [x.size if isinstance(x, Sharded) else None for x in pieces]
+        given = [list(x.shape) if isinstance(x, Sharded) else None for x in pieces]
         if given != wanted:
             raise ArgumentError(
-                f"{CALLER}: the errors in the state have {given} elements, and those of {size} "
+                f"{CALLER}: the errors in the state have the shapes {given}, and those of {size} "
                 f"gradient elements on {count} replicas of {how.workers} workers have {wanted}.\n\n"
                 "The errors belong to the replicas that made them, and to one number of workers."
-                "\n\nMake the state in the scope of this strategy; after a checkpoint of another "
-                "number of replicas keep its second part and take the first from tx.init(params)."
+                "\n\nMake the state in the scope of this strategy. jaxdist.training.Checkpoints "
+                "restores one of other replicas, like=tx.init(params); from elsewhere keep its "
+                "second part, and take the first from tx.init(params)."
             )
         return pieces
 

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxdist import _compat
 from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.values._numbers import check_integers
 from jaxdist.values._per_replica import Form, PerReplica
 from jaxdist.values._variable_binding import origin_of
 
@@ -255,6 +256,7 @@ def _as_array(name: object, replica: int, value: Any) -> Any:
                 "have to be the same everywhere, since one program runs on all replicas.\n\n"
                 "Pass it as a plain argument instead."
             )
+        check_integers(name, replica, value)
         return array(value)
     return array
 

@@ -259,7 +259,7 @@ class CrossDeviceOps:
         if isinstance(per_replica_value, Handle):
             return gather_handle(caller, per_replica_value, axis)
         layout = layout_of(caller, [per_replica_value], [destinations])
-        whole = gather_across("per_replica_value", per_replica_value, axis, layout)
+        whole = gather_across("per_replica_value", per_replica_value, axis, layout, caller)
         return placed(whole, target_of(caller, destinations, layout))
 
     def _checked(
