@@ -12,9 +12,13 @@ from jaxdist.training._loop import Every as Every
 from jaxdist.training._loop import LoopEnd as LoopEnd
 from jaxdist.training._loop import run_loop as run_loop
 from jaxdist.training._metrics import versions as versions
-from jaxdist.training._schema import DigitsConfig as DigitsConfig
 from jaxdist.training._steps import accumulate_gradients as accumulate_gradients
 from jaxdist.training._steps import multi_step as multi_step
-from jaxdist.training._train_digits import TrainingReport as TrainingReport
-from jaxdist.training._train_digits import mirrored_strategy as mirrored_strategy
-from jaxdist.training._train_digits import train_digits as train_digits
+from jaxdist.training._tasks import TASKS as TASKS
+from jaxdist.training._tasks import kind_of as kind_of
+from jaxdist.training._tasks import load_job as load_job
+from jaxdist.training._tasks import make_strategy as make_strategy
+from jaxdist.training._train import TrainingReport as TrainingReport
+from jaxdist.training._train import train as train
+from jaxdist.training.digits import DigitsConfig as DigitsConfig
+from jaxdist.training.digits import mirrored_strategy as mirrored_strategy
