@@ -14,7 +14,7 @@ from jaxdist.training import TrainingReport
 
 def train(arguments: argparse.Namespace) -> int:
     """Run the main job and print how it ended; 130 where Ctrl-C ended it."""
-    loaded = training.load_job(arguments.config, arguments.overrides)
+    loaded = training.load_job_config(arguments.config, arguments.overrides)
     config = loaded.values
     _ask_for_cpu_devices(training.kind_of(config).num_cpu_devices(config))
     console = Console(file=sys.stdout)

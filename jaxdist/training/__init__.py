@@ -16,7 +16,7 @@ from jaxdist.training._steps import accumulate_gradients as accumulate_gradients
 from jaxdist.training._steps import multi_step as multi_step
 from jaxdist.training._tasks import TASKS as TASKS
 from jaxdist.training._tasks import kind_of as kind_of
-from jaxdist.training._tasks import load_job as load_job
+from jaxdist.training._tasks import load_job_config as load_job_config
 from jaxdist.training._tasks import make_strategy as make_strategy
 from jaxdist.training._train import TrainingReport as TrainingReport
 from jaxdist.training._train import train as train

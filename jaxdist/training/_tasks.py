@@ -61,7 +61,7 @@ def make_strategy(config: JobConfig) -> Strategy:
     return kind_of(config).make_strategy(config)
 
 
-def load_job(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig[Any]:
+def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig[Any]:
     """Read the configuration of a job; its entry `task` decides which sections it has.
 
     Args:
@@ -79,7 +79,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig[An
         >>> import tempfile, pathlib
         >>> file = pathlib.Path(tempfile.mkdtemp(), "job.toml")
         >>> _ = file.write_text('task = "digits"\\n[data]\\nbatch_size = 32\\n')
-        >>> loaded = load_job(file)
+        >>> loaded = load_job_config(file)
         >>> loaded.values.task, loaded.values.data.batch_size
         ('digits', 32)
     """

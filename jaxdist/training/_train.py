@@ -70,7 +70,7 @@ def train(
         uninterrupted one. Each held-out example counts once in an evaluation.
 
     Args:
-        loaded: From `load_job(...)`, or `load_config` with the schema of a task.
+        loaded: From `load_job_config(...)`, or `load_config` with the schema of a task.
         strategy: Its replicas share each batch.
         console: Where to show progress.
         skip_damaged: Resume from the checkpoint before where the newest is damaged.
