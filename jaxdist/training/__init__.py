@@ -4,10 +4,14 @@ from jaxdist.training._checkpoints import Checkpoints as Checkpoints
 from jaxdist.training._checkpoints import Restored as Restored
 from jaxdist.training._config import LoadedConfig as LoadedConfig
 from jaxdist.training._config import load_config as load_config
+from jaxdist.training._digits_job import DigitsJob as DigitsJob
 from jaxdist.training._evaluate import evaluate as evaluate
 from jaxdist.training._evaluate import weighted_sums as weighted_sums
 from jaxdist.training._extras import EXTRAS as EXTRAS
 from jaxdist.training._extras import require_extra as require_extra
+from jaxdist.training._job import Job as Job
+from jaxdist.training._job import JobStep as JobStep
+from jaxdist.training._load_job import load_job as load_job
 from jaxdist.training._loop import Every as Every
 from jaxdist.training._loop import LoopEnd as LoopEnd
 from jaxdist.training._loop import run_loop as run_loop

@@ -20,6 +20,7 @@ from jaxdist.training.digits._schema import DigitsConfig, ModelConfig
 Batch = dict[str, jax.Array]
 
 NUM_CLASSES = 10
+IMAGE_SHAPE = (8, 8, 1)
 _BRIGHTEST = 16.0  # pixels are 0 to 16, sklearn.datasets.load_digits
 
 
@@ -41,7 +42,7 @@ def load_digits(test_fraction: float, seed: int) -> Digits:
     from sklearn import datasets
 
     pixels, labels = map(np.asarray, datasets.load_digits(return_X_y=True))
-    images = (pixels / _BRIGHTEST).astype(np.float32).reshape(-1, 8, 8, 1)
+    images = (pixels / _BRIGHTEST).astype(np.float32).reshape(-1, *IMAGE_SHAPE)
     order = np.random.default_rng(seed).permutation(len(labels))
     held_out = min(max(1, round(len(labels) * test_fraction)), len(labels) - 1)
     return Digits(
