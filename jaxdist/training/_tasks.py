@@ -11,9 +11,10 @@ from jaxdist.errors import ConfigError
 from jaxdist.strategies import Strategy
 from jaxdist.training._config import LoadedConfig, load_config
 from jaxdist.training._config_sources import find_lines, nearest, read_text
+from jaxdist.training._job import Job
 from jaxdist.training._schema import JobConfig
 from jaxdist.training._task import Task
-from jaxdist.training.digits import DigitsConfig, DigitsTask, mirrored_strategy
+from jaxdist.training.digits import DigitsConfig, DigitsJob, DigitsTask, mirrored_strategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +24,14 @@ class TaskKind:
     Attributes:
         schema: Its configuration.
         make_task: Loads its data.
+        make_job: What can be planned without data.
         make_strategy: The configured strategy.
         num_cpu_devices: Virtual CPU devices to ask for, before JAX starts.
     """
 
     schema: type[Any]
     make_task: Callable[[Any], Task]
+    make_job: Callable[[LoadedConfig[Any]], Job]
     make_strategy: Callable[[Any], Strategy]
     num_cpu_devices: Callable[[Any], int]
 
@@ -39,6 +42,7 @@ TASKS: Mapping[str, TaskKind] = MappingProxyType(
         "digits": TaskKind(
             DigitsConfig,
             DigitsTask,
+            DigitsJob,
             mirrored_strategy,
             lambda config: config.strategy.virtual_cpu_devices,
         ),
@@ -84,6 +88,28 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
         ('digits', 32)
     """
     return load_config(TASKS[_task_name(path)].schema, path, overrides)
+
+
+def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
+    """Read a configuration as a job that can be planned.
+
+    Args:
+        path: The TOML file, as for `jaxdist train`.
+        overrides: What `--set` was given.
+
+    Returns:
+        The job.
+
+    Raises:
+        ConfigError: As for `load_config`.
+
+    Example:
+        >>> from jaxdist.training import load_job
+        >>> load_job("configs/digits_mirrored.toml").name
+        'digits'
+    """
+    loaded = load_job_config(path, overrides)
+    return kind_of(loaded.values).make_job(loaded)
 
 
 def _task_name(path: str | Path) -> str:

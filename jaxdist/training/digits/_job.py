@@ -10,9 +10,10 @@ from flax import nnx
 from jaxdist.program import RunOptions
 from jaxdist.strategies import Strategy
 from jaxdist.training._config import LoadedConfig
-from jaxdist.training._digits import IMAGE_SHAPE, DigitsNet, make_optimizer, train_step
 from jaxdist.training._job import JobStep
-from jaxdist.training._schema import DigitsConfig
+from jaxdist.training._optimizer import make_optimizer
+from jaxdist.training.digits._schema import DigitsConfig
+from jaxdist.training.digits._task import IMAGE_SHAPE, DigitsNet, train_step
 from jaxdist.values import PerReplica
 
 # Rules of a job, and `optimizer.update` of the configuration.
