@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxdist.errors import ConfigError
 from jaxdist.strategies import Strategy
+from jaxdist.training import topics_lm
 from jaxdist.training._config import LoadedConfig, load_config
 from jaxdist.training._config_sources import find_lines, nearest, read_text
 from jaxdist.training._job import Job
@@ -27,6 +28,7 @@ class TaskKind:
         make_job: What can be planned without data.
         make_strategy: The configured strategy.
         num_cpu_devices: Virtual CPU devices to ask for, before JAX starts.
+        check: Refuses entries that do not go together, whatever the devices.
     """
 
     schema: type[Any]
@@ -34,6 +36,7 @@ class TaskKind:
     make_job: Callable[[LoadedConfig[Any]], Job]
     make_strategy: Callable[[Any], Strategy]
     num_cpu_devices: Callable[[Any], int]
+    check: Callable[[LoadedConfig[Any]], None] = lambda loaded: None
 
 
 _DEFAULT = "digits"
@@ -45,6 +48,14 @@ TASKS: Mapping[str, TaskKind] = MappingProxyType(
             DigitsJob,
             mirrored_strategy,
             lambda config: config.strategy.virtual_cpu_devices,
+        ),
+        "topics_lm": TaskKind(
+            topics_lm.TopicsConfig,
+            topics_lm.TopicsTask,
+            topics_lm.TopicsJob,
+            topics_lm.topics_strategy,
+            topics_lm.num_cpu_devices,
+            topics_lm.check_entries,
         ),
     }
 )
@@ -87,7 +98,10 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
         >>> loaded.values.task, loaded.values.data.batch_size
         ('digits', 32)
     """
-    return load_config(TASKS[_task_name(path)].schema, path, overrides)
+    kind = TASKS[_task_name(path)]
+    loaded = load_config(kind.schema, path, overrides)
+    kind.check(loaded)
+    return loaded
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
