@@ -27,8 +27,8 @@ def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
     """
     half = x.shape[-1] // 2
     speeds = _LONGEST_WAVE ** (-jnp.arange(half) / half)
-    angles = (positions[:, None] * speeds)[:, None, :]  # [s, 1, half]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    angles = positions[:, None, None] * speeds[None, None]  # [s, 1, half]
+    cos, sin = jnp.cos(angles)[None], jnp.sin(angles)[None]
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1).astype(x.dtype)
 

@@ -20,7 +20,7 @@ def byte_losses(model: Transformer, tokens: jax.Array, keys: jax.Array | None = 
     logits = model(tokens[:, :-1], keys)
     targets = tokens[:, 1:, None]
     # A sum over one-hot rows and no gather: the logits may be split over the vocabulary.
-    is_target = jnp.arange(logits.shape[-1]) == targets
+    is_target = jnp.arange(logits.shape[-1])[None, None] == targets
     chosen = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 
@@ -45,6 +45,6 @@ def evaluation_step(model: Transformer, batch: Batch, mask: jax.Array) -> Batch:
     """Sums over the bytes that are real, of all replicas."""
     losses = byte_losses(model, batch["tokens"])
     length = batch["length"]
-    is_real = jnp.arange(losses.shape[1]) < length[:, None]
+    is_real = jnp.arange(losses.shape[1])[None] < length[:, None]
     means = jnp.sum(jnp.where(is_real, losses, 0.0), axis=1) / jnp.maximum(length, 1)
     return weighted_sums({"loss": means}, mask * length)
