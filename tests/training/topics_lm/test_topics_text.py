@@ -1,5 +1,6 @@
 """The text of the language model: what is held out is unseen, and each byte counts once."""
 
+import itertools
 import math
 from pydoc_data.topics import topics
 
@@ -67,8 +68,8 @@ def test_baselines_are_those_of_counting_one_by_one(train: np.ndarray, test: np.
     alone = [n / sum(single) for n in single]
     unigram = sum(-math.log2(alone[b]) for b in test[1:]) / (len(test) - 1)
     bigram = 0.0
-    for a, b in zip(test[:-1], test[1:], strict=True):
-        followed = [int(y) for x, y in zip(train[:-1], train[1:], strict=True) if x == a]
+    for a, b in itertools.pairwise(test):
+        followed = [int(y) for x, y in itertools.pairwise(train) if x == a]
         bigram -= math.log2((followed.count(int(b)) + 256 * alone[b]) / (len(followed) + 256))
     found = baselines(Text(train, test))
     assert found["unigram"] == pytest.approx(unigram)
