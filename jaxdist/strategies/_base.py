@@ -57,6 +57,8 @@ class Strategy:
     """
 
     layout: ReplicaMesh
+    # Of one that runs the steps of another: `check_gradients` runs them on one device.
+    stands_for: Any = None
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise ArgumentTypeError(

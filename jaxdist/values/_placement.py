@@ -61,9 +61,12 @@ def placement_of_sharding(sharding: Any, ndim: int, layout: ReplicaMesh) -> Plac
         return mirrored
     if ndim and _equivalent(sharding, layout.per_replica, ndim):
         return Placement(Kind.PER_REPLICA, layout.per_replica)
-    if sharding.mesh.axis_names != layout.mesh.axis_names:
+    if sharding.mesh.axis_names == layout.mesh.axis_names:
+        own = NamedSharding(layout.mesh, sharding.spec)
+    elif layout.is_in_factors(sharding.mesh):
+        own = sharding
+    else:
         return None
-    own = NamedSharding(layout.mesh, sharding.spec)
     used = Placement(Kind.MIRRORED, own).manual_spec(layout)
     if all(entry is None for entry in used):
         return Placement(Kind.MIRRORED, own)
