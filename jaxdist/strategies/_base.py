@@ -544,10 +544,12 @@ class Strategy:
         """
         frame = self._check_across("gather", _inside("all_gather"))
         value = variables_as_values(value)
-        self.communication.asked("Strategy.gather", options, experimental_hints)
+        chosen = self.communication.asked("Strategy.gather", options, experimental_hints)
+        ops = self.communication.ops
+        own = ops if collectives.overrides(ops, "gather_implementation") else None
         if frame is not None and frame.in_merge:
-            return _in_merge.gather(value, axis, self.layout)
-        if isinstance(value, PerReplica):
+            return _in_merge.gather(value, axis, self.layout, own, chosen)
+        if isinstance(value, PerReplica) and own is None:
             return collectives.gather_across("value", value, axis, self.layout)
 
         leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_gathered_whole)
@@ -557,6 +559,10 @@ class Strategy:
         def gathered(name: str, leaf: Any) -> Any:
             if isinstance(leaf, Sharded):
                 return collectives.gather_sharded(name, leaf, axis)
+            if own is not None:
+                by_ops = ReducedByOps(own, self.layout, chosen)
+                if by_ops.takes(leaf):
+                    return by_ops.gather(name, leaf, axis)
             return collectives.gather_across(name, leaf, axis, self.layout)
 
         return treedef.unflatten(gathered(name, leaf) for name, leaf in named.items())

@@ -7,7 +7,8 @@ import jax
 from jax.extend.core import Literal
 
 from jaxdist import _compat
-from jaxdist.update._elementwise import CALLS, ELEMENTWISE
+from jaxdist._compat import CALLS
+from jaxdist.update._elementwise import ELEMENTWISE
 from jaxdist.update._rules import RULES
 from jaxdist.update._values import Partial, Piece, Replicas, Value, Whole
 from jaxdist.values import Cut

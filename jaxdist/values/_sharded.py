@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
@@ -41,8 +42,8 @@ class Sharded:
 
     A registered pytree node with one leaf. Optimizer state of `sharded_update` is held so. It
     goes into `Strategy.run` and comes out with the same layout; inside a step `array` is the
-    piece of the replica. `Strategy.reduce`, `Strategy.gather` and checkpoints take it for the one
-    array that it stands for.
+    piece of the replica. `Strategy.reduce`, `Strategy.gather`, checkpoints and, outside of steps,
+    `np.asarray` take it for the one array that it stands for.
 
     Shapes:
         A logical `[..., size, ...]` on `R` replicas is held as `[..., R*p, ...]` with
@@ -148,6 +149,10 @@ class Sharded:
             return jax.ShapeDtypeStruct(self.shape, array.dtype)
         index = (*[slice(None)] * self.dim, slice(self.size))
         return array[index]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        host = np.asarray(self.whole(), dtype=dtype)
+        return host.copy() if copy else host
 
     def __repr__(self) -> str:
         array = self.array
