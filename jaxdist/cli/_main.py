@@ -77,11 +77,11 @@ def _add_train(
         "train",
         parents=[shared],
         allow_abbrev=False,
-        help="train a net on handwritten digits",
+        help="train a net: handwritten digits, or a language model",
         description=(
-            "Train a small convolutional net on scikit-learn's handwritten digits, on all "
-            "accelerators or on virtual CPU devices. A second run resumes from the newest "
-            "checkpoint."
+            "Train what the configuration names, a small convolutional net on handwritten "
+            "digits or a language model on Python's documentation, on all accelerators or on "
+            "virtual CPU devices. A second run resumes from the newest checkpoint."
         ),
     )
     parser.add_argument("config", help="a TOML file such as configs/digits_mirrored.toml")

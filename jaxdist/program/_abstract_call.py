@@ -59,7 +59,8 @@ def _abstract(
 ) -> jax.ShapeDtypeStruct:
     shape = slot.shape
     if slot.cut is not None:
-        dim, length = slot.cut.dim, slot.cut.rows(layout.num_replicas) * layout.num_replicas
+        pieces = slot.cut.pieces(layout)
+        dim, length = slot.cut.dim, slot.cut.rows(pieces) * pieces
         shape = (*shape[:dim], length, *shape[dim + 1 :])
     elif slot.kind is Kind.PER_REPLICA:
         local = shape[0] // before.num_replicas
@@ -72,7 +73,7 @@ def _abstract(
 
 def _sharding(slot: InSlot, layout: ReplicaMesh) -> NamedSharding | None:
     """The layout over logical devices, which the other mesh has under the same names."""
-    if slot.kind is Kind.MIRRORED and any(slot.sharding.spec):
+    if slot.kind is not Kind.PER_REPLICA and any(slot.sharding.spec):
         return NamedSharding(layout.mesh, PartitionSpec(*slot.sharding.spec))
     return None
 

@@ -18,6 +18,7 @@ from jaxdist.program import _graph_rules
 from jaxdist.program._arguments import Static
 from jaxdist.program._carried import carried
 from jaxdist.program._explanation import Explanation, explained
+from jaxdist.program._pieces import PieceWalk, check_results
 from jaxdist.program._replication import NONE, TracedCollective, analyse
 from jaxdist.program._rewrite import PartialAutoRewrite
 from jaxdist.program._state import check_functional_state, combined_variables
@@ -497,18 +498,19 @@ def build(
     axes = replica_axes_of(layout)
     found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
     differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
+    written_names, read_names = variables.names
+    graph_names = [signature.graph.name(i) for i in range(graph_size)] if signature.graph else []
+    state_names = [*graph_names, *written_names]
+    names = [*state_names, *traced.paths]
+    _check_pieces(signature, traced, layout, axes, names)
     combined = combined_variables(signature, traced, differs, layout.num_replicas) if axes else {}
     extra = [_for_variable(signature, traced, i, layout) for i in combined]
     if axes:
         check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
         of_variables = differs[graph_size : traced.num_graph]
         check_equal(variables.written, of_variables, layout.num_replicas)
-    graph_names = [signature.graph.name(i) for i in range(graph_size)] if (signature.graph) else []
     outputs = []
-    written_names, read_names = variables.names
-    state_names = [*graph_names, *written_names]
     own_copies = {graph_size + i for i, v in enumerate(variables.written) if v.home.per_replica}
-    names = [*state_names, *traced.paths]
     results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
     for i, (name, var, shape) in enumerate(results):
         different = (differs[i] and i >= traced.num_graph) or i in own_copies
@@ -528,6 +530,25 @@ def build(
         variables,
         said,
     )
+
+
+def _check_pieces(
+    signature: Signature,
+    traced: Traced,
+    layout: ReplicaMesh,
+    axes: frozenset[str],
+    names: Sequence[str],
+) -> None:
+    """Where arrays in pieces go in or come out: whether they are used as what they are."""
+    cuts = [signature.inputs[o].cut if type(o) is Argument else None for o in traced.operands]
+    if not axes or not (traced.cuts or any(c is not None for c in cuts)):
+        return
+    walk = PieceWalk(layout, axes)
+    given = [
+        walk.given(d, c)
+        for d, c in zip(input_differences(signature, traced, axes), cuts, strict=True)
+    ]
+    check_results(walk.jaxpr(traced.jaxpr, given), traced.cuts, names)
 
 
 def _for_variable(

@@ -5,7 +5,8 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import training
-from jaxdist.training._digits import DigitsNet, load_digits, make_optimizer, train_step
+from jaxdist.training._optimizer import make_optimizer
+from jaxdist.training.digits._task import DigitsNet, load_digits, train_step
 
 CONFIG = "configs/digits_mirrored.toml"
 

@@ -1,4 +1,4 @@
-"""The main job without its data."""
+"""The language model's training without its data, to be planned."""
 
 import dataclasses
 from typing import Literal
@@ -10,9 +10,12 @@ from flax import nnx
 from jaxdist.program import RunOptions
 from jaxdist.strategies import Strategy
 from jaxdist.training._config import LoadedConfig
-from jaxdist.training._digits import IMAGE_SHAPE, DigitsNet, make_optimizer, train_step
 from jaxdist.training._job import JobStep
-from jaxdist.training._schema import DigitsConfig
+from jaxdist.training._optimizer import make_optimizer
+from jaxdist.training.topics_lm._model import Transformer
+from jaxdist.training.topics_lm._schema import TopicsConfig
+from jaxdist.training.topics_lm._steps import train_step
+from jaxdist.training.topics_lm._strategy import num_cpu_devices, num_logical
 from jaxdist.values import PerReplica
 
 # Rules of a job, and `optimizer.update` of the configuration.
@@ -25,30 +28,30 @@ _UPDATES: dict[str, _Update] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class DigitsJob:
-    """The job of `configs/digits_mirrored.toml`, to be planned.
+class TopicsJob:
+    """The job of `configs/topics_lm_*.toml`, to be planned.
 
     Example:
-        >>> from jaxdist.training import DigitsConfig, DigitsJob, LoadedConfig
-        >>> job = DigitsJob(LoadedConfig(DigitsConfig(), {}))
+        >>> from jaxdist.training import LoadedConfig
+        >>> job = TopicsJob(LoadedConfig(TopicsConfig(), {}))
         >>> job.rows_per_replica, job.rules
-        (8, ('replicated', 'sharded_update'))
+        (4, ('replicated', 'sharded_update'))
     """
 
-    loaded: LoadedConfig[DigitsConfig]
+    loaded: LoadedConfig[TopicsConfig]
 
     @property
     def name(self) -> str:
         """What it trains."""
-        return "digits"
+        return "topics_lm"
 
     @property
     def rows_per_replica(self) -> int:
         """Its batch over the replicas that it has without accelerators."""
         config = self.loaded.values
         listed = config.strategy.devices
-        count = config.strategy.virtual_cpu_devices if listed == "auto" else len(listed)
-        return max(1, config.data.batch_size // count)
+        devices = num_cpu_devices(config) if listed == "auto" else len(listed)
+        return max(1, config.data.batch_size * num_logical(config) // devices)
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -59,24 +62,17 @@ class DigitsJob:
         return (own, *others)
 
     def step(self, strategy: Strategy, rows: int, rules: str) -> JobStep:
-        """The net, its optimizer and a batch as shapes."""
+        """The model, its optimizer and a batch as shapes."""
         config = self.loaded.values
         optimizer = dataclasses.replace(config.optimizer, update=_UPDATES[rules])
 
-        def made() -> tuple[DigitsNet, "nnx.Optimizer[DigitsNet]"]:
-            net = DigitsNet(config.model, rngs=nnx.Rngs(config.training.seed))
-            return net, make_optimizer(net, optimizer, num_steps=config.training.steps)
+        def made() -> tuple[Transformer, "nnx.Optimizer[Transformer]"]:
+            model = Transformer(config.model, rngs=nnx.Rngs(config.training.seed))
+            return model, make_optimizer(model, optimizer, num_steps=config.training.steps)
 
         with strategy.scope():
-            net, state = nnx.eval_shape(made)
-        total = rows * strategy.num_replicas_in_sync
-        batch = {
-            "image": _rows((total, *IMAGE_SHAPE), jnp.float32),
-            "label": _rows((total,), jnp.int32),
-        }
+            model, state = nnx.eval_shape(made)
+        shape = (rows * strategy.num_replicas_in_sync, config.data.sequence_length + 1)
+        batch = {"tokens": PerReplica.of_global(jax.ShapeDtypeStruct(shape, jnp.uint8))}
         donated = (0, 1) if config.training.donate else ()
-        return JobStep(train_step, (net, state, batch), RunOptions(donate_argnums=donated))
-
-
-def _rows(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> PerReplica:
-    return PerReplica.of_global(jax.ShapeDtypeStruct(shape, dtype))
+        return JobStep(train_step, (model, state, batch), RunOptions(donate_argnums=donated))
