@@ -6,4 +6,7 @@ from jaxdist.explain._parts import Times as Times
 from jaxdist.explain._parts import Traffic as Traffic
 from jaxdist.explain._plan import CAVEAT as CAVEAT
 from jaxdist.explain._plan import Plan as Plan
+from jaxdist.explain._sweep import Candidate as Candidate
+from jaxdist.explain._sweep import Sweep as Sweep
+from jaxdist.explain._words import seconds as seconds
 from jaxdist.explain._words import size as size

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdist.errors import ArgumentError
-from jaxdist.explain import Plan
+from jaxdist.explain import Plan, seconds
 from jaxdist.program import Program
 from jaxdist.program._needs import Needs, needs_of
 from jaxdist.strategies import _fitting
@@ -86,7 +86,7 @@ def with_efficiency(made: Plan, source: Source, where: Place, report: Report) ->
         return dataclasses.replace(made, efficiency_note=note)
     # The same rows: on one device, and on all the logical devices of a replica.
     efficiency = needs.times.predicted / (made.times.predicted * made.num_logical)
-    note = f"of one device with the same rows, predicted {needs.times.predicted * 1e3:.3g} ms"
+    note = f"of one device with the same rows, predicted {seconds(needs.times.predicted)}"
     return dataclasses.replace(made, efficiency=efficiency, efficiency_note=note)
 
 

@@ -13,7 +13,7 @@ from jaxdist.mesh import ReplicaMesh
 from jaxdist.strategies._base import Strategy
 from jaxdist.strategies._tpu import TPUStrategy
 from jaxdist.tpu import Slice, TPUSystem, slice_of
-from jaxdist.tpu._logical_shape import logical_shape
+from jaxdist.tpu._logical_shape import boxes, logical_shape
 from jaxdist.tpu.experimental import DeviceAssignment, Topology
 
 
@@ -60,6 +60,12 @@ def alone(of: Place, like: Strategy | None = None) -> Place:
     resolver = TPUClusterResolver(f"described:{_name(described)}")
     assignment = DeviceAssignment(resolver.tpu_system.topology, [[[0, 0, 0, 0]]])
     return _placed(described, resolver, assignment, like)
+
+
+def boxes_of(topology: Any) -> tuple[int, ...]:
+    """Numbers of logical devices by which a slice can be divided."""
+    described = _named(topology)
+    return boxes(described.topology, described.num_slices)
 
 
 def _placed(
