@@ -40,16 +40,25 @@ def needs_of(program: Program, device: Chip) -> Needs:
 
     Where the compiler finds that it does not fit, that is part of the answer.
     """
-    held = _held(program)
+    return read_needs(program, device, compiled_or_refused(program))
+
+
+def compiled_or_refused(program: Program) -> CompiledProgram | str:
+    """The compiled program, or what the compiler said where it does not fit."""
     try:
-        compiled = program.compile()
+        return program.compile()
     except jax.errors.JaxRuntimeError as error:
-        refused = _refusal(str(error), held, device)
-        if refused is None:
+        if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return Needs(refused, kept_state=_kept_state(program))
-    text = compiled.as_text()
-    done = hlo.work(text)
+        return str(error)
+
+
+def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) -> Needs:
+    """What a program needs of one device, from what the compiler made of it."""
+    held = _held(program)
+    if isinstance(compiled, str):
+        return Needs(_refusal(compiled, held, device), kept_state=_kept_state(program))
+    done = hlo.work(compiled.as_text())
     rows = compiled.explain().compiled
     traffic = _traffic(rows)
     sent = {link: sum(t.bytes_sent for t in traffic if t.link == link) for link in ("ICI", "DCN")}
@@ -106,10 +115,8 @@ def _memory(compiled: CompiledProgram, held: dict[str, int], device: Chip) -> Me
     )
 
 
-def _refusal(message: str, held: dict[str, int], device: Chip) -> Memory | None:
+def _refusal(message: str, held: dict[str, int], device: Chip) -> Memory:
     """The memory of a program that does not fit, from what the compiler said."""
-    if "RESOURCE_EXHAUSTED" not in message:
-        return None
     found = _REFUSED.search(message)
     peak = int(float(found["needs"]) * _UNITS[found["of"]]) if found else None
     available = int(float(found["there"]) * _UNITS[found["unit"]]) if found else None

@@ -429,6 +429,10 @@ class CompiledProgram:
             >>> "ENTRY" in program.compile().as_text()
             True
         """
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
         return self.executable.as_text() or ""
 
     @property

@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from jaxdist.cost import Chip
 from jaxdist.errors import ArgumentError
 from jaxdist.explain import Plan, seconds
 from jaxdist.program import Program
-from jaxdist.program._needs import Needs, needs_of
+from jaxdist.program._needs import Needs, compiled_or_refused, needs_of, read_needs
 from jaxdist.strategies import _fitting
 from jaxdist.strategies._base import Strategy
 from jaxdist.strategies._slices import Place, alone, place
@@ -49,9 +51,14 @@ def plan(
     report(f"describing {topology}")
     where = place(topology, logical, source.like)
     rows = _rows(source, where, global_batch)
-    report(f"compiling for {where.name}")
+    report(f"tracing for {where.name}")
     program = source.lower(where.strategy, rows)
-    needs = needs_of(program, where.device)
+    # The compiler of XLA leaves Python free: the step for one device is traced meanwhile.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        compiling = pool.submit(compiled_or_refused, program)
+        report(f"compiling for {where.name}")
+        single = _traced_alone(source, where, rows) if compare else None
+        needs = read_needs(program, where.device, compiling.result())
     made = Plan(
         name=program.name,
         topology=where.name,
@@ -68,25 +75,33 @@ def plan(
         times=needs.times,
         notes=_notes(where, needs),
     )
-    if made.memory.fits:
-        return with_efficiency(made, source, where, report) if compare else made
-    if advise:
-        advice = _fitting.advice(made, needs, lambda n: _needs(source, where, n), report)
-        made = dataclasses.replace(made, advice=advice)
-    return made
-
-
-def with_efficiency(made: Plan, source: Source, where: Place, report: Report) -> Plan:
-    """The plan with what its devices do beside what one device alone would."""
+    if not made.memory.fits:
+        found = (
+            _fitting.advice(made, needs, lambda n: _needs(source, where, n), report)
+            if advise
+            else ()
+        )
+        return dataclasses.replace(made, advice=found)
+    if single is None:
+        return made
     report("compiling for one device")
+    return _with_efficiency(made, needs_of(*single))
+
+
+def _traced_alone(source: Source, where: Place, rows: int | None) -> tuple[Program, Chip]:
+    """The step for one device of the same generation, and what that device has."""
     single = alone(where, source.like)
-    needs = needs_of(source.lower(single.strategy, made.rows_per_replica), single.device)
-    if needs.times is None or made.times is None:
+    return source.lower(single.strategy, rows), single.device
+
+
+def _with_efficiency(made: Plan, one: Needs) -> Plan:
+    """The plan with what its devices do beside what one device alone would."""
+    if one.times is None or made.times is None:
         note = "the step does not fit on one device"
         return dataclasses.replace(made, efficiency_note=note)
     # The same rows: on one device, and on all the logical devices of a replica.
-    efficiency = needs.times.predicted / (made.times.predicted * made.num_logical)
-    note = f"of one device with the same rows, predicted {seconds(needs.times.predicted)}"
+    efficiency = one.times.predicted / (made.times.predicted * made.num_logical)
+    note = f"of one device with the same rows, predicted {seconds(one.times.predicted)}"
     return dataclasses.replace(made, efficiency=efficiency, efficiency_note=note)
 
 
