@@ -11,6 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat, hlo
 from jaxdist.collectives import Told, told
+from jaxdist.errors import ContextError
+from jaxdist.explain import Plan
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _graph_rules
 from jaxdist.program._arguments import Static
@@ -82,6 +84,8 @@ class Program:
     donated: tuple[int, ...]  # numbers of input leaves
     variables: LiftedVariables = NO_VARIABLES
     told: Told = dataclasses.field(default_factory=Told)
+    # Lowers the same step for a slice, and plans it; `Strategy.lower` gives it.
+    planner: Callable[..., Plan] | None = None
 
     @property
     def has_state(self) -> bool:
@@ -317,6 +321,57 @@ class Program:
             [('all-reduce', 8, 'inside')]
         """
         return self.compile().explain()
+
+    def compile_for(
+        self,
+        topology: Any,
+        *,
+        logical: Any = None,
+        global_batch: int | None = None,
+    ) -> Plan:
+        """Compile the same step for a slice of TPUs that need not be there, and plan it.
+
+        The step is traced anew for the replicas of that slice, on shapes: nothing is read from
+        arguments, and nothing runs.
+
+        Shapes:
+            Each replica keeps its rows: a per-replica `[R*b, ...]` is `[S*b, ...]` on `S` replicas
+            of the slice, unless `global_batch` says otherwise. Pieces of sharded values are cut
+            anew.
+
+        Cost:
+            Two traces and compilations, one of them for one device, to compare with; where the step
+            does not fit, a few more, to find the batch that does.
+
+        Args:
+            topology: `"v5p:8x8x8"`, `"v5e:4x4*2"` for two slices; a `tpu.Slice`, or a
+                `tpu.TPUSystem`.
+            logical: Logical devices of a replica: a number, or a box of chips such as `"2x2"`; None
+                is as many as the strategy has.
+            global_batch: Rows of all replicas together.
+
+        Returns:
+            An `explain.Plan`: print it, or see its fields.
+
+        Raises:
+            TopologyError: No such slice, or logical devices that do not divide it.
+            MissingExtraError: libtpu is not installed.
+            ArgumentError: A batch that replicas cannot share, or a step that has variables from a
+                closure, replicas of its own kind, or values of different shapes.
+
+        Example:
+            >>> program = MirroredStrategy().lower(lambda w, x: x @ w, (
+            ...     jnp.ones((128, 8)), PerReplica(list(jnp.ones((8, 16, 128))))))
+            >>> plan = program.compile_for("v5e:4x4")
+            >>> plan.num_replicas, plan.global_rows, plan.memory.parameters
+            (16, 256, 4096)
+        """
+        if self.planner is None:
+            raise ContextError(
+                f"compile_for was called on a program of {self.name} that strategy.lower did not "
+                "make.\n\nCall strategy.lower(step, args).compile_for(topology)."
+            )
+        return self.planner(self, topology, logical=logical, global_batch=global_batch)
 
     def __repr__(self) -> str:
         layout = self.layout

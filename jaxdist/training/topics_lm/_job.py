@@ -52,6 +52,11 @@ class TopicsJob:
         return max(1, config.data.batch_size * num_logical(config) // devices)
 
     @property
+    def logical_devices(self) -> int | str:
+        """As configured."""
+        return self.loaded.values.strategy.logical_devices
+
+    @property
     def rules(self) -> tuple[str, ...]:
         """The configured partition or update first."""
         config = self.loaded.values
