@@ -9,6 +9,7 @@ import optax
 from flax import nnx
 
 import jaxdist
+from jaxdist.partition import Replicate, constrain
 
 VOCABULARY, WIDTH, HIDDEN, HEADS, LENGTH, ROWS = 32, 16, 32, 4, 8, 16
 
@@ -42,8 +43,9 @@ class Block(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self.attention(self.attention_norm(x))
-        result: jax.Array = x + self.mlp.down(jax.nn.gelu(self.mlp.up(self.mlp_norm(x))))
+        x = constrain(x + self.attention(self.attention_norm(x)), Replicate())
+        hidden = constrain(self.mlp.up(self.mlp_norm(x)), -1)
+        result: jax.Array = constrain(x + self.mlp.down(jax.nn.gelu(hidden)), Replicate())
         return result
 
 
@@ -57,7 +59,7 @@ class Transformer(nnx.Module):
         self.unembed = nnx.Linear(WIDTH, VOCABULARY, use_bias=False, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        x = self.embed(tokens)
+        x = constrain(self.embed(tokens), Replicate())
         for layer in self.layers:
             x = layer(x)
         logits: jax.Array = self.unembed(self.norm(x))
