@@ -79,7 +79,7 @@ def _site() -> Site:
     frame = current_frame()
     if frame is None:
         return Site()
-    return Site(frame.strategy, frame.strategy.layout, frame.variables)
+    return Site(frame.strategy, frame.strategy.layout, frame.variables, frame.inside_step)
 
 
 find_sites_with(_site)

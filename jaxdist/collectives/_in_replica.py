@@ -17,7 +17,7 @@ from jaxdist.collectives._users_code import users_code
 from jaxdist.collectives.algorithms import opaque
 from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Handle, PerReplica
+from jaxdist.values import Handle, PerReplica, Sharded, is_sharded, undeclared
 
 T = TypeVar("T")
 
@@ -36,7 +36,15 @@ def all_reduce(
 
     `ops` are the `CrossDeviceOps` of the strategy; with None it is XLA that reduces.
     """
-    leaves, treedef = jax.tree.flatten_with_path(value)
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=is_sharded)
+    pieces = [leaf if is_sharded(leaf) else None for _, leaf in leaves]
+    if any(p is not None for p in pieces):
+        rest = [leaf for (_, leaf), p in zip(leaves, pieces, strict=True) if p is None]
+        sums = iter(all_reduce(caller, op, rest, layout, options, ops))
+        return treedef.unflatten(
+            next(sums) if p is None else _reduced_pieces(caller, op, path, p, layout)
+            for (path, _), p in zip(leaves, pieces, strict=True)
+        )
     arrays = [_reducible(caller, op, path, leaf) for path, leaf in leaves]
     if not arrays:
         return value
@@ -52,6 +60,15 @@ def all_reduce(
     if op is ReduceOp.MEAN:
         arrays = [s / layout.num_replicas for s in arrays]
     return jax.tree.unflatten(treedef, arrays)
+
+
+def _reduced_pieces(
+    caller: str, op: ReduceOp, path: Any, value: Sharded, layout: ReplicaMesh
+) -> Sharded:
+    """One array in pieces is what all replicas hold: the mean is itself, the sum R times it."""
+    check_numeric(caller, "value" + jax.tree_util.keystr(path), value.held)
+    held = value.held.astype(result_dtype(op, value.held.dtype))
+    return undeclared(held if op is ReduceOp.MEAN else held * layout.num_replicas, value.cut)
 
 
 def reduced_by(

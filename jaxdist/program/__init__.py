@@ -6,6 +6,7 @@ from jaxdist.program._eagerly import steps_run_eagerly as steps_run_eagerly
 from jaxdist.program._explanation import Explanation as Explanation
 from jaxdist.program._function import Function as Function
 from jaxdist.program._function import function as function
+from jaxdist.program._logical_layout import laid_out as laid_out
 from jaxdist.program._options import RunOptions as RunOptions
 from jaxdist.program._program import CompiledProgram as CompiledProgram
 from jaxdist.program._program import Program as Program

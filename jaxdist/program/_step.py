@@ -517,7 +517,7 @@ def _together(errors: list[ShapeError]) -> ShapeError:
 
 def _in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:
     if isinstance(leaf, Sharded):
-        held = leaf.array
+        held = leaf.held
         placement = sharded_placement(leaf, layout)
         return InSlot(placement, tuple(held.shape), held.dtype, False, False, leaf.cut)
     placement = placement_of(leaf, layout)

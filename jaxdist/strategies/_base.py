@@ -1,6 +1,8 @@
 """What every strategy does."""
 
 import contextlib
+import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
@@ -10,7 +12,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.tree_util import keystr
 
-from jaxdist import collectives, data, replica
+from jaxdist import collectives, data, explain, replica
 from jaxdist._typing import PyTree
 from jaxdist._validate import call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
@@ -57,6 +59,8 @@ class Strategy:
     """
 
     layout: ReplicaMesh
+    # Of one that runs the steps of another: `check_gradients` runs them on one device.
+    stands_for: Any = None
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise ArgumentTypeError(
@@ -357,7 +361,16 @@ class Strategy:
         self._check_run()
         call_arguments("strategy.lower", args, kwargs)
         is_callable("strategy.lower", fn)
-        return self._runner.program(fn, args, kwargs, options)
+        program = self._runner.program(fn, args, kwargs, options)
+        return dataclasses.replace(program, planner=self._planner(fn, options))
+
+    def _planner(
+        self, fn: Callable[..., Any], options: RunOptions | None
+    ) -> Callable[..., explain.Plan]:
+        # That module makes TPUStrategies, whose module needs this one.
+        from jaxdist.strategies._compile_for import compile_for
+
+        return functools.partial(compile_for, self, fn, options)
 
     @final
     def check_gradients(

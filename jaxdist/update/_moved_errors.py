@@ -5,12 +5,14 @@ next ones. It is the sum of what all replicas hold, each at its place of the vec
 not depend on how many there are. So it is put together, and cut anew.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def are_errors(shapes: Shapes) -> bool:
+def are_errors(shapes: Sequence[tuple[int, ...]]) -> bool:
     """Whether two arrays of these shapes can be `given` and `summed` of some replicas."""
     if not all(len(s) == 2 and min(s) > 0 for s in shapes) or shapes[0][0] != shapes[1][0]:
         return False

@@ -15,9 +15,10 @@ from jaxdist.replica import HasLayout
 from jaxdist.update import _checks
 from jaxdist.update._cuts import Cuts
 from jaxdist.update._init import cut_in_step, cut_outside, made_outside
+from jaxdist.update._leaves import Leaves
 from jaxdist.update._nested import around, check_nesting
 from jaxdist.update._run import CALLER, Step
-from jaxdist.values import Sharded, is_sharded
+from jaxdist.values import Sharded, gathered, is_sharded, layout_of_pieces
 
 
 class ShardedUpdate(optax.GradientTransformationExtraArgs):
@@ -89,13 +90,14 @@ class _Update:
     def _first(self, params: PyTree) -> PyTree:
         frame = replica.current_frame()
         strategy = self.strategy if frame is None else frame.strategy
-        if strategy is None or strategy.layout.num_replicas == 1:
+        # Parameters in pieces say themselves whose they are.
+        layout = layout_of_pieces(params) if strategy is None else strategy.layout
+        if layout is None or layout.num_replicas == 1:
             return self.tx.init(params)
-        layout: ReplicaMesh = strategy.layout
         _checks.check_real_replicas(layout)
-        cuts = Cuts(layout, self.min_bytes)
+        cuts = Cuts(layout, self.min_bytes, Leaves.of(params, "params"))
         if frame is not None and frame.inside_step:
-            return cut_in_step(self.tx.init(params), layout, cuts)
+            return cut_in_step(self.tx.init(_gathered(params, layout)), layout, cuts)
         return made_outside(self.tx.init, params, layout, cuts)
 
     def __call__(
@@ -132,7 +134,7 @@ class _Update:
         _checks.check_real_replicas(layout)
         if frame.replica is None:
             raise _checks.outside_step(frame.describe(), layout.num_replicas)
-        return Step(self.tx.update, self.op, layout, Cuts(layout, self.min_bytes))
+        return Step(self.tx.update, self.op, layout, self.min_bytes)
 
     def _named(
         self,
@@ -170,6 +172,12 @@ class _Update:
             for x, old in zip(treedef.flatten_up_to(after), held, strict=True)
         ]
         return updates, jax.tree.unflatten(treedef, new)
+
+
+def _gathered(params: PyTree, layout: ReplicaMesh) -> PyTree:
+    return jax.tree.map(
+        lambda x: gathered(x, layout) if is_sharded(x) else x, params, is_leaf=is_sharded
+    )
 
 
 def sharded_update(

@@ -1,6 +1,6 @@
-"""Which primitives may run on pieces as they are.
+"""Which primitives may run on the pieces of an array as they are.
 
-An allow-list: an operation that is neither here nor has a rule of its own runs on whole arrays.
+An allow-list: an operation that is not here needs the whole array.
 """
 
 # Each element of a result depends on the elements at the same place of the operands (or on
