@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
-from jaxdist.errors import ArgumentError, ReplicaValueError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._arithmetic import Arithmetic
 from jaxdist.values._piece_marks import as_piece, opened
@@ -242,7 +242,13 @@ class Sharded(Arithmetic):
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        host = np.asarray(self._operand(), dtype=dtype)
+        operand = self._operand()
+        if isinstance(operand, jax.core.Tracer):
+            raise ArgumentTypeError(
+                f"NumPy was given {self!r} inside a step, where its numbers are not there yet.\n\n"
+                "Use jax.numpy, which brings the pieces together: jnp.asarray(value)."
+            )
+        host = np.asarray(operand, dtype=dtype)
         return host.copy() if copy else host
 
     def __repr__(self) -> str:
