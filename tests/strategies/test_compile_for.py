@@ -210,6 +210,18 @@ def test_logical_devices_share_the_work_of_a_replica() -> None:
     assert "replica.logical device" in quarter.text()
 
 
+def test_the_program_of_a_replica_does_not_grow_with_the_replicas() -> None:
+    w = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    x: Any = jax.ShapeDtypeStruct((8 * ROWS, WIDTH), jnp.float32)
+    program = jaxdist.MirroredStrategy().lower(split_step, (w, jaxdist.PerReplica.of_global(x)))
+    few, many = (program.compile_for(name) for name in ("v5p:2x2x1", "v5p:8x8x8"))
+    assert (few.num_chips, many.num_chips) == (4, 512)
+    assert few.flops == many.flops
+    assert few.memory.parameters == many.memory.parameters
+    assert [t.kind for t in few.traffic] == [t.kind for t in many.traffic] == ["all-reduce"]
+    assert many.traffic[0].devices == 512
+
+
 @given(
     st.sampled_from(["v4:2x2x2", "v5e:4x4", "v5p:4x4x8", "v5e:4x4*2", "v2:4x4"]), st.integers(1, 64)
 )
