@@ -6,7 +6,7 @@ from jaxdist.explain import Memory, Plan, size
 from jaxdist.program._needs import Needs
 
 # Compilations that a search for the largest batch may take.
-_MOST_TRIES = 5
+_MOST_TRIES = 4
 
 
 def advice(
@@ -30,9 +30,11 @@ def advice(
             "Donating the state, RunOptions(donate_argnums=...), gives its memory to the new one: "
             + _verdict(m, needs.kept_state)
         )
-    if replicas > 1 and not made.rules.startswith(("sharded", "fsdp")):
+    if replicas > 1 and not made.rules.startswith("fsdp"):
         of_optimizer = m.optimizer - m.optimizer // replicas
         of_parameters = m.parameters - m.parameters // replicas
+        if made.rules.startswith("sharded"):
+            of_optimizer = 0
         if of_optimizer:
             found.append(
                 f"sharded_update keeps 1/{replicas} of the optimizer on each replica: "

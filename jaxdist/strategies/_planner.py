@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from jaxdist import replica
 from jaxdist.cost import Chip
 from jaxdist.errors import ArgumentError
 from jaxdist.explain import Plan, seconds
@@ -48,9 +49,17 @@ def plan(
     report: Report = lambda what: None,
 ) -> Plan:
     """Compile a step for a slice, and for one device to compare with; see `Program.compile_for`."""
-    report(f"describing {topology}")
-    where = place(topology, logical, source.like)
-    rows = _rows(source, where, global_batch)
+    # The strategy of a scope around the call is not the one that is planned for.
+    with replica.entered(None):
+        report(f"describing {topology}")
+        where = place(topology, logical, source.like)
+        rows = _rows(source, where, global_batch)
+        return _planned(source, where, rows, advise, compare, report)
+
+
+def _planned(
+    source: Source, where: Place, rows: int | None, advise: bool, compare: bool, report: Report
+) -> Plan:
     report(f"tracing for {where.name}")
     program = source.lower(where.strategy, rows)
     # The compiler of XLA leaves Python free: the step for one device is traced meanwhile.

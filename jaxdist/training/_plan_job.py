@@ -100,7 +100,7 @@ def sweep_job(
 
     Example:
         >>> from jaxdist.training import load_job, sweep_job
-        >>> found = sweep_job(load_job("configs/digits_mirrored.toml"), "v5e:2x2")
+        >>> found = sweep_job(load_job("configs/digits_mirrored.toml"), "v5e:1x1")
         >>> sorted(c.rules for c in found.ranked)
         ['replicated', 'sharded_update']
     """

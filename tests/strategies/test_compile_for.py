@@ -202,12 +202,26 @@ def split_step(w: Any, x: Any) -> Any:
 def test_logical_devices_share_the_work_of_a_replica() -> None:
     w = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
     x: Any = jax.ShapeDtypeStruct((8 * ROWS, WIDTH), jnp.float32)
-    program = jaxdist.MirroredStrategy().lower(split_step, (w, jaxdist.PerReplica.of_global(x)))
-    whole, quarter = (program.compile_for("v5e:4x4", logical=n) for n in (1, "2x2"))
+    strategy = jaxdist.MirroredStrategy()
+    program = strategy.lower(split_step, (w, jaxdist.PerReplica.of_global(x)))
+    with strategy.scope():  # which is not that of the plan
+        whole, quarter = (program.compile_for("v5e:4x4", logical=n) for n in (1, "2x2"))
     assert (quarter.num_replicas, quarter.num_logical) == (4, 4)
     assert whole.flops == 2 * ROWS * WIDTH * WIDTH
     assert quarter.flops == whole.flops // 4
     assert "replica.logical device" in quarter.text()
+
+
+def test_the_program_of_a_replica_does_not_grow_with_the_replicas() -> None:
+    w = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    x: Any = jax.ShapeDtypeStruct((8 * ROWS, WIDTH), jnp.float32)
+    program = jaxdist.MirroredStrategy().lower(split_step, (w, jaxdist.PerReplica.of_global(x)))
+    few, many = (program.compile_for(name) for name in ("v5p:2x2x1", "v5p:8x8x8"))
+    assert (few.num_chips, many.num_chips) == (4, 512)
+    assert few.flops == many.flops
+    assert few.memory.parameters == many.memory.parameters
+    assert [t.kind for t in few.traffic] == [t.kind for t in many.traffic] == ["all-reduce"]
+    assert many.traffic[0].devices == 512
 
 
 @given(
