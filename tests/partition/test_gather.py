@@ -14,6 +14,7 @@ import jaxdist
 from jaxdist import PerReplica, Sharded, partition
 from jaxdist.partition import Replicate, Rules, Shard
 from tests.partition.test_rules import grid, mesh
+from tests.partition.transformer import filled
 
 
 class Net(nnx.Module):
@@ -40,8 +41,9 @@ class Net(nnx.Module):
 
 
 def test_layers_of_flax_work_unchanged_and_give_the_same_loss_and_gradients() -> None:
-    strategy = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(4)])
-    whole, in_pieces = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    whole = filled(lambda: Net(nnx.Rngs(0)))
+    in_pieces = nnx.clone(whole)
     partition.place(strategy, in_pieces, Rules({"*": Shard(pad=True)}))
     assert isinstance(in_pieces.attention.query.kernel.get_raw_value(), Sharded)
 
@@ -68,7 +70,7 @@ def test_layers_of_flax_work_unchanged_and_give_the_same_loss_and_gradients() ->
         np.testing.assert_allclose(np.asarray(other.whole()), one, rtol=2e-5, atol=1e-6)
 
 
-SHAPES = [(5,), (3, 4), (2, 7, 3)]
+SHAPES = [(5,), (3, 4)]
 AXES: list[Any] = [None, ("a",), ("b",)]
 
 
@@ -85,7 +87,7 @@ def test_gathered_is_the_array_and_its_gradient_the_mean_over_all_replicas(eager
             whole[name] = rng.normal(size=shape).astype("float32")
             rules.append((name, Shard(dim, axes=axes, pad=True)))
     if eagerly:
-        whole = {k: v for k, v in whole.items() if k[0] in "01"}
+        whole = {k: v for k, v in whole.items() if k[0] == "1"}
         rules = [r for r in rules if r[0] in whole]
     placed = partition.place(strategy, whole, Rules(rules))
     weights = {k: rng.normal(size=(6, *v.shape)).astype("float32") for k, v in whole.items()}
