@@ -253,7 +253,7 @@ class Sharded(Arithmetic):
 
     def __repr__(self) -> str:
         array = self._held
-        if not hasattr(array, "shape"):
+        if not hasattr(array, "shape") or self.dim >= len(array.shape):
             return f"Sharded({array!r}, dim={self.dim}, size={self.size})"
         return (
             f"Sharded({array.dtype}{list(self.shape)} cut along dim {self.dim}, held as "
@@ -330,11 +330,11 @@ def gathered(value: Sharded, layout: ReplicaMesh) -> Any:
     """The whole array, inside a step. Its gradient is a piece of the mean over all replicas."""
     cut, axes = value.cut, value.cut.over(layout)
     pieces = cut.pieces(layout)
-    held, rows = value.held, value.held.shape[cut.dim]
-    if rows != cut.rows(pieces):
+    held = value.held
+    if cut.dim >= held.ndim or held.shape[cut.dim] != cut.rows(pieces):
         raise ReplicaValueError(
-            f"An array in pieces was used in a step as {held.dtype}{list(held.shape)}: "
-            f"{value!r}.\n\n"
+            f"An array in pieces was used in a step as {held.dtype}{list(held.shape)}, in a node "
+            f"that says that it is cut along dim {cut.dim}.\n\n"
             f"{cut.size} elements of dim {cut.dim} on {pieces} replicas are {cut.rows(pieces)} on "
             "each. A scan or vmap over a dim of the array gives something else.\n\n"
             "Gather it before the scan: jaxdist.partition.gather(value)."

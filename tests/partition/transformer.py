@@ -1,5 +1,6 @@
 """A tiny byte-level transformer, with the paths that the ready rules know."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -64,6 +65,21 @@ class Transformer(nnx.Module):
             x = layer(x)
         logits: jax.Array = self.unembed(self.norm(x))
         return logits
+
+
+def filled(make: Callable[[], Any]) -> Any:
+    """What `make` makes, with numbers of NumPy: initializers would be compiled one by one."""
+    rng = np.random.default_rng(0)
+
+    def numbers(x: Any) -> Any:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return np.zeros(x.shape, x.dtype)
+        scale = 0.5 if len(x.shape) < 2 else x.shape[0] ** -0.5
+        return (len(x.shape) == 1) * 0.5 + scale * rng.normal(size=x.shape).astype(x.dtype)
+
+    made = nnx.eval_shape(make)
+    nnx.update(made, jax.tree.map(numbers, nnx.state(made)))
+    return made
 
 
 def loss_of(model: Transformer, tokens: jax.Array) -> jax.Array:
