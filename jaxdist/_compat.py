@@ -124,6 +124,21 @@ def inside_trace() -> bool:
 BARRIERS_HOLD = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
 
 
+# JAX 0.10 on several CPU devices starts a program before it looks whether its buffers are there.
+DELETED_ARE_REFUSED = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
+
+
+def any_deleted(leaves: Sequence[Any]) -> bool:
+    """Whether one of these is an array whose buffer is gone; 60 ns an array."""
+    try:
+        return any(map(_is_deleted, leaves))
+    except TypeError:
+        return any(isinstance(x, _xla_client.ArrayImpl) and x.is_deleted() for x in leaves)
+
+
+_is_deleted: Callable[[Any], bool] = _xla_client.ArrayImpl.is_deleted
+
+
 # What keeps barriers until everything is fused, and loops out of nested functions, where JAX 0.10
 # cannot emit a barrier.
 _BARRIERS_ON_OLD_CPU = {
@@ -181,6 +196,23 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
+
+
+# Calls of one sub-program with the operands as they are, and the parameter that holds it; by the
+# names of all versions.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "eval_jaxpr": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
 
 
 def is_committed(array: jax.Array) -> bool:

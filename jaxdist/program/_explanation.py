@@ -8,12 +8,12 @@ from rich.console import RenderableType
 
 from jaxdist import cost, hlo
 from jaxdist.collectives import Told
+from jaxdist.explain import _tables
+from jaxdist.explain._tables import Table
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.program import _tables
 from jaxdist.program._placed_work import PlacedWork
 from jaxdist.program._reconciled import AskedFor, CompiledRow, compiled_rows, reconciled
 from jaxdist.program._replication import TracedCollective
-from jaxdist.program._tables import Table
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -127,7 +127,7 @@ def explained(
         where,
         compiled_rows(found, origins, layout, links, hlo.num_participants(text)),
         asked_for,
-        tuple(dict.fromkeys((*told.ignored, *by_plan))),
+        tuple(dict.fromkeys((*told.ignored.values(), *by_plan))),
         links,
         placed,
     )

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 import jaxdist
 from jaxdist import PerReplica, get_replica_context, hlo
+from jaxdist.errors import ShapeError
 
 W = np.ones((4, 2), np.float32)
 
@@ -202,3 +203,32 @@ def test_a_step_may_return_no_arrays(empty: Any) -> None:
     strategy = jaxdist.MirroredStrategy()
     assert strategy.run(lambda: empty) == empty
     assert strategy.run(lambda x: empty, (np.float32(1),)) == empty
+
+
+def test_a_per_replica_of_shapes_stands_for_one_of_arrays() -> None:
+    strategy = jaxdist.MirroredStrategy()
+
+    def step(x: Any) -> Any:
+        return jaxdist.get_replica_context().all_reduce("sum", x)
+
+    rows = jax.ShapeDtypeStruct((16, 3), np.float32)
+    program = strategy.lower(step, (PerReplica.of_global(rows),))
+    arrays = strategy.lower(step, (PerReplica([np.zeros((2, 3), np.float32)] * 8),))
+    assert program.inputs == arrays.inputs
+    assert [c.kind for c in program.compile().collectives] == ["all-reduce"]
+    with pytest.raises(ShapeError, match="Dim 0 must be a multiple of 8"):
+        strategy.lower(step, (PerReplica.of_global(jax.ShapeDtypeStruct((9,), np.float32)),))
+
+
+def test_all_arguments_whose_values_do_not_fit_are_named() -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    ones = np.ones(2, np.float32)
+    mixed = PerReplica([ones, ones.astype(np.int32)])
+    ranks = PerReplica([ones, ones[None]])
+    with pytest.raises(ShapeError) as error:
+        strategy.run(lambda a, b, c: a, (mixed, PerReplica([ones, ones]), {"x": ranks}))
+    found = str(error.value)
+    assert "args[0] is a PerReplica" in found
+    assert "args[2]['x'] is a PerReplica" in found
+    assert "args[1]" not in found
+    assert found.count("astype") == 1
