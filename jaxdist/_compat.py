@@ -182,6 +182,11 @@ def source_of(eqn: Any) -> str:
     return str(_source_info.summarize(eqn.source_info))
 
 
+def is_transposed(eqn: Any) -> bool:
+    """Whether an operation was made when a gradient went backwards through another one."""
+    return "transpose(" in str(eqn.source_info.name_stack)
+
+
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """How many operands of a `scan` are constants, and how many are carried.
 
@@ -314,27 +319,46 @@ def set_variables(variables: Sequence[nnx.Variable[Any]], values: Sequence[Any])
 
 
 def rewritten_derivatives(
-    params: dict[str, Any], rewrite: Callable[[Any, Sequence[Any]], Any]
+    params: dict[str, Any], rewrite: Callable[[Any, Sequence[Any]], Any], traced_in: Any = None
 ) -> dict[str, Any]:
     """Parameters of a custom derivative's call in which its forward rule is rewritten too.
 
-    The rule is traced when the call is differentiated. The backward rule of a `custom_vjp` is
-    left as it is.
+    The rule is traced when the call is differentiated; over the mesh of the equation
+    `traced_in`, where that is another one than the caller's. The backward rule of a `custom_vjp`
+    is left as it is.
     """
     changed = dict(params)
+    mesh = None if traced_in is None else traced_in.ctx.cur_abstract_mesh
     for name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk"):
         if name in params:
-            changed[name] = _rewritten_rule(params[name], rewrite)
+            changed[name] = _rewritten_rule(params[name], rewrite, mesh)
     return changed
 
 
-def _rewritten_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any]) -> Any:
+def _rewritten_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any], mesh: Any) -> Any:
     def traced(*zeros: Any) -> Any:
-        jaxpr, consts, *rest = rule.call_wrapped(*zeros)
+        with contextlib.nullcontext() if mesh is None else _over(mesh):
+            jaxpr, consts, *rest = rule.call_wrapped(*zeros)
         closed = rewrite(jaxpr, consts)
         return closed.jaxpr, closed.consts, *rest
 
     return _linear_util.wrap_init(traced, debug_info=rule.debug_info)
+
+
+@contextlib.contextmanager
+def _over(mesh: Any) -> Iterator[None]:
+    """Trace over this mesh; the public context manager refuses another number of devices."""
+    around = _MESH_CONTEXT.swap_local(mesh)
+    try:
+        yield
+    finally:
+        _MESH_CONTEXT.set_local(around)
+
+
+def at_source_of(eqn: Any) -> Any:
+    """A context in which new operations stand at the source line of an equation."""
+    names = _source_info.current_name_stack() + eqn.source_info.name_stack
+    return _source_info.user_context(eqn.source_info.traceback, name_stack=names)
 
 
 def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -353,13 +377,12 @@ def bind_here(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     params = eqn.primitive.get_bind_params(params)
     names = _source_info.current_name_stack() + eqn.source_info.name_stack
     here = _mesh.get_abstract_mesh()
-    with _source_info.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
-        # The public context manager refuses another number of devices.
-        traced_over = _MESH_CONTEXT.swap_local(here)
-        try:
-            return eqn.primitive.bind(*operands, **params)
-        finally:
-            _MESH_CONTEXT.set_local(traced_over)
+    with (
+        _source_info.user_context(eqn.source_info.traceback, name_stack=names),
+        eqn.ctx.manager,
+        _over(here),
+    ):
+        return eqn.primitive.bind(*operands, **params)
 
 
 # JAX 0.12 has it in another module.

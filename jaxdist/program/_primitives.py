@@ -34,7 +34,7 @@ FIRST_ORDER = frozenset(
 )
 
 # Each result is a function of the operand in the same place.
-PAIRWISE = frozenset({"optimization_barrier", "jaxdist_logical_layout"})
+PAIRWISE = frozenset({"optimization_barrier", "jaxdist_logical_layout", "jaxdist_logical_device"})
 
 # The same result on all replicas of the axes, whatever goes in. Grouped ones are not.
 EQUALISING = frozenset(

@@ -20,6 +20,7 @@ from jaxdist.program._carried import carried
 from jaxdist.program._explanation import Explanation, explained
 from jaxdist.program._logical_marks import marks_of_results
 from jaxdist.program._pieces import PieceWalk, check_results
+from jaxdist.program._placed_work import PlacedWork, placed_work
 from jaxdist.program._replication import NONE, TracedCollective, analyse
 from jaxdist.program._rewrite import PartialAutoRewrite
 from jaxdist.program._spmd_inputs import check_inputs
@@ -108,6 +109,8 @@ class Program:
     told: Told = dataclasses.field(default_factory=Told)
     # Lowers the same step for a slice, and plans it; `Strategy.lower` gives it.
     planner: Callable[..., Plan] | None = None
+    # What runs on one logical device of each replica.
+    placed: tuple[PlacedWork, ...] = ()
 
     @property
     def has_state(self) -> bool:
@@ -432,6 +435,8 @@ class Program:
         ]
         if not self.collectives:
             lines.append("    none")
+        if self.placed:
+            lines += ["  placed:", *(f"    {p!r}" for p in self.placed)]
         return "\n".join(lines)
 
 
@@ -510,6 +515,7 @@ class CompiledProgram:
             program.collectives,
             program.told,
             self.as_text(),
+            program.placed,
         )
 
 
@@ -584,6 +590,7 @@ def build(
         tuple(d if d < graph_size else d + len(variables.written) for d in donated),
         variables,
         said,
+        tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
     )
 
 

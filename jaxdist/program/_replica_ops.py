@@ -23,7 +23,10 @@ from jaxdist.program._turns import Turns
 
 # What they do is about layouts, and here every replica has whole arrays on one device.
 _LAYOUT_ONLY = frozenset(
-    {"sharding_constraint", "pcast", "pvary", "reshard", "mesh_cast", "jaxdist_logical_layout"}
+    """
+    sharding_constraint pcast pvary reshard mesh_cast jaxdist_logical_layout
+    jaxdist_logical_device
+    """.split()
 )
 
 

@@ -1,4 +1,4 @@
-"""Splitting values over the logical devices of a replica, inside a step and outside of one."""
+"""Splitting values over the logical devices of a replica, and computing them on one."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,9 +11,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import replica
 from jaxdist._typing import PyTree
+from jaxdist._validate import is_callable
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.program import laid_out
+from jaxdist.program import assigned, laid_out, on_device
 from jaxdist.values import (
     Form,
     Kind,
@@ -42,6 +43,79 @@ def split(strategy: Any, caller: str, value: PyTree, partition_dimensions: Any) 
 def replicate(strategy: Any, caller: str, value: PyTree) -> PyTree:
     """Every leaf of `value` whole on each of the logical devices."""
     return _each(strategy, caller, value, lambda _, shape, __: (1,) * len(shape))
+
+
+def assign(strategy: Any, caller: str, value: PyTree, device: Any) -> PyTree:
+    """Every leaf of `value` computed on one logical device."""
+    number = _checked_device(strategy, caller, device)
+    layout = _layout_here(strategy, caller)
+
+    def one(path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, (PerReplica, Sharded)):
+            raise _not_an_array(caller, "tensor" + jax.tree_util.keystr(path), leaf)
+        array = jnp.asarray(leaf.value() if isinstance(leaf, Variable) else leaf)
+        return array if layout.num_logical == 1 else assigned(array, number)
+
+    return jax.tree_util.tree_map_with_path(one, value, is_leaf=lambda x: isinstance(x, _WHOLE))
+
+
+def on_logical_device(
+    strategy: Any, caller: str, device: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that puts calls of a function on one logical device."""
+    number = _checked_device(strategy, caller, device)
+
+    def decorated(fn: Callable[..., Any]) -> Callable[..., Any]:
+        is_callable(caller, fn)
+        placed = on_device(fn, number)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            layout = _layout_here(strategy, caller)
+            return (fn if layout.num_logical == 1 else placed)(*args, **kwargs)
+
+        return called
+
+    return decorated
+
+
+def _checked_device(strategy: Any, caller: str, device: Any) -> int:
+    count = strategy.layout.num_logical
+    is_number = isinstance(device, (int, np.integer)) and not isinstance(device, bool)
+    if not is_number:
+        raise ArgumentTypeError(
+            f"{caller}: logical_device_id={device!r} is no integer.\n\n"
+            f"Logical devices are numbered from 0 to {count - 1}, the same for every replica."
+        )
+    if strategy.layout.spmd:
+        raise ArgumentError(
+            f"{caller}: the strategy was made with experimental_spmd_xla_partitioning=True, and "
+            f"logical device {device} was asked for.\n\n"
+            "With it all logical devices of a replica run one program on their parts of each "
+            "value.\n\n"
+            "Split the tensor, or make the strategy without it: TPUStrategy(resolver, assignment)."
+        )
+    if not 0 <= device < count:
+        raise ArgumentError(
+            f"{caller}: logical_device_id={device}, and a replica has {count} logical "
+            "device(s).\n\n"
+            f"They are numbered from 0 to {count - 1}; how many there are is the product of the "
+            "computation_shape of the device assignment."
+        )
+    return int(device)
+
+
+def _layout_here(strategy: Any, caller: str) -> ReplicaMesh:
+    layout = layout_in_step(strategy, caller)
+    if layout is None:
+        raise ContextError(
+            f"{caller} was called outside of a step.\n\n"
+            "It says which logical device computes a value, and outside of a step nothing is "
+            "computed for a replica; what is stored lies on all its logical devices, or is split "
+            "over them.\n\n"
+            "Call it in the function that you pass to strategy.run. To place an array, use "
+            "experimental_split_to_logical_devices or experimental_replicate_to_logical_devices."
+        )
+    return layout
 
 
 def layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:

@@ -1,6 +1,6 @@
 """Replicas on the cores of a slice of TPUs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from jaxdist import mesh as meshes
@@ -193,6 +193,93 @@ class TPUStrategy(Strategy):
         """
         caller = "TPUStrategy.experimental_replicate_to_logical_devices"
         return _logical_devices.replicate(self, caller, tensor)
+
+    def experimental_assign_to_logical_device(
+        self, tensor: PyTree, logical_device_id: int
+    ) -> PyTree:
+        """Compute a tensor on one logical device of each replica; its values stay.
+
+        The operation that makes the value is placed there, and backwards from it those whose
+        results go nowhere else, up to a collective or another of these calls; so are their
+        gradients. The other devices skip them. `Program.placed` of `strategy.lower` shows what
+        was placed.
+
+        Shapes:
+            As they are.
+
+        Cost:
+            An all-reduce over the logical devices of what other devices use of the results, and a
+            conditional.
+
+        Args:
+            tensor: A value inside of a step, or a pytree of them.
+            logical_device_id: From 0.
+
+        Returns:
+            The same values.
+
+        Raises:
+            ArgumentError: No such logical device, or the strategy partitions by SPMD.
+            ContextError: Outside of a step, in a merge function or a step of another strategy.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
+            >>> topology = jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+            >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(
+            ...     topology, computation_shape=[1, 1, 1, 2], num_replicas=1)
+            >>> strategy = TPUStrategy(resolver, assignment)
+            >>> def step(x):
+            ...     return strategy.experimental_assign_to_logical_device(x + x, 0)
+            >>> strategy.run(step, (np.ones(2),)).tolist()
+            [2.0, 2.0]
+
+        Source:
+            `tf.distribute.TPUStrategy.experimental_assign_to_logical_device`.
+        """
+        caller = "TPUStrategy.experimental_assign_to_logical_device"
+        return _logical_devices.assign(self, caller, tensor, logical_device_id)
+
+    def on_logical_device(
+        self, logical_device_id: int
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Compute calls of a function, and their gradients, on one logical device of each replica.
+
+        What `experimental_assign_to_logical_device` finds out by itself is said here: exactly the
+        function is placed.
+
+        Shapes:
+            As they are.
+
+        Cost:
+            As for `experimental_assign_to_logical_device`.
+
+        Args:
+            logical_device_id: From 0.
+
+        Returns:
+            A decorator. The function that it gives takes and returns pytrees of arrays inside of a
+            step, and holds no collective.
+
+        Raises:
+            ArgumentError: No such logical device, or the strategy partitions by SPMD.
+            ContextError: When the function is called outside of a step; from `run`, when there is
+                something in it that needs the other devices.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
+            >>> topology = jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+            >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(
+            ...     topology, computation_shape=[1, 1, 1, 2], num_replicas=1)
+            >>> strategy = TPUStrategy(resolver, assignment)
+            >>> @strategy.on_logical_device(1)
+            ... def layer(w, x):
+            ...     return jnp.tanh(x @ w)
+            >>> program = strategy.lower(layer, (np.eye(2), np.zeros((1, 2))))
+            >>> [(work.device, work.operations) for work in program.placed]
+            [(1, 2)]
+        """
+        caller = "TPUStrategy.on_logical_device"
+        return _logical_devices.on_logical_device(self, caller, logical_device_id)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TPUStrategy":
         other: Any = super().__deepcopy__(memo)
