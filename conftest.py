@@ -52,4 +52,5 @@ def _names_for_doctests(doctest_namespace: dict[str, object]) -> None:
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
     libraries = {"np": np, "jax": jax, "jnp": jnp, "optax": optax, "nnx": nnx, "jaxdist": jaxdist}
-    doctest_namespace.update({**public, **libraries})
+    rooms = {"partition": jaxdist.partition}
+    doctest_namespace.update({**public, **libraries, **rooms})

@@ -6,6 +6,7 @@ from jaxdist import contrib as contrib
 from jaxdist import errors as errors
 from jaxdist import experimental as experimental
 from jaxdist import nn as nn
+from jaxdist import partition as partition
 from jaxdist import testing as testing
 from jaxdist import tpu as tpu
 from jaxdist.collectives import CrossDeviceOps as CrossDeviceOps

@@ -13,6 +13,7 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
       ReplicaValueError        ValueError    per-replica values that do not belong here
       DonationError            ValueError    one buffer given away twice
       StateDivergenceError     ValueError    state that would come out different on each replica
+      ShardedArrayError        ValueError    a piece taken for the array that it is a piece of
       ContextError             RuntimeError  called inside or outside the wrong context
         MixedStrategyError                   two strategies where only one can be
         InputContextError    ValueError too  data read where a function is traced
@@ -79,6 +80,10 @@ class DonationError(JaxdistError, ValueError):
 
 class StateDivergenceError(JaxdistError, ValueError):
     """Raised at trace time when state would come out different on each replica."""
+
+
+class ShardedArrayError(JaxdistError, ValueError):
+    """Raised at trace time when a piece of a sharded array would be taken for the array."""
 
 
 class ContextError(JaxdistError, RuntimeError):

@@ -20,6 +20,7 @@ TREE = {
     "ReplicaValueError": ValueError,
     "DonationError": ValueError,
     "StateDivergenceError": ValueError,
+    "ShardedArrayError": ValueError,
     "ContextError": RuntimeError,
     "MixedStrategyError": RuntimeError,
     "InputContextError": ValueError,

@@ -61,6 +61,7 @@ OUR_OWN = {
     "errors",
     "multi_step",
     "nn",
+    "partition",
     "shard_state",
     "sharded_update",
     "testing",
@@ -93,6 +94,21 @@ TPU_EXPERIMENTAL = {
     "shutdown_tpu_system",
 }
 CONFIG = {"experimental_connect_to_cluster", "links", "run_eagerly", "steps_run_eagerly"}
+PARTITION = {
+    "ByNames",
+    "Replicate",
+    "Rules",
+    "Shard",
+    "Split",
+    "constrain",
+    "fsdp",
+    "fsdp_tensor_parallel",
+    "gather",
+    "place",
+    "remat_policy",
+    "replicated",
+    "tensor_parallel",
+}
 NN = {"compute_average_loss", "example_keys", "scale_regularization_loss"}
 
 ROOT = pathlib.Path(jaxdist.__file__).parent
@@ -123,6 +139,7 @@ def _callables() -> dict[str, object]:
         jaxdist.contrib,
         jaxdist.experimental,
         jaxdist.nn,
+        jaxdist.partition,
         jaxdist.testing,
         jaxdist.tpu,
         jaxdist.tpu.experimental,
@@ -154,6 +171,7 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
         ("contrib.py", CONTRIB),
         ("experimental.py", EXPERIMENTAL),
         ("nn/__init__.py", NN),
+        ("partition/__init__.py", PARTITION),
         ("testing/__init__.py", TESTING),
         ("cluster_resolver/__init__.py", CLUSTER_RESOLVER),
         ("tpu/__init__.py", TPU),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from jaxdist.cli._bench import add_bench
 from jaxdist.cli._info import show_info
+from jaxdist.cli._plan import add_plan
 from jaxdist.cli._train import train
 from jaxdist.errors import JaxdistError
 from jaxdist.training import versions
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         "--traceback", action="store_true", help="show where an error was raised, all of it"
     )
     _add_train(commands, shared)
+    add_plan(commands, shared)
     add_bench(commands, shared)
     info = commands.add_parser(
         "info",

@@ -63,5 +63,7 @@ from jaxdist.collectives.cross_device import MultiWorkerAllReduce as MultiWorker
 from jaxdist.collectives.cross_device import NcclAllReduce as NcclAllReduce
 from jaxdist.collectives.cross_device import ReductionToOneDevice as ReductionToOneDevice
 from jaxdist.collectives.cross_device import checked_pairs as checked_pairs
+from jaxdist.collectives.cross_device import gathered_by as gathered_by
+from jaxdist.collectives.cross_device import overrides as overrides
 from jaxdist.collectives.cross_device import placed as placed
 from jaxdist.collectives.cross_device import target_in_strategy as target_in_strategy

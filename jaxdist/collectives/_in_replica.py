@@ -12,12 +12,12 @@ from jaxdist.collectives._dtypes import check_numeric, result_dtype
 from jaxdist.collectives._mark import assume_replicated
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._reduce_op import ReduceOp
-from jaxdist.collectives._uneven_gather import current_log, uneven_all_gather
+from jaxdist.collectives._uneven_gather import current_log, note_asked, uneven_all_gather
 from jaxdist.collectives._users_code import users_code
 from jaxdist.collectives.algorithms import opaque
 from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Handle, PerReplica
+from jaxdist.values import Handle, PerReplica, Sharded, is_sharded, undeclared
 
 T = TypeVar("T")
 
@@ -36,10 +36,21 @@ def all_reduce(
 
     `ops` are the `CrossDeviceOps` of the strategy; with None it is XLA that reduces.
     """
-    leaves, treedef = jax.tree.flatten_with_path(value)
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=is_sharded)
+    pieces = [leaf if is_sharded(leaf) else None for _, leaf in leaves]
+    if any(p is not None for p in pieces):
+        rest = [leaf for (_, leaf), p in zip(leaves, pieces, strict=True) if p is None]
+        sums = iter(all_reduce(caller, op, rest, layout, options, ops))
+        return treedef.unflatten(
+            next(sums) if p is None else _reduced_pieces(caller, op, path, p, layout)
+            for (path, _), p in zip(leaves, pieces, strict=True)
+        )
     arrays = [_reducible(caller, op, path, leaf) for path, leaf in leaves]
     if not arrays:
         return value
+    if current_log() is not None:
+        names = ("value" + jax.tree_util.keystr(path) for path, _ in leaves)
+        note_asked(caller, dict(zip(names, arrays, strict=True)))
     if ops is not None:
         given = [jnp.asarray(leaf) for _, leaf in leaves]
         return jax.tree.unflatten(treedef, reduced_by(ops, op, given, layout, options))
@@ -49,6 +60,15 @@ def all_reduce(
     if op is ReduceOp.MEAN:
         arrays = [s / layout.num_replicas for s in arrays]
     return jax.tree.unflatten(treedef, arrays)
+
+
+def _reduced_pieces(
+    caller: str, op: ReduceOp, path: Any, value: Sharded, layout: ReplicaMesh
+) -> Sharded:
+    """One array in pieces is what all replicas hold: the mean is itself, the sum R times it."""
+    check_numeric(caller, "value" + jax.tree_util.keystr(path), value.held)
+    held = value.held.astype(result_dtype(op, value.held.dtype))
+    return undeclared(held if op is ReduceOp.MEAN else held * layout.num_replicas, value.cut)
 
 
 def reduced_by(
@@ -125,12 +145,12 @@ def summed(value: T, axes: AxisNames) -> T:
 def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree:
     """Every leaf of all replicas, concatenated on `axis` in replica order."""
 
-    def gather(path: Any, leaf: Any) -> Any:
-        array = jnp.asarray(leaf)
-        dim = gather_dim(caller, "value" + jax.tree_util.keystr(path), array, axis)
-        return gathered(array, dim, axes)
-
-    return jax.tree.map_with_path(gather, value)
+    leaves, treedef = jax.tree.flatten_with_path(value)
+    named = {"value" + jax.tree_util.keystr(path): jnp.asarray(leaf) for path, leaf in leaves}
+    dims = [gather_dim(caller, name, array, axis) for name, array in named.items()]
+    note_asked(caller, named, tuple(sorted(set(dims))))
+    pairs = zip(named.values(), dims, strict=True)
+    return jax.tree.unflatten(treedef, [gathered(array, dim, axes) for array, dim in pairs])
 
 
 def gathered(array: jax.Array, dim: int, axes: AxisNames) -> jax.Array:

@@ -13,7 +13,7 @@ from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import IndexedSlices, Kind, PerReplica, is_mirrored, placement_of
+from jaxdist.values import IndexedSlices, Kind, PerReplica, is_mirrored, is_sharded, placement_of
 
 
 def slices_of_all(value: Any) -> Any:
@@ -66,7 +66,7 @@ def all_reduce_tree(
     ops: Any = None,
 ) -> PyTree:
     """`all_reduce` of a pytree in which there may be `IndexedSlices`."""
-    leaves, treedef = jax.tree.flatten(value, is_leaf=is_slices)
+    leaves, treedef = jax.tree.flatten(value, is_leaf=lambda x: is_slices(x) or is_sharded(x))
     if not any(map(is_slices, leaves)):
         return all_reduce(caller, op, value, layout, options, ops)
     dense = [x for x in leaves if not is_slices(x)]

@@ -27,6 +27,7 @@ class Chip:
         ici_bytes_per_second: What it sends to its neighbours, over all its links.
         dcn_bytes_per_second: What it sends to other slices.
         devices: Devices that JAX makes of it on a TPU VM.
+        pod: Chips of the largest slice.
         source: Where the numbers are from.
         ici_source: Where the bandwidth inside a slice is from.
         dcn_source: Where the bandwidth between slices is from.
@@ -45,6 +46,7 @@ class Chip:
     ici_bytes_per_second: float
     dcn_bytes_per_second: float
     devices: int
+    pod: int
     source: str
     ici_source: str
     dcn_source: str
@@ -77,6 +79,7 @@ _ROWS = (
         248e9,
         3.125e9,
         2,
+        256,
         _CACM,
         f"4 x 496 Gbit/s a chip, {_CACM}",
         "assumed: one 100 Gbit/s card for 8 cores",
@@ -89,6 +92,7 @@ _ROWS = (
         328e9,
         3.125e9,
         2,
+        1024,
         f"{_DOCS}/v3",
         f"4 x 656 Gbit/s a chip, {_CACM}",
         "assumed: one 100 Gbit/s card for 8 cores",
@@ -101,6 +105,7 @@ _ROWS = (
         270e9,
         6.25e9,
         1,
+        4096,
         f"{_DOCS}/v4",
         f"6 x 45 GB/s a chip, {_BOOK}; memory {_DOCS}/v4",
         f"50 Gbit/s a chip, {_BOOK}",
@@ -113,6 +118,7 @@ _ROWS = (
         200e9,
         3.125e9,
         1,
+        256,
         f"{_DOCS}/v5e",
         f"400 GB/s a chip in both directions, {_DOCS}/v5e",
         f"25 Gbit/s a chip: 6.4 Tbit/s for 256, {_DOCS}/v5e",
@@ -125,6 +131,7 @@ _ROWS = (
         600e9,
         6.25e9,
         1,
+        6144,
         f"{_DOCS}/v5p",
         f"1200 GB/s a chip in both directions, {_DOCS}/v5p",
         f"50 Gbit/s a chip, {_DOCS}/v5p",
@@ -137,6 +144,7 @@ _ROWS = (
         400e9,
         12.5e9,
         1,
+        256,
         f"{_DOCS}/v6e",
         f"800 GB/s a chip in both directions, {_DOCS}/tpu7x",
         f"100 Gbit/s a chip, {_DOCS}/tpu7x",
@@ -149,6 +157,7 @@ _ROWS = (
         600e9,
         12.5e9,
         2,
+        9216,
         f"{_DOCS}/tpu7x",
         f"1200 GB/s a chip in both directions, {_DOCS}/tpu7x",
         f"100 Gbit/s a chip, {_DOCS}/tpu7x",

@@ -8,11 +8,11 @@ from rich.console import RenderableType
 
 from jaxdist import cost, hlo
 from jaxdist.collectives import Told
+from jaxdist.explain import _tables
+from jaxdist.explain._tables import Table
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.program import _tables
 from jaxdist.program._reconciled import AskedFor, CompiledRow, compiled_rows, reconciled
 from jaxdist.program._replication import TracedCollective
-from jaxdist.program._tables import Table
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

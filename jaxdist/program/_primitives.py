@@ -4,6 +4,8 @@ An allow-list: a name that is not here gives "may differ". `tests/program/` runs
 them in random programs against the values that the replicas really have.
 """
 
+from jaxdist import _compat
+
 # Deterministic functions of their operands, without sub-programs, effects or hidden state.
 FIRST_ORDER = frozenset(
     """
@@ -14,6 +16,7 @@ FIRST_ORDER = frozenset(
     dynamic_slice dynamic_update_slice eig eigh eq eq_to erf erf_inv erfc exp exp2 expm1 fft
     floor gather ge geqp3 geqrf gt hessenberg householder_product igamma igamma_grad_a igammac
     imag integer_pow iota iota_2x32_shape is_finite le le_to lgamma log log1p log2 logistic lt
+    jaxdist_open_piece jaxdist_piece
     lt_to lu lu_pivots_to_permutation max min mul mulhi name ne neg nextafter not
     one_minus_square or ormqr pad pcast philox2x32 philox4x32 platform_index
     polygamma polynomial population_count pow pvary qr ragged_dot_general random_bits
@@ -64,19 +67,5 @@ SCATTERING = frozenset(
 
 COLLECTIVES = (EQUALISING | SCATTERING) - {"axis_index"}
 
-# Calls of one sub-program with the operands as they are, and the parameter that holds it.
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "eval_jaxpr": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "shard_map": "jaxpr",
-    "jaxdist_all_reduce": "program",
-}
+# Those of JAX, of its `shard_map`, and of an all-reduce that is more than a `psum`.
+CALLS = {**_compat.CALLS, "shard_map": "jaxpr", "jaxdist_all_reduce": "program"}

@@ -11,12 +11,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat, hlo
 from jaxdist.collectives import Told, told
+from jaxdist.errors import ContextError
+from jaxdist.explain import Plan
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _graph_rules
 from jaxdist.program._arguments import Static
 from jaxdist.program._carried import carried
 from jaxdist.program._explanation import Explanation, explained
 from jaxdist.program._logical_marks import marks_of_results
+from jaxdist.program._pieces import PieceWalk, check_results
 from jaxdist.program._replication import NONE, TracedCollective, analyse
 from jaxdist.program._rewrite import PartialAutoRewrite
 from jaxdist.program._spmd_inputs import check_inputs
@@ -103,6 +106,8 @@ class Program:
     donated: tuple[int, ...]  # numbers of input leaves
     variables: LiftedVariables = NO_VARIABLES
     told: Told = dataclasses.field(default_factory=Told)
+    # Lowers the same step for a slice, and plans it; `Strategy.lower` gives it.
+    planner: Callable[..., Plan] | None = None
 
     @property
     def has_state(self) -> bool:
@@ -356,6 +361,57 @@ class Program:
         """
         return self.compile().explain()
 
+    def compile_for(
+        self,
+        topology: Any,
+        *,
+        logical: Any = None,
+        global_batch: int | None = None,
+    ) -> Plan:
+        """Compile the same step for a slice of TPUs that need not be there, and plan it.
+
+        The step is traced anew for the replicas of that slice, on shapes: nothing is read from
+        arguments, and nothing runs.
+
+        Shapes:
+            Each replica keeps its rows: a per-replica `[R*b, ...]` is `[S*b, ...]` on `S` replicas
+            of the slice, unless `global_batch` says otherwise. Pieces of sharded values are cut
+            anew.
+
+        Cost:
+            Two traces and compilations, one of them for one device, to compare with; where the step
+            does not fit, a few more, to find the batch that does.
+
+        Args:
+            topology: `"v5p:8x8x8"`, `"v5e:4x4*2"` for two slices; a `tpu.Slice`, or a
+                `tpu.TPUSystem`.
+            logical: Logical devices of a replica: a number, or a box of chips such as `"2x2"`; None
+                is as many as the strategy has.
+            global_batch: Rows of all replicas together.
+
+        Returns:
+            An `explain.Plan`: print it, or see its fields.
+
+        Raises:
+            TopologyError: No such slice, or logical devices that do not divide it.
+            MissingExtraError: libtpu is not installed.
+            ArgumentError: A batch that replicas cannot share, or a step that has variables from a
+                closure, replicas of its own kind, or values of different shapes.
+
+        Example:
+            >>> program = MirroredStrategy().lower(lambda w, x: x @ w, (
+            ...     jnp.ones((128, 8)), PerReplica(list(jnp.ones((8, 16, 128))))))
+            >>> plan = program.compile_for("v5e:4x4")
+            >>> plan.num_replicas, plan.global_rows, plan.memory.parameters
+            (16, 256, 4096)
+        """
+        if self.planner is None:
+            raise ContextError(
+                f"compile_for was called on a program of {self.name} that strategy.lower did not "
+                "make.\n\nCall strategy.lower(step, args).compile_for(topology)."
+            )
+        return self.planner(self, topology, logical=logical, global_batch=global_batch)
+
     def __repr__(self) -> str:
         layout = self.layout
         where = (
@@ -418,6 +474,10 @@ class CompiledProgram:
             >>> "ENTRY" in program.compile().as_text()
             True
         """
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
         return self.executable.as_text() or ""
 
     @property
@@ -484,15 +544,17 @@ def build(
     with told() as said:
         traced, signature, variables = lift(tracer, fn, signature, strategy, known)
     graph_size = len(signature.graph.paths) if signature.graph else 0
-    graph_names = [signature.graph.name(i) for i in range(graph_size)] if (signature.graph) else []
+    graph_names = [signature.graph.name(i) for i in range(graph_size)] if signature.graph else []
     written_names, read_names = variables.names
     state_names = [*graph_names, *written_names]
+    names = [*state_names, *traced.paths]
     names_in = (*state_names, *input_names, *read_names)
     if layout.spmd and layout.num_logical > 1:
         check_inputs(signature, traced, names_in, layout, len(variables.read_only))
     axes = replica_axes_of(layout)
     found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
     differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
+    _check_pieces(signature, traced, layout, axes, names)
     combined = combined_variables(signature, traced, differs, layout.num_replicas) if axes else {}
     extra = [_for_variable(signature, traced, i, layout) for i in combined]
     if axes:
@@ -501,7 +563,6 @@ def build(
         check_equal(variables.written, of_variables, layout.num_replicas)
     outputs = []
     own_copies = {graph_size + i for i, v in enumerate(variables.written) if v.home.per_replica}
-    names = [*state_names, *traced.paths]
     marks = marks_of_results(traced.jaxpr) if layout.num_logical > 1 else [None] * len(names)
     results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
     for i, (name, var, shape) in enumerate(results):
@@ -524,6 +585,25 @@ def build(
         variables,
         said,
     )
+
+
+def _check_pieces(
+    signature: Signature,
+    traced: Traced,
+    layout: ReplicaMesh,
+    axes: frozenset[str],
+    names: Sequence[str],
+) -> None:
+    """Where arrays in pieces go in or come out: whether they are used as what they are."""
+    cuts = [signature.inputs[o].cut if type(o) is Argument else None for o in traced.operands]
+    if not axes or not (traced.cuts or any(c is not None for c in cuts)):
+        return
+    walk = PieceWalk(layout, axes)
+    given = [
+        walk.given(d, c)
+        for d, c in zip(input_differences(signature, traced, axes), cuts, strict=True)
+    ]
+    check_results(walk.jaxpr(traced.jaxpr, given), traced.cuts, names)
 
 
 def _for_variable(

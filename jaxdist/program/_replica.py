@@ -9,12 +9,13 @@ import jax
 from jaxdist import _compat
 from jaxdist.collectives import logged
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.program._pieces import PieceWalk, Seen
 from jaxdist.program._replica_ops import ReplicaOps
 from jaxdist.program._replication import NONE, Differs, analyse
 from jaxdist.program._tape import Tape
 from jaxdist.program._trace import Argument, LocalStep, Signature, Traced
 from jaxdist.program._variables_now import VariablesNow
-from jaxdist.values import Kind, Variable
+from jaxdist.values import Cut, Kind, Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,3 +113,17 @@ class Replica:
         """For each result and changed variable, the axes over which it may differ."""
         given = [axes if own else NONE for own in self._is_own]
         return analyse(self.ops.tape, given, axes).outputs
+
+    def seen(self, cuts: Sequence[Cut | None], axes: Differs) -> Sequence[Seen]:
+        """For each result and changed variable, of which array it is a piece; `cuts` are inputs'.
+
+        Raises:
+            ShardedArrayError: An operation saw a piece in the place of an array.
+        """
+        walk = PieceWalk(self._layout, axes)
+        of_inputs = [*cuts, *[None] * (len(self._is_own) - len(cuts))]
+        given = [
+            walk.given(axes if own else NONE, cut)
+            for own, cut in zip(self._is_own, of_inputs, strict=True)
+        ]
+        return walk.jaxpr(self.ops.tape, given)

@@ -5,12 +5,13 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxdist.errors import ShapeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Cut, Sharded, from_state
+from jaxdist.values import Cut, Sharded, from_state, undeclared
 
 
 class HasCut(Protocol):
@@ -25,7 +26,7 @@ class HasCut(Protocol):
 def entered(values: Sequence[Any], inputs: Sequence[HasCut]) -> list[Any]:
     """Local values, with the declaration of those that are pieces of one array."""
     return [
-        x if slot.cut is None else Sharded(x, *slot.cut)
+        x if slot.cut is None else undeclared(x, slot.cut)
         for x, slot in zip(values, inputs, strict=True)
     ]
 
@@ -47,12 +48,13 @@ def restore_nodes(nodes: Sequence[Any]) -> None:
 
 def check_piece(name: str, value: Sharded, layout: ReplicaMesh) -> None:
     """Refuse a piece that is not of the length that its declaration says."""
-    rows, have = value.cut.rows(layout.num_replicas), value.array.shape[value.dim]
+    count = value.cut.pieces(layout)
+    rows, have = value.cut.rows(count), value.held.shape[value.dim]
     if rows != have:
         raise ShapeError(
             f"The step returned {name} as a piece of {have} rows: Sharded(array, "
             f"dim={value.dim}, size={value.size}).\n\n"
-            f"{value.size} elements on {layout.num_replicas} replicas are {rows} on each, the "
+            f"{value.size} elements on {count} replicas are {rows} on each, the "
             "last ones padded.\n\n"
             f"Return an array whose dim {value.dim} has {rows} elements."
         )
@@ -60,13 +62,26 @@ def check_piece(name: str, value: Sharded, layout: ReplicaMesh) -> None:
 
 def pieces_of(array: Any, cut: Cut, layout: ReplicaMesh) -> list[Any]:
     """The piece of each replica, from the padded array."""
-    rows = cut.rows(layout.num_replicas)
+    rows = cut.rows(cut.pieces(layout))
     index = [slice(None)] * cut.dim
-    return [array[(*index, slice(r * rows, (r + 1) * rows))] for r in range(layout.num_replicas)]
+    return [array[(*index, slice(n * rows, (n + 1) * rows))] for n in _numbers(cut, layout)]
+
+
+def _numbers(cut: Cut, layout: ReplicaMesh) -> list[int]:
+    """Which piece each replica has."""
+    sizes = [layout.mesh.shape[a] for a in layout.replica_axes]
+    if cut.axes is None:
+        return list(range(layout.num_replicas))
+    places = np.stack(np.unravel_index(np.arange(layout.num_replicas), sizes), axis=-1)
+    own = [places[:, layout.replica_axes.index(a)] for a in cut.axes]
+    flat = np.ravel_multi_index(own, [layout.mesh.shape[a] for a in cut.axes])
+    return [int(n) for n in flat]
 
 
 def joined(pieces: Sequence[Any], cut: Cut, layout: ReplicaMesh) -> Sharded:
     """One array from the piece of each replica."""
     first = pieces[0].sharding
-    whole = jnp.concatenate([jax.device_put(x, first) for x in pieces], axis=cut.dim)
-    return Sharded(jax.device_put(whole, NamedSharding(layout.mesh, cut.spec(layout))), *cut)
+    numbers = _numbers(cut, layout)
+    one_each = [pieces[numbers.index(n)] for n in range(cut.pieces(layout))]
+    whole = jnp.concatenate([jax.device_put(x, first) for x in one_each], axis=cut.dim)
+    return Sharded(jax.device_put(whole, NamedSharding(layout.mesh, cut.full_spec(layout))), *cut)

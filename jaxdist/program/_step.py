@@ -502,7 +502,7 @@ def _variables_inside_trace(variables: LiftedVariables) -> str:
 
 def _in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:
     if isinstance(leaf, Sharded):
-        held = leaf.array
+        held = leaf.held
         placement = sharded_placement(leaf, layout)
         return InSlot(placement, tuple(held.shape), held.dtype, False, False, leaf.cut)
     placement = placement_of(leaf, layout)

@@ -50,8 +50,14 @@ class InSlot:
         if self.kind is Kind.MIRRORED:
             return self.shape
         if self.cut is not None:
-            return self.cut.local_shape(self.shape, num_replicas)
+            return self.cut.local_shape(self.shape, self.cut_in(num_replicas))
         return () if self.is_scalar else (self.shape[0] // num_replicas, *self.shape[1:])
+
+    def cut_in(self, num_replicas: int) -> int:
+        """How many pieces there are of one array in pieces."""
+        if self.cut is None or self.cut.axes is None:
+            return num_replicas
+        return math.prod(self.sharding.mesh.shape[a] for a in self.cut.axes)
 
     def abstract(self) -> jax.ShapeDtypeStruct:
         """Shape, dtype and layout, as JAX's lowering takes them."""
@@ -278,7 +284,7 @@ class LocalStep:
             if isinstance(leaf, Sharded):
                 _sharded.check_piece(name, leaf, self.strategy.layout)
                 self.cuts[self.num_graph + len(arrays)] = leaf.cut
-                leaf = leaf.array
+                leaf = leaf.held
             if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
                 marks.append(len(arrays))
                 arrays.append(jnp.asarray(leaf))

@@ -1,6 +1,8 @@
 """What every strategy does."""
 
 import contextlib
+import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
@@ -10,7 +12,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.tree_util import keystr
 
-from jaxdist import collectives, data, replica
+from jaxdist import collectives, data, explain, replica
 from jaxdist._typing import PyTree
 from jaxdist._validate import call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
@@ -359,7 +361,16 @@ class Strategy:
         self._check_run()
         call_arguments("strategy.lower", args, kwargs)
         is_callable("strategy.lower", fn)
-        return self._runner.program(fn, args, kwargs, options)
+        program = self._runner.program(fn, args, kwargs, options)
+        return dataclasses.replace(program, planner=self._planner(fn, options))
+
+    def _planner(
+        self, fn: Callable[..., Any], options: RunOptions | None
+    ) -> Callable[..., explain.Plan]:
+        # That module makes TPUStrategies, whose module needs this one.
+        from jaxdist.strategies._compile_for import compile_for
+
+        return functools.partial(compile_for, self, fn, options)
 
     @final
     def check_gradients(
@@ -544,10 +555,12 @@ class Strategy:
         """
         frame = self._check_across("gather", _inside("all_gather"))
         value = variables_as_values(value)
-        self.communication.asked("Strategy.gather", options, experimental_hints)
+        chosen = self.communication.asked("Strategy.gather", options, experimental_hints)
+        ops = self.communication.ops
+        own = ops if collectives.overrides(ops, "gather_implementation") else None
         if frame is not None and frame.in_merge:
-            return _in_merge.gather(value, axis, self.layout)
-        if isinstance(value, PerReplica):
+            return _in_merge.gather(value, axis, self.layout, own, chosen)
+        if isinstance(value, PerReplica) and own is None:
             return collectives.gather_across("value", value, axis, self.layout)
 
         leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_gathered_whole)
@@ -557,6 +570,10 @@ class Strategy:
         def gathered(name: str, leaf: Any) -> Any:
             if isinstance(leaf, Sharded):
                 return collectives.gather_sharded(name, leaf, axis)
+            if own is not None:
+                by_ops = ReducedByOps(own, self.layout, chosen)
+                if by_ops.takes(leaf):
+                    return by_ops.gather(name, leaf, axis)
             return collectives.gather_across(name, leaf, axis, self.layout)
 
         return treedef.unflatten(gathered(name, leaf) for name, leaf in named.items())

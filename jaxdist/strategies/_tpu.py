@@ -29,6 +29,7 @@ class TPUStrategy(Strategy):
             logical devices, or replicated to them, before it is used; then nothing can be
             assigned to one of them. XLA partitions a replica in either case.
         options: `experimental.CommunicationOptions` that hold where a call does not say otherwise.
+        experimental_hints: The older name of `options`.
 
     Raises:
         NotFoundError: There is no TPU; the message says where it was looked for.
@@ -55,6 +56,7 @@ class TPUStrategy(Strategy):
         experimental_spmd_xla_partitioning: bool = False,
         *,
         options: Any = None,
+        experimental_hints: Any = None,
     ) -> None:
         resolver = TPUClusterResolver("") if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
@@ -74,7 +76,7 @@ class TPUStrategy(Strategy):
             described=described,
             spmd=bool(experimental_spmd_xla_partitioning),
         )
-        self._set_up(layout, communication_of("TPUStrategy", None, options, None))
+        self._set_up(layout, communication_of("TPUStrategy", None, options, experimental_hints))
 
     @property
     def cluster_resolver(self) -> TPUClusterResolver:

@@ -14,6 +14,8 @@ from jaxdist.training._loop import Every as Every
 from jaxdist.training._loop import LoopEnd as LoopEnd
 from jaxdist.training._loop import run_loop as run_loop
 from jaxdist.training._metrics import versions as versions
+from jaxdist.training._plan_job import plan_job as plan_job
+from jaxdist.training._plan_job import sweep_job as sweep_job
 from jaxdist.training._steps import accumulate_gradients as accumulate_gradients
 from jaxdist.training._steps import multi_step as multi_step
 from jaxdist.training._tasks import TASKS as TASKS

@@ -42,6 +42,11 @@ class Job(Protocol):
         ...
 
     @property
+    def logical_devices(self) -> int | str:
+        """Devices of a replica, as configured: their number, or a shape such as `"2x2"`."""
+        ...
+
+    @property
     def rules(self) -> tuple[str, ...]:
         """Ways to lay out its state that it knows, the configured one first.
 

@@ -23,8 +23,8 @@ def moved_pairs(records: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[t
             pair = (given, summed)
             if not all(n in records and n in wanted for n in pair):
                 continue
-            saved = tuple(tuple(records[n]["shape"]) for n in pair)
-            now = tuple(tuple(wanted[n].shape) for n in pair)
+            saved = (tuple(records[given]["shape"]), tuple(records[summed]["shape"]))
+            now = (tuple(wanted[given].shape), tuple(wanted[summed].shape))
             if saved != now and are_errors(saved) and are_errors(now):
                 found.append(pair)
     return found

@@ -9,6 +9,7 @@ from flax import nnx
 
 from jaxdist._typing import PyTree
 from jaxdist.strategies import Strategy
+from jaxdist.training._schema import OptimizerConfig
 
 Measures = Mapping[str, float]
 
@@ -49,6 +50,14 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def make_model(self, rngs: nnx.Rngs) -> nnx.Module:
         """The model, on the default device or abstract."""
+
+    def optimizer_config(self, config: OptimizerConfig) -> OptimizerConfig:
+        """The configured optimizer, as the task needs it; by default as it is."""
+        return config
+
+    def place(self, strategy: Strategy, model: Any, optimizer: Any) -> None:
+        """Put the parameters and the optimizer's state on the devices; by default all on each."""
+        del strategy, model, optimizer
 
     @property
     @abc.abstractmethod

@@ -24,6 +24,7 @@ from jaxdist.training._progress import Stopwatch, TrainingProgress
 from jaxdist.training._schema import JobConfig
 from jaxdist.training._task import Task
 from jaxdist.training._tasks import kind_of
+from jaxdist.values import is_sharded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,9 +136,9 @@ class _Run:
         self.history = History()
         with strategy.scope():
             self.model = task.make_model(nnx.Rngs(config.training.seed))
-            self.optimizer = make_optimizer(
-                self.model, config.optimizer, num_steps=config.training.steps
-            )
+            optimizer = task.optimizer_config(config.optimizer)
+            self.optimizer = make_optimizer(self.model, optimizer, num_steps=config.training.steps)
+        task.place(strategy, self.model, self.optimizer)
         self.first_step, self.step = 0, 0
         self.was_interrupted = False
         self.pending: list[jax.Array] = []
@@ -259,8 +260,7 @@ class _Run:
                 raise not_empty(self.checkpoints.directory, steps)
             return
         restored = self.checkpoints.restore_latest(
-            like=self._state(),
-            sharding=self.strategy.replicated_sharding,
+            like=jax.tree.map(self._laid_out, self._state(), is_leaf=is_sharded),
             skip_damaged=skip_damaged,
         )
         if restored is None:
@@ -276,6 +276,13 @@ class _Run:
         self.history = History(**restored.notes["history"])
         where = _short(self.checkpoints.path(restored.step))
         self._say(f"resumed from step {restored.step}: {where}")
+
+    def _laid_out(self, leaf: Any) -> Any:
+        """How a leaf is to be restored: as it was placed, and else on every device."""
+        if is_sharded(leaf) or getattr(leaf.sharding, "mesh", None) == self.strategy.mesh:
+            return leaf
+        whole = self.strategy.replicated_sharding
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)
 
     # The end
 

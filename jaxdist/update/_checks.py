@@ -145,9 +145,9 @@ def check_pieces(state: Leaves, layout: ReplicaMesh) -> None:
     """Refuse a state whose pieces are those of another number of replicas."""
     count = layout.num_replicas
     wrong = [
-        f"{name}: {x.array.shape[x.dim]} of {x.size} rows, not {x.cut.rows(count)}"
+        f"{name}: {x.held.shape[x.dim]} of {x.size} rows, not {x.cut.rows(x.cut.pieces(layout))}"
         for x, name in zip(state.arrays, state.names, strict=True)
-        if isinstance(x, Sharded) and x.array.shape[x.dim] != x.cut.rows(count)
+        if isinstance(x, Sharded) and x.held.shape[x.dim] != x.cut.rows(x.cut.pieces(layout))
     ]
     if wrong:
         listed = "\n".join(wrong[:_MOST_LISTED])

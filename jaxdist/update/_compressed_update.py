@@ -17,9 +17,10 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.replica import HasLayout
 from jaxdist.update._checks import checked_transformation
+from jaxdist.update._nested import COMPRESSED, around, check_nesting
 from jaxdist.values import Cut, Sharded, cut_for, from_state
 
-CALLER = "compressed_update"
+CALLER = COMPRESSED
 _LOG = logging.getLogger("jaxdist")
 
 
@@ -51,7 +52,7 @@ class CompressedUpdate(optax.GradientTransformationExtraArgs):
 
 
 def compressed_update(
-    tx: optax.GradientTransformation,
+    tx: optax.GradientTransformation | optax.MultiSteps,
     compression: str = "int8",
     *,
     workers: int | None = None,
@@ -90,7 +91,8 @@ def compressed_update(
     Raises:
         ArgumentTypeError: `tx` is not optax's; in `update`, gradients that are no real numbers.
         ArgumentError: Unknown `compression` or `reduce_op`; workers that do not divide the
-            replicas; a state of other replicas or workers.
+            replicas; a state of other replicas or workers; a `tx` in which there is another one,
+            or a `sharded_update` that sums.
         ContextError: `update` outside of a step.
 
     Example:
@@ -128,9 +130,11 @@ class _Update:
 
     def init(self, params: PyTree) -> PyTree:
         """No errors, and the state of the transformation."""
+        check_nesting(CALLER, self.op)
         frame = replica.current_frame()
         strategy = self.strategy if frame is None else frame.strategy
-        inner = self.tx.init(params)
+        with around(CALLER):
+            inner = self.tx.init(params)
         how = None if strategy is None else self._sum(strategy.layout)
         if how is None:
             return optax.EmptyState(), inner
@@ -156,6 +160,7 @@ class _Update:
     def __call__(
         self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
+        check_nesting(CALLER, self.op)
         errors, inner = state
         if isinstance(errors, CompressionErrors):
             errors = CompressionErrors(*map(from_state, errors))
@@ -174,7 +179,8 @@ class _Update:
         elif frame is not None:
             layout: ReplicaMesh = frame.strategy.layout
             updates = collectives.all_reduce(CALLER, self.op, updates, layout)
-        updates, inner = self.tx.update(updates, inner, params, **extra)
+        with around(CALLER):
+            updates, inner = self.tx.update(updates, inner, params, **extra)
         return updates, (errors, inner)
 
     def _reduced(self, how: CompressedSum, grads: PyTree, errors: Any) -> tuple[PyTree, Any]:

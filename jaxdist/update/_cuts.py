@@ -1,10 +1,14 @@
 """Which arrays are cut over the replicas, and along which dim."""
 
 import math
+from typing import Any
+
+import jax
 
 from jaxdist import cost
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Cut
+from jaxdist.update._leaves import Leaves
+from jaxdist.values import Cut, Sharded
 
 # A dim is not cut where padding would make the array longer than this.
 _MOST_PADDING = 1.5
@@ -23,12 +27,31 @@ def worth_cutting(layout: ReplicaMesh) -> float:
 class Cuts:
     """The rule of one strategy. It looks at shapes alone.
 
-    So a parameter and all that an optimizer keeps for it, in whatever dtype, are cut alike.
+    So a parameter and all that an optimizer keeps for it, in whatever dtype, are cut alike. What
+    is kept for a parameter that is in pieces itself is cut as the parameter is.
     """
 
-    def __init__(self, layout: ReplicaMesh, min_bytes: float | None) -> None:
+    def __init__(
+        self, layout: ReplicaMesh, min_bytes: float | None, params: Leaves | None = None
+    ) -> None:
         self.num_replicas = layout.num_replicas
         self._least = worth_cutting(layout) if min_bytes is None else min_bytes
+        self._cut_already: list[tuple[str, tuple[int, ...], Cut]] = []
+        if params is not None:
+            for array, path in zip(params.arrays, params.paths, strict=True):
+                if isinstance(array, Sharded):
+                    self._cut_already.append((path, array.shape, array.cut))
+            self._cut_already.sort(key=lambda known: -len(known[0]))
+
+    def of_leaf(self, array: Any, path: str) -> Cut | None:
+        """How a leaf of gradients or state at this path is cut; random keys are not."""
+        if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+            return None
+        shape = tuple(array.shape)
+        for tail, wanted, cut in self._cut_already:
+            if path.endswith(tail) and shape == wanted:
+                return cut
+        return self.of(shape)
 
     def of(self, shape: tuple[int, ...]) -> Cut | None:
         """How an array of this shape is cut, or None where every replica has it whole."""

@@ -11,7 +11,6 @@ from jaxdist._typing import PyTree
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.update._cuts import Cuts
 from jaxdist.update._leaves import Leaves
-from jaxdist.update._run import cut_of_state
 from jaxdist.update._values import Replicas, Whole
 from jaxdist.values import Cut, Sharded, cut_for, pad_dim, placement_of
 
@@ -21,8 +20,8 @@ def cut_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     replicas = Replicas(layout)
     leaves = Leaves.of(state, "state")
     made = []
-    for array, name in zip(leaves.arrays, leaves.names, strict=True):
-        cut = None if isinstance(array, Sharded) else cut_of_state(array, cuts)
+    for array, name, path in zip(leaves.arrays, leaves.names, leaves.paths, strict=True):
+        cut = None if isinstance(array, Sharded) else cuts.of_leaf(array, path)
         value = array
         if cut is not None:
             value = Sharded(Whole(array, replicas, name).piece(cut), *cut)
@@ -34,9 +33,9 @@ def cut_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     """A state of any layout, over the replicas of one strategy."""
     leaves = Leaves.of(state, "state")
     made = []
-    for array in leaves.arrays:
+    for array, path in zip(leaves.arrays, leaves.paths, strict=True):
         whole = array.whole() if isinstance(array, Sharded) else array
-        cut = cut_of_state(whole, cuts)
+        cut = cuts.of_leaf(whole, path)
         made.append(
             jax.device_put(whole, layout.replicated) if cut is None else cut_for(whole, cut, layout)
         )
@@ -52,16 +51,18 @@ def made_outside(
     found: list[Cut | None] = []
 
     def flat(*arrays: Any) -> list[Any]:
-        made[:] = [Leaves.of(init(given.rebuilt(arrays)), "state")]
-        found[:] = [cut_of_state(x, cuts) for x in made[0].arrays]
+        whole = [x.whole() if isinstance(x, Sharded) else x for x in arrays]
+        made[:] = [Leaves.of(init(given.rebuilt(whole)), "state")]
+        state = made[0]
+        found[:] = [cuts.of_leaf(x, p) for x, p in zip(state.arrays, state.paths, strict=True)]
         return [
-            x if c is None else pad_dim(jnp.asarray(x), c.dim, c.padding(layout.num_replicas))
+            x if c is None else pad_dim(jnp.asarray(x), c.dim, c.padding(c.pieces(layout)))
             for x, c in zip(made[0].arrays, found, strict=True)
         ]
 
     jax.eval_shape(flat, *given.abstract())
     shardings = [
-        layout.replicated if c is None else NamedSharding(layout.mesh, c.spec(layout))
+        layout.replicated if c is None else NamedSharding(layout.mesh, c.full_spec(layout))
         for c in found
     ]
     arrays = [_here(x, layout) for x in given.arrays]

@@ -19,6 +19,7 @@ class Leaves:
     marks: tuple[Any, ...]  # for each leaf: None where it is an array, else a `Kept`
     arrays: tuple[Any, ...]
     names: tuple[str, ...]  # of the arrays
+    paths: tuple[str, ...]  # the names without that of the pytree
 
     @classmethod
     def of(cls, tree: PyTree, name: str) -> "Leaves":
@@ -26,16 +27,17 @@ class Leaves:
         flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_unit)
         marks: list[Any] = []
         arrays: list[Any] = []
-        names: list[str] = []
+        paths: list[str] = []
         for path, leaf in flat:
             leaf = from_state(leaf)
             if is_array(leaf):
                 marks.append(None)
                 arrays.append(leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf))
-                names.append(name + keystr(path))
+                paths.append(keystr(path))
             else:
                 marks.append(Kept(leaf))
-        return cls(treedef, tuple(marks), tuple(arrays), tuple(names))
+        names = tuple(name + path for path in paths)
+        return cls(treedef, tuple(marks), tuple(arrays), names, tuple(paths))
 
     def rebuilt(self, arrays: Any) -> PyTree:
         """The pytree with other arrays."""

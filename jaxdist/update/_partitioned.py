@@ -7,10 +7,10 @@ import jax
 from jax.extend.core import Literal
 
 from jaxdist import _compat
-from jaxdist.update._elementwise import CALLS, ELEMENTWISE
+from jaxdist._compat import CALLS
 from jaxdist.update._rules import RULES
 from jaxdist.update._values import Partial, Piece, Replicas, Value, Whole
-from jaxdist.values import Cut
+from jaxdist.values import ELEMENTWISE, Cut
 
 
 class Partitioned:

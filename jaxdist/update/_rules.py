@@ -27,10 +27,10 @@ def _broadcast(eqn: Any, inputs: Sequence[Value]) -> Value | None:
         return Spread(Whole(array, operand.replicas, operand.name), shape, dims)
     if not isinstance(operand, Piece):
         return None
-    cut = Cut(dims[operand.cut.dim], operand.cut.size)
+    cut = operand.cut._replace(dim=dims[operand.cut.dim])
     if shape[cut.dim] != cut.size:
         return None
-    local = cut.local_shape(shape, operand.replicas.count)
+    local = cut.local_shape(shape, operand.replicas.pieces(cut))
     return Piece(jax.lax.broadcast_in_dim(operand.array, local, dims), cut, operand.replicas)
 
 
@@ -42,17 +42,17 @@ def _reshape(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     if eqn.params.get("dimensions") is not None:
         return None
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    cut, count = operand.cut, operand.replicas.count
+    cut, count = operand.cut, operand.replicas.pieces(operand.cut)
     lead = math.prod(before[: cut.dim])
     for dim in range(len(after)):
         if math.prod(after[:dim]) != lead:
             continue
         size = after[dim]
         if size == cut.size:
-            new = Cut(dim, size)
+            new = Cut(dim, size, cut.axes)
             local = new.local_shape(tuple(after), count)
         elif lead == 1 and size == math.prod(before) and not cut.padding(count):
-            new = Cut(dim, size)
+            new = Cut(dim, size, cut.axes)
             local = new.local_shape(tuple(after), count)
         else:
             continue
@@ -66,7 +66,7 @@ def _transpose(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     if not isinstance(operand, Piece):
         return None
     order = tuple(eqn.params["permutation"])
-    cut = Cut(order.index(operand.cut.dim), operand.cut.size)
+    cut = operand.cut._replace(dim=order.index(operand.cut.dim))
     return Piece(jax.lax.transpose(operand.array, order), cut, operand.replicas)
 
 
@@ -111,11 +111,11 @@ def _reduce(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     if cut.dim not in over:
         [local] = _reduced(eqn, operand.array)
         dim = cut.dim - sum(d < cut.dim for d in over)
-        return Piece(local, Cut(dim, cut.size), replicas)
+        return Piece(local, cut._replace(dim=dim), replicas)
     [local] = _reduced(eqn, operand.masked(_NEUTRAL[name](dtype)))
     if name == "reduce_sum":
-        return Partial(local, None, replicas)
-    return Whole(_over_all(name, local, replicas.axes), replicas)
+        return Partial(local, None, replicas, cut.over(replicas.layout))
+    return Whole(_over_all(name, local, cut.over(replicas.layout)), replicas)
 
 
 def _reduced(eqn: Any, array: Any) -> list[Any]:
@@ -129,10 +129,10 @@ def _dot(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     if not (isinstance(left, Piece) and isinstance(right, Piece)) or batch:
         return None
     pairs = list(zip(of_left, of_right, strict=True))
-    if left.cut.size != right.cut.size or (left.cut.dim, right.cut.dim) not in pairs:
+    if left.cut[1:3] != right.cut[1:3] or (left.cut.dim, right.cut.dim) not in pairs:
         return None
     local = eqn.primitive.bind(left.masked(0), right.masked(0), **eqn.params)
-    return Partial(local, None, left.replicas)
+    return Partial(local, None, left.replicas, left.cut.over(left.replicas.layout))
 
 
 def _add(eqn: Any, inputs: Sequence[Value]) -> Value | None:

@@ -16,11 +16,12 @@ from jaxdist.mesh import ReplicaMesh
 from jaxdist.update._checks import check_pieces
 from jaxdist.update._cuts import Cuts
 from jaxdist.update._leaves import Leaves
+from jaxdist.update._nested import SHARDED
 from jaxdist.update._partitioned import Partitioned
 from jaxdist.update._values import Piece, Replicas, Value, Whole
 from jaxdist.values import Cut, Sharded
 
-CALLER = "sharded_update"
+CALLER = SHARDED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Step:
     update: Callable[..., tuple[PyTree, PyTree]]
     op: ReduceOp
     layout: ReplicaMesh
-    cuts: Cuts
+    min_bytes: float | None
 
     def run(
         self,
@@ -49,9 +50,11 @@ class Step:
             Leaves.of(params, "params"),
             Leaves.of(extra, "extra arguments"),
         ]
-        check_pieces(parts[1], self.layout)
-        reduced = self._reduced(parts[0].arrays, replicas)
-        given = [[self._value(x, n, replicas) for x, n in _named(p)] for p in parts[1:3]]
+        for part in parts[:3]:
+            check_pieces(part, self.layout)
+        cuts = Cuts(self.layout, self.min_bytes, parts[2])
+        reduced = self._reduced(parts[0], cuts, replicas)
+        given = [self._values(p, cuts, replicas) for p in parts[1:3]]
         # `optax.lbfgs` takes the gradients twice.
         known = {id(x): v for x, v in zip(parts[0].arrays, reduced, strict=True)}
         others = [known.get(id(x)) or _extra(x, n, replicas) for x, n in _named(parts[3])]
@@ -74,16 +77,38 @@ class Step:
         inputs = [v for values in (reduced, *given, others) for v in values]
         results = Partitioned(replicas).run(traced, inputs)
         count = len(made[0].arrays)
-        whole = [v.whole() for v in results[:count]]
-        return made[0].rebuilt(whole), made[1].rebuilt(self._state(results[count:], made[1], parts))
+        in_pieces = {
+            path: array.cut
+            for part in (parts[0], parts[2])
+            for array, path in zip(part.arrays, part.paths, strict=True)
+            if isinstance(array, Sharded)
+        }
+        first = [
+            v.whole() if path not in in_pieces else _cut(v, in_pieces[path])
+            for v, path in zip(results[:count], made[0].paths, strict=True)
+        ]
+        after = self._state(results[count:], made[1], parts, cuts)
+        return made[0].rebuilt(first), made[1].rebuilt(after)
 
-    def _reduced(self, grads: Sequence[Any], replicas: Replicas) -> list[Value]:
-        """The gradients of all replicas together: large ones in pieces."""
-        cuts = [self._cut_of(g) for g in grads]
-        small = [g for g, c in zip(grads, cuts, strict=True) if c is None]
+    def _reduced(self, grads: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
+        """The gradients of all replicas together: large ones in pieces.
+
+        Those of parameters in pieces are in pieces already, of the mean over the replicas.
+        """
+        of_leaves = [_cut_of(g, p, cuts) for g, p in zip(grads.arrays, grads.paths, strict=True)]
+        small = [
+            g
+            for g, c in zip(grads.arrays, of_leaves, strict=True)
+            if c is None and not isinstance(g, Sharded)
+        ]
         sums = iter(collectives.all_reduce(CALLER, self.op, small, replicas.layout))
         values: list[Value] = []
-        for array, cut in zip(grads, cuts, strict=True):
+        for array, cut in zip(grads.arrays, of_leaves, strict=True):
+            if isinstance(array, Sharded):
+                times = 1 if self.op is ReduceOp.MEAN else replicas.count
+                held = array.array if times == 1 else array.array * times
+                values.append(Piece(held, array.cut, replicas))
+                continue
             if cut is None:
                 values.append(Whole(next(sums), replicas))
                 continue
@@ -93,44 +118,47 @@ class Step:
             values.append(Piece(piece, cut, replicas))
         return values
 
-    def _value(self, array: Any, name: str, replicas: Replicas) -> Value:
-        """A parameter, or a part of the state."""
-        if isinstance(array, Sharded):
-            return Piece(array.array, array.cut, replicas)
-        whole = Whole(array, replicas, name)
-        cut = cut_of_state(array, self.cuts)
-        if cut is None:
-            return whole
-        # Both forms are there: what is computed from it is computed in pieces.
-        return Piece(whole.piece(cut), cut, replicas, array)
+    def _values(self, part: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
+        """The parameters, or the state."""
+        values: list[Value] = []
+        for array, name, path in zip(part.arrays, part.names, part.paths, strict=True):
+            if isinstance(array, Sharded):
+                values.append(Piece(array.array, array.cut, replicas))
+                continue
+            whole = Whole(array, replicas, name)
+            cut = cuts.of_leaf(array, path)
+            # Both forms are there: what is computed from it is computed in pieces.
+            values.append(whole if cut is None else Piece(whole.piece(cut), cut, replicas, array))
+        return values
 
-    def _cut_of(self, array: Any) -> Cut | None:
-        is_float = jnp.issubdtype(array.dtype, jnp.inexact)
-        return self.cuts.of(tuple(array.shape)) if is_float else None
-
-    def _state(self, values: Sequence[Value], after: Leaves, parts: Sequence[Leaves]) -> list[Any]:
+    def _state(
+        self, values: Sequence[Value], after: Leaves, parts: Sequence[Leaves], cuts: Cuts
+    ) -> list[Any]:
         """The new state, cut as it came in; what came in whole is cut where the rule says so."""
         before: Sequence[Any] = [None] * len(values)
         if after.treedef == parts[1].treedef and len(parts[1].arrays) == len(values):
             before = parts[1].arrays
         made: list[Any] = []
-        for value, old, new in zip(values, before, after.arrays, strict=True):
-            cut = old.cut if isinstance(old, Sharded) else cut_of_state(new, self.cuts)
-            made.append(value.whole() if cut is None else Sharded(value.piece(cut), *cut))
+        for value, old, new, path in zip(values, before, after.arrays, after.paths, strict=True):
+            cut = old.cut if isinstance(old, Sharded) else cuts.of_leaf(new, path)
+            made.append(value.whole() if cut is None else _cut(value, cut))
         return made
+
+
+def _cut(value: Value, cut: Cut) -> Sharded:
+    return Sharded(value.piece(cut), *cut)
+
+
+def _cut_of(grad: Any, path: str, cuts: Cuts) -> Cut | None:
+    if isinstance(grad, Sharded) or not jnp.issubdtype(grad.dtype, jnp.inexact):
+        return None
+    return cuts.of_leaf(grad, path)
 
 
 def _extra(array: Any, name: str, replicas: Replicas) -> Whole:
     """An extra argument. A loss that is not all-reduced is told by its name."""
     value = Whole(array, replicas, name)
     return value if np.ndim(array) else Whole(value.proved(), replicas, name)
-
-
-def cut_of_state(array: Any, cuts: Cuts) -> Cut | None:
-    """How a leaf of the state is cut; random keys are not."""
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
-        return None
-    return cuts.of(tuple(array.shape))
 
 
 def _named(part: Leaves) -> list[tuple[Any, str]]:

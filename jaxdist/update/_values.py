@@ -20,33 +20,36 @@ class Replicas:
         self.axes = layout.replica_axes
         self.count = layout.num_replicas
 
-    def index(self) -> Any:
-        """The number of this replica."""
-        return jax.lax.axis_index(self.axes)
+    def pieces(self, cut: Cut) -> int:
+        """How many pieces there are of an array that is cut so."""
+        return cut.pieces(self.layout)
 
     def start(self, cut: Cut) -> Any:
         """Where the piece of this replica starts."""
-        return self.index() * cut.rows(self.count)
+        return jax.lax.axis_index(cut.over(self.layout)) * cut.rows(self.pieces(cut))
 
     def cut(self, array: Any, cut: Cut) -> Any:
         """The piece of this replica, of an array that all have whole."""
-        array = pad_dim(array, cut.dim, cut.padding(self.count))
-        rows = cut.rows(self.count)
+        array = pad_dim(array, cut.dim, cut.padding(self.pieces(cut)))
+        rows = cut.rows(self.pieces(cut))
         return jax.lax.dynamic_slice_in_dim(array, self.start(cut), rows, cut.dim)
 
     def gather(self, piece: Any, cut: Cut) -> Any:
         """The whole array, from the pieces of all."""
-        whole = jax.lax.all_gather(piece, self.axes, axis=cut.dim, tiled=True)
+        whole = jax.lax.all_gather(piece, cut.over(self.layout), axis=cut.dim, tiled=True)
         return jax.lax.slice_in_dim(whole, 0, cut.size, axis=cut.dim)
 
     def scatter_sum(self, array: Any, cut: Cut) -> Any:
         """The piece of this replica, of the sum over all."""
-        array = pad_dim(array, cut.dim, cut.padding(self.count))
-        return jax.lax.psum_scatter(array, self.axes, scatter_dimension=cut.dim, tiled=True)
+        axes = cut.over(self.layout)
+        array = pad_dim(array, cut.dim, cut.padding(self.pieces(cut)))
+        piece = jax.lax.psum_scatter(array, axes, scatter_dimension=cut.dim, tiled=True)
+        others = tuple(a for a in self.axes if a not in axes)
+        return jax.lax.psum(piece, others) if others else piece
 
     def masked(self, piece: Any, cut: Cut, neutral: Any) -> Any:
         """A piece with its padding replaced."""
-        if not cut.padding(self.count):
+        if not cut.padding(self.pieces(cut)):
             return piece
         places = jax.lax.broadcasted_iota(jnp.int32, piece.shape, cut.dim) + self.start(cut)
         return jnp.where(places < cut.size, piece, jnp.asarray(neutral, piece.dtype))
@@ -109,7 +112,8 @@ class Piece(Value):
         return self._whole
 
     def piece(self, cut: Cut) -> Any:
-        if cut == self.cut:
+        # Where the pieces are split over logical devices is XLA's business.
+        if cut[:3] == self.cut[:3]:
             return self.array
         return self.replicas.cut(self.whole(), cut)
 
@@ -134,12 +138,12 @@ class Spread(Value):
 
     def piece(self, cut: Cut) -> Any:
         replicas = self.of.replicas
-        shape = cut.local_shape(self.shape, replicas.count)
+        shape = cut.local_shape(self.shape, replicas.pieces(cut))
         array = self.of.proved()
         if cut.dim in self.dims:
             dim = self.dims.index(cut.dim)
             if array.shape[dim] == cut.size and cut.size > 1:
-                array = replicas.cut(array, Cut(dim, cut.size))
+                array = replicas.cut(array, cut._replace(dim=dim))
         return jax.lax.broadcast_in_dim(array, shape, self.dims)
 
 
@@ -153,11 +157,12 @@ class Partial(Value):
     array: Any
     plus: Any  # None, or the same on all replicas
     replicas: Replicas
+    axes: tuple[str, ...]  # over which the pieces lie that it is the sum of
     _whole: Any = None
 
     def whole(self) -> Any:
         if self._whole is None:
-            total = jax.lax.psum(self.array, self.replicas.axes)
+            total = jax.lax.psum(self.array, self.axes)
             self._whole = total if self.plus is None else total + self.plus
         return self._whole
 
@@ -166,13 +171,13 @@ class Partial(Value):
 
     def added(self, other: Value) -> "Partial":
         """The sum with another value of this shape."""
-        if isinstance(other, Partial):
+        if isinstance(other, Partial) and other.axes == self.axes:
             both = [x for x in (self.plus, other.plus) if x is not None]
             plus = both[0] + both[1] if len(both) == 2 else both[0] if both else None
-            return Partial(self.array + other.array, plus, self.replicas)
+            return Partial(self.array + other.array, plus, self.replicas, self.axes)
         more = other.piece(Cut(0, 1)) if not _rank(other) else other.whole()
         plus = more if self.plus is None else self.plus + more
-        return Partial(self.array, plus, self.replicas)
+        return Partial(self.array, plus, self.replicas, self.axes)
 
 
 def _rank(value: Value) -> int:

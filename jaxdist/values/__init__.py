@@ -1,6 +1,7 @@
 """What a distributed value is."""
 
 from jaxdist.values._distributed import DistributedValues as DistributedValues
+from jaxdist.values._elementwise import ELEMENTWISE as ELEMENTWISE
 from jaxdist.values._handle import Handle as Handle
 from jaxdist.values._handle import own_value as own_value
 from jaxdist.values._in_pairs import Combine as Combine
@@ -12,6 +13,8 @@ from jaxdist.values._numbers import too_large as too_large
 from jaxdist.values._per_replica import Form as Form
 from jaxdist.values._per_replica import PerReplica as PerReplica
 from jaxdist.values._per_replica import shards_by_replica as shards_by_replica
+from jaxdist.values._piece_marks import OPEN as OPEN
+from jaxdist.values._piece_marks import PIECE as PIECE
 from jaxdist.values._placement import Kind as Kind
 from jaxdist.values._placement import Placement as Placement
 from jaxdist.values._placement import check_virtual_rows as check_virtual_rows
@@ -20,13 +23,17 @@ from jaxdist.values._placement import checked_per_replica as checked_per_replica
 from jaxdist.values._placement import is_mirrored as is_mirrored
 from jaxdist.values._placement import placement_of as placement_of
 from jaxdist.values._placement import placement_of_sharding as placement_of_sharding
+from jaxdist.values._sharded import GATHERED as GATHERED
 from jaxdist.values._sharded import Cut as Cut
 from jaxdist.values._sharded import Sharded as Sharded
 from jaxdist.values._sharded import from_state as from_state
+from jaxdist.values._sharded import gathered as gathered
 from jaxdist.values._sharded import is_sharded as is_sharded
 from jaxdist.values._sharded import pad_dim as pad_dim
+from jaxdist.values._sharded import undeclared as undeclared
 from jaxdist.values._sharded_layout import checked_sharded as checked_sharded
 from jaxdist.values._sharded_layout import cut_for as cut_for
+from jaxdist.values._sharded_layout import layout_of_pieces as layout_of_pieces
 from jaxdist.values._sharded_layout import sharded_placement as sharded_placement
 from jaxdist.values._variable import Variable as Variable
 from jaxdist.values._variable import any_variable as any_variable

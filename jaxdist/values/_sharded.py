@@ -1,48 +1,84 @@
 """One array of which each replica holds a piece."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from jaxdist.errors import ArgumentError, ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.values._arithmetic import Arithmetic
+from jaxdist.values._piece_marks import as_piece, opened
+from jaxdist.values._variable_access import site
+
+# What computing with an array needs; not what tells where it lies, which is asked of `held`.
+_OF_ARRAYS = frozenset(
+    "T mT at astype conj dot flatten max mean min ravel reshape squeeze std sum swapaxes take "
+    "transpose var".split()
+)
 
 
 class Cut(NamedTuple):
-    """Along which dim an array is cut, and how long that dim is without padding."""
+    """Along which dim an array is cut, how long that dim is without padding, and over what."""
 
     dim: int
     size: int
+    axes: tuple[str, ...] | None = None  # of the replica axes; None is all of them
+    split: int | None = None  # another dim, which lies over the logical axes of each replica
 
-    def rows(self, num_replicas: int) -> int:
+    def over(self, layout: ReplicaMesh) -> tuple[str, ...]:
+        """The replica axes over which the pieces lie."""
+        return layout.replica_axes if self.axes is None else self.axes
+
+    def pieces(self, layout: ReplicaMesh) -> int:
+        """How many pieces there are."""
+        if self.axes is None:
+            return layout.num_replicas
+        return math.prod(layout.mesh.shape[a] for a in self.axes)
+
+    def rows(self, pieces: int) -> int:
         """Length of one piece: the last pieces are padded to it."""
-        return math.ceil(self.size / num_replicas)
+        return math.ceil(self.size / pieces)
 
-    def padding(self, num_replicas: int) -> int:
+    def padding(self, pieces: int) -> int:
         """How much longer the cut dim is with padding."""
-        return self.rows(num_replicas) * num_replicas - self.size
+        return self.rows(pieces) * pieces - self.size
 
-    def local_shape(self, shape: tuple[int, ...], num_replicas: int) -> tuple[int, ...]:
+    def local_shape(self, shape: tuple[int, ...], pieces: int) -> tuple[int, ...]:
         """The shape of one piece, from any shape that is right in the other dims."""
-        return (*shape[: self.dim], self.rows(num_replicas), *shape[self.dim + 1 :])
+        return (*shape[: self.dim], self.rows(pieces), *shape[self.dim + 1 :])
 
     def spec(self, layout: ReplicaMesh) -> PartitionSpec:
         """The layout over the replica axes."""
-        return PartitionSpec(*[None] * self.dim, layout.replica_spec[0])
+        axes = self.over(layout)
+        return PartitionSpec(*[None] * self.dim, axes[0] if len(axes) == 1 else axes)
+
+    def full_spec(self, layout: ReplicaMesh) -> PartitionSpec:
+        """The layout over all axes."""
+        if self.split is None or layout.num_logical == 1:
+            return self.spec(layout)
+        entries = [*self.spec(layout), *[None] * (self.split - self.dim)]
+        logical = layout.logical_axes
+        entries[self.split] = logical[0] if len(logical) == 1 else logical
+        return PartitionSpec(*entries)
 
 
-class Sharded:
+class Sharded(Arithmetic):
     """One array of which each replica holds a piece, cut along one dim and padded.
 
-    A registered pytree node with one leaf. Optimizer state of `sharded_update` is held so. It
-    goes into `Strategy.run` and comes out with the same layout; inside a step `array` is the
-    piece of the replica. `Strategy.reduce`, `Strategy.gather` and checkpoints take it for the one
-    array that it stands for.
+    A registered pytree node with one leaf. Optimizer state of `sharded_update` is held so, and
+    parameters that `partition.place` shards. It goes into `Strategy.run` and comes out with the
+    same layout; inside a step `array` is the piece of the replica, and where it is used as an
+    array (`value[...]`, arithmetic, functions of `jax.numpy`) it is the whole one, gathered
+    (`partition.gather`). `Strategy.reduce`, `Strategy.gather`, checkpoints and, outside of steps,
+    `np.asarray` take it for the one array that it stands for.
 
     Shapes:
         A logical `[..., size, ...]` on `R` replicas is held as `[..., R*p, ...]` with
@@ -50,12 +86,15 @@ class Sharded:
         is padding, and means nothing.
 
     Cost:
-        None: the array is held as it is.
+        None: the array is held as it is. Used as an array in a step, an all-gather.
 
     Args:
         array: The padded array over all replicas, or the piece of one inside a step.
         dim: The dim that is cut, counted from the front.
         size: Its length without padding.
+        axes: The replica axes over which it is cut, where not over all of them; over the others
+            it is the same.
+        split: The dim that is split over the logical devices of each replica besides, if one is.
 
     Raises:
         ArgumentError: `dim` is not one of the array's, or `size` is less than 1.
@@ -71,13 +110,21 @@ class Sharded:
         `DESIGN.md` §2.3; ZeRO, arXiv:1910.02054.
     """
 
-    __slots__ = ("array", "dim", "size")
+    __slots__ = ("_held", "axes", "dim", "size", "split")
 
-    array: Any
     dim: int
     size: int
+    axes: tuple[str, ...] | None
+    split: int | None
 
-    def __init__(self, array: Any, dim: int, size: int) -> None:
+    def __init__(
+        self,
+        array: Any,
+        dim: int,
+        size: int,
+        axes: tuple[str, ...] | None = None,
+        split: int | None = None,
+    ) -> None:
         rank = getattr(array, "ndim", None)
         if rank is not None and not 0 <= dim < rank:
             raise ArgumentError(
@@ -89,12 +136,39 @@ class Sharded:
                 f"Sharded(array, size={size}): the cut dim has at least one element.\n\n"
                 "Leave an array without elements as it is."
             )
-        self.array, self.dim, self.size = array, dim, size
+        self.dim, self.size, self.axes, self.split = dim, size, axes, split
+        # What is made by hand is declared to be a piece; what functions of pytrees make is not.
+        self._held = as_piece(array, self.cut)
+
+    @property
+    def array(self) -> Any:
+        """The padded array over all replicas; inside a step the piece of this one.
+
+        Example:
+            >>> Sharded(np.arange(4), dim=0, size=3).array.tolist()
+            [0, 1, 2, 3]
+        """
+        return opened(self._held, self.cut)
+
+    @property
+    def held(self) -> Any:
+        """What the pytree node holds: `array`, to look at and not to compute with.
+
+        Example:
+            >>> Sharded(np.arange(4), dim=0, size=3).held.shape
+            (4,)
+        """
+        return self._held
 
     @property
     def cut(self) -> Cut:
-        """Dim and size."""
-        return Cut(self.dim, self.size)
+        """Dim, size, axes and split dim.
+
+        Example:
+            >>> Sharded(np.arange(4), dim=0, size=3).cut
+            Cut(dim=0, size=3, axes=None, split=None)
+        """
+        return Cut(self.dim, self.size, self.axes, self.split)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,18 +178,18 @@ class Sharded:
             >>> Sharded(np.zeros((2, 4)), dim=1, size=3).shape
             (2, 3)
         """
-        shape: tuple[int, ...] = tuple(self.array.shape)
+        shape: tuple[int, ...] = tuple(self._held.shape)
         return (*shape[: self.dim], self.size, *shape[self.dim + 1 :])
 
     @property
     def dtype(self) -> Any:
         """The dtype of the array."""
-        return self.array.dtype
+        return self._held.dtype
 
     @property
     def ndim(self) -> int:
         """The rank of the array."""
-        rank: int = self.array.ndim
+        rank: int = self._held.ndim
         return rank
 
     def whole(self) -> Any:
@@ -134,14 +208,14 @@ class Sharded:
             >>> Sharded(np.arange(4), dim=0, size=3).whole().tolist()
             [0, 1, 2]
         """
-        array, rows = self.array, self.array.shape[self.dim]
+        rows = self._held.shape[self.dim]
         if rows < self.size:
             raise ReplicaValueError(
                 f"Sharded.whole(): inside a step there is a piece of {rows} of the {self.size} "
                 f"elements of dim {self.dim}.\n\n"
-                "Bring the pieces together: get_replica_context().all_gather(value.array, "
-                f"axis={self.dim}), which has the padding at its end."
+                "Bring the pieces together: jaxdist.partition.gather(value)."
             )
+        array = self.array
         if rows == self.size:
             return array
         if isinstance(array, jax.ShapeDtypeStruct):
@@ -149,8 +223,30 @@ class Sharded:
         index = (*[slice(None)] * self.dim, slice(self.size))
         return array[index]
 
+    def _operand(self) -> Any:
+        """The one array as it is seen from here."""
+        here = site()
+        if here.in_replica and here.layout is not None and isinstance(self._held, jax.core.Tracer):
+            return gathered(self, here.layout)
+        return self.whole()
+
+    def __jax_array__(self) -> Any:
+        return self._operand()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_ARRAYS:
+            return getattr(self._operand(), name)
+        raise AttributeError(
+            f"Sharded has no attribute {name!r}; the one array has it: "
+            "jaxdist.partition.gather(value) inside a step, value.whole() outside."
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        host = np.asarray(self._operand(), dtype=dtype)
+        return host.copy() if copy else host
+
     def __repr__(self) -> str:
-        array = self.array
+        array = self._held
         if not hasattr(array, "shape"):
             return f"Sharded({array!r}, dim={self.dim}, size={self.size})"
         return (
@@ -175,11 +271,13 @@ def pad_dim(array: Any, dim: int, more: int) -> Any:
 # [Note: the declaration in the key]
 # `nnx.Optimizer.update` writes a node of a pytree that it does not know into a variable as an
 # `nnx.State` of the node's children by key, and drops the rest. So the key says what the node is.
-_KEY = "array_cut_along_{}_of_{}"
+_KEY = re.compile(r"array_cut_along_(\d+)_of_(\d+)(?:_split_along_(\d+))?(?:_over_(.+))?")
 
 
 def _key(value: Sharded) -> str:
-    return _KEY.format(value.dim, value.size)
+    over = "" if value.axes is None else f"_over_{','.join(value.axes)}"
+    split = "" if value.split is None else f"_split_along_{value.split}"
+    return f"array_cut_along_{value.dim}_of_{value.size}{split}{over}"
 
 
 def from_state(value: Any) -> Any:
@@ -187,25 +285,84 @@ def from_state(value: Any) -> Any:
     if not isinstance(value, Mapping) or len(value) != 1:
         return value
     [(key, array)] = value.items()
-    parts = str(key).split("_")
-    if len(parts) != 6 or _KEY.format(parts[3], parts[5]) != key:
+    found = _KEY.fullmatch(str(key))
+    if found is None:
         return value
-    return Sharded(array, int(parts[3]), int(parts[5]))
+    split = None if found[3] is None else int(found[3])
+    axes = None if found[4] is None else tuple(found[4].split(","))
+    return undeclared(array, Cut(int(found[1]), int(found[2]), axes, split))
+
+
+def undeclared(array: Any, cut: Cut) -> Sharded:
+    """A node that holds what the analysis of the step has to prove to be a piece."""
+    return _rebuild(cut, (array,))
 
 
 def _flatten_with_keys(value: Sharded) -> tuple[list[tuple[Any, Any]], Cut]:
-    return [(GetAttrKey(_key(value)), value.array)], value.cut
+    return [(GetAttrKey(_key(value)), value.held)], value.cut
 
 
 def _flatten(value: Sharded) -> tuple[tuple[Any, ...], Cut]:
-    return (value.array,), value.cut
+    return (value.held,), value.cut
 
 
 def _rebuild(cut: Cut, children: Iterable[Any]) -> Sharded:
     value = object.__new__(Sharded)
-    [value.array] = children
-    value.dim, value.size = cut
+    [value._held] = children
+    value.dim, value.size, value.axes, value.split = cut
     return value
 
 
 register_pytree_with_keys(Sharded, _flatten_with_keys, _rebuild, _flatten)
+
+
+# The name under which `jax.checkpoint` policies see a parameter that was gathered.
+GATHERED = "jaxdist_gathered"
+
+
+def gathered(value: Sharded, layout: ReplicaMesh) -> Any:
+    """The whole array, inside a step. Its gradient is a piece of the mean over all replicas."""
+    cut, axes = value.cut, value.cut.over(layout)
+    pieces = cut.pieces(layout)
+    held, rows = value.held, value.held.shape[cut.dim]
+    if rows != cut.rows(pieces):
+        raise ReplicaValueError(
+            f"An array in pieces was used in a step as {held.dtype}{list(held.shape)}: "
+            f"{value!r}.\n\n"
+            f"{cut.size} elements of dim {cut.dim} on {pieces} replicas are {cut.rows(pieces)} on "
+            "each. A scan or vmap over a dim of the array gives something else.\n\n"
+            "Gather it before the scan: jaxdist.partition.gather(value)."
+        )
+    others = tuple(a for a in layout.replica_axes if a not in axes)
+    if pieces == 1 and layout.num_replicas == 1:
+        return opened(held, cut)
+    piece = opened(held, cut, divisor=layout.num_replicas, others=others)
+    if pieces == 1:
+        return piece
+    whole = _all_gathered(piece, cut, layout)
+    # Named before and after the padding is cut off, so that a policy can leave both.
+    whole = checkpoint_name(whole, GATHERED)
+    if cut.padding(pieces):
+        whole = checkpoint_name(jax.lax.slice_in_dim(whole, 0, cut.size, axis=cut.dim), GATHERED)
+    return whole
+
+
+def _all_gathered(piece: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+    """The pieces of all replicas, each logical device of what it has of them.
+
+    XLA brings an array together over automatic axes before a collective over manual ones, so
+    where it is split over the logical devices these are made manual too.
+    """
+
+    def gather(own: Any) -> Any:
+        return jax.lax.all_gather(own, cut.over(layout), axis=cut.dim, tiled=True)
+
+    manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+    if cut.split is None or manual != frozenset(layout.replica_axes):
+        return gather(piece)
+    axes = layout.logical_axes
+    spec = PartitionSpec(*[None] * cut.split, axes[0] if len(axes) == 1 else axes)
+    inner = jax.shard_map(
+        gather, in_specs=spec, out_specs=spec, axis_names=set(axes), check_vma=False
+    )
+    return inner(piece)

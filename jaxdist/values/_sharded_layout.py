@@ -3,31 +3,43 @@
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _compat
 from jaxdist.errors import ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._placement import Kind, Placement
-from jaxdist.values._sharded import Cut, Sharded, pad_dim
+from jaxdist.values._sharded import Cut, Sharded, is_sharded, pad_dim
 
 
 def sharded_placement(value: Sharded, layout: ReplicaMesh) -> Placement:
     """The layout that the pieces have, or get when they enter a step."""
-    array, cut = value.array, value.cut
+    array, cut = value.held, value.cut
     sharding = getattr(array, "sharding", None)
     if isinstance(sharding, NamedSharding) and not isinstance(array, jax.core.Tracer):
         if sharding.mesh == layout.mesh and layout.num_logical > 1:
             found = Placement(Kind.SHARDED, sharding)
-            if tuple(found.manual_spec(layout)) == tuple(cut.spec(layout)):
+            manual = list(found.manual_spec(layout))
+            while manual and manual[-1] is None:
+                manual.pop()
+            if tuple(manual) == tuple(cut.spec(layout)):
                 return found
-    return Placement(Kind.SHARDED, NamedSharding(layout.mesh, cut.spec(layout)))
+    return Placement(Kind.SHARDED, NamedSharding(layout.mesh, cut.full_spec(layout)))
 
 
 def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
     """`value` laid out over this mesh, or an error that names it as `str(name)`."""
-    array, cut = value.array, value.cut
-    count = layout.num_replicas
+    array, cut = value.held, value.cut
+    _check_axes(name, value, layout)
+    count = cut.pieces(layout)
+    if cut.dim >= array.ndim:
+        raise ReplicaValueError(
+            f"{name} is {array.dtype}{list(array.shape)}, in a node that says that it is cut along "
+            f"dim {cut.dim}.\n\n"
+            "An optimizer whose state has other shapes than the parameters (adafactor) was "
+            "initialised with parameters in pieces.\n\n"
+            "Let sharded_update make and cut its state: tx = jaxdist.sharded_update(tx)."
+        )
     have, need = array.shape[cut.dim], cut.rows(count) * count
     if have != need:
         raise ReplicaValueError(_of_others(name, value, layout, f"{have} rows, not {need}"))
@@ -53,7 +65,32 @@ def _of_others(name: object, value: Sharded, layout: ReplicaMesh, what: str) -> 
     )
 
 
+def layout_of_pieces(tree: Any) -> ReplicaMesh | None:
+    """The mesh that the arrays in pieces of a pytree lie on, read from one that is cut over all."""
+    for leaf in jax.tree.leaves(tree, is_leaf=is_sharded):
+        sharding = getattr(leaf.held, "sharding", None) if is_sharded(leaf) else None
+        if not isinstance(sharding, NamedSharding) or leaf.axes is not None:
+            continue
+        spec = tuple(sharding.spec)
+        entry = spec[leaf.dim] if leaf.dim < len(spec) else None
+        axes = (entry,) if isinstance(entry, str) else tuple(entry or ())
+        if axes and isinstance(sharding.mesh, Mesh):
+            return ReplicaMesh(sharding.mesh, axes)
+    return None
+
+
+def _check_axes(name: object, value: Sharded, layout: ReplicaMesh) -> None:
+    unknown = [a for a in value.axes or () if a not in layout.replica_axes]
+    if unknown:
+        raise ReplicaValueError(
+            f"{name} is cut over the axes {value.axes}: {value!r}; the replica axes of this "
+            f"strategy are {layout.replica_axes}.\n\n"
+            "An array in pieces stays with the strategy that cut it, or is placed anew: "
+            "jaxdist.partition.place(strategy, state, rules)."
+        )
+
+
 def cut_for(array: Any, cut: Cut, layout: ReplicaMesh) -> Sharded:
     """A whole array in pieces over the replicas, one piece on each."""
-    padded = pad_dim(jax.numpy.asarray(array), cut.dim, cut.padding(layout.num_replicas))
-    return Sharded(jax.device_put(padded, NamedSharding(layout.mesh, cut.spec(layout))), *cut)
+    padded = pad_dim(jax.numpy.asarray(array), cut.dim, cut.padding(cut.pieces(layout)))
+    return Sharded(jax.device_put(padded, NamedSharding(layout.mesh, cut.full_spec(layout))), *cut)

@@ -45,6 +45,7 @@ class Site:
     strategy: Any = None
     layout: ReplicaMesh | None = None
     in_step: Access | None = None
+    in_replica: bool = False  # whether what is traced is what one replica sees
 
 
 _NOWHERE = Site()

@@ -281,6 +281,7 @@ def test_names_tuples_and_named_tuples_are_specs() -> None:
         ([("nccl", 1, 64), ("xring", 1, 128)], ("[64, 128]", "the last one is -1")),
         ([("nccl", 1, -1), ("xring", 1, -1)], ("[-1, -1]",)),
         (["nccl"], ("a tuple is expected", "'nccl'")),
+        ((("nccl", 1, 64), ("xring", 1, -1)), ("a tuple of tuples", "[('nccl', 1, 64), ('xring'")),
         ([], ("a tuple is expected".capitalize(),)),
         ({"nccl": 1}, ("A tuple is expected", "dict")),
         (None, ("A tuple is expected", "NoneType")),
@@ -382,7 +383,7 @@ def test_broadcast_and_gather_need_no_subclass() -> None:
     rows = PerReplica([np.zeros((1, 2)), np.ones((2, 2))])
     assert ops.gather(rows, "cpu:3", axis=0).shape == (3, 2)
     with pytest.raises(NotImplementedError, match="reduce_implementation"):
-        ops.reduce("SUM", rows, "cpu:0")
+        ops.reduce("SUM", PerReplica([1, 2]), "cpu:0")
 
 
 @pytest.mark.parametrize("value", ["text", None, object, PerReplica(["a", "b"])], ids=str)
@@ -646,3 +647,62 @@ def test_an_option_of_the_strategy_is_told_once_however_many_calls_ignore_it(
             "timeout_seconds given to ReplicaContext.all_reduce",
             "timeout_seconds given to the strategy",
         ]
+
+
+def test_a_subclass_gathers_and_broadcasts_for_its_strategy_where_it_says_how() -> None:
+    class Reversed(CrossDeviceOps):
+        def gather_implementation(
+            self, per_replica_value: Any, destinations: Any, axis: int, options: Any
+        ) -> Any:
+            return jnp.concatenate(per_replica_value.values[::-1], axis=axis)
+
+        def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+            return super().broadcast_implementation(tensor * 2, destinations)
+
+    class Wrong(CrossDeviceOps):
+        def gather_implementation(
+            self, per_replica_value: Any, destinations: Any, axis: int, options: Any
+        ) -> Any:
+            return per_replica_value.values
+
+    def step(x: Any) -> Any:
+        context = get_replica_context()
+        merged = context.merge_call(
+            lambda s, v: (s.gather(v, axis=0), s.extended.broadcast_to(3.0, v)), args=(x,)
+        )
+        return context.all_gather({"x": x}, axis=0)["x"], *merged
+
+    rows = PerReplica([np.full((1, 2), r, np.float32) for r in range(4)])
+    devices = [f"cpu:{i}" for i in range(4)]
+    strategy = MirroredStrategy(devices, Reversed())
+    placed = strategy.run(lambda x: x, (rows,))
+    inside, merged, doubled = strategy.run(step, (rows,))
+    for found in (strategy.gather({"a": rows}, axis=0)["a"], strategy.gather(placed, axis=0)):
+        np.testing.assert_array_equal(np.asarray(found)[:, 0], [3, 2, 1, 0])
+    for found in (inside, merged):
+        np.testing.assert_array_equal(np.asarray(found)[:, 0], [3, 2, 1, 0])
+    assert float(doubled) == 6.0
+    assert float(strategy.extended.broadcast_to(jnp.float32(3), devices)) == 6.0
+    wrong = MirroredStrategy(devices, Wrong())
+    for call in (
+        lambda: wrong.gather({"a": rows}, axis=0)["a"],
+        lambda: wrong.run(lambda x: get_replica_context().all_gather({"a": x}, axis=0), (rows,)),
+    ):
+        with refused(ReplicaValueError, "Wrong.gather_implementation", "value['a']", "rank 2"):
+            call()
+
+
+def test_values_that_differ_are_named_before_the_code_of_a_subclass_is_called() -> None:
+    class Own(CrossDeviceOps):
+        def reduce_implementation(
+            self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any
+        ) -> Any:
+            raise AssertionError("it was called")
+
+    uneven = PerReplica([np.ones(2, np.float32), np.ones(3, np.float32)])
+    mixed = PerReplica([np.ones(2, np.float32), np.ones(2, np.int32)])
+    with refused(ShapeError, "Own.batch_reduce", "2 values", "value 0", "value 1: replica 0: fl"):
+        Own().batch_reduce("SUM", [(uneven, "cpu:0"), (mixed, "cpu:0")])
+    strategy = MirroredStrategy(["cpu:0", "cpu:1"], Own())
+    with refused(ShapeError, "Strategy.reduce", "2 values", "value[0]", "value[1]"):
+        strategy.reduce("SUM", [uneven, mixed], axis=None)

@@ -196,7 +196,7 @@ from jaxdist.tpu.experimental import DeviceAssignment, initialize_tpu_system
 
 NAMES = ["v2:2x2", "v2:4x4", "v3:2x4", "v3:4x4", "v4:2x2x1", "v4:2x2x2", "v5e:1x1", "v5e:1x2",
          "v5e:2x4", "v5e:4x4", "v5e:8x8", "v5e:4x4*2", "v5p:2x2x1", "v5p:2x4x4", "v5p:4x4x4",
-         "v6e:1x1", "v6e:1x8", "v6e:8x8", "v6e:1x1*2"]
+         "v6e:1x1", "v6e:1x8", "v6e:8x8", "v6e:1x1*2", "tpu7x:2x2x1", "tpu7x:2x2x2"]
 for name in NAMES:
     ours = tpu.slice_of(name)
     theirs = _chips.described(ours.name, ours.num_slices)

@@ -27,6 +27,12 @@ def specs_of(given: Any) -> tuple[AllReduceSpec, ...]:
     """
     if isinstance(given, str):
         entries = [_entry((given,), given)]
+    elif isinstance(given, tuple) and given and all(isinstance(one, tuple) for one in given):
+        raise ArgumentError(
+            f"{_CALLER} was given all_reduce_spec={given!r}, a tuple of tuples.\n\n"
+            "A tuple is one entry, (algorithm, shards, limit in bytes); several are a list.\n\n"
+            f"Write a list: {list(given)!r}."
+        )
     elif isinstance(given, tuple):
         entries = [_entry(given, given)]
     elif isinstance(given, list) and given:

@@ -11,7 +11,6 @@ from jaxdist import mesh as meshes
 from jaxdist import runtime
 from jaxdist.collectives._dtypes import check_numeric
 from jaxdist.collectives._in_replica import gather_dim, gathered
-from jaxdist.collectives._together import check_together
 from jaxdist.collectives.cross_device._destinations import devices_of
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
@@ -124,7 +123,6 @@ def _own_devices(value: PerReplica) -> list[jax.Device]:
 
 def on_mesh(caller: str, values: Sequence[PerReplica], layout: ReplicaMesh) -> list[PerReplica]:
     """The values as global arrays on the mesh, with dim 0 laid out over the replicas."""
-    check_together(caller, {f"value {i}": v for i, v in enumerate(values)})
     return [checked_per_replica(f"{caller}: value {i}", v, layout) for i, v in enumerate(values)]
 
 

@@ -52,6 +52,11 @@ class DigitsJob:
         return max(1, config.data.batch_size // count)
 
     @property
+    def logical_devices(self) -> int | str:
+        """One: the net is small."""
+        return 1
+
+    @property
     def rules(self) -> tuple[str, ...]:
         """The configured update first."""
         update = self.loaded.values.optimizer.update

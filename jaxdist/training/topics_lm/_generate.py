@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist import partition
 from jaxdist.program import RunOptions
 from jaxdist.strategies import Strategy
 from jaxdist.training.topics_lm._attention import Cache
@@ -34,6 +35,7 @@ def next_bytes(
         slots: How many bytes the model looks back on, static; the length that it was trained
             with.
     """
+    model = partition.gather(model)  # once, and not for each byte
     given = prompt.shape[0]
     total = given + count - 1
     forced = jnp.zeros(total + 1, jnp.int32).at[:given].set(prompt)

@@ -7,24 +7,22 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxdist import partition
 from jaxdist.program import RunOptions
 from jaxdist.strategies import Strategy
 from jaxdist.training._config import LoadedConfig
 from jaxdist.training._job import JobStep
 from jaxdist.training._optimizer import make_optimizer
 from jaxdist.training.topics_lm._model import Transformer
+from jaxdist.training.topics_lm._partition import NAMES, optimizer_for, rules_of
 from jaxdist.training.topics_lm._schema import TopicsConfig
 from jaxdist.training.topics_lm._steps import train_step
 from jaxdist.training.topics_lm._strategy import num_cpu_devices, num_logical
 from jaxdist.values import PerReplica
 
-# Rules of a job, and `optimizer.update` of the configuration.
+# Rules of a job that say how the optimizer updates, and `optimizer.update` of the configuration.
 _Update = Literal["replicated", "sharded", "compressed"]
-_UPDATES: dict[str, _Update] = {
-    "replicated": "replicated",
-    "sharded_update": "sharded",
-    "compressed": "compressed",
-}
+_UPDATES: dict[str, _Update] = {"sharded_update": "sharded", "compressed": "compressed"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +32,8 @@ class TopicsJob:
     Example:
         >>> from jaxdist.training import LoadedConfig
         >>> job = TopicsJob(LoadedConfig(TopicsConfig(), {}))
-        >>> job.rows_per_replica, job.rules
-        (4, ('replicated', 'sharded_update'))
+        >>> job.rows_per_replica, job.rules[0]
+        (4, 'replicated')
     """
 
     loaded: LoadedConfig[TopicsConfig]
@@ -54,17 +52,25 @@ class TopicsJob:
         return max(1, config.data.batch_size * num_logical(config) // devices)
 
     @property
+    def logical_devices(self) -> int | str:
+        """As configured."""
+        return self.loaded.values.strategy.logical_devices
+
+    @property
     def rules(self) -> tuple[str, ...]:
-        """The configured update first."""
-        update = self.loaded.values.optimizer.update
-        own = next(name for name, value in _UPDATES.items() if value == update)
-        others = [name for name in ("replicated", "sharded_update") if name != own]
-        return (own, *others)
+        """The configured partition or update first."""
+        config = self.loaded.values
+        own: str = config.strategy.partition
+        if config.optimizer.update != "replicated":
+            own = next(n for n, update in _UPDATES.items() if update == config.optimizer.update)
+        every = ("replicated", "sharded_update", *NAMES[1:])
+        return (own, *(name for name in every if name != own))
 
     def step(self, strategy: Strategy, rows: int, rules: str) -> JobStep:
         """The model, its optimizer and a batch as shapes."""
         config = self.loaded.values
-        optimizer = dataclasses.replace(config.optimizer, update=_UPDATES[rules])
+        update = _UPDATES.get(rules, "replicated")
+        optimizer = optimizer_for(rules, dataclasses.replace(config.optimizer, update=update))
 
         def made() -> tuple[Transformer, "nnx.Optimizer[Transformer]"]:
             model = Transformer(config.model, rngs=nnx.Rngs(config.training.seed))
@@ -72,6 +78,9 @@ class TopicsJob:
 
         with strategy.scope():
             model, state = nnx.eval_shape(made)
+        if rules not in _UPDATES:
+            chosen = rules_of(rules, config.strategy.whole_below)
+            partition.place(strategy, (model, state), chosen)
         shape = (rows * strategy.num_replicas_in_sync, config.data.sequence_length + 1)
         batch = {"tokens": PerReplica.of_global(jax.ShapeDtypeStruct(shape, jnp.uint8))}
         donated = (0, 1) if config.training.donate else ()

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxdist.partition import remat_policy
 from jaxdist.training.topics_lm._attention import Attention, Cache
 from jaxdist.training.topics_lm._schema import ModelConfig
 from jaxdist.training.topics_lm._text import VOCABULARY
@@ -100,7 +101,7 @@ class Transformer(nnx.Module):
             tokens: Integers from 0 to 255.
             keys: A random key for each row `[b]` in training with dropout; None drops nothing.
         """
-        run: Any = nnx.remat(_run_layer) if self.config.remat else _run_layer
+        run = _RUNS[self.config.remat]
         x = self.embed(tokens)
         for number, layer in enumerate(self.layers):
             own = None if keys is None else _folded(keys, number)
@@ -125,6 +126,15 @@ class Transformer(nnx.Module):
 
 def _run_layer(layer: Layer, x: jax.Array, keys: jax.Array | None) -> jax.Array:
     return layer(x, keys)
+
+
+# What is kept of a layer for the backward pass: everything; all but the parameters that were
+# gathered for it; what goes in.
+_RUNS: dict[str, Any] = {
+    "none": _run_layer,
+    "parameters": nnx.remat(_run_layer, policy=remat_policy),
+    "layers": nnx.remat(_run_layer),
+}
 
 
 def _folded(keys: jax.Array, number: int) -> jax.Array:

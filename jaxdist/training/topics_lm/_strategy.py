@@ -1,6 +1,5 @@
 """The strategy of a configuration: replicas of one or of several logical devices."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +10,10 @@ from jax.sharding import Mesh
 
 from jaxdist import tpu
 from jaxdist.cluster_resolver import TPUClusterResolver
-from jaxdist.errors import ConfigError
+from jaxdist.errors import ConfigError, TopologyError
 from jaxdist.strategies import MirroredStrategy, Strategy, TPUStrategy
-from jaxdist.tpu.experimental import DeviceAssignment, Topology, initialize_tpu_system
+from jaxdist.tpu._logical_shape import logical_shape
+from jaxdist.tpu.experimental import DeviceAssignment, initialize_tpu_system
 from jaxdist.training.topics_lm._schema import TopicsConfig
 
 
@@ -33,12 +33,15 @@ def topics_strategy(config: TopicsConfig) -> Strategy:
     name = "" if backend == "tpu" else f"virtual:{config.strategy.virtual_slice}"
     resolver = TPUClusterResolver(name)
     topology = initialize_tpu_system(resolver)
-    shape = computation_shape(topology, config.strategy.logical_devices)
-    assignment = DeviceAssignment.build(
-        topology,
-        computation_shape=list(shape),
-        num_replicas=math.prod(topology.mesh_shape.tolist()) // math.prod(shape),
-    )
+    slices = {getattr(device, "slice_index", 0) for device in jax.devices()}
+    try:
+        box = logical_shape(topology, len(slices), config.strategy.logical_devices)
+    except TopologyError as error:
+        raise ConfigError(
+            f"strategy.logical_devices is {config.strategy.logical_devices!r}. {error}"
+        ) from None
+    replicas = math.prod(topology.mesh_shape.tolist()) // math.prod(box)
+    assignment = DeviceAssignment.build(topology, list(box), num_replicas=replicas)
     return TPUStrategy(resolver, experimental_device_assignment=assignment)
 
 
@@ -53,43 +56,11 @@ def num_cpu_devices(config: TopicsConfig) -> int:
     return tpu.slice_of(config.strategy.virtual_slice).num_cores
 
 
-def computation_shape(topology: Topology, asked: int | str) -> tuple[int, ...]:
-    """The box of cores of one replica: both cores of a chip first, then what is most compact.
-
-    Raises:
-        ConfigError: No such box fills the topology; the numbers that do are listed.
-
-    Example:
-        >>> computation_shape(jaxdist.tpu.slice_of("v5e:2x4").topology, 2)
-        (2, 1, 1, 1)
-        >>> computation_shape(jaxdist.tpu.slice_of("v4:2x2x1").topology, 4)
-        (2, 1, 1, 2)
-        >>> computation_shape(jaxdist.tpu.slice_of("v5e:2x4").topology, "1x4")
-        (1, 4, 1, 1)
-    """
-    mesh = tuple(topology.mesh_shape.tolist())
-    boxes = list(itertools.product(*(_divisors(size) for size in mesh)))
-    if isinstance(asked, str):
-        sizes = _sizes(asked)
-        padded = (*sizes, *(1,) * (3 - len(sizes)), 1)[:4] if len(sizes) < 4 else tuple(sizes)
-        fitting = [box for box in boxes if box == padded]
-    else:
-        fitting = [box for box in boxes if math.prod(box) == asked]
-    if not fitting:
-        counts = sorted({math.prod(box) for box in boxes})
-        raise ConfigError(
-            f"strategy.logical_devices is {asked!r}, and replicas of that many devices do not "
-            f"fill a mesh of {'x'.join(map(str, mesh))} cores.\n\n"
-            f"Set it to one of {counts}, or to a shape whose sizes divide those of the mesh."
-        )
-    return min(fitting, key=lambda box: (-box[3], max(box[:3]), [-n for n in box[:3]]))
-
-
 def _mirrored(devices: Sequence[Any], count: int) -> Strategy:
     if count == 1:
         return MirroredStrategy(devices)
     if len(devices) % count:
-        fitting = _divisors(len(devices))
+        fitting = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
         raise ConfigError(
             f"strategy.logical_devices is {count}, and {len(devices)} devices do not divide by "
             f"it.\n\nSet it to one of {fitting}."
@@ -100,7 +71,3 @@ def _mirrored(devices: Sequence[Any], count: int) -> Strategy:
 
 def _sizes(text: str) -> list[int]:
     return [int(size) for size in text.split("x")]
-
-
-def _divisors(size: int) -> list[int]:
-    return [n for n in range(1, size + 1) if size % n == 0]

@@ -6,11 +6,14 @@ from typing import Any, final
 
 from flax import nnx
 
+from jaxdist import partition
 from jaxdist.strategies import Strategy
 from jaxdist.training._evaluate import WEIGHT
+from jaxdist.training._schema import OptimizerConfig
 from jaxdist.training._task import Curve, Measures, Task
 from jaxdist.training.topics_lm._generate import generate
 from jaxdist.training.topics_lm._model import Transformer
+from jaxdist.training.topics_lm._partition import optimizer_for, rules_of
 from jaxdist.training.topics_lm._schema import TopicsConfig
 from jaxdist.training.topics_lm._steps import evaluation_step, train_step
 from jaxdist.training.topics_lm._text import (
@@ -53,6 +56,15 @@ class TopicsTask(Task):
 
     def make_model(self, rngs: nnx.Rngs) -> Transformer:
         return Transformer(self._config.model, rngs=rngs)
+
+    def optimizer_config(self, config: OptimizerConfig) -> OptimizerConfig:
+        return optimizer_for(self._config.strategy.partition, config)
+
+    def place(self, strategy: Strategy, model: Any, optimizer: Any) -> None:
+        """As `strategy.partition` says."""
+        asked = self._config.strategy
+        rules = rules_of(asked.partition, asked.whole_below)
+        partition.place(strategy, (model, optimizer), rules)
 
     @property
     def train_step(self) -> Callable[[Any, Any, Any], Any]:

@@ -33,6 +33,9 @@ _TINY = (
     "data.stride=64",
     "data.test_fraction=0.01",
     "data.batch_size=16",
+    # Drawn by example: every layout drops the same.
+    "model.dropout=0.1",
+    "optimizer.schedule=constant",
     "optimizer.warmup_steps=3",
 )
 _ONE = "strategy.virtual_slice=v5e:1x1"
@@ -40,6 +43,11 @@ _ONE = "strategy.virtual_slice=v5e:1x1"
 
 def _loaded(*overrides: str, path: Path = DATA_PARALLEL) -> Any:
     return training.load_job_config(path, [*_TINY, *overrides])
+
+
+def _partition(layout: str) -> str:
+    names = ("fsdp_tensor_parallel", "fsdp", "tensor_parallel")
+    return f"strategy.partition={next((n for n in names if n in layout), 'replicated')}"
 
 
 @dataclasses.dataclass
@@ -56,7 +64,9 @@ def _trained(*overrides: str, steps: int) -> _Trained:
     strategy, task = training.make_strategy(config), topics_lm.TopicsTask(config)
     with strategy.scope():
         model = task.make_model(nnx.Rngs(config.training.seed))
-        optimizer = make_optimizer(model, config.optimizer, num_steps=config.training.steps)
+        asked = task.optimizer_config(config.optimizer)
+        optimizer = make_optimizer(model, asked, num_steps=config.training.steps)
+    task.place(strategy, model, optimizer)
     source = batches(task.train, 16, shuffle=True, drop_remainder=True, repeat=None)
     with iter(strategy.experimental_distribute_dataset(source)) as data:
         args = ((model, optimizer, next(data)) for _ in range(steps))
@@ -76,11 +86,21 @@ def test_one_device_learns(one_device: _Trained) -> None:
     assert one_device.losses[-1] < one_device.losses[0] - 1.5
 
 
-@pytest.mark.parametrize(("overrides", "mesh"), [((), (8, 1))], ids=["data_parallel"])
+_LAYOUTS: dict[str, tuple[tuple[str, ...], tuple[int, int]]] = {
+    "data_parallel": ((), (8, 1)),
+    "tensor_parallel_4x2": (("strategy.logical_devices=2",), (4, 2)),
+    "tensor_parallel_2x4": (("strategy.logical_devices=2x2",), (2, 4)),
+    "fsdp": (("model.remat=parameters",), (8, 1)),
+    "fsdp_tensor_parallel": (("strategy.logical_devices=2",), (4, 2)),
+}
+
+
+@pytest.mark.parametrize("layout", _LAYOUTS)
 def test_every_layout_has_the_losses_of_one_device_over_50_steps(
-    one_device: _Trained, overrides: tuple[str, ...], mesh: tuple[int, int]
+    one_device: _Trained, layout: str
 ) -> None:
-    found = _trained(*overrides, steps=50)
+    overrides, mesh = _LAYOUTS[layout]
+    found = _trained(*overrides, _partition(layout), "strategy.whole_below=0", steps=50)
     assert found.strategy.mesh.devices.shape == mesh
     np.testing.assert_allclose(found.losses, one_device.losses, rtol=1e-4)
     held_out = {name: x[:21] for name, x in one_device.task.held_out.items()}
@@ -90,13 +110,6 @@ def test_every_layout_has_the_losses_of_one_device_over_50_steps(
     ]
     assert means[0]["weight"] == means[1]["weight"] == held_out["length"].sum()
     assert means[0]["loss"] == pytest.approx(means[1]["loss"], rel=1e-4)
-
-
-def test_dropout_drops_the_same_on_any_number_of_replicas() -> None:
-    dropout = "model.dropout=0.3"
-    found, one = _trained(dropout, steps=5), _trained(dropout, _ONE, steps=5)
-    np.testing.assert_allclose(found.losses, one.losses, rtol=1e-4)
-    assert not np.allclose(found.losses[1:], _trained(_ONE, steps=5).losses[1:], rtol=1e-4)
 
 
 # The job
@@ -113,40 +126,48 @@ def _train(folder: Path, *overrides: str) -> tuple[dict[str, Any], str]:
     return metrics, out.getvalue()
 
 
-def test_a_job_resumes_on_another_layout_and_ends_with_text(tmp_path: Path) -> None:
-    whole, out = _train(tmp_path / "whole", _ONE, "training.steps=8", "generate.bytes=20")
-    assert "held out" in out
-    assert "bits per byte" in out
-    assert whole["sample"].startswith("The ")
-    assert whole["sample"] in out.replace("\n\n", "\0") or "\0" in whole["sample"]
-    assert (
-        3 < whole["baseline_bits_per_byte"]["bigram"] < whole["baseline_bits_per_byte"]["unigram"]
-    )
-    assert whole["bits_per_byte"] == pytest.approx(whole["evaluations"][-1]["loss"] / np.log(2))
-    assert whole["bytes_per_s"] > 0
-    _train(tmp_path / "parts", "training.steps=5", "generate.bytes=0")
-    parts, out = _train(tmp_path / "parts", _ONE, "training.steps=8", "generate.bytes=20")
-    assert "resumed from step 5" in out
-    np.testing.assert_allclose(parts["losses"], whole["losses"], rtol=1e-4)
+def test_a_job_resumes_on_another_layout_and_ends_with_text(
+    tmp_path: Path, one_device: _Trained
+) -> None:
+    layout = ("strategy.logical_devices=2", "strategy.partition=fsdp_tensor_parallel")
+    first, _ = _train(tmp_path, *layout, "training.steps=4", "generate.bytes=0")
+    assert "sample" not in first
+    metrics, out = _train(tmp_path, _ONE, "training.steps=8", "generate.bytes=20")
+    assert "resumed from step 4" in out
+    np.testing.assert_allclose(metrics["losses"], one_device.losses[:8], rtol=1e-4)
+    assert metrics["sample"].startswith("The ")
+    assert metrics["sample"].replace("\0", "\n\n") in out
+    counted = metrics["baseline_bits_per_byte"]
+    assert 3 < counted["bigram"] < counted["unigram"] < 5
+    assert f"counting pairs {counted['bigram']:.3f}" in out
+    bits = metrics["evaluations"][-1]["loss"] / np.log(2)
+    assert metrics["bits_per_byte"] == pytest.approx(bits)
+    assert f"held out {bits:.3f} bits per byte" in out
+    assert metrics["bytes_per_s"] > 0
     with pytest.raises(CheckpointError, match=r"data\.stride: saved 64, now 32"):
-        _train(tmp_path / "parts", _ONE, "data.stride=32")
+        _train(tmp_path, _ONE, "data.stride=32")
 
 
 # Configurations
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
-def test_a_shipped_file_names_every_entry_and_can_be_trained(path: Path) -> None:
-    document = tomllib.loads(path.read_text())
+def test_the_first_file_names_every_entry_and_what_it_says_is_the_default() -> None:
+    document = tomllib.loads(DATA_PARALLEL.read_text())
     schema = dataclasses.asdict(topics_lm.TopicsConfig())
     assert {s: set(body) for s, body in document.items()} == {
         s: set(body) for s, body in schema.items()
     }
+    assert training.load_job_config(DATA_PARALLEL).values == topics_lm.TopicsConfig()
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_a_shipped_file_has_a_strategy_that_shares_its_batch(path: Path) -> None:
     config = training.load_job_config(path).values
     strategy = training.make_strategy(config)
     assert config.data.batch_size % strategy.num_replicas_in_sync == 0
     assert strategy.mesh.devices.size == topics_lm.num_cpu_devices(config) == 8
-    assert path.stem in config.output.directory
+    assert config.output.directory == f"runs/{path.stem}"
+    assert config.checkpoint.directory == f"runs/{path.stem}/checkpoints"
 
 
 @pytest.mark.parametrize(
@@ -157,6 +178,10 @@ def test_a_shipped_file_names_every_entry_and_can_be_trained(path: Path) -> None
         ("strategy.virtual_slice=v5e:2x", r"--set strategy\.virtual_slice(.|\n)*v5e:2x"),
         ("strategy.logical_devices=two", r"'two', which is neither a number nor a shape"),
         ("strategy.logical_devices=0", r"logical_devices must lie between 1"),
+        ("strategy.logical_devices=2", r"2 devices of a replica would all do the same(.|\n)*or"),
+        ("strategy.partition=tensor_parallel", r"is 1, so(.|\n)*partition to 'replicated'"),
+        ("strategy.partition=fsdp_tensor_parallel", r"strategy\.partition to 'fsdp'"),
+        ("strategy.partition=zero", r"must be 'replicated' or 'tensor_parallel' or 'fsdp' or"),
     ],
 )
 def test_entries_that_do_not_fit_are_named_before_anything_starts(entry: str, words: str) -> None:
@@ -164,24 +189,44 @@ def test_entries_that_do_not_fit_are_named_before_anything_starts(entry: str, wo
         _loaded(entry)
 
 
-@pytest.mark.parametrize(("asked", "words"), [(3, r"is 3(.|\n)*\[1, 2, 4, 8\]"), ("8x1", "'8x1'")])
+_SPLIT = ("strategy.partition=tensor_parallel", "model.heads=16", "model.width=32")
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        (["strategy.logical_devices=2", "model.hidden=33"], r"hidden is 33(.|\n)*to 32 or 34, or"),
+        (["strategy.logical_devices=2x3"], r"heads is 16, and 6(.|\n)*to 12 or 18, or"),
+        (["strategy.logical_devices=2", "optimizer.update=sharded"], r"update to 'replicated'"),
+    ],
+)
+def test_entries_that_do_not_fit_tensor_parallelism_are_named(
+    entries: list[str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        _loaded(*_SPLIT, *entries)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"), [(16, r"is 16\. No box(.|\n)*2, 4, 8"), ("8x1", r"'8x1'\. (.|\n)*8 in x")]
+)
 def test_logical_devices_that_do_not_fill_the_slice_are_refused(asked: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        training.make_strategy(_loaded(f"strategy.logical_devices={asked}").values)
+        training.make_strategy(_loaded(*_SPLIT, f"strategy.logical_devices={asked}").values)
 
 
 def test_logical_devices_are_boxes_of_the_slice_or_neighbours_in_the_list() -> None:
-    boxes = {"2": [0, 1], "'1x2'": [0, 2], "4": [0, 1, 2, 3]}
+    boxes = {"2": [0, 1], "1x2": [0, 2], "4": [0, 1, 2, 3]}
     for asked, first in boxes.items():
-        config = _loaded(f"strategy.logical_devices={asked}").values
+        config = _loaded(*_SPLIT, f"strategy.logical_devices={asked}").values
         strategy = training.make_strategy(config)
         assert sorted(d.id for d in strategy.mesh.devices[0]) == first
         assert strategy.num_replicas_in_sync == 8 // len(first)
-    listed = ["strategy.devices=['cpu:3', 'cpu:1', 'cpu:5', 'cpu:0']", "strategy.logical_devices=2"]
-    strategy = training.make_strategy(_loaded(*listed).values)
+    listed = [*_SPLIT, "strategy.devices=['cpu:3', 'cpu:1', 'cpu:5', 'cpu:0']"]
+    strategy = training.make_strategy(_loaded(*listed, "strategy.logical_devices=2").values)
     assert [[d.id for d in row] for row in strategy.mesh.devices] == [[3, 1], [5, 0]]
-    with pytest.raises(ConfigError, match=r"is 3, and 4 devices(.|\n)*\[1, 2, 4\]"):
-        training.make_strategy(_loaded(*listed, "strategy.logical_devices=3").values)
+    with pytest.raises(ConfigError, match=r"is 8, and 4 devices(.|\n)*\[1, 2, 4\]"):
+        training.make_strategy(_loaded(*listed, "strategy.logical_devices=8").values)
 
 
 # What is planned

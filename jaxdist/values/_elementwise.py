@@ -1,6 +1,6 @@
-"""Which primitives may run on pieces as they are.
+"""Which primitives may run on the pieces of an array as they are.
 
-An allow-list: an operation that is neither here nor has a rule of its own runs on whole arrays.
+An allow-list: an operation that is not here needs the whole array.
 """
 
 # Each element of a result depends on the elements at the same place of the operands (or on
@@ -15,17 +15,3 @@ ELEMENTWISE = frozenset(
     stop_gradient sub tan tanh xor zeros_like
     """.split()
 )
-
-# Calls of one sub-program with the operands as they are, and the parameter that holds it.
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-}

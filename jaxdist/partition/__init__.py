@@ -1,0 +1,15 @@
+"""Where the parameters of a model lie: rules from paths to placements."""
+
+from jaxdist.partition._activations import constrain as constrain
+from jaxdist.partition._gather import gather as gather
+from jaxdist.partition._gather import remat_policy as remat_policy
+from jaxdist.partition._place import place as place
+from jaxdist.partition._placements import ByNames as ByNames
+from jaxdist.partition._placements import Replicate as Replicate
+from jaxdist.partition._placements import Shard as Shard
+from jaxdist.partition._placements import Split as Split
+from jaxdist.partition._ready import fsdp as fsdp
+from jaxdist.partition._ready import fsdp_tensor_parallel as fsdp_tensor_parallel
+from jaxdist.partition._ready import replicated as replicated
+from jaxdist.partition._ready import tensor_parallel as tensor_parallel
+from jaxdist.partition._rules import Rules as Rules

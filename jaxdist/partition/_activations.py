@@ -1,0 +1,68 @@
+"""Layouts of intermediate values within a replica."""
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from jaxdist import replica
+from jaxdist.errors import ArgumentTypeError, ShapeError
+from jaxdist.partition._placements import Placement, Replicate, Split
+
+
+def constrain(value: Any, placement: Placement | int) -> Any:
+    """Lay an intermediate value out over the logical devices of a replica.
+
+    XLA lays values out by itself, from the layouts of the parameters; this says it where that is
+    not wanted, and keeps a layout in long programs. The gradient gets the same layout.
+
+    Shapes:
+        As they are: what one replica sees.
+
+    Cost:
+        What moving the value into that layout costs; nothing with one logical device.
+
+    Args:
+        value: Pytree of arrays inside a step; outside it comes back as it is.
+        placement: `Split(dim)`, the number of a dim for short, or `Replicate()`.
+
+    Returns:
+        The same values.
+
+    Raises:
+        ArgumentTypeError: Another placement.
+        ShapeError: A dim that is not there.
+
+    Example:
+        >>> mesh = jax.make_mesh((4, 2), ("data", "model"))
+        >>> strategy = MirroredStrategy(mesh=mesh, replica_axes=("data",))
+        >>> strategy.run(lambda x: partition.constrain(x * 2, partition.Split(1)), (np.eye(4),))[0]
+        Array([2., 0., 0., 0.], dtype=float32)
+    """
+    if isinstance(placement, int) and not isinstance(placement, bool):
+        placement = Split(placement)
+    if not isinstance(placement, (Split, Replicate)):
+        raise ArgumentTypeError(
+            f"partition.constrain was given {placement!r}.\n\n"
+            "An intermediate value belongs to its replica, and is split over the logical devices "
+            "or not: Split(dim) or Replicate()."
+        )
+    frame = replica.current_frame()
+    if frame is None or not frame.inside_step or frame.strategy.layout.num_logical == 1:
+        return value
+    axes = frame.strategy.layout.logical_axes
+    dim = placement.dim if isinstance(placement, Split) else None
+    return jax.tree.map(lambda x: _constrained(x, dim, axes), value)
+
+
+def _constrained(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
+    spec: list[Any] = [None] * array.ndim
+    if dim is not None:
+        if not -array.ndim <= dim < array.ndim:
+            raise ShapeError(
+                f"partition.constrain(value, Split({dim})): the value is "
+                f"{array.dtype}{list(array.shape)}.\n\n"
+                f"The dim must lie in {list(range(-array.ndim, array.ndim))}."
+            )
+        spec[dim] = axes[0] if len(axes) == 1 else axes
+    return jax.lax.with_sharding_constraint(array, PartitionSpec(*spec))

@@ -1,0 +1,118 @@
+"""The leaves of what is placed: of pytrees, and of NNX objects, with their paths."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxdist._typing import PyTree
+from jaxdist.partition._resolve import Leaf
+from jaxdist.values import is_sharded
+
+# Under which names Flax keeps what the dims of a variable are called.
+_NAMES = ("out_sharding", "sharding_names", "sharding")
+
+
+@dataclasses.dataclass
+class Entry:
+    """One array of what is placed."""
+
+    leaf: Leaf
+    value: Any
+    role: str  # "parameter", "optimizer" or "other"
+    put: Callable[[Any], None]
+
+
+def entries_of(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree]]:
+    """Every array of a pytree of arrays and NNX objects, and how to put the pytree together.
+
+    NNX objects are changed in place. A variable that two objects share comes once.
+    """
+    states, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_state)
+    entries: list[Entry] = []
+    rebuilt: list[Any] = []
+    seen: set[int] = set()
+    for path, node in states:
+        prefix = _joined(_key(k) for k in path)
+        in_optimizer = _is_optax_state(node) or "opt_state" in prefix.split("/")
+        if isinstance(node, nnx.Pytree):
+            entries += _of_graph(node, wrt, seen)
+            rebuilt.append(lambda node=node: node)
+            continue
+        inner, shape = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_sharded)
+        values = [x for _, x in inner]
+        for i, (more, value) in enumerate(inner):
+            if _is_array(value):
+                name = _joined([prefix, *(_key(k) for k in more)])
+                role = "optimizer" if in_optimizer else "parameter"
+                leaf = Leaf(name, tuple(value.shape), value.dtype)
+                entries.append(Entry(leaf, value, role, _setter(values, i)))
+        rebuilt.append(lambda values=values, shape=shape: jax.tree.unflatten(shape, values))
+    return entries, lambda: jax.tree.unflatten(treedef, [make() for make in rebuilt])
+
+
+def _setter(values: list[Any], index: int) -> Callable[[Any], None]:
+    def put(value: Any) -> None:
+        values[index] = value
+
+    return put
+
+
+def _of_graph(node: Any, wrt: Any, seen: set[int]) -> Iterator[Entry]:
+    """The variables of an NNX object."""
+    is_param = nnx.filterlib.to_predicate(wrt)
+    for path, variable in nnx.iter_graph(node):
+        if not isinstance(variable, nnx.Variable) or id(variable) in seen:
+            continue
+        value = variable.get_raw_value()
+        if not _is_array(value):
+            continue
+        seen.add(id(variable))
+        role = "other"
+        if isinstance(variable, nnx.OptState) or "opt_state" in map(str, path):
+            role = "optimizer"
+        elif is_param(path, variable):
+            role = "parameter"
+        leaf = Leaf(
+            _joined(map(str, path)), tuple(value.shape), value.dtype, _names_of(variable, value)
+        )
+        yield Entry(leaf, value, role, variable.set_raw_value)
+
+
+def _names_of(variable: Any, value: Any) -> tuple[str | None, ...] | None:
+    metadata = variable.get_metadata()
+    for key in _NAMES:
+        found = metadata.get(key)
+        if found is not None and not isinstance(found, jax.sharding.Sharding):
+            names = tuple(found)
+            return (*names, *[None] * (len(value.shape) - len(names)))
+    return None
+
+
+def _is_state(x: Any) -> bool:
+    return isinstance(x, nnx.Pytree) or _is_optax_state(x) or is_sharded(x)
+
+
+def _is_optax_state(x: Any) -> bool:
+    is_named = isinstance(x, tuple) and hasattr(x, "_fields")
+    return is_named and type(x).__module__.split(".")[0] == "optax"
+
+
+def _is_array(value: Any) -> bool:
+    return is_sharded(value) or isinstance(
+        value, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+    )
+
+
+def _joined(parts: Any) -> str:
+    return "/".join(p for p in parts if p)
+
+
+def _key(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)

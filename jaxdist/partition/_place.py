@@ -1,0 +1,189 @@
+"""`place`: a model and its optimizer where rules say."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.partition._leaves import Entry, entries_of
+from jaxdist.partition._patterns import matches, nearest
+from jaxdist.partition._placements import Placement, Replicate
+from jaxdist.partition._resolve import Resolved, resolve
+from jaxdist.partition._rules import Rules, checked_rules, listed, two_rules
+from jaxdist.replica import HasLayout
+from jaxdist.values import Sharded, pad_dim
+
+T = TypeVar("T")
+
+
+def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> T:
+    """Put a model, its optimizer, or any pytree of them where rules say.
+
+    The state that an optimizer keeps for a parameter follows it: a leaf whose path ends as the
+    parameter's does and that has its shape. Other state of optimizers, variables that are no
+    parameters (batch statistics, random keys) and scalars are replicated. Placing again moves.
+
+    Shapes:
+        As they are. A leaf in pieces becomes a `Sharded` value, padded where the replicas do not
+        divide its dim.
+
+    Cost:
+        A copy to the devices. Of a leaf in pieces each device gets its piece alone.
+
+    Args:
+        strategy: Whose devices.
+        tree: NNX modules and optimizers, which are changed in place, or pytrees of arrays.
+            `jax.ShapeDtypeStruct` leaves stay abstract and get the layout, for `Strategy.lower`.
+        rules: `Rules`, pairs of pattern and placement, or `ByNames`.
+        wrt: Which NNX variables are parameters; a Flax filter.
+
+    Returns:
+        The pytree in its places; NNX objects are the same ones.
+
+    Raises:
+        ArgumentError: Leaves that no rule or two rules match, a rule that matches nothing, or
+            virtual replicas with leaves in pieces.
+        ShapeError: A dim that is not there or does not divide.
+        ArgumentTypeError: No strategy, or no rules.
+        DeviceError: Arrays for devices that are only described.
+
+    Example:
+        >>> strategy = MirroredStrategy()
+        >>> params = {"up": {"kernel": jnp.ones((16, 3))}, "scale": jnp.ones(())}
+        >>> placed = partition.place(strategy, params, partition.fsdp(min_bytes=0))
+        >>> placed["up"]["kernel"], placed["scale"].is_fully_replicated
+        (Sharded(float32[16, 3] cut along dim 0, held as [16, 3]), True)
+    """
+    layout = _checked_layout(strategy)
+    own = checked_rules("partition.place", rules)
+    entries, rebuilt = entries_of(tree, wrt)
+    where = _resolved(entries, own, layout)
+    for entry, found in zip(entries, where, strict=True):
+        entry.put(_placed(entry, found, layout))
+    return rebuilt()
+
+
+def _resolved(entries: Sequence[Entry], rules: Rules, layout: ReplicaMesh) -> list[Resolved]:
+    """Where each leaf goes; all that is wrong with the rules is told before anything moves."""
+    params = [e for e in entries if e.role == "parameter"]
+    # The state of an optimizer that comes without its model is matched by its own paths.
+    asked = params or [e for e in entries if e.role == "optimizer"]
+    chosen = _chosen([e.leaf.path for e in asked if e.leaf.shape], rules, bool(params))
+    found: dict[int, Resolved] = {}
+    for entry in asked:
+        placement = chosen.get(entry.leaf.path, Replicate())
+        try:
+            found[id(entry)] = resolve(entry.leaf, placement, layout)
+        except ShapeError:
+            if params:
+                raise
+            found[id(entry)] = Resolved(layout.replicated)
+    if layout.num_virtual is not None and any(r.cut is not None for r in found.values()):
+        raise ArgumentError(
+            "partition.place: arrays in pieces are not for a strategy with deterministic=True.\n\n"
+            "Its virtual replicas share devices, and a piece belongs to one.\n\n"
+            "Leave one of them out."
+        )
+    for entry in entries:
+        if id(entry) not in found:
+            same = _followed(entry, params) if entry.role == "optimizer" else None
+            found[id(entry)] = Resolved(layout.replicated) if same is None else found[id(same)]
+    return [found[id(e)] for e in entries]
+
+
+def _chosen(paths: Sequence[str], rules: Rules, are_params: bool) -> dict[str, Placement]:
+    """The placement of each path, by rules that fit."""
+    found = {path: [pair for pair in rules.rules if matches(pair[0], path)] for path in paths}
+    several = [(path, [p for p, _ in pairs]) for path, pairs in found.items() if len(pairs) > 1]
+    if several:
+        raise ArgumentError(two_rules(several))
+    if are_params:
+        _check_all_match(found, rules)
+    placements = {path: pairs[0][1] for path, pairs in found.items() if pairs}
+    if rules.otherwise is not None:
+        placements |= {path: rules.otherwise for path in paths if path not in placements}
+    return placements
+
+
+def _check_all_match(found: dict[str, Any], rules: Rules) -> None:
+    used = {p for pairs in found.values() for p, _ in pairs}
+    unused = [p for p, _ in rules.rules if p not in used]
+    if unused and (rules.must_match or not used) and found:
+        lines = [f"{p!r}; the nearest path is {nearest(p, found)}" for p in unused]
+        raise ArgumentError(
+            f"{len(unused)} rule(s) match no parameter.\n\n{listed(lines)}\n\n"
+            "Correct the pattern, or leave the rule out; Rules(..., must_match=False) is for "
+            "rules that are shared by models."
+        )
+    alone = [path for path, pairs in found.items() if not pairs]
+    if alone and rules.otherwise is None:
+        patterns = [p for p, _ in rules.rules]
+        lines = [
+            path if not patterns else f"{path}; the nearest pattern is {nearest(path, patterns)!r}"
+            for path in alone
+        ]
+        raise ArgumentError(
+            f"{len(alone)} parameter(s) are matched by no rule.\n\n{listed(lines)}\n\n"
+            f"Add a rule such as ({alone[0]!r}, partition.Replicate()), or say what becomes of "
+            "the rest: Rules(..., otherwise=partition.Replicate())."
+        )
+
+
+def _followed(entry: Entry, params: Sequence[Entry]) -> Entry | None:
+    """The parameter that a leaf of an optimizer's state belongs to."""
+    own = f"/{entry.leaf.path}"
+    fitting = [
+        p
+        for p in params
+        if p.leaf.shape == entry.leaf.shape and own.endswith(f"/{_tail(p.leaf.path, own)}")
+    ]
+    return max(fitting, key=lambda p: len(_tail(p.leaf.path, own)), default=None)
+
+
+def _tail(path: str, own: str) -> str:
+    """The longest end of a parameter's path that the other path ends with, without its root.
+
+    In one pytree of both, parameters stand under a name (`params`) that the state has not.
+    """
+    parts = path.split("/")
+    for start in range(len(parts)):
+        tail = "/".join(parts[start:])
+        if own.endswith(f"/{tail}"):
+            return tail
+    return path
+
+
+def _placed(entry: Entry, found: Resolved, layout: ReplicaMesh) -> Any:
+    value = entry.value
+    if isinstance(value, Sharded):
+        value = value.whole()
+    if isinstance(value, jax.core.Tracer):
+        raise ContextError(
+            f"partition.place was called inside a function that JAX traces, on {entry.leaf}.\n\n"
+            "Arrays are put on devices outside. Place the shapes, jax.eval_shape(make), and lay "
+            "out what is made: jax.jit(make, out_shardings=...)."
+        )
+    cut = found.cut
+    if isinstance(value, jax.ShapeDtypeStruct):
+        shape = found.padded(tuple(value.shape), layout)
+        abstract = jax.ShapeDtypeStruct(shape, value.dtype, sharding=found.sharding)
+        return abstract if cut is None else Sharded(abstract, *cut)
+    layout.check_is_there(f"partition.place of an array ({entry.leaf})")
+    if cut is None:
+        return jax.device_put(value, found.sharding)
+    padded = pad_dim(jnp.asarray(value), cut.dim, cut.padding(cut.pieces(layout)))
+    return Sharded(jax.device_put(padded, found.sharding), *cut)
+
+
+def _checked_layout(strategy: Any) -> ReplicaMesh:
+    layout = getattr(strategy, "layout", None)
+    if not isinstance(layout, ReplicaMesh):
+        raise ArgumentTypeError(
+            f"partition.place was given {type(strategy).__name__} for a strategy.\n\n"
+            "Pass the strategy first: partition.place(strategy, model, rules)."
+        )
+    return layout

@@ -1,0 +1,154 @@
+"""Where a rule puts a leaf."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+
+REPLICA, LOGICAL = "replica", "logical"
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicate:
+    """Every device holds the whole leaf.
+
+    Example:
+        >>> partition.Replicate()
+        Replicate()
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Tensor parallelism: one dim is split over the logical devices of each replica.
+
+    The leaf stays an ordinary array, the same on all replicas; within a replica XLA partitions
+    what is computed from it. With one logical device it is `Replicate()`.
+
+    Args:
+        dim: The dim, which the logical devices have to divide; negative counts from the end.
+
+    Raises:
+        ArgumentTypeError: `dim` is no integer.
+
+    Example:
+        >>> partition.Split(1)
+        Split(dim=1)
+    """
+
+    dim: int
+
+    def __post_init__(self) -> None:
+        _check_dim("Split", "dim", self.dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """Fully sharded (FSDP, ZeRO-3): each replica holds a piece, gathered where it is used.
+
+    The leaf becomes a `Sharded` value. With one replica it is `Replicate()`, or `Split(split)`.
+
+    Args:
+        dim: The dim that is cut, which the replicas have to divide. None takes the largest one
+            that they divide; where there is none, the one that needs least padding, at most half
+            as much again, and else the leaf stays whole.
+        split: Another dim, split over the logical devices besides.
+        axes: Of several replica axes those that it is cut over (within a slice); over the others
+            it is replicated, and the gradient is all-reduced over them. None is all of them.
+        pad: Whether `dim` may be padded where the replicas do not divide it.
+        min_bytes: Leaves with fewer bytes (in float32) stay whole; None takes the size from
+            which cutting pays, by the latency of a collective, as `sharded_update` does.
+
+    Raises:
+        ArgumentTypeError: `dim` or `split` is no integer, `axes` are no names.
+        ArgumentError: `dim` and `split` are the same, or `min_bytes` is negative.
+
+    Example:
+        >>> partition.Shard(dim=0, split=1)
+        Shard(dim=0, split=1, axes=None, pad=False, min_bytes=0)
+    """
+
+    dim: int | None = None
+    split: int | None = None
+    axes: tuple[str, ...] | None = None
+    pad: bool = dataclasses.field(default=False, kw_only=True)
+    min_bytes: float | None = dataclasses.field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "split"):
+            if getattr(self, name) is not None:
+                _check_dim("Shard", name, getattr(self, name))
+        if self.dim is not None and self.dim == self.split:
+            raise ArgumentError(
+                f"Shard(dim={self.dim}, split={self.split}): one dim cannot be cut over the "
+                "replicas and split over the logical devices.\n\n"
+                "Name two dims, or leave dim out: the largest of the others is taken."
+            )
+        if isinstance(self.axes, str):
+            object.__setattr__(self, "axes", (self.axes,))
+        elif self.axes is not None:
+            object.__setattr__(self, "axes", tuple(self.axes))
+        if self.axes is not None and not (self.axes and all(isinstance(a, str) for a in self.axes)):
+            raise ArgumentTypeError(
+                f"Shard(axes={self.axes!r}) takes names of replica axes of the strategy, or "
+                "None for all of them."
+            )
+        if self.min_bytes is not None and not self.min_bytes >= 0:
+            raise ArgumentError(
+                f"Shard(min_bytes={self.min_bytes!r}): a number of bytes is not negative.\n\n"
+                "None takes it from the cost model; 0 cuts every leaf that can be cut."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ByNames:
+    """By the names that the leaf gives its dims, as Flax's metadata has them.
+
+    A module names the dims of its variables: `nnx.Linear(4, 8, kernel_metadata={"out_sharding":
+    ("embed", "mlp")}, rngs=rngs)`.
+
+    Args:
+        axes: For each name of a dim: `"replica"` (cut over the replicas), `"logical"` (split over
+            the logical devices), an axis of the strategy's mesh, or None (neither).
+
+    Raises:
+        ArgumentTypeError: A value that is no axis.
+
+    Example:
+        >>> partition.ByNames({"embed": "replica", "mlp": "logical", "vocab": None})
+        ByNames(axes={'embed': 'replica', 'mlp': 'logical', 'vocab': None})
+    """
+
+    axes: Mapping[str, str | None]
+
+    def __post_init__(self) -> None:
+        for name, axis in dict(self.axes).items():
+            if axis is not None and not isinstance(axis, str):
+                raise ArgumentTypeError(
+                    f"ByNames: {name!r} goes to {axis!r}, which is no axis.\n\n"
+                    'Give "replica", "logical", the name of an axis of the mesh, or None.'
+                )
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self.axes)))
+
+
+Placement: TypeAlias = Replicate | Split | Shard | ByNames
+
+
+def check_placement(caller: str, value: Any) -> Placement:
+    """`value`, if it is a placement."""
+    if isinstance(value, (Replicate, Split, Shard, ByNames)):
+        return value
+    raise ArgumentTypeError(
+        f"{caller} was given {value!r} for a placement.\n\n"
+        "Pass partition.Replicate(), Split(dim), Shard(...) or ByNames({...})."
+    )
+
+
+def _check_dim(what: str, name: str, dim: Any) -> None:
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise ArgumentTypeError(
+            f"{what}({name}={dim!r}) takes the number of a dim, from 0, or from -1 backwards."
+        )

@@ -1,0 +1,213 @@
+"""One placement for one leaf on one mesh: a layout, or an error that says what would fit."""
+
+import dataclasses
+import math
+from typing import Any
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdist import cost
+from jaxdist.errors import ArgumentError, ShapeError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.partition._placements import (
+    LOGICAL,
+    REPLICA,
+    ByNames,
+    Placement,
+    Replicate,
+    Shard,
+    Split,
+)
+from jaxdist.values import Cut
+
+# A dim is not cut without being asked for where padding would make the leaf longer than this.
+_MOST_PADDING = 1.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """Where a leaf goes."""
+
+    sharding: NamedSharding
+    cut: Cut | None = None  # of one that is held in pieces
+
+    def padded(self, shape: tuple[int, ...], layout: ReplicaMesh) -> tuple[int, ...]:
+        """The shape with padding."""
+        if self.cut is None:
+            return shape
+        more = self.cut.padding(self.cut.pieces(layout))
+        return tuple(n + more * (d == self.cut.dim) for d, n in enumerate(shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """What is looked at of a leaf."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    names: tuple[str | None, ...] | None = None  # of its dims
+
+    def __str__(self) -> str:
+        return f"{self.path}, {self.dtype}{list(self.shape)}"
+
+
+def resolve(leaf: Leaf, placement: Placement, layout: ReplicaMesh) -> Resolved:
+    """The layout of `leaf`.
+
+    Raises:
+        ShapeError: A dim that is not there, or that does not divide.
+        ArgumentError: Axes or names that are not there.
+    """
+    said = _by_names(leaf, placement, layout) if isinstance(placement, ByNames) else placement
+    if not leaf.shape or isinstance(said, Replicate):
+        return Resolved(layout.replicated)
+    if isinstance(said, Split):
+        split = _split(leaf, said, _dim(leaf, said, said.dim), layout)
+        return Resolved(_sharding(leaf, layout, None, split))
+    split = None
+    if said.split is not None:
+        split = _split(leaf, said, _dim(leaf, said, said.split), layout)
+    cut = _cut(leaf, said, split, layout)
+    return Resolved(_sharding(leaf, layout, cut, split), cut)
+
+
+def _sharding(leaf: Leaf, layout: ReplicaMesh, cut: Cut | None, split: int | None) -> NamedSharding:
+    entries: list[Any] = [None] * len(leaf.shape)
+    if cut is not None:
+        axes = cut.over(layout)
+        entries[cut.dim] = axes[0] if len(axes) == 1 else axes
+    if split is not None:
+        logical = layout.logical_axes
+        entries[split] = logical[0] if len(logical) == 1 else logical
+    while entries and entries[-1] is None:
+        entries.pop()
+    return NamedSharding(layout.mesh, PartitionSpec(*entries))
+
+
+def _dim(leaf: Leaf, placement: Placement, dim: int) -> int:
+    rank = len(leaf.shape)
+    if not -rank <= dim < rank:
+        raise ShapeError(
+            f"{leaf}: {placement!r} names dim {dim}, and it has {rank} dim(s).\n\n"
+            f"A dim must lie in {list(range(-rank, rank))}."
+        )
+    return dim % rank
+
+
+def _split(leaf: Leaf, placement: Placement, dim: int, layout: ReplicaMesh) -> int | None:
+    count = layout.num_logical
+    if count == 1:
+        return None
+    if leaf.shape[dim] % count:
+        others = [d for d, n in enumerate(leaf.shape) if n % count == 0]
+        remedy = f"Split dim {' or '.join(map(str, others))}" if others else "Replicate it"
+        raise ShapeError(_does_not_divide(leaf, placement, dim, count, "logical devices", remedy))
+    return dim
+
+
+def _cut(leaf: Leaf, placement: Shard, split: int | None, layout: ReplicaMesh) -> Cut | None:
+    axes = placement.axes
+    unknown = [a for a in axes or () if a not in layout.replica_axes]
+    if unknown:
+        raise ArgumentError(
+            f"{leaf}: {placement!r} names {unknown}, and the replica axes of this strategy are "
+            f"{layout.replica_axes}.\n\n"
+            "To shard within a slice and replicate across slices, give the strategy a mesh with "
+            'an axis for each: MirroredStrategy(mesh=mesh, replica_axes=("slice", "data")).'
+        )
+    if axes is not None:
+        # In the order of the strategy, whatever order they are named in; all of them is None.
+        axes = tuple(a for a in layout.replica_axes if a in axes)
+        axes = None if axes == layout.replica_axes else axes
+    count = Cut(0, 1, axes).pieces(layout)
+    least = placement.min_bytes
+    if least is None:
+        least = cost.pack_below(cost.links_of(layout).inner)
+    size = math.prod(leaf.shape)
+    if layout.num_replicas == 1 or count == 1 or not size or 4 * size < least:
+        return None
+    if placement.dim is not None:
+        dim = _dim(leaf, placement, placement.dim)
+        if dim == split:
+            raise ShapeError(
+                f"{leaf}: {placement!r} cuts and splits dim {dim}.\n\n"
+                "Name two dims, or leave dim out: the largest of the others is taken."
+            )
+        if leaf.shape[dim] % count and not placement.pad:
+            others = [d for d, n in enumerate(leaf.shape) if n % count == 0 and d != split]
+            cure = "Pad it, Shard(..., pad=True)"
+            remedy = f"Shard dim {' or '.join(map(str, others))}, or pad" if others else cure
+            raise ShapeError(_does_not_divide(leaf, placement, dim, count, "replicas", remedy))
+        return Cut(dim, leaf.shape[dim], axes, split)
+    free = [d for d in range(len(leaf.shape)) if d != split]
+    longer = {d: math.ceil(leaf.shape[d] / count) * count / leaf.shape[d] for d in free}
+    if not free or min(longer.values()) > _MOST_PADDING:
+        return None
+    dim = min(free, key=lambda d: (longer[d], -leaf.shape[d], d))
+    return Cut(dim, leaf.shape[dim], axes, split)
+
+
+def _does_not_divide(
+    leaf: Leaf, placement: Placement, dim: int, count: int, what: str, remedy: str
+) -> str:
+    size = leaf.shape[dim]
+    sizes = [n for n in (size - size % count, size + count - size % count) if n]
+    below = max(n for n in range(1, count) if size % n == 0)
+    above = next(n for n in range(count + 1, size + 1) if size % n == 0) if size > count else None
+    counts = f"{below}" if above is None else f"{below} or {above}"
+    return (
+        f"{leaf}: {placement!r} needs {count} {what} to divide dim {dim}, which has {size} "
+        f"elements.\n\n"
+        f"The nearest sizes that {count} divides are {' and '.join(map(str, sizes))}; the nearest "
+        f"numbers of {what} that divide {size} are {counts}.\n\n"
+        f"{remedy}; or change the size."
+    )
+
+
+def _by_names(leaf: Leaf, placement: ByNames, layout: ReplicaMesh) -> Replicate | Split | Shard:
+    """The placement that the names of a leaf's dims say."""
+    if not leaf.shape:
+        return Replicate()
+    if leaf.names is None or len(leaf.names) != len(leaf.shape):
+        has = "has no names for its dims" if leaf.names is None else f"names {leaf.names}"
+        raise ArgumentError(
+            f"{leaf}: a rule goes by names, and the leaf {has}.\n\n"
+            'Name each dim in its metadata, kernel_metadata={"out_sharding": ("embed", "mlp")}, '
+            "or give the leaf a rule with Split, Shard or Replicate."
+        )
+    over: dict[str, list[int]] = {REPLICA: [], LOGICAL: []}
+    axes: tuple[str, ...] | None = None
+    for dim, name in enumerate(leaf.names):
+        if name is None:
+            continue
+        if name not in placement.axes:
+            raise ArgumentError(
+                f"{leaf}: dim {dim} is named {name!r}, and the rule knows "
+                f"{sorted(placement.axes)}.\n\n"
+                f"Add it: ByNames({{..., {name!r}: None}})."
+            )
+        axis = placement.axes[name]
+        if axis is None:
+            continue
+        if axis == REPLICA or axis in layout.replica_axes:
+            over[REPLICA].append(dim)
+            axes = None if axis == REPLICA else (axis,)
+        elif axis == LOGICAL or axis in layout.logical_axes:
+            over[LOGICAL].append(dim)
+        else:
+            raise ArgumentError(
+                f"{leaf}: {name!r} goes to the axis {axis!r}, and the mesh of the strategy has "
+                f"{layout.mesh.axis_names}.\n\n"
+                'Name one of them, "replica" or "logical".'
+            )
+    for axis, dims in over.items():
+        if len(dims) > 1:
+            raise ArgumentError(
+                f"{leaf}: dims {dims}, named {[leaf.names[d] for d in dims]}, both go to the "
+                f"{axis} axis.\n\nOne dim of a leaf can lie on an axis; map the others to None."
+            )
+    split = over[LOGICAL][0] if over[LOGICAL] else None
+    if over[REPLICA]:
+        return Shard(over[REPLICA][0], split, axes)
+    return Replicate() if split is None else Split(split)

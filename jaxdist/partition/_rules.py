@@ -1,0 +1,164 @@
+"""Rules: which leaf of a model goes where, by its path."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, final
+
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist.partition._activations import constrain
+from jaxdist.partition._patterns import matches, nearest
+from jaxdist.partition._placements import ByNames, Placement, check_placement
+
+_MOST_LISTED = 10
+
+
+@final
+class Rules:
+    """Patterns over paths, each with a placement.
+
+    A pattern is matched against the end of a path such as `layers/0/mlp/up/kernel`, segment by
+    segment: `mlp/up/kernel` and `{up,down}/kernel` match it, `*` is any one segment, `**` any
+    number of them, and a pattern that starts with `/` has to match all of the path. The state
+    that an optimizer keeps for a parameter follows the parameter.
+
+    Each parameter matches one rule. Scalars need none: they are replicated.
+
+    Args:
+        rules: `(pattern, placement)` pairs, or a mapping.
+        otherwise: Placement of the parameters that no rule matches; None is an error for them.
+        activations: `(pattern, placement)` pairs for names of activations; `rules.constrain(x,
+            name)` in the model lays an activation out. `Split` and `Replicate` only.
+        must_match: Whether a rule that matches nothing is an error.
+
+    Raises:
+        ArgumentTypeError: What is no pattern, or no placement.
+        ArgumentError: A pattern that is given twice.
+
+    Example:
+        >>> rules = partition.Rules(
+        ...     [("mlp/up/kernel", partition.Split(1)), ("mlp/down/kernel", partition.Split(0))],
+        ...     otherwise=partition.Replicate())
+        >>> rules.placement_of("layers/0/mlp/up/kernel")
+        Split(dim=1)
+    """
+
+    __slots__ = ("activations", "must_match", "otherwise", "rules")
+
+    def __init__(
+        self,
+        rules: Iterable[tuple[str, Placement]] | Mapping[str, Placement],
+        otherwise: Placement | None = None,
+        *,
+        activations: Iterable[tuple[str, Placement]] | Mapping[str, Placement] = (),
+        must_match: bool = True,
+    ) -> None:
+        self.rules = _pairs("Rules", rules)
+        self.activations = _pairs("Rules(activations=...)", activations)
+        self.otherwise = None if otherwise is None else check_placement("Rules", otherwise)
+        self.must_match = must_match
+
+    def placement_of(self, path: str) -> Placement | None:
+        """What the rules say of one path; None where none matches and there is no `otherwise`.
+
+        Raises:
+            ArgumentError: Two rules match.
+
+        Example:
+            >>> print(partition.Rules([("bias", partition.Replicate())]).placement_of("a/kernel"))
+            None
+        """
+        found = [(p, placement) for p, placement in self.rules if matches(p, path)]
+        if len(found) > 1:
+            raise ArgumentError(two_rules([(path, [p for p, _ in found])]))
+        return found[0][1] if found else self.otherwise
+
+    def constrain(self, value: Any, name: str) -> Any:
+        """Lay out an activation by its name.
+
+        Shapes:
+            As it is: what one replica sees.
+
+        Cost:
+            What moving it into that layout costs; nothing with one logical device.
+
+        Args:
+            value: An array inside a step; outside it comes back as it is.
+            name: The activation's name, which one of the rules for activations matches.
+
+        Raises:
+            ArgumentError: No rule matches the name, or two.
+
+        Example:
+            >>> rules = partition.Rules([], activations=[("mlp/hidden", partition.Split(-1))])
+            >>> rules.constrain(jnp.ones((2, 4)), "layers/0/mlp/hidden").shape
+            (2, 4)
+        """
+        found = [(p, placement) for p, placement in self.activations if matches(p, name)]
+        if len(found) > 1:
+            raise ArgumentError(two_rules([(name, [p for p, _ in found])]))
+        if not found:
+            known = nearest(name, [p for p, _ in self.activations])
+            raise ArgumentError(
+                f"Rules.constrain: no rule for activations matches {name!r}.\n\n"
+                + (f"The nearest one is {known!r}." if known else "There are none.")
+                + f"\n\nAdd it: Rules(..., activations=[({name!r}, partition.Split(-1))])."
+            )
+        return constrain(value, found[0][1])
+
+    def __repr__(self) -> str:
+        lines = [f"  {pattern!r}: {placement!r}" for pattern, placement in self.rules]
+        if self.otherwise is not None:
+            lines.append(f"  otherwise: {self.otherwise!r}")
+        lines += [f"  activation {p!r}: {placement!r}" for p, placement in self.activations]
+        return "\n".join(["Rules(", *lines, ")"])
+
+
+def checked_rules(caller: str, rules: Any) -> Rules:
+    """`rules`, also given as pairs, as a mapping, or as one placement for all leaves."""
+    if isinstance(rules, Rules):
+        return rules
+    if isinstance(rules, (Mapping, list, tuple)):
+        return Rules(rules)
+    if isinstance(rules, ByNames):
+        return Rules([("*", rules)])
+    raise ArgumentTypeError(
+        f"{caller} was given {type(rules).__name__} for rules: {rules!r}.\n\n"
+        "Pass partition.Rules([(pattern, placement), ...]), or ready ones such as "
+        "partition.fsdp()."
+    )
+
+
+def two_rules(found: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """The message for leaves that more than one rule matches."""
+    lines = [f"{path}: {' and '.join(map(repr, patterns))}" for path, patterns in found]
+    return (
+        f"{len(found)} leaf or leaves are matched by more than one rule.\n\n"
+        f"{listed(lines)}\n\n"
+        "Each leaf has one placement, and the order of rules does not matter.\n\n"
+        "Make the patterns longer until they exclude one another; what is left goes into "
+        "Rules(..., otherwise=...)."
+    )
+
+
+def listed(lines: Sequence[str]) -> str:
+    """The first lines, and how many there are more."""
+    more = len(lines) - _MOST_LISTED
+    return "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
+
+
+def _pairs(caller: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
+    given = list(rules.items()) if isinstance(rules, Mapping) else list(rules)
+    pairs = []
+    for pair in given:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise ArgumentTypeError(
+                f"{caller} takes (pattern, placement) pairs, and {pair!r} is none.\n\n"
+                'Write for instance ("mlp/up/kernel", partition.Split(1)).'
+            )
+        pairs.append((pair[0], check_placement(caller, pair[1])))
+    patterns = [p for p, _ in pairs]
+    twice = sorted({p for p in patterns if patterns.count(p) > 1})
+    if twice:
+        raise ArgumentError(
+            f"{caller} was given {len(twice)} pattern(s) twice: {twice}.\n\nLeave one of each out."
+        )
+    return tuple(pairs)
