@@ -590,7 +590,7 @@ def build(
         tuple(d if d < graph_size else d + len(variables.written) for d in donated),
         variables,
         said,
-        tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
+        placed=tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
     )
 
 
