@@ -107,10 +107,10 @@ class Program:
     donated: tuple[int, ...]  # numbers of input leaves
     variables: LiftedVariables = NO_VARIABLES
     told: Told = dataclasses.field(default_factory=Told)
-    # What runs on one logical device of each replica.
-    placed: tuple[PlacedWork, ...] = ()
     # Lowers the same step for a slice, and plans it; `Strategy.lower` gives it.
     planner: Callable[..., Plan] | None = None
+    # What runs on one logical device of each replica.
+    placed: tuple[PlacedWork, ...] = ()
 
     @property
     def has_state(self) -> bool:
@@ -590,7 +590,7 @@ def build(
         tuple(d if d < graph_size else d + len(variables.written) for d in donated),
         variables,
         said,
-        tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
+        placed=tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
     )
 
 

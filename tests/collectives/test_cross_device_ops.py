@@ -86,37 +86,43 @@ def rows() -> PerReplica:
     return PerReplica(list(ROWS))
 
 
+BOTH = ("SUM", "MEAN")
+
+
 @pytest.mark.both_executors
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
 @pytest.mark.parametrize("name", OPS)
-def test_a_step_reduces_by_the_ops_of_its_strategy(name: str, op: str, rows: PerReplica) -> None:
+def test_a_step_reduces_by_the_ops_of_its_strategy(name: str, rows: PerReplica) -> None:
     strategy = MirroredStrategy([f"cpu:{i}" for i in range(4)], OPS[name])
 
     def step(x: Any) -> Any:
-        return get_replica_context().all_reduce(op, _leaves(x))
+        return {op: get_replica_context().all_reduce(op, _leaves(x)) for op in BOTH}
 
-    _same(strategy.run(step, (rows,)), _expected(op, ROWS))
+    _same(strategy.run(step, (rows,)), {op: _expected(op, ROWS) for op in BOTH})
 
 
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
 @pytest.mark.parametrize("name", OPS)
-def test_reduce_and_merge_calls_are_by_the_ops_too(name: str, op: str, rows: PerReplica) -> None:
+def test_reduce_and_merge_calls_are_by_the_ops_too(name: str, rows: PerReplica) -> None:
     strategy = MirroredStrategy([f"cpu:{i}" for i in range(4)], OPS[name])
     across = strategy.run(_leaves, (rows,))
-    _same(strategy.reduce(op, across, axis=None), _expected(op, ROWS))
-    found = strategy.extended.batch_reduce_to(op, [(rows, "cpu:1"), (across["c"], "cpu:3")])
-    _same(found, [_expected(op, ROWS)["a"], _expected(op, ROWS)["c"]])
-    assert [x.devices() for x in found] == [{jax.devices()[1]}, {jax.devices()[3]}]
+    for op in BOTH:
+        _same(strategy.reduce(op, across, axis=None), _expected(op, ROWS))
+        found = strategy.extended.batch_reduce_to(op, [(rows, "cpu:1"), (across["c"], "cpu:3")])
+        _same(found, [_expected(op, ROWS)["a"], _expected(op, ROWS)["c"]])
+        assert [x.devices() for x in found] == [{jax.devices()[1]}, {jax.devices()[3]}]
 
     def step(x: Any) -> Any:
         def merge(strategy: Any, value: Any) -> Any:
-            return strategy.extended.reduce_to(op, value, value), strategy.reduce(op, value, 0)
+            return {
+                op: (strategy.extended.reduce_to(op, value, value), strategy.reduce(op, value, 0))
+                for op in BOTH
+            }
 
         return get_replica_context().merge_call(merge, (x,))
 
-    whole, inner = strategy.run(step, (rows,))
-    _same(whole, _expected(op, ROWS)["a"])
-    np.testing.assert_allclose(inner, ROWS.sum() if op == "SUM" else ROWS.mean(), rtol=1e-6)
+    found = strategy.run(step, (rows,))
+    for op, inner in (("SUM", ROWS.sum()), ("MEAN", ROWS.mean())):
+        _same(found[op][0], _expected(op, ROWS)["a"])
+        np.testing.assert_allclose(found[op][1], inner, rtol=1e-6)
 
 
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])
