@@ -1,6 +1,7 @@
 """The arguments of a program as shapes, for the replicas of another layout."""
 
 import collections
+import math
 from typing import Any
 
 import jax
@@ -73,9 +74,15 @@ def _abstract(
 
 def _sharding(slot: InSlot, layout: ReplicaMesh) -> NamedSharding | None:
     """The layout over logical devices, which the other mesh has under the same names."""
-    if slot.kind is not Kind.PER_REPLICA and any(slot.sharding.spec):
+    if slot.kind is Kind.PER_REPLICA or not any(slot.sharding.spec):
+        return None
+    mesh = slot.sharding.mesh
+    if mesh.axis_names == layout.mesh.axis_names:
         return NamedSharding(layout.mesh, PartitionSpec(*slot.sharding.spec))
-    return None
+    # Split over several dims, it lies on a mesh with the logical axis in factors.
+    entries = [e if isinstance(e, tuple) else (e,) for e in tuple(slot.sharding.spec)]
+    parts = [math.prod(mesh.shape[a] for a in axes if a is not None) for axes in entries]
+    return layout.tiles(parts) if math.prod(parts) == layout.num_logical else None
 
 
 def _wrapped(array: jax.ShapeDtypeStruct, slot: InSlot) -> Any:

@@ -50,7 +50,7 @@ def _column(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
             lead, *rest = tuple(found.sharding.spec)
             if lead != layout.replica_spec[0]:
                 rows = PartitionSpec(layout.replica_spec[0], *rest)
-                leaf = jax.device_put(leaf, NamedSharding(layout.mesh, rows))
+                leaf = jax.device_put(leaf, NamedSharding(found.sharding.mesh, rows))
             leaf = PerReplica.of_global(leaf, replicas_per_shard=layout.replicas_per_place)
         else:
             return tuple(_copy_on(leaf, layout, r) for r in layout.local_replicas)
@@ -70,7 +70,10 @@ def _copy_on(array: jax.Array, layout: ReplicaMesh, replica: int) -> jax.Array:
     sharding = array.sharding
     if array.is_fully_replicated or not isinstance(sharding, NamedSharding):
         return on[layout.device_grid[replica, 0]]
-    here = NamedSharding(layout.replica_mesh(replica), sharding.spec)
+    # Split over several dims, it lies on a mesh with the logical axis in factors.
+    mesh: Any = sharding.mesh
+    own = ReplicaMesh(mesh, layout.replica_axes)
+    here = NamedSharding(own.replica_mesh(replica), sharding.spec)
     parts = [on[d] for d in layout.device_grid[replica]]
     return jax.make_array_from_single_device_arrays(array.shape, here, parts)
 

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 import jaxdist
 from jaxdist import PerReplica
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
+from jaxdist.training import Checkpoints
 from tests.program.counting import compilations
 from tests.strategies.logical import check_tiles, tpus
 from tests.strategies.oracle import refused
@@ -332,3 +333,26 @@ def test_under_spmd_inputs_that_are_not_marked_are_named_with_the_line_of_their_
     # One logical device, and SPMD off, have no such rule.
     assert float(tpus(2, 1, spmd=True).run(lambda x: x.sum(), (ones,))) == 12
     assert float(TWO_BY_FOUR.run(lambda x: x.sum(), (ones,))) == 12
+
+
+def test_variables_checkpoints_and_local_results_keep_arrays_split_over_several_dims(
+    tmp_path: Any,
+) -> None:
+    whole = np.arange(64, dtype="float32").reshape(4, 4, 4)
+    with TWO_BY_FOUR.scope():
+        variable = jaxdist.Variable(SPLIT(whole, [1, 2, 2]))
+    variable.assign(whole + 1)
+    TWO_BY_FOUR.run(lambda: variable.assign_add(SPLIT(jnp.ones((4, 4, 4)), [2, 1, 2])))
+    held = variable.value()
+    check_tiles(held, whole + 2, [1, 2, 2], TWO_BY_FOUR.layout)
+    for local in TWO_BY_FOUR.experimental_local_results(held):
+        np.testing.assert_array_equal(local, whole + 2)
+        assert local.addressable_shards[0].data.shape == (4, 2, 2)
+    other = tpus(1, 8)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"w": held}, {})
+        same = checkpoints.restore(1, like={"w": held}).state["w"]
+        like = other.experimental_split_to_logical_devices(whole, [2, 2, 2])
+        moved = checkpoints.restore(1, like={"w": like}).state["w"]
+    check_tiles(same, whole + 2, [1, 2, 2], TWO_BY_FOUR.layout)
+    check_tiles(moved, whole + 2, [2, 2, 2], other.layout)
