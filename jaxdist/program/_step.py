@@ -212,7 +212,7 @@ class Step:
         layout = self._layout
         if layout.platform != "cpu" or len(layout.devices) < 2:
             return
-        if program.collectives or layout.num_logical > 1:
+        if program.traced_collectives or layout.num_logical > 1:
             CPU_STEPS.dispatched(results)
             if not self._bounded:
                 self._bounded = True

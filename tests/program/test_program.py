@@ -51,7 +51,7 @@ def test_a_program_shows_inputs_results_and_collectives() -> None:
         "result[0]['w']": "mirrored float32[4, 2]",
         "result[1]": "per-replica float32[]",
     }
-    found = program.collectives
+    found = program.traced_collectives
     assert {(c.kind, c.axes, c.grouped, c.times) for c in found} == {
         ("psum", ("replica",), False, 1)
     }
@@ -88,7 +88,7 @@ def test_collectives_in_loops_are_counted_and_groups_are_told() -> None:
         return out, n, jax.lax.all_gather(x, "replica")
 
     x = PerReplica([np.ones(4, np.float16)] * 8)
-    found = strategy.lower(step, (np.ones(2, np.float32), x)).collectives
+    found = strategy.lower(step, (np.ones(2, np.float32), x)).traced_collectives
     seen = [(c.kind, c.times, c.grouped, c.bytes_per_device) for c in found]
     assert seen == [
         ("psum", 15, True, 8),
@@ -105,7 +105,7 @@ def test_one_jitted_function_called_twice_is_two_collectives() -> None:
     strategy = jaxdist.MirroredStrategy()
     total = jax.jit(lambda v: jax.lax.psum(v, "replica"))
     program = strategy.lower(lambda x: total(x) + total(2 * x), (PerReplica(range(8)),))
-    assert [c.kind for c in program.collectives] == ["psum", "psum"]
+    assert [c.kind for c in program.traced_collectives] == ["psum", "psum"]
 
 
 def test_nnx_variables_come_first_and_have_names() -> None:
@@ -116,7 +116,7 @@ def test_nnx_variables_come_first_and_have_names() -> None:
     assert list(program.inputs)[-1] == "args[1]"
     assert [n for n in program.inputs if "mean" in n] == ["args[0].mean"]
     assert [n for n in program.results if "mean" in n] == ["args[0].mean"]
-    assert [(c.kind, c.source) for c in program.collectives] == [
+    assert [(c.kind, c.source) for c in program.traced_collectives] == [
         ("psum", "jaxdist, for args[0].mean"),
         ("psum", "jaxdist, for args[0].var"),
     ]
@@ -140,6 +140,9 @@ def test_lowering_runs_nothing_and_compiling_gives_the_hlo() -> None:
     assert "HloModule" in compiled.as_text()
     assert sum(c.operands for c in compiled.collectives if c.kind == "all-reduce") == 1
     assert sum(c.bytes_per_device for c in compiled.collectives) == 40
+    # Of the program too: what XLA made of the three sums that were asked for.
+    assert [(c.kind, c.count, c.num_bytes) for c in program.collectives] == [("all-reduce", 1, 40)]
+    assert program.collectives == program.explain().compiled
 
 
 def test_an_mlp_step_has_the_collectives_of_the_hand_written_one() -> None:

@@ -247,7 +247,7 @@ def test_even_and_uneven_batches_take_turns_and_each_is_compiled_once() -> None:
     np.testing.assert_allclose(w, 4 * (X[:8].sum(0) + X.sum(0)), rtol=1e-5)
     # Once for even rows, once for each of the two shapes.
     assert len(traces) == 3
-    assert [c.kind for c in strategy.lower(step, (w, uneven)).collectives] == ["psum"]
+    assert [c.kind for c in strategy.lower(step, (w, uneven)).traced_collectives] == ["psum"]
     assert compiled.number <= 2 + 8  # and what pads the rows and cuts them
 
 

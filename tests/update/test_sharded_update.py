@@ -242,7 +242,7 @@ def test_collectives_are_a_reduce_scatter_and_an_all_gather(
     params = {"w": np.ones((16, 32), "float32"), "b": np.ones(32, "float32"), "s": np.float32(1)}
     with strategy.scope():
         state = tx.init(params)
-    asked = strategy.lower(lambda p, s: tx.update(p, s, p), (params, state)).collectives
+    asked = strategy.lower(lambda p, s: tx.update(p, s, p), (params, state)).traced_collectives
     assert [(c.kind, c.operands, c.bytes_per_device) for c in asked] == [
         ("psum", 1, 132),
         ("reduce_scatter", 1, 2048),
