@@ -25,6 +25,7 @@ from benchmarks import (
     row_28_inflight_safe,
     row_first_uneven,
     row_nnx_state_100,
+    row_plan_6144,
     row_variables_100,
     table_collectives,
 )
@@ -52,6 +53,7 @@ MODULES: tuple[ModuleType, ...] = (
     row_28_inflight_safe,
     row_first_uneven,
     row_nnx_state_100,
+    row_plan_6144,
     row_variables_100,
 )
 ROWS: dict[str, ModuleType] = {m.ROW: m for m in MODULES}

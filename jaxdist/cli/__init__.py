@@ -1,3 +1,3 @@
-"""The command line: `jaxdist train`, `jaxdist bench`, `jaxdist info`."""
+"""The command line: `jaxdist train`, `jaxdist plan`, `jaxdist bench`, `jaxdist info`."""
 
 from jaxdist.cli._main import main as main

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from jaxdist.cli._bench import add_bench
 from jaxdist.cli._info import show_info
+from jaxdist.cli._plan import add_plan
 from jaxdist.cli._train import train
 from jaxdist.errors import JaxdistError
 from jaxdist.training import versions
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         "--traceback", action="store_true", help="show where an error was raised, all of it"
     )
     _add_train(commands, shared)
+    add_plan(commands, shared)
     add_bench(commands, shared)
     info = commands.add_parser(
         "info",
@@ -77,11 +79,11 @@ def _add_train(
         "train",
         parents=[shared],
         allow_abbrev=False,
-        help="train a net on handwritten digits",
+        help="train a net: handwritten digits, or a language model",
         description=(
-            "Train a small convolutional net on scikit-learn's handwritten digits, on all "
-            "accelerators or on virtual CPU devices. A second run resumes from the newest "
-            "checkpoint."
+            "Train what the configuration names, a small convolutional net on handwritten "
+            "digits or a language model on Python's documentation, on all accelerators or on "
+            "virtual CPU devices. A second run resumes from the newest checkpoint."
         ),
     )
     parser.add_argument("config", help="a TOML file such as configs/digits_mirrored.toml")

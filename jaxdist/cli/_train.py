@@ -7,30 +7,25 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from jaxdist import runtime
+from jaxdist import runtime, training
 from jaxdist.errors import BackendStartedError
-from jaxdist.training import (
-    DigitsConfig,
-    TrainingReport,
-    load_config,
-    mirrored_strategy,
-    train_digits,
-)
+from jaxdist.training import TrainingReport
 
 
 def train(arguments: argparse.Namespace) -> int:
     """Run the main job and print how it ended; 130 where Ctrl-C ended it."""
-    loaded = load_config(DigitsConfig, arguments.config, arguments.overrides)
-    _ask_for_cpu_devices(loaded.values.strategy.virtual_cpu_devices)
+    loaded = training.load_job_config(arguments.config, arguments.overrides)
+    config = loaded.values
+    _ask_for_cpu_devices(training.kind_of(config).num_cpu_devices(config))
     console = Console(file=sys.stdout)
-    report = train_digits(
+    report = training.train(
         loaded,
-        mirrored_strategy(loaded.values),
+        training.make_strategy(config),
         console=console,
         skip_damaged=arguments.resume_from_previous,
     )
     if report.was_interrupted:
-        folder = Path(loaded.values.checkpoint.directory)
+        folder = Path(config.checkpoint.directory)
         print(f"jaxdist train: {interrupted_line(report, folder)}", file=sys.stderr)
         return 130
     console.print(final_line(report), markup=False, highlight=False, soft_wrap=True)
@@ -38,11 +33,11 @@ def train(arguments: argparse.Namespace) -> int:
 
 
 def final_line(report: TrainingReport) -> str:
-    """Accuracy, steps, replicas and images/s, in one line."""
-    speed = "n/a" if report.images_per_s is None else f"{report.images_per_s:,.0f}"
+    """What was reached, steps, replicas and throughput, in one line."""
+    speed = "n/a" if report.units_per_s is None else f"{report.units_per_s:,.0f}"
     return (
-        f"accuracy {report.accuracy:.2%}  steps {report.steps}  "
-        f"replicas {report.num_replicas}  images/s {speed}"
+        f"{report.headline}  steps {report.steps}  "
+        f"replicas {report.num_replicas}  {report.unit}/s {speed}"
     )
 
 

@@ -1,23 +1,15 @@
 """Which links join the devices of a layout."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+from jaxdist.cost._chip import CHIPS, devices_per_chip, generation_of
 from jaxdist.cost._link import Link, Links
 from jaxdist.cost._measured import link_named
+from jaxdist.cost._table import TABLE
 from jaxdist.mesh import ReplicaMesh
 
-# Words of a device kind, and the generation that they mean; the first that fits.
-_TPUS = (
-    ("v2", "v2"),
-    ("v3", "v3"),
-    ("v4", "v4"),
-    ("v5 lite", "v5e"),
-    ("v5e", "v5e"),
-    ("v5", "v5p"),
-    ("v6", "v6e"),
-    ("7x", "7x"),
-)
 # (words of a device kind, link inside a machine, link between machines as NVIDIA builds them)
 _GPUS = (
     ("H100 PCIe", "pcie-5", "infiniband-ndr"),
@@ -64,6 +56,8 @@ def links_of(layout: ReplicaMesh) -> Links:
     inner, outer = (
         link_named(name) for name in known or _GUESSES["tpu" if layout.platform == "tpu" else "gpu"]
     )
+    if layout.platform == "tpu":
+        inner, outer = (_shared(link, kind, layout.devices) for link in (inner, outer))
     if known is None:
         inner, outer = _guessed(inner, kind), _guessed(outer, kind)
     return Links(inner, outer if len(workers) > 1 else None)
@@ -97,9 +91,23 @@ def worker_of(device: Any) -> int:
 def _names(platform: str, kind: str) -> tuple[str, str] | None:
     lower = kind.lower()
     if platform == "tpu":
-        found = next((generation for words, generation in _TPUS if words in lower), None)
+        found = generation_of(kind)
         return (f"tpu-{found}-ici", f"tpu-{found}-dcn") if found else None
     return next(((row[1], row[2]) for row in _GPUS if row[0].lower() in lower), None)
+
+
+def _shared(link: Link, kind: str, devices: Sequence[Any]) -> Link:
+    """The link of a device where more devices share a chip than the table says."""
+    name = generation_of(kind)
+    share = devices_per_chip(devices) // (CHIPS[name].devices if name else 1)
+    if share <= 1 or link not in TABLE.values():
+        return link
+    return dataclasses.replace(
+        link,
+        bytes_per_second=link.bytes_per_second / share,
+        memory_bytes_per_second=link.memory_bytes_per_second / share,
+        source=f"1/{share} of a chip, which has {share} devices here: {link.source}",
+    )
 
 
 def _guessed(link: Link, kind: str) -> Link:

@@ -1,15 +1,14 @@
 """The links that are known, each with its source.
 
 Published figures of both directions together are halved: `bytes_per_second` is what leaves a
-device. A device of JAX is one core on TPU v2, v3 and 7x, so the figures of a chip are halved there
-too. Latencies are published for few links; the source says where one is assumed.
+device. Those of TPUs are from the table of chips; a device of JAX is one core on TPU v2, v3 and 7x,
+so the figures of a chip are halved there too. Latencies are published for few links; the source
+says where one is assumed.
 """
 
+from jaxdist.cost._chip import CHIPS, Chip
 from jaxdist.cost._link import Link, Medium
 
-_TPU_DOCS = "https://docs.cloud.google.com/tpu/docs"
-_CACM = "Jouppi et al., A domain-specific supercomputer, https://doi.org/10.1145/3360307"
-_BOOK = "https://jax-ml.github.io/scaling-book/tpus"
 _NVLINK = "https://www.nvidia.com/en-us/data-center/nvlink"
 _NCCL = "latency of a step in NCCL's model, https://github.com/NVIDIA/nccl src/graph/tuning.cc"
 
@@ -23,12 +22,26 @@ _DCN = "; 50 us for a message is assumed"
 _NVLINK_ALPHA, _PCIE_ALPHA, _NET_ALPHA = 3.4e-6, 5.7e-6, 9.6e-6
 
 
-def _ici(generation: str, sends: float, memory: float, source: str) -> Link:
-    return Link(f"tpu-{generation}-ici", _ICI_ALPHA, sends, memory, source + _ICI)
-
-
-def _dcn(generation: str, sends: float, memory: float, source: str) -> Link:
-    return Link(f"tpu-{generation}-dcn", _DCN_ALPHA, sends, memory, source + _DCN)
+def _of(chip: Chip) -> tuple[Link, Link]:
+    """The links of one device of a chip, inside a slice and between slices."""
+    device = chip.per_device(chip.devices)
+    memory = device.hbm_bytes_per_second
+    return (
+        Link(
+            f"tpu-{chip.name}-ici",
+            _ICI_ALPHA,
+            device.ici_bytes_per_second,
+            memory,
+            chip.ici_source + _ICI,
+        ),
+        Link(
+            f"tpu-{chip.name}-dcn",
+            _DCN_ALPHA,
+            device.dcn_bytes_per_second,
+            memory,
+            chip.dcn_source + _DCN,
+        ),
+    )
 
 
 _ROWS = (
@@ -52,22 +65,8 @@ _ROWS = (
         Medium.HOST,
         scatter_gather=1.6,
     ),
-    # TPU, inside a slice: per device, one direction, all its links.
-    _ici("v2", 124e9, 350e9, f"4 x 496 Gbit/s a chip, {_CACM}"),
-    _ici("v3", 164e9, 450e9, f"4 x 656 Gbit/s a chip, {_CACM}"),
-    _ici("v4", 270e9, 1200e9, f"6 x 45 GB/s a chip, {_BOOK}; memory {_TPU_DOCS}/v4"),
-    _ici("v5e", 200e9, 819e9, f"400 GB/s a chip in both directions, {_TPU_DOCS}/v5e"),
-    _ici("v5p", 600e9, 2765e9, f"1200 GB/s a chip in both directions, {_TPU_DOCS}/v5p"),
-    _ici("v6e", 400e9, 1638e9, f"800 GB/s a chip in both directions, {_TPU_DOCS}/tpu7x"),
-    _ici("7x", 300e9, 3690e9, f"1200 GB/s a chip in both directions, {_TPU_DOCS}/tpu7x"),
-    # TPU, between slices.
-    _dcn("v2", 1.56e9, 350e9, "assumed: one 100 Gbit/s card for 8 cores"),
-    _dcn("v3", 1.56e9, 450e9, "assumed: one 100 Gbit/s card for 8 cores"),
-    _dcn("v4", 6.25e9, 1200e9, f"50 Gbit/s a chip, {_BOOK}"),
-    _dcn("v5e", 3.125e9, 819e9, f"25 Gbit/s a chip: 6.4 Tbit/s for 256, {_TPU_DOCS}/v5e"),
-    _dcn("v5p", 6.25e9, 2765e9, f"50 Gbit/s a chip, {_TPU_DOCS}/v5p"),
-    _dcn("v6e", 12.5e9, 1638e9, f"100 Gbit/s a chip, {_TPU_DOCS}/tpu7x"),
-    _dcn("7x", 6.25e9, 3690e9, f"100 Gbit/s a chip, {_TPU_DOCS}/tpu7x"),
+    # TPU: per device, one direction, all its links.
+    *(link for chip in CHIPS.values() for link in _of(chip)),
     # GPU, inside a machine.
     Link("nvlink-1", _NVLINK_ALPHA, 80e9, 732e9, f"160 GB/s (P100), {_NVLINK}; {_NCCL}"),
     Link("nvlink-2", _NVLINK_ALPHA, 150e9, 900e9, f"300 GB/s (V100), {_NVLINK}; {_NCCL}"),

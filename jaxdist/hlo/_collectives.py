@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from jaxdist.hlo import _text
 from jaxdist.hlo._groups import GROUPS, PAIRS, Groups, connected, decoded, pairs_in
 from jaxdist.hlo._text import Instruction, Module
+from jaxdist.hlo._trips import trips
 
 KINDS = (
     "all-reduce",
@@ -17,7 +18,6 @@ KINDS = (
     "collective-broadcast",
     "ragged-all-to-all",
 )
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 # Between slices of TPUs a collective is a pair of send and recv for another runtime.
 _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="[^"]*"')
@@ -96,7 +96,7 @@ class _Walk:
 
     def computation(self, name: str, times: int | None, *, in_loop: bool, in_branch: bool) -> None:
         for instruction in self.module.computations.get(name, {}).values():
-            for inner, factor, loop, branch in _inside(instruction):
+            for inner, factor, loop, branch in self._inside(name, instruction):
                 all_times = None if times is None or factor is None else times * factor
                 self.computation(
                     inner, all_times, in_loop=in_loop or loop, in_branch=in_branch or branch
@@ -104,6 +104,24 @@ class _Walk:
             kind = _kind(instruction)
             if kind is not None:
                 self._add((name, instruction.name), kind, instruction, times, in_loop, in_branch)
+
+    def _inside(
+        self, name: str, instruction: Instruction
+    ) -> Iterator[tuple[str, int | None, bool, bool]]:
+        """Computations that an instruction runs: which, how often, in a loop, in a branch."""
+        if instruction.opcode in ("async-update", "async-done"):
+            return
+        count: int | None = None
+        if instruction.opcode == "while":
+            count = trips(self.module, self.module.computations[name], instruction)
+        for how, inner in instruction.called:
+            if how == "body":
+                yield inner, count, True, False
+            elif how == "condition":
+                yield inner, None if count is None else count + 1, True, False
+            else:
+                branch = how in ("branch_computations", "true_computation", "false_computation")
+                yield inner, 1, False, branch
 
     def _add(
         self,
@@ -178,22 +196,6 @@ class _Walk:
         written = GROUPS.search(instruction.rest)
         raw = written["groups"] if written else "{}"
         return raw, decoded(raw, self.module.participants), ()
-
-
-def _inside(instruction: Instruction) -> Iterator[tuple[str, int | None, bool, bool]]:
-    """Computations that an instruction runs: which, how often, in a loop, in a branch."""
-    if instruction.opcode in ("async-update", "async-done"):
-        return
-    trips = _TRIPS.search(instruction.rest)
-    count = int(trips[1]) if trips else None
-    for how, name in instruction.called:
-        if how == "body":
-            yield name, count, True, False
-        elif how == "condition":
-            yield name, None if count is None else count + 1, True, False
-        else:
-            branch = how in ("branch_computations", "true_computation", "false_computation")
-            yield name, 1, False, branch
 
 
 def _kind(instruction: Instruction) -> str | None:

@@ -1,5 +1,6 @@
 """Which cores each replica runs on."""
 
+import functools
 from typing import Any, Final, final
 
 import numpy as np
@@ -55,11 +56,17 @@ class DeviceAssignment:
             )
         self._topology = topology
         self._cores = cores
-        self._replicas_of: dict[tuple[int, int], list[int]] = {}
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """Every core is there, and runs one logical device."""
+        places = self._cores.reshape(-1, self._cores.shape[2])
+        if _are_all_there(self._topology, places):
+            return
         seen: dict[tuple[int, ...], tuple[int, int]] = {}
-        for replica, logical in np.ndindex(*cores.shape[:2]):
+        for replica, logical in np.ndindex(*self._cores.shape[:2]):
             name = f"core_assignment[{replica}][{logical}]"
-            place = topology.present(name, cores[replica, logical].tolist())
+            place = self._topology.present(name, self._cores[replica, logical].tolist())
             if place in seen:
                 first = "][".join(map(str, seen[place]))
                 raise TopologyError(
@@ -67,8 +74,15 @@ class DeviceAssignment:
                     f"{list(place)}.\n\nA core runs one logical device; give one of them another."
                 )
             seen[place] = (replica, logical)
-            key = (topology.task_ordinal_at_coordinates(place), logical)
-            self._replicas_of.setdefault(key, []).append(replica)
+
+    @functools.cached_property
+    def _replicas_of(self) -> dict[tuple[int, int], list[int]]:
+        """The replicas whose logical device is on a task, by task and logical device."""
+        tasks, _ = self._topology.tasks_and_ordinals(self._cores)
+        found: dict[tuple[int, int], list[int]] = {}
+        for (replica, logical), task in np.ndenumerate(tasks):
+            found.setdefault((int(task), logical), []).append(replica)
+        return found
 
     @staticmethod
     def build(
@@ -260,6 +274,16 @@ class DeviceAssignment:
             f"DeviceAssignment({self.num_replicas} replica{'s' * (self.num_replicas != 1)} x "
             f"{cores} core{'s' * (cores != 1)}: {'|'.join(shown)}{more})"
         )
+
+
+def _are_all_there(topology: Topology, places: np.ndarray) -> bool:
+    """Whether places are inside the mesh, have devices, and are all different."""
+    if not len(places):
+        return True
+    if (places < 0).any() or (places >= topology.mesh_shape).any():
+        return False
+    tasks, _ = topology.tasks_and_ordinals(places)
+    return bool((tasks >= 0).all()) and len(np.unique(places, axis=0)) == len(places)
 
 
 def _check_topology(caller: str, topology: Any) -> None:

@@ -13,7 +13,7 @@ from jaxdist.tpu._topology import Topology
 
 # Cores of a chip that JAX shows as devices, as libtpu describes each generation. On a real v4 the
 # two cores of a chip run as one device unless it is started otherwise; the description has two.
-CORES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5e": 1, "v5p": 1, "v6e": 1}
+CORES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5e": 1, "v5p": 1, "v6e": 1, "tpu7x": 2}
 # Chips of one host, at most, in x, y and z.
 _HOST = (2, 2, 1)
 _NAME = re.compile(r"^(?P<generation>\w+):(?P<shape>\d+(?:x\d+){1,2})(?:\*(?P<slices>\d+))?$")

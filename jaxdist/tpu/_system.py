@@ -66,9 +66,12 @@ class TPUSystem:
 
     def device_grid(self, core_assignment: np.ndarray) -> np.ndarray:
         """The device of each logical device of each replica, `[replicas, logical devices]`."""
+        tasks, ordinals = self.topology.tasks_and_ordinals(core_assignment)
         grid = np.empty(core_assignment.shape[:2], dtype=object)
-        for replica, logical in np.ndindex(*grid.shape):
-            grid[replica, logical] = self.device_at(core_assignment[replica, logical].tolist())
+        for place, task, ordinal in zip(
+            np.ndindex(*grid.shape), tasks.flat, ordinals.flat, strict=True
+        ):
+            grid[place] = self.devices[task][ordinal]
         return grid
 
     @property

@@ -136,6 +136,17 @@ class Topology:
         place = self.place("tpu_device_ordinal_at_coordinates", device_coordinates)
         return int(self._ordinals[place])
 
+    def tasks_and_ordinals(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Both for many coordinates at once, `[..., 4]`, which lie inside the mesh.
+
+        Example:
+            >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
+            >>> topology.tasks_and_ordinals(np.array([[0, 0, 1, 0], [1, 0, 1, 1]]))
+            (array([1, 1], dtype=int32), array([0, 3], dtype=int32))
+        """
+        index = tuple(np.moveaxis(places, -1, 0))
+        return self._tasks[index], self._ordinals[index]
+
     def cpu_device_name_at_coordinates(
         self, device_coordinates: Sequence[int], job: str | None = None
     ) -> str:

@@ -11,10 +11,12 @@ from jaxdist.errors import ConfigError
 from jaxdist.training._config_sources import (
     Given,
     all_names,
+    entries_of,
     given_by_overrides,
     given_in_file,
     nearest,
     read_text,
+    sections_of,
 )
 
 C = TypeVar("C")
@@ -46,8 +48,9 @@ def load_config(
     """Read a TOML file, and overrides `section.key=value` over it.
 
     Args:
-        schema: A frozen dataclass of sections, each a frozen dataclass of entries with defaults.
-            Entries are int, float, bool, str, tuples of these, and `Literal`s.
+        schema: A frozen dataclass of sections, each a frozen dataclass of entries with defaults,
+            and of entries that stand before the first section. Entries are int, float, bool,
+            str, tuples of these, and `Literal`s.
         path: The TOML file. What it leaves out keeps its default.
         overrides: What `--set` was given; later ones win.
 
@@ -71,17 +74,21 @@ def load_config(
     text = read_text(path)
     problems: list[str] = []
     given = [*given_in_file(path, text, problems), *given_by_overrides(schema, overrides, problems)]
-    kinds = _hints(schema)
+    kinds = sections_of(schema)
     sections: dict[str, dict[str, Any]] = {name: {} for name in kinds}
+    alone: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for item in given:
-        problem = _place(schema, item, sections, origins)
+        if item.section in entries_of(schema):
+            problem = _place_alone(schema, item, alone, origins)
+        else:
+            problem = _place(schema, item, sections, origins)
         if problem:
             problems.append(problem)
     if problems:
         raise ConfigError(_report(path, problems))
     made = {name: kinds[name](**values) for name, values in sections.items()}
-    return LoadedConfig(schema(**made), MappingProxyType(origins))
+    return LoadedConfig(schema(**alone, **made), MappingProxyType(origins))
 
 
 def as_dict(config: Any) -> dict[str, Any]:
@@ -105,7 +112,7 @@ def _place(
         if item.value == {}:
             return None
         return f"{item.where}: [{item.section}] is a section, and {item.value!r} was given for it."
-    section = _hints(schema)[item.section]
+    section = sections_of(schema)[item.section]
     hints = _hints(section)
     if item.key not in hints:
         return _unknown_key(schema, section, item)
@@ -122,8 +129,23 @@ def _place(
     return None
 
 
+def _place_alone(
+    schema: type[Any], item: Given, alone: dict[str, Any], origins: dict[str, str]
+) -> str | None:
+    """Put a value that belongs to no section in its place; the problem in words."""
+    if item.key or isinstance(item.value, dict):
+        return f"{item.where}: {item.section} is an entry before the sections, and has no keys."
+    hint = entries_of(schema)[item.section]
+    value = _converted(item.value, hint, item.raw)
+    if value is _MISFIT:
+        return f"{item.where}: {item.section} must be {_in_words(hint)}, and " + _found(item)
+    alone[item.section] = value
+    origins[item.section] = item.where
+    return None
+
+
 def _unknown_section(schema: type[Any], item: Given) -> str:
-    valid = [f.name for f in dataclasses.fields(schema)]
+    valid = list(sections_of(schema))
     what = f"'{item.section}.{item.key}'" if item.raw is not None else f"[{item.section}]"
     if not isinstance(item.value, dict) and not item.key:
         what = f"'{item.section}' outside a section"

@@ -143,7 +143,19 @@ def nearest(name: str, valid: Sequence[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, valid, n=1, cutoff=0.5)), None)
 
 
+def sections_of(schema: type[Any]) -> dict[str, Any]:
+    """The sections of a schema: those of its fields that are dataclasses."""
+    hints = typing.get_type_hints(schema)
+    return {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+
+
+def entries_of(schema: type[Any]) -> dict[str, Any]:
+    """The entries of a schema that stand before its first section."""
+    hints = typing.get_type_hints(schema)
+    return {name: kind for name, kind in hints.items() if not dataclasses.is_dataclass(kind)}
+
+
 def all_names(schema: type[Any]) -> list[str]:
-    """Every entry of a schema as `section.key`."""
-    kinds = typing.get_type_hints(schema)
+    """Every entry of a section of a schema as `section.key`."""
+    kinds = sections_of(schema)
     return [f"{s}.{f.name}" for s in kinds for f in dataclasses.fields(kinds[s])]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdist.training._extras import require_extra
+from jaxdist.training._task import Curve
 
 VERSIONED = ("jaxdist", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -20,7 +21,7 @@ class History:
 
     Attributes:
         losses: Training loss of step i + 1.
-        evaluations: `{"step": ..., "loss": ..., "accuracy": ..., ...}` each.
+        evaluations: `{"step": ..., "loss": ..., ...}` each, with the measures of the task.
     """
 
     losses: list[float] = dataclasses.field(default_factory=list)
@@ -54,8 +55,8 @@ def replace_file(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-def draw_learning_curve(path: Path, history: History, *, title: str) -> None:
-    """Draw training loss, held-out loss and accuracy over the steps into a PNG file.
+def draw_learning_curve(path: Path, history: History, curve: Curve, *, title: str) -> None:
+    """Draw training loss, held-out loss and a measure of the task over the steps into a PNG file.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -67,15 +68,16 @@ def draw_learning_curve(path: Path, history: History, *, title: str) -> None:
     # A figure of its own canvas: nothing of the user's matplotlib state is touched.
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    loss, accuracy = figure.subplots(1, 2)
+    loss, measure = figure.subplots(1, 2)
     steps = [e["step"] for e in history.evaluations]
     trained = range(1, len(history.losses) + 1)
     loss.semilogy(trained, history.losses, linewidth=0.8, label="training")
     loss.semilogy(steps, [e["loss"] for e in history.evaluations], "o-", label="held out")
     loss.set(xlabel="step", ylabel="loss")
     loss.legend()
-    accuracy.plot(steps, [100 * e["accuracy"] for e in history.evaluations], "o-", color="C1")
-    accuracy.set(xlabel="step", ylabel="held-out accuracy (%)")
+    measured = [curve.factor * e[curve.measure] for e in history.evaluations]
+    measure.plot(steps, measured, "o-", color="C1")
+    measure.set(xlabel="step", ylabel=curve.label)
     figure.suptitle(title)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

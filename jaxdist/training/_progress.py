@@ -65,12 +65,14 @@ class TrainingProgress:
         num_steps: Steps of the whole training.
         first_step: Steps done before.
         console: Where to print.
+        unit: What is trained on, for the throughput.
         clock: Seconds from any origin; tests move one by hand.
 
     Example:
         >>> import sys
-        >>> with TrainingProgress(400, console=Console(file=sys.stdout, width=80)) as progress:
-        ...     progress.report(20, loss=0.5, images_per_s=1000.0, seconds_left=83.0)
+        >>> console = Console(file=sys.stdout, width=80)
+        >>> with TrainingProgress(400, console=console, unit="images") as progress:
+        ...     progress.report(20, loss=0.5, speed=1000.0, seconds_left=83.0)
         step  20/400  loss 0.5000  1,000 images/s  0:01:23 left
     """
 
@@ -80,9 +82,11 @@ class TrainingProgress:
         *,
         first_step: int = 0,
         console: Console,
+        unit: str,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._console = console
+        self._unit = unit
         self._clock = clock
         self._drawn = clock()
         self._num_steps = num_steps
@@ -113,11 +117,11 @@ class TrainingProgress:
             self._bar.update(self._bar.task_ids[0], completed=step, refresh=True)
             self._drawn = self._clock()
 
-    def report(self, step: int, *, loss: float, images_per_s: float, seconds_left: float) -> None:
+    def report(self, step: int, *, loss: float, speed: float, seconds_left: float) -> None:
         """Show where training stands."""
         left = max(0, round(seconds_left))
         clock = f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
-        text = f"loss {loss:.4f}  {images_per_s:,.0f} images/s  {clock} left"
+        text = f"loss {loss:.4f}  {speed:,.0f} {self._unit}/s  {clock} left"
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step, description=text, refresh=True)
         else:

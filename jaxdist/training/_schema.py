@@ -1,4 +1,4 @@
-"""The configuration of the main job: these dataclasses are the schema.
+"""The sections that configurations of all tasks share: these dataclasses are the schema.
 
 The name of a section and of an entry, its type, its default and its range are read from here by
 `load_config`; there is no other list of them.
@@ -6,7 +6,7 @@ The name of a section and of an entry, its type, its default and its range are r
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,60 +42,44 @@ def entry(default: Any, *, within: Within | None = None, length: Within | None =
     return dataclasses.field(default=default, metadata={"within": within, "length": length})
 
 
-_COUNT = Within(1, 2**31 - 1)
-_SEED = Within(0, 2**32 - 1)
-_POSITIVE = Within(0, math.inf, is_open=True)
-_NOT_EMPTY = Within(1)
+COUNT = Within(1, 2**31 - 1)
+SEED = Within(0, 2**32 - 1)
+POSITIVE = Within(0, math.inf, is_open=True)
+FRACTION = Within(0, 1, is_open=True)
+NOT_EMPTY = Within(1)
 
 
 @dataclasses.dataclass(frozen=True)
-class StrategyConfig:
-    """Which devices the replicas run on."""
-
-    devices: Literal["auto"] | tuple[str, ...] = entry("auto", length=_NOT_EMPTY)
-    virtual_cpu_devices: int = entry(8, within=Within(1, 1024))
-    deterministic: bool | int = entry(False)
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
+class BatchConfig:
     """The global batch, and what is held out."""
 
-    batch_size: int = entry(64, within=_COUNT)
-    test_fraction: float = entry(0.2, within=Within(0, 1, is_open=True))
-    seed: int = entry(0, within=_SEED)
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """Channels of each convolution, and units of the layer before the last."""
-
-    # Each convolution is followed by 2x2 pooling, and 8x8 images can be halved three times.
-    channels: tuple[int, ...] = entry((16, 32), within=Within(1, 4096), length=Within(1, 3))
-    hidden: int = entry(64, within=Within(1, 65536))
+    batch_size: int = entry(64, within=COUNT)
+    test_fraction: float = entry(0.2, within=FRACTION)
+    seed: int = entry(0, within=SEED)
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW and its learning rate over the steps."""
 
-    learning_rate: float = entry(3e-3, within=_POSITIVE)
+    learning_rate: float = entry(3e-3, within=POSITIVE)
     schedule: Literal["cosine", "constant"] = entry("cosine")
     warmup_steps: int = entry(20, within=Within(0, 2**31 - 1))
     weight_decay: float = entry(1e-4, within=Within(0))
+    clip_norm: float = entry(0.0, within=Within(0))
     update: Literal["replicated", "sharded", "compressed"] = entry("replicated")
     compression: Literal["bf16", "int8"] = entry("int8")
-    workers: int = entry(2, within=_COUNT)
+    workers: int = entry(2, within=COUNT)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
     """How long, and how often to look."""
 
-    steps: int = entry(400, within=_COUNT)
-    log_every: int = entry(20, within=_COUNT)
-    evaluate_every: int = entry(100, within=_COUNT)
-    seed: int = entry(0, within=_SEED)
+    steps: int = entry(400, within=COUNT)
+    log_every: int = entry(20, within=COUNT)
+    evaluate_every: int = entry(100, within=COUNT)
+    seed: int = entry(0, within=SEED)
     donate: bool = entry(False)
 
 
@@ -103,9 +87,9 @@ class TrainingConfig:
 class CheckpointConfig:
     """Where and how often to save, and whether to go on from what is there."""
 
-    directory: str = entry("runs/digits_mirrored/checkpoints", length=_NOT_EMPTY)
-    every: int = entry(100, within=_COUNT)
-    keep: int = entry(3, within=_COUNT)
+    directory: str = entry("runs/digits_mirrored/checkpoints", length=NOT_EMPTY)
+    every: int = entry(100, within=COUNT)
+    keep: int = entry(3, within=COUNT)
     resume: bool = entry(True)
 
 
@@ -113,19 +97,40 @@ class CheckpointConfig:
 class OutputConfig:
     """What is written at the end; an empty `picture` draws none."""
 
-    directory: str = entry("runs/digits_mirrored", length=_NOT_EMPTY)
-    metrics: str = entry("metrics.json", length=_NOT_EMPTY)
+    directory: str = entry("runs/digits_mirrored", length=NOT_EMPTY)
+    metrics: str = entry("metrics.json", length=NOT_EMPTY)
     picture: str = entry("learning_curve.png")
 
 
-@dataclasses.dataclass(frozen=True)
-class DigitsConfig:
-    """The sections of `configs/digits_mirrored.toml`."""
+class JobConfig(Protocol):
+    """What training reads of a configuration, whatever its task."""
 
-    strategy: StrategyConfig = StrategyConfig()
-    data: DataConfig = DataConfig()
-    model: ModelConfig = ModelConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    training: TrainingConfig = TrainingConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    output: OutputConfig = OutputConfig()
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+        ...
+
+    @property
+    def data(self) -> BatchConfig:
+        """The global batch."""
+        ...
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        """The optimizer."""
+        ...
+
+    @property
+    def training(self) -> TrainingConfig:
+        """How long."""
+        ...
+
+    @property
+    def checkpoint(self) -> CheckpointConfig:
+        """Checkpoints."""
+        ...
+
+    @property
+    def output(self) -> OutputConfig:
+        """Metrics and picture."""
+        ...

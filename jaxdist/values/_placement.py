@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxdist import _compat
 from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.values._numbers import check_integers
 from jaxdist.values._per_replica import Form, PerReplica
 from jaxdist.values._variable_binding import origin_of
 
@@ -60,9 +61,12 @@ def placement_of_sharding(sharding: Any, ndim: int, layout: ReplicaMesh) -> Plac
         return mirrored
     if ndim and _equivalent(sharding, layout.per_replica, ndim):
         return Placement(Kind.PER_REPLICA, layout.per_replica)
-    if sharding.mesh.axis_names != layout.mesh.axis_names:
+    if sharding.mesh.axis_names == layout.mesh.axis_names:
+        own = NamedSharding(layout.mesh, sharding.spec)
+    elif layout.is_in_factors(sharding.mesh):
+        own = sharding
+    else:
         return None
-    own = NamedSharding(layout.mesh, sharding.spec)
     used = Placement(Kind.MIRRORED, own).manual_spec(layout)
     if all(entry is None for entry in used):
         return Placement(Kind.MIRRORED, own)
@@ -134,6 +138,8 @@ def is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
 
 def checked_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
     """`value` as one global array over this mesh, or an error that names it as `str(name)`."""
+    if _is_abstract(value):
+        return _checked_abstract(name, value, layout)
     if layout.described is not None and not isinstance(value.values[0], jax.core.Tracer):
         layout.check_is_there(f"A PerReplica of arrays ({name})")
     if not value.is_global:
@@ -159,6 +165,33 @@ def checked_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) ->
         jax.device_put(array, layout.per_replica),
         scalars=value.form is Form.SCALARS,
         replicas_per_shard=layout.replicas_per_place,
+    )
+
+
+def _is_abstract(value: PerReplica) -> bool:
+    held = (value.array,) if value.is_global else value.values
+    return bool(held) and all(isinstance(x, jax.ShapeDtypeStruct) for x in held)
+
+
+def _checked_abstract(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+    """Shapes in place of arrays, which lie nowhere: as one global shape."""
+    if value.is_global:
+        _check_rows(name, value.array, layout)
+        return value
+    local: Any = value.values[0]
+    if len(value.values) != layout.num_replicas or any(
+        (x.shape, x.dtype) != (local.shape, local.dtype) for x in value.values
+    ):
+        raise ReplicaValueError(
+            f"{name} is a PerReplica of {len(value.values)} jax.ShapeDtypeStruct(s), and the "
+            f"strategy has {layout.num_replicas} replicas, each of which gets the same shape.\n\n"
+            f"Give {layout.num_replicas} equal ones, or the global one: "
+            "PerReplica.of_global(jax.ShapeDtypeStruct((replicas * rows, ...), dtype))."
+        )
+    rows, rest = (local.shape[0], local.shape[1:]) if local.shape else (1, ())
+    whole: Any = jax.ShapeDtypeStruct((rows * layout.num_replicas, *rest), local.dtype)
+    return PerReplica.of_global(
+        whole, scalars=not local.shape, replicas_per_shard=layout.replicas_per_place
     )
 
 
@@ -230,12 +263,16 @@ def _placed_one_by_one(name: object, value: PerReplica, layout: ReplicaMesh) -> 
     if len(shapes) > 1:
         found = ", ".join(f"replica {i}: {a.dtype}{list(a.shape)}" for i, a in enumerate(arrays))
         largest = max((a.shape[0] if a.ndim else 0) for a in arrays)
+        remedy = (
+            f"Pad dim 0 to {largest} rows on every replica and carry a mask, or drop the rows "
+            "that are too many (drop_remainder=True)."
+        )
+        if len({dtype for _, dtype in shapes}) > 1:
+            remedy = "Cast them to one dtype first (x.astype)."
         raise ShapeError(
             f"{name} is a PerReplica whose values differ in shape or dtype: {found}.\n\n"
             "Inside somebody else's jit, and where a replica spans several devices, local values "
-            "have one shape; elsewhere they may differ in shape, not in rank or dtype.\n\n"
-            f"Pad dim 0 to {largest} rows on every replica and carry a mask, or drop the rows "
-            "that are too many (drop_remainder=True)."
+            f"have one shape; elsewhere they may differ in shape, not in rank or dtype.\n\n{remedy}"
         )
     scalars = arrays[0].ndim == 0
     rows = [a[None] for a in arrays] if scalars else arrays
@@ -255,6 +292,7 @@ def _as_array(name: object, replica: int, value: Any) -> Any:
                 "have to be the same everywhere, since one program runs on all replicas.\n\n"
                 "Pass it as a plain argument instead."
             )
+        check_integers(name, replica, value)
         return array(value)
     return array
 

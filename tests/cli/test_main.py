@@ -16,8 +16,10 @@ def _report(**changes: Any) -> TrainingReport:
     given: dict[str, Any] = {
         "steps": 600,
         "num_replicas": 8,
-        "accuracy": 0.9916,
-        "images_per_s": 12345.6,
+        "unit": "images",
+        "evaluation": {"accuracy": 0.9916},
+        "headline": "accuracy 99.16%",
+        "units_per_s": 12345.6,
         "was_interrupted": False,
         "next_step": 600,
     }
@@ -92,7 +94,7 @@ def test_unknown_keys_reach_the_user_with_option_and_nearest_key(
 
 def test_the_last_line_says_accuracy_steps_replicas_and_images_per_second() -> None:
     assert final_line(_report()) == "accuracy 99.16%  steps 600  replicas 8  images/s 12,346"
-    assert "images/s n/a" in final_line(_report(images_per_s=None))
+    assert "images/s n/a" in final_line(_report(units_per_s=None))
 
 
 def test_an_interrupted_run_says_where_it_stopped_and_where_the_next_one_starts() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdist.errors import ConfigError
-from jaxdist.training import DigitsConfig, load_config
+from jaxdist.training import DigitsConfig, load_config, load_job_config
 from jaxdist.training._config_sources import find_lines
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,21 @@ def test_the_shipped_file_names_every_entry_of_the_schema() -> None:
     assert {s: set(body) for s, body in document.items()} == {
         s: set(body) for s, body in schema.items()
     }
-    load_config(DigitsConfig, path)
+    assert load_job_config(path) == load_config(DigitsConfig, path)
+
+
+def test_a_task_decides_the_sections_and_an_unknown_one_is_named_with_its_line(
+    tmp_path: Path,
+) -> None:
+    assert load_job_config(_file(tmp_path, "")).values == DigitsConfig()
+    with pytest.raises(ConfigError, match=r"job\.toml, line 2: there is no task 'digit'(.|\n)*Did"):
+        load_job_config(_file(tmp_path, "\ntask = 'digit'\n"))
+    with pytest.raises(ConfigError, match=r"line 1: there is no task 3"):
+        load_job_config(_file(tmp_path, "task = 3\n"))
+    with pytest.raises(ConfigError, match="no valid TOML"):
+        load_job_config(_file(tmp_path, "task = \n"))
+    assert "task must be 'digits', and 'x' (string)" in _problem(tmp_path, "task = 'x'\n")
+    assert "task is an entry before the sections" in _problem(tmp_path, "[task]\na = 1\n")
 
 
 def test_values_take_their_types_from_the_schema(tmp_path: Path) -> None:

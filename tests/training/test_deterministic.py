@@ -17,9 +17,10 @@ from jaxdist.training import (
     DigitsConfig,
     load_config,
     mirrored_strategy,
-    train_digits,
+    train,
 )
-from jaxdist.training._digits import DigitsNet, make_optimizer
+from jaxdist.training._optimizer import make_optimizer
+from jaxdist.training.digits._task import DigitsNet
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
 
@@ -42,7 +43,7 @@ def _train(folder: Path, devices: int, steps: int) -> tuple[list[float], list[An
     loaded = load_config(DigitsConfig, SHIPPED, overrides)
     strategy = mirrored_strategy(loaded.values)
     assert len(strategy.extended.worker_devices) == devices
-    train_digits(loaded, strategy, console=Console(file=io.StringIO()))
+    train(loaded, strategy, console=Console(file=io.StringIO()))
     metrics = json.loads((folder / "metrics.json").read_text())
 
     config = loaded.values
@@ -60,6 +61,7 @@ def _train(folder: Path, devices: int, steps: int) -> tuple[list[float], list[An
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_the_digits_job_has_the_same_bits_on_1_2_4_and_8_devices_after_200_steps(
     tmp_path: Path,
 ) -> None:

@@ -9,8 +9,10 @@ import pytest
 from jaxdist.errors import ArgumentError, MissingExtraError
 from jaxdist.training import EXTRAS, require_extra, versions
 from jaxdist.training._metrics import History, draw_learning_curve, replace_file, write_metrics
+from jaxdist.training._task import Curve
 
 _HISTORY = History([2.0, 1.0, 0.5], [{"step": 3, "loss": 0.6, "accuracy": 0.9}])
+_CURVE = Curve("accuracy", "held-out accuracy (%)", factor=100.0)
 
 
 def test_metrics_come_back_as_they_were(tmp_path: Path) -> None:
@@ -20,7 +22,7 @@ def test_metrics_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_the_picture_is_a_png_and_nothing_else_is_left(tmp_path: Path) -> None:
-    draw_learning_curve(tmp_path / "curve.png", _HISTORY, title="digits")
+    draw_learning_curve(tmp_path / "curve.png", _HISTORY, _CURVE, title="digits")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert [p.name for p in tmp_path.iterdir()] == ["curve.png"]
 

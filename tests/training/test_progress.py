@@ -20,12 +20,12 @@ class _Clock:
 
 
 def _report(progress: TrainingProgress, step: int) -> None:
-    progress.report(step, loss=0.25, images_per_s=12345.6, seconds_left=3725.0)
+    progress.report(step, loss=0.25, speed=12345.6, seconds_left=3725.0)
 
 
 def test_without_a_terminal_each_report_is_a_line_with_loss_throughput_and_time_left() -> None:
     out = io.StringIO()
-    with TrainingProgress(600, console=Console(file=out, width=40)) as progress:
+    with TrainingProgress(600, console=Console(file=out, width=40), unit="images") as progress:
         _report(progress, 50)
     assert out.getvalue() == "step  50/600  loss 0.2500  12,346 images/s  1:02:05 left\n"
 
@@ -34,7 +34,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_same_and_no_thread_is_left() -> N
     before = threading.active_count()
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True)
-    with TrainingProgress(600, first_step=10, console=console) as progress:
+    with TrainingProgress(600, first_step=10, console=console, unit="images") as progress:
         _report(progress, 50)
     shown = out.getvalue()
     assert "50/600" in shown
@@ -47,7 +47,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_same_and_no_thread_is_left() -> N
 def test_the_bar_is_taken_down_when_training_fails() -> None:
     before = threading.active_count()
     console = Console(file=io.StringIO(), force_terminal=True)
-    with pytest.raises(KeyboardInterrupt), TrainingProgress(600, console=console):
+    with pytest.raises(KeyboardInterrupt), TrainingProgress(600, console=console, unit="images"):
         raise KeyboardInterrupt
     assert threading.active_count() == before
 
@@ -55,7 +55,7 @@ def test_the_bar_is_taken_down_when_training_fails() -> None:
 def test_the_bar_is_drawn_at_most_ten_times_a_second() -> None:
     clock, out = _Clock(), io.StringIO()
     console = Console(file=out, width=100, force_terminal=True)
-    with TrainingProgress(600, console=console, clock=clock) as progress:
+    with TrainingProgress(600, console=console, clock=clock, unit="images") as progress:
         for step in range(1, 101):
             clock.now += 1 / 64
             progress.advance(step)

@@ -21,11 +21,11 @@ from jaxdist.training import (
     TrainingReport,
     load_config,
     mirrored_strategy,
-    train_digits,
+    train,
 )
-from jaxdist.training import _train_digits as train_module
-from jaxdist.training._digits import load_digits
-from jaxdist.training._digits_checks import check_job
+from jaxdist.training import _train as train_module
+from jaxdist.training._checks import check_job
+from jaxdist.training.digits._task import load_digits
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
 
@@ -51,7 +51,7 @@ def _train(
     loaded = load_config(DigitsConfig, SHIPPED, [*here, "output.picture=", *overrides])
     out = io.StringIO()
     console = Console(file=out, width=200)
-    report = train_digits(loaded, _strategy(replicas), console=console, skip_damaged=skip_damaged)
+    report = train(loaded, _strategy(replicas), console=console, skip_damaged=skip_damaged)
     return report, out.getvalue()
 
 
@@ -83,8 +83,9 @@ def _metrics(folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_the_shipped_job_reaches_97_percent_and_leaves_its_files(tmp_path: Path) -> None:
     report, out = _train(tmp_path, "output.picture=curve.png")
-    assert report.accuracy is not None
-    assert report.accuracy >= 0.97
+    assert report.evaluation is not None
+    accuracy = report.evaluation["accuracy"]
+    assert accuracy >= 0.97
     assert (report.steps, report.num_replicas, report.next_step) == (600, 8, 600)
     assert "step 600/600  loss" in out
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -92,13 +93,13 @@ def test_the_shipped_job_reaches_97_percent_and_leaves_its_files(tmp_path: Path)
     assert len(metrics["losses"]) == 600
     assert [e["step"] for e in metrics["evaluations"]] == [100, 200, 300, 400, 500, 600]
     assert {e["images"] for e in metrics["evaluations"]} == {359}
-    assert metrics["accuracy"] == report.accuracy
+    assert metrics["accuracy"] == accuracy
     assert len(metrics["devices"]) == metrics["replicas"] == 8
     assert metrics["config"]["data"]["batch_size"] == 128
     assert metrics["versions"]["jax"]
     assert metrics["images_per_s"] > 0
     # 359 images: the accuracy is a whole number of them.
-    assert report.accuracy * 359 == pytest.approx(round(report.accuracy * 359), abs=1e-6)
+    assert accuracy * 359 == pytest.approx(round(accuracy * 359), abs=1e-6)
 
 
 @pytest.mark.slow
@@ -153,10 +154,10 @@ def test_gradients_in_8_bits_reach_the_accuracy_of_those_in_32(tmp_path: Path) -
     exact, _ = _train(tmp_path / "exact", *steps)
     few = ["optimizer.update=compressed", "optimizer.compression=int8", "optimizer.workers=4"]
     found, _ = _train(tmp_path / "few", *steps, *few)
-    assert exact.accuracy is not None
-    assert found.accuracy is not None
-    assert exact.accuracy > 0.95
-    assert found.accuracy >= exact.accuracy - 0.003
+    assert exact.evaluation is not None
+    assert found.evaluation is not None
+    assert exact.evaluation["accuracy"] > 0.95
+    assert found.evaluation["accuracy"] >= exact.evaluation["accuracy"] - 0.003
 
 
 def test_evaluation_does_not_depend_on_the_number_of_replicas(tmp_path: Path) -> None:
@@ -212,8 +213,8 @@ def test_a_run_that_is_done_trains_no_step_and_says_so(tmp_path: Path) -> None:
     first, _ = _train(tmp_path, *_SMALL, "training.steps=5", replicas=1)
     second, out = _train(tmp_path, *_SMALL, "training.steps=5", replicas=1)
     assert "resumed from step 5" in out
-    assert (second.steps, second.accuracy) == (5, first.accuracy)
-    assert second.images_per_s is None
+    assert (second.steps, second.evaluation) == (5, first.evaluation)
+    assert second.units_per_s is None
     assert len(_metrics(tmp_path)["losses"]) == 5
 
 
@@ -279,7 +280,7 @@ def test_ctrl_c_in_the_kth_step_saves_nothing_half_way_and_the_next_run_goes_on(
 
 def _check(*overrides: str, replicas: int = 8) -> None:
     loaded = load_config(DigitsConfig, SHIPPED, overrides)
-    check_job(loaded, num_replicas=replicas, num_images=1438)
+    check_job(loaded, num_replicas=replicas, num_examples=1438, examples="images")
 
 
 def test_a_batch_that_replicas_cannot_share_names_the_option_and_the_nearest_that_they_can(

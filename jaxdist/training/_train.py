@@ -1,4 +1,4 @@
-"""The main job: a convolutional net on handwritten digits, on all replicas of a strategy."""
+"""The main job: a task on all replicas of a strategy, with checkpoints, evaluation and files."""
 
 import dataclasses
 import itertools
@@ -12,28 +12,19 @@ from rich.console import Console
 
 from jaxdist.data import DistributedIterator, batches
 from jaxdist.program import RunOptions
-from jaxdist.strategies import MirroredStrategy
+from jaxdist.strategies import Strategy
 from jaxdist.training._checkpoints import Checkpoints
+from jaxdist.training._checks import check_job, check_not_beyond, check_same_data, not_empty
 from jaxdist.training._config import LoadedConfig, as_dict
-from jaxdist.training._digits import (
-    Digits,
-    DigitsNet,
-    evaluation_step,
-    load_digits,
-    make_optimizer,
-    train_step,
-)
-from jaxdist.training._digits_checks import (
-    check_job,
-    check_not_beyond,
-    check_same_data,
-    not_empty,
-)
-from jaxdist.training._evaluate import WEIGHT, evaluate
+from jaxdist.training._evaluate import evaluate
 from jaxdist.training._loop import Every, run_loop
 from jaxdist.training._metrics import History, draw_learning_curve, versions, write_metrics
+from jaxdist.training._optimizer import make_optimizer
 from jaxdist.training._progress import Stopwatch, TrainingProgress
-from jaxdist.training._schema import DigitsConfig
+from jaxdist.training._schema import JobConfig
+from jaxdist.training._task import Task
+from jaxdist.training._tasks import kind_of
+from jaxdist.values import is_sharded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +34,10 @@ class TrainingReport:
     Attributes:
         steps: Steps done since the first run.
         num_replicas: Replicas of this run.
-        accuracy: Held-out accuracy at the end, None where the run was interrupted.
-        images_per_s: Images trained on in a second, without the first step (it compiles),
+        unit: What is counted: images, bytes.
+        evaluation: Measures of the last evaluation, None where the run was interrupted.
+        headline: The same in words, None where the run was interrupted.
+        units_per_s: Units trained on in a second, without the first step (it compiles),
             evaluation and checkpoints; None where fewer than two steps were run.
         was_interrupted: Whether Ctrl-C ended it.
         next_step: Step of the checkpoint that the next run resumes from, None where there is
@@ -53,15 +46,17 @@ class TrainingReport:
 
     steps: int
     num_replicas: int
-    accuracy: float | None
-    images_per_s: float | None
+    unit: str
+    evaluation: dict[str, float] | None
+    headline: str | None
+    units_per_s: float | None
     was_interrupted: bool
     next_step: int | None
 
 
-def train_digits(
-    loaded: LoadedConfig[DigitsConfig],
-    strategy: MirroredStrategy,
+def train(
+    loaded: LoadedConfig[Any],
+    strategy: Strategy,
     *,
     console: Console,
     skip_damaged: bool = False,
@@ -73,10 +68,10 @@ def train_digits(
 
     Guarantees:
         With the same configuration a resumed run sees the batches, and has the losses, of an
-        uninterrupted one. Each held-out image counts once in an evaluation.
+        uninterrupted one. Each held-out example counts once in an evaluation.
 
     Args:
-        loaded: From `load_config(DigitsConfig, ...)`.
+        loaded: From `load_job_config(...)`, or `load_config` with the schema of a task.
         strategy: Its replicas share each batch.
         console: Where to show progress.
         skip_damaged: Resume from the checkpoint before where the newest is damaged.
@@ -88,20 +83,21 @@ def train_digits(
         ConfigError: The batch does not fit the replicas or the data; the output directory
             cannot be made.
         CheckpointError: The newest checkpoint is damaged, of another model, or of other data.
-        MissingExtraError: scikit-learn is missing, or matplotlib where a picture is wanted.
+        MissingExtraError: What the task needs is missing, or matplotlib where a picture is wanted.
     """
-    config = loaded.values
-    digits = load_digits(config.data.test_fraction, config.data.seed)
+    config: JobConfig = loaded.values
+    task = kind_of(config).make_task(config)
     check_job(
         loaded,
         num_replicas=strategy.num_replicas_in_sync,
-        num_images=len(digits.train["label"]),
+        num_examples=len(jax.tree.leaves(task.train)[0]),
+        examples=task.examples,
     )
     with (
         Checkpoints(config.checkpoint.directory, keep=config.checkpoint.keep) as checkpoints,
-        _training_batches(config, strategy, digits) as data,
+        _training_batches(config, strategy, task) as data,
     ):
-        run = _Run(loaded, strategy, digits, data, checkpoints, console)
+        run = _Run(config, strategy, task, data, checkpoints, console)
         try:
             run.resume(skip_damaged)
             run.train()
@@ -110,26 +106,10 @@ def train_digits(
         return run.report()
 
 
-def mirrored_strategy(config: DigitsConfig) -> MirroredStrategy:
-    """The configured strategy: all accelerators, or virtual CPU devices where there are none.
-
-    The virtual devices must have been asked for before.
-    """
-    deterministic = config.strategy.deterministic
-    if config.strategy.devices != "auto":
-        return MirroredStrategy(list(config.strategy.devices), deterministic=deterministic)
-    devices = jax.local_devices()
-    if jax.default_backend() == "cpu":
-        devices = devices[: config.strategy.virtual_cpu_devices]
-    return MirroredStrategy(devices, deterministic=deterministic)
-
-
-def _training_batches(
-    config: DigitsConfig, strategy: MirroredStrategy, digits: Digits
-) -> DistributedIterator:
+def _training_batches(config: JobConfig, strategy: Strategy, task: Task) -> DistributedIterator:
     """Global batches without end; all of one size, so that the step is compiled once."""
     source = batches(
-        digits.train,
+        task.train,
         config.data.batch_size,
         shuffle=True,
         seed=config.data.seed,
@@ -144,21 +124,21 @@ class _Run:
 
     def __init__(
         self,
-        loaded: LoadedConfig[DigitsConfig],
-        strategy: MirroredStrategy,
-        digits: Digits,
+        config: JobConfig,
+        strategy: Strategy,
+        task: Task,
         data: DistributedIterator,
         checkpoints: Checkpoints,
         console: Console,
     ) -> None:
-        self.config, self.strategy, self.checkpoints = loaded.values, strategy, checkpoints
-        self.console, self.digits, self.data = console, digits, data
+        self.config, self.strategy, self.checkpoints = config, strategy, checkpoints
+        self.console, self.task, self.data = console, task, data
         self.history = History()
         with strategy.scope():
-            self.net = DigitsNet(self.config.model, rngs=nnx.Rngs(self.config.training.seed))
-            self.optimizer = make_optimizer(
-                self.net, self.config.optimizer, num_steps=self.config.training.steps
-            )
+            self.model = task.make_model(nnx.Rngs(config.training.seed))
+            optimizer = task.optimizer_config(config.optimizer)
+            self.optimizer = make_optimizer(self.model, optimizer, num_steps=config.training.steps)
+        task.place(strategy, self.model, self.optimizer)
         self.first_step, self.step = 0, 0
         self.was_interrupted = False
         self.pending: list[jax.Array] = []
@@ -176,7 +156,9 @@ class _Run:
             Every(config.evaluate_every, self._evaluate),
             Every(self.config.checkpoint.every, self._save),
         ]
-        progress = TrainingProgress(total, first_step=self.first_step, console=self.console)
+        progress = TrainingProgress(
+            total, first_step=self.first_step, console=self.console, unit=self.task.unit
+        )
         with progress as self.progress:
             end = run_loop(
                 None,
@@ -193,8 +175,8 @@ class _Run:
     def _step(self, _: None, batch: Any) -> tuple[None, jax.Array]:
         donated = (0, 1) if self.config.training.donate else ()
         options = RunOptions(donate_argnums=donated) if donated else None
-        args = (self.net, self.optimizer, batch)
-        return None, self.strategy.run(train_step, args=args, options=options)
+        args = (self.model, self.optimizer, batch)
+        return None, self.strategy.run(self.task.train_step, args=args, options=options)
 
     def _collect(self, step: int, loss: jax.Array) -> None:
         self.step = step
@@ -224,47 +206,47 @@ class _Run:
 
     def _log(self, step: int, _: None) -> None:
         self._settle()
-        speed = self.images_per_s() or 0.0
-        left = (self.config.training.steps - step) * self.config.data.batch_size
+        speed = self.units_per_s() or 0.0
+        left = (self.config.training.steps - step) * self._units_per_step()
         if self.progress is not None:
             self.progress.report(
                 step,
                 loss=self.history.losses[-1],
-                images_per_s=speed,
+                speed=speed,
                 seconds_left=left / speed if speed else 0.0,
             )
 
     def _evaluate(self, step: int, _: None) -> None:
         self._settle()
-        held_out = batches(self.digits.test, self.config.data.batch_size)
+        held_out = batches(self.task.held_out, self.config.data.batch_size)
         with self.watch.paused():
-            means = evaluate(self.strategy, evaluation_step, self.net, held_out)
-        means["images"] = means.pop(WEIGHT)
-        self.history.evaluations.append({"step": step, **means})
-        self._say(
-            f"step {step}: held-out accuracy {means['accuracy']:.2%}, loss {means['loss']:.4f} "
-            f"on {means['images']:.0f} images"
-        )
+            means = evaluate(self.strategy, self.task.evaluation_step, self.model, held_out)
+        measures = self.task.measures(means)
+        self.history.evaluations.append({"step": step, **measures})
+        self._say(f"step {step}: {self.task.in_words(measures)}")
 
     def _say(self, text: str) -> None:
         # A live bar of the same console stays below what is printed.
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def images_per_s(self) -> float | None:
-        images = (self.step - self.first_step - 1) * self.config.data.batch_size
-        return images / self.watch.seconds if images > 0 and self.watch.seconds > 0 else None
+    def units_per_s(self) -> float | None:
+        units = (self.step - self.first_step - 1) * self._units_per_step()
+        return units / self.watch.seconds if units > 0 and self.watch.seconds > 0 else None
+
+    def _units_per_step(self) -> int:
+        return self.config.data.batch_size * self.task.units_per_example
 
     # Checkpoints
 
     def _state(self) -> Any:
-        modules = {"model": self.net, "optimizer": self.optimizer}
+        modules = {"model": self.model, "optimizer": self.optimizer}
         return {name: nnx.to_pure_dict(nnx.state(module)) for name, module in modules.items()}
 
     def _save(self, step: int, _: None) -> None:
         self._settle()
         notes = {
             "position": self.data.get_state(),
-            "data": self._data_identity(),
+            "data": self.task.identity(),
             "history": dataclasses.asdict(self.history),
         }
         with self.watch.paused():
@@ -278,17 +260,16 @@ class _Run:
                 raise not_empty(self.checkpoints.directory, steps)
             return
         restored = self.checkpoints.restore_latest(
-            like=self._state(),
-            sharding=self.strategy.replicated_sharding,
+            like=jax.tree.map(self._laid_out, self._state(), is_leaf=is_sharded),
             skip_damaged=skip_damaged,
         )
         if restored is None:
             return
-        check_same_data(self.checkpoints.directory, restored, self._data_identity())
+        check_same_data(self.checkpoints.directory, restored, self.task.identity())
         check_not_beyond(self.checkpoints.directory, restored, self.config.training.steps)
         for path in restored.set_aside:
             self._say(f"damaged checkpoint moved to {_short(path)}")
-        _load(self.net, restored.state["model"])
+        _load(self.model, restored.state["model"])
         _load(self.optimizer, restored.state["optimizer"])
         self.first_step = self.step = restored.step
         self.data.set_state(restored.notes["position"])
@@ -296,44 +277,55 @@ class _Run:
         where = _short(self.checkpoints.path(restored.step))
         self._say(f"resumed from step {restored.step}: {where}")
 
-    def _data_identity(self) -> dict[str, Any]:
-        """What decides which images are held out: another split would train on test images."""
-        return {"seed": self.config.data.seed, "test_fraction": self.config.data.test_fraction}
+    def _laid_out(self, leaf: Any) -> Any:
+        """How a leaf is to be restored: as it was placed, and else on every device."""
+        if is_sharded(leaf) or getattr(leaf.sharding, "mesh", None) == self.strategy.mesh:
+            return leaf
+        whole = self.strategy.replicated_sharding
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)
 
     # The end
 
     def report(self) -> TrainingReport:
-        evaluations, steps = self.history.evaluations, self.checkpoints.steps()
+        steps = self.checkpoints.steps()
+        last = None if self.was_interrupted else self.history.evaluations[-1]
         return TrainingReport(
             steps=self.step,
             num_replicas=self.strategy.num_replicas_in_sync,
-            accuracy=None if self.was_interrupted else evaluations[-1]["accuracy"],
-            images_per_s=self.images_per_s(),
+            unit=self.task.unit,
+            evaluation=last,
+            headline=None if last is None else self.task.headline(last),
+            units_per_s=self.units_per_s(),
             was_interrupted=self.was_interrupted,
             next_step=steps[-1] if steps else None,
         )
 
     def _write_output(self) -> None:
-        output = self.config.output
+        output, task = self.config.output, self.task
         report = self.report()
+        last = self.history.evaluations[-1]
+        found, text = task.finish(self.strategy, self.model)
         metrics = {
-            "accuracy": report.accuracy,
+            **task.metrics(last),
             "steps": report.steps,
             "replicas": report.num_replicas,
-            "images_per_s": report.images_per_s,
+            f"{task.unit}_per_s": report.units_per_s,
             "wall_time_s": time.perf_counter() - self.began,
             "resumed_from_step": self.first_step or None,
             "devices": [str(d) for d in self.strategy.mesh.devices.ravel()],
             "device_kind": self.strategy.mesh.devices.ravel()[0].device_kind,
             "versions": versions(),
             "config": as_dict(self.config),
+            **found,
             **dataclasses.asdict(self.history),
         }
         folder = Path(output.directory)
         write_metrics(folder / output.metrics, metrics)
         if output.picture:
-            title = f"digits, {report.num_replicas} replicas, {report.accuracy:.2%}"
-            draw_learning_curve(folder / output.picture, self.history, title=title)
+            title = f"{task.title}, {report.num_replicas} replicas, {report.headline}"
+            draw_learning_curve(folder / output.picture, self.history, task.curve, title=title)
+        if text:
+            self._say(text)
 
 
 def _load(module: nnx.Pytree, values: dict[str, Any]) -> None:

@@ -8,10 +8,11 @@ from jaxdist.errors import CheckpointError, ConfigError
 from jaxdist.training._checkpoints import Restored
 from jaxdist.training._config import LoadedConfig
 from jaxdist.training._extras import require_extra
-from jaxdist.training._schema import DigitsConfig
 
 
-def check_job(loaded: LoadedConfig[DigitsConfig], *, num_replicas: int, num_images: int) -> None:
+def check_job(
+    loaded: LoadedConfig[Any], *, num_replicas: int, num_examples: int, examples: str
+) -> None:
     """Refuse entries that do not go together, and make the output directory.
 
     Raises:
@@ -21,16 +22,16 @@ def check_job(loaded: LoadedConfig[DigitsConfig], *, num_replicas: int, num_imag
     """
     if loaded.values.output.picture:
         require_extra("matplotlib", "draw the learning curve (output.picture)")
-    _check_batch_size(loaded, num_replicas, num_images)
+    _check_batch_size(loaded, num_replicas, num_examples, examples)
     _check_warmup(loaded)
     _make_directory(loaded)
 
 
-def _check_batch_size(loaded: LoadedConfig[DigitsConfig], replicas: int, rows: int) -> None:
+def _check_batch_size(loaded: LoadedConfig[Any], replicas: int, rows: int, examples: str) -> None:
     size, where = loaded.values.data.batch_size, loaded.origin("data.batch_size")
     if size > rows:
         raise ConfigError(
-            f"{where}: data.batch_size is {size}, and there are {rows} images to train on.\n\n"
+            f"{where}: data.batch_size is {size}, and there are {rows} {examples} to train on.\n\n"
             f"Set data.batch_size to {max(replicas, rows - rows % replicas)} or less."
         )
     if size % replicas:
@@ -43,7 +44,7 @@ def _check_batch_size(loaded: LoadedConfig[DigitsConfig], replicas: int, rows: i
         )
 
 
-def _check_warmup(loaded: LoadedConfig[DigitsConfig]) -> None:
+def _check_warmup(loaded: LoadedConfig[Any]) -> None:
     warmup, steps = loaded.values.optimizer.warmup_steps, loaded.values.training.steps
     if warmup > steps:
         raise ConfigError(
@@ -53,7 +54,7 @@ def _check_warmup(loaded: LoadedConfig[DigitsConfig]) -> None:
         )
 
 
-def _make_directory(loaded: LoadedConfig[DigitsConfig]) -> None:
+def _make_directory(loaded: LoadedConfig[Any]) -> None:
     output = loaded.values.output
     folder = Path(output.directory)
     try:
@@ -77,7 +78,7 @@ def not_empty(directory: Path, steps: tuple[int, ...]) -> CheckpointError:
 
 
 def check_same_data(directory: Path, restored: Restored, identity: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that was trained on images that are held out now."""
+    """Refuse a checkpoint that was trained on examples that are held out now."""
     saved = restored.notes["data"]
     other = [
         f"data.{key}: saved {saved.get(key)}, now {value}"
@@ -87,7 +88,7 @@ def check_same_data(directory: Path, restored: Restored, identity: Mapping[str, 
     if other:
         raise CheckpointError(
             f"Checkpoint {restored.step} in {directory} was trained on another part of the data, "
-            "and images that are held out now may be in it.\n\n"
+            "and what is held out now may be in it.\n\n"
             + "\n".join(other)
             + "\n\nUse the saved values, or another checkpoint.directory."
         )

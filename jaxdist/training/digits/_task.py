@@ -1,7 +1,9 @@
-"""The main job's data (1,797 handwritten digits), its convolutional net, and its steps."""
+"""Handwritten digits: 1,797 images, a convolutional net, and its steps."""
 
 import dataclasses
 import itertools
+from collections.abc import Callable
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +11,16 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jaxdist.collectives import ReduceOp
-from jaxdist.strategies import get_replica_context
-from jaxdist.training._evaluate import weighted_sums
+from jaxdist.training._evaluate import WEIGHT, weighted_sums
 from jaxdist.training._extras import require_extra
-from jaxdist.training._schema import ModelConfig, OptimizerConfig
-from jaxdist.update import CompressedUpdate, ShardedUpdate, compressed_update, sharded_update
+from jaxdist.training._optimizer import reduced_update
+from jaxdist.training._task import Curve, Measures, Task
+from jaxdist.training.digits._schema import DigitsConfig, ModelConfig
 
 Batch = dict[str, jax.Array]
 
 NUM_CLASSES = 10
+IMAGE_SHAPE = (8, 8, 1)
 _BRIGHTEST = 16.0  # pixels are 0 to 16, sklearn.datasets.load_digits
 
 
@@ -40,7 +42,7 @@ def load_digits(test_fraction: float, seed: int) -> Digits:
     from sklearn import datasets
 
     pixels, labels = map(np.asarray, datasets.load_digits(return_X_y=True))
-    images = (pixels / _BRIGHTEST).astype(np.float32).reshape(-1, 8, 8, 1)
+    images = (pixels / _BRIGHTEST).astype(np.float32).reshape(-1, *IMAGE_SHAPE)
     order = np.random.default_rng(seed).permutation(len(labels))
     held_out = min(max(1, round(len(labels) * test_fraction)), len(labels) - 1)
     return Digits(
@@ -86,43 +88,13 @@ def mean_loss(net: DigitsNet, batch: Batch) -> jax.Array:
     return jnp.mean(row_losses(net, batch)[0])
 
 
-def make_optimizer(
-    net: DigitsNet, config: OptimizerConfig, *, num_steps: int
-) -> "nnx.Optimizer[DigitsNet]":
-    """AdamW with the configured schedule, made in the scope of the strategy that trains."""
-    peak, warmup = config.learning_rate, config.warmup_steps
-    rate: optax.Schedule
-    if config.schedule == "cosine":
-        rate = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(num_steps, warmup + 1))
-    else:
-        rate = optax.join_schedules(
-            [optax.linear_schedule(0.0, peak, max(warmup, 1)), optax.constant_schedule(peak)],
-            [warmup],
-        )
-    transform: optax.GradientTransformation = optax.adamw(rate, weight_decay=config.weight_decay)
-    if config.update == "sharded":
-        transform = sharded_update(transform)
-    elif config.update == "compressed":
-        transform = compressed_update(transform, config.compression, workers=config.workers)
-    return nnx.Optimizer(net, transform, wrt=nnx.Param)
-
-
 # Steps, as one replica sees them
 
 
-def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[DigitsNet]", batch: Batch) -> jax.Array:
-    """Update the net in place; the mean loss over the global batch `[]`.
-
-    Replicas have equal shares of the batch, so the mean of their means is the global mean.
-    """
+def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[Any]", batch: Batch) -> jax.Array:
+    """Update the net in place; the mean loss over the global batch `[]`."""
     loss, grads = nnx.value_and_grad(mean_loss)(net, batch)
-    if isinstance(optimizer.tx, (ShardedUpdate, CompressedUpdate)):
-        loss = get_replica_context().all_reduce(ReduceOp.MEAN, loss)
-    else:
-        loss, grads = get_replica_context().all_reduce(ReduceOp.MEAN, (loss, grads))
-    optimizer.update(net, grads)
-    mean: jax.Array = loss
-    return mean
+    return reduced_update(net, optimizer, loss, grads)
 
 
 def evaluation_step(net: DigitsNet, batch: Batch, mask: jax.Array) -> Batch:
@@ -130,3 +102,59 @@ def evaluation_step(net: DigitsNet, batch: Batch, mask: jax.Array) -> Batch:
     losses, logits = row_losses(net, batch)
     right = logits.argmax(-1) == batch["label"]
     return weighted_sums({"loss": losses, "accuracy": right}, mask)
+
+
+@final
+class DigitsTask(Task):
+    """The digits, as a task.
+
+    Raises:
+        MissingExtraError: scikit-learn is not installed.
+    """
+
+    title = "digits"
+    examples = "images"
+    unit = "images"
+    curve = Curve("accuracy", "held-out accuracy (%)", factor=100.0)
+
+    def __init__(self, config: DigitsConfig) -> None:
+        self._config = config
+        digits = load_digits(config.data.test_fraction, config.data.seed)
+        self.train, self.held_out = digits.train, digits.test
+        self.units_per_example = 1
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "seed": self._config.data.seed,
+            "test_fraction": self._config.data.test_fraction,
+        }
+
+    def make_model(self, rngs: nnx.Rngs) -> DigitsNet:
+        return DigitsNet(self._config.model, rngs=rngs)
+
+    @property
+    def train_step(self) -> Callable[[Any, Any, Any], Any]:
+        return train_step
+
+    @property
+    def evaluation_step(self) -> Callable[[Any, Any, Any], Any]:
+        return evaluation_step
+
+    def measures(self, means: Measures) -> dict[str, float]:
+        return {
+            "loss": means["loss"],
+            "accuracy": means["accuracy"],
+            "images": means[WEIGHT],
+        }
+
+    def in_words(self, measures: Measures) -> str:
+        return (
+            f"held-out accuracy {measures['accuracy']:.2%}, loss {measures['loss']:.4f} "
+            f"on {measures['images']:.0f} images"
+        )
+
+    def headline(self, measures: Measures) -> str:
+        return f"accuracy {measures['accuracy']:.2%}"
+
+    def metrics(self, measures: Measures) -> dict[str, Any]:
+        return {"accuracy": measures["accuracy"]}

@@ -64,7 +64,13 @@ def as_text(parts: Sequence[Table | str]) -> str:
 
 def as_html(parts: Sequence[Table | str]) -> str:
     """The same for a notebook."""
-    return "".join(p.html() if isinstance(p, Table) else f"<p>{html.escape(p)}</p>" for p in parts)
+    return "".join(p.html() if isinstance(p, Table) else _block(p) for p in parts)
+
+
+def _block(text: str) -> str:
+    """A sentence, or lines that are aligned."""
+    tag = "pre" if "\n" in text else "p"
+    return f"<{tag}>{html.escape(text)}</{tag}>"
 
 
 def as_rich(parts: Sequence[Table | str]) -> RenderableType:

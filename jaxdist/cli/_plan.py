@@ -1,0 +1,126 @@
+"""`jaxdist plan`: what a job would need and take on a slice of TPUs that is not here."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from jaxdist import training
+from jaxdist.errors import ArgumentError
+from jaxdist.explain import Plan, Sweep
+
+
+def add_plan(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    shared: argparse.ArgumentParser,
+) -> None:
+    """The arguments of `jaxdist plan`."""
+    parser = commands.add_parser(
+        "plan",
+        parents=[shared],
+        allow_abbrev=False,
+        help="what a job would need and take on a slice of TPUs that is not here",
+        description=(
+            "Compile the train step of a configuration for a slice of TPUs with its own compiler, "
+            "on this machine, and print memory, work, collectives, bounds and the predicted time "
+            "of a step. Needs libtpu, and no TPU."
+        ),
+    )
+    parser.add_argument("config", help="a TOML file, as for jaxdist train")
+    parser.add_argument(
+        "--topology", required=True, metavar="SLICE", help="such as v5p:8x8x8 or v5e:4x4"
+    )
+    parser.add_argument("--slices", type=int, metavar="N", help="how many such slices")
+    parser.add_argument(
+        "--logical",
+        metavar="SHAPE",
+        help="logical devices of a replica: their number, or chips in x, y and z, such as 2x2",
+    )
+    parser.add_argument("--rules", metavar="NAME", help="how state is laid out, such as fsdp")
+    parser.add_argument(
+        "--global-batch",
+        type=int,
+        metavar="ROWS",
+        help="rows of a batch, of all replicas; each keeps those of the configuration if left out",
+    )
+    parser.add_argument(
+        "--sweep", action="store_true", help="compare rules and logical devices, and rank them"
+    )
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the assignment")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="override an entry of the file; may be given many times",
+    )
+    parser.set_defaults(command=plan)
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Plan, print, draw.
+
+    Cost:
+        Seconds to minutes of compilation; no device is touched.
+    """
+    topology = _topology(arguments.topology, arguments.slices)
+    _check_picture(arguments.png)
+    if arguments.sweep and arguments.rules:
+        raise ArgumentError(
+            f"--rules {arguments.rules} was given with --sweep, which tries all rules.\n\n"
+            "Leave one of the two out."
+        )
+    if getattr(jax.config, "jax_platforms", None) is None:
+        # Everything is shapes. A TPU of this machine stays free for others.
+        jax.config.update("jax_platforms", "cpu")
+    job = training.load_job(arguments.config, arguments.overrides)
+    console = Console(file=sys.stdout)
+    found = _found(job, topology, arguments)
+    console.print(found.text(), markup=False, highlight=False, soft_wrap=True)
+    best = found.best if isinstance(found, Sweep) else found
+    if arguments.png is not None and best is not None:
+        written = best.figure(arguments.png)
+        console.print(f"Drawn: {written}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _found(job: Any, topology: str, arguments: argparse.Namespace) -> Plan | Sweep:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+
+        def report(what: str) -> None:
+            progress.update(task, description=what)
+
+        given = {"logical": arguments.logical, "global_batch": arguments.global_batch}
+        if arguments.sweep:
+            return training.sweep_job(job, topology, report=report, **given)
+        return training.plan_job(job, topology, rules=arguments.rules, report=report, **given)
+
+
+def _topology(name: str, slices: int | None) -> str:
+    if slices is None:
+        return name
+    if slices < 1:
+        raise ArgumentError(f"--slices {slices}: it is a number from 1 on.\n\nLeave it out for 1.")
+    if "*" in name:
+        raise ArgumentError(
+            f"--slices {slices} was given, and --topology {name} says how many as well.\n\n"
+            "Leave one of the two out."
+        )
+    return f"{name}*{slices}"
+
+
+def _check_picture(path: Path | None) -> None:
+    """Before minutes are spent on what is drawn."""
+    if path is None:
+        return
+    training.require_extra("matplotlib", "draw an assignment (--png)")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ArgumentError(f"--png {path}: there is no folder {str(folder)!r}.\n\nMake it first.")

@@ -1,0 +1,226 @@
+"""What a TPU chip can do, by generation: one table, with sources.
+
+All figures are published peaks of one chip. What is published for both directions of its links
+together is halved: `ici_bytes_per_second` and `dcn_bytes_per_second` are what leaves a chip.
+"""
+
+import dataclasses
+from typing import Any
+
+from jaxdist.errors import ArgumentError
+
+_GIB = 1 << 30
+_DOCS = "https://docs.cloud.google.com/tpu/docs"
+_CACM = "Jouppi et al., A domain-specific supercomputer, https://doi.org/10.1145/3360307"
+_BOOK = "https://jax-ml.github.io/scaling-book/tpus"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Published peaks of one chip.
+
+    Args:
+        name: Its generation.
+        flops: Operations of bfloat16 matrix products in a second.
+        hbm_bytes: Memory.
+        hbm_bytes_per_second: What it reads or writes.
+        ici_bytes_per_second: What it sends to its neighbours, over all its links.
+        dcn_bytes_per_second: What it sends to other slices.
+        devices: Devices that JAX makes of it on a TPU VM.
+        pod: Chips of the largest slice.
+        source: Where the numbers are from.
+        ici_source: Where the bandwidth inside a slice is from.
+        dcn_source: Where the bandwidth between slices is from.
+
+    Example:
+        >>> from jaxdist import cost
+        >>> chip = cost.CHIPS["v5e"]
+        >>> chip.flops / 1e12, chip.hbm_bytes >> 30
+        (197.0, 16)
+    """
+
+    name: str
+    flops: float
+    hbm_bytes: int
+    hbm_bytes_per_second: float
+    ici_bytes_per_second: float
+    dcn_bytes_per_second: float
+    devices: int
+    pod: int
+    source: str
+    ici_source: str
+    dcn_source: str
+
+    def per_device(self, devices: int) -> "Chip":
+        """The share of one of so many devices that share the chip.
+
+        Example:
+            >>> from jaxdist import cost
+            >>> cost.CHIPS["v4"].per_device(2).flops / 1e12
+            137.5
+        """
+        return dataclasses.replace(
+            self,
+            flops=self.flops / devices,
+            hbm_bytes=self.hbm_bytes // devices,
+            hbm_bytes_per_second=self.hbm_bytes_per_second / devices,
+            ici_bytes_per_second=self.ici_bytes_per_second / devices,
+            dcn_bytes_per_second=self.dcn_bytes_per_second / devices,
+            devices=1,
+        )
+
+
+_ROWS = (
+    Chip(
+        "v2",
+        46e12,
+        16 * _GIB,
+        700e9,
+        248e9,
+        3.125e9,
+        2,
+        256,
+        _CACM,
+        f"4 x 496 Gbit/s a chip, {_CACM}",
+        "assumed: one 100 Gbit/s card for 8 cores",
+    ),
+    Chip(
+        "v3",
+        123e12,
+        32 * _GIB,
+        900e9,
+        328e9,
+        3.125e9,
+        2,
+        1024,
+        f"{_DOCS}/v3",
+        f"4 x 656 Gbit/s a chip, {_CACM}",
+        "assumed: one 100 Gbit/s card for 8 cores",
+    ),
+    Chip(
+        "v4",
+        275e12,
+        32 * _GIB,
+        1200e9,
+        270e9,
+        6.25e9,
+        1,
+        4096,
+        f"{_DOCS}/v4",
+        f"6 x 45 GB/s a chip, {_BOOK}; memory {_DOCS}/v4",
+        f"50 Gbit/s a chip, {_BOOK}",
+    ),
+    Chip(
+        "v5e",
+        197e12,
+        16 * _GIB,
+        819e9,
+        200e9,
+        3.125e9,
+        1,
+        256,
+        f"{_DOCS}/v5e",
+        f"400 GB/s a chip in both directions, {_DOCS}/v5e",
+        f"25 Gbit/s a chip: 6.4 Tbit/s for 256, {_DOCS}/v5e",
+    ),
+    Chip(
+        "v5p",
+        459e12,
+        95 * _GIB,
+        2765e9,
+        600e9,
+        6.25e9,
+        1,
+        6144,
+        f"{_DOCS}/v5p",
+        f"1200 GB/s a chip in both directions, {_DOCS}/v5p",
+        f"50 Gbit/s a chip, {_DOCS}/v5p",
+    ),
+    Chip(
+        "v6e",
+        918e12,
+        32 * _GIB,
+        1638e9,
+        400e9,
+        12.5e9,
+        1,
+        256,
+        f"{_DOCS}/v6e",
+        f"800 GB/s a chip in both directions, {_DOCS}/tpu7x",
+        f"100 Gbit/s a chip, {_DOCS}/tpu7x",
+    ),
+    Chip(
+        "7x",
+        2307e12,
+        192 * _GIB,
+        7380e9,
+        600e9,
+        12.5e9,
+        2,
+        9216,
+        f"{_DOCS}/tpu7x",
+        f"1200 GB/s a chip in both directions, {_DOCS}/tpu7x",
+        f"100 Gbit/s a chip, {_DOCS}/tpu7x",
+    ),
+)
+
+CHIPS: dict[str, Chip] = {row.name: row for row in _ROWS}
+
+# Words of a device kind, and the generation that they mean; the first that fits.
+_KINDS = (
+    ("v2", "v2"),
+    ("v3", "v3"),
+    ("v4", "v4"),
+    ("v5 lite", "v5e"),
+    ("v5e", "v5e"),
+    ("v5", "v5p"),
+    ("v6", "v6e"),
+    ("7x", "7x"),
+)
+
+
+def generation_of(kind: str) -> str | None:
+    """The row of the table that a `device_kind` of JAX stands for.
+
+    Example:
+        >>> from jaxdist import cost
+        >>> cost.generation_of("TPU v5 lite"), cost.generation_of("cpu")
+        ('v5e', None)
+    """
+    lower = kind.lower()
+    return next((name for words, name in _KINDS if words in lower), None)
+
+
+def chip_of(device: Any) -> Chip:
+    """The chip that a TPU device belongs to.
+
+    Raises:
+        ArgumentError: No TPU, or one that the table does not have.
+
+    Example:
+        >>> from jaxdist import cost
+        >>> cost.chip_of(jax.devices("cpu")[0])
+        Traceback (most recent call last):
+            ...
+        jaxdist.errors.ArgumentError: The table of chips has no row for 'cpu'.
+        <BLANKLINE>
+        It has v2, v3, v4, v5e, v5p, v6e, 7x.
+    """
+    kind = str(getattr(device, "device_kind", device))
+    name = generation_of(kind) if getattr(device, "platform", "tpu") == "tpu" else None
+    if name is None:
+        raise ArgumentError(
+            f"The table of chips has no row for {kind!r}.\n\nIt has {', '.join(CHIPS)}."
+        )
+    return CHIPS[name]
+
+
+def devices_per_chip(devices: Any) -> int:
+    """How many of these TPU devices share a chip: libtpu describes a v4 chip as two.
+
+    Example:
+        >>> from jaxdist import cost
+        >>> cost.devices_per_chip(jaxdist.tpu.slice_of("v4:2x2x1").cores)
+        2
+    """
+    return max((int(getattr(d, "core_on_chip", 0) or 0) for d in devices), default=0) + 1

@@ -1,0 +1,12 @@
+"""Plans of steps for slices of TPUs: what was found, as values and as tables and pictures."""
+
+from jaxdist.explain._assignment import Picture as Picture
+from jaxdist.explain._parts import Memory as Memory
+from jaxdist.explain._parts import Times as Times
+from jaxdist.explain._parts import Traffic as Traffic
+from jaxdist.explain._plan import CAVEAT as CAVEAT
+from jaxdist.explain._plan import Plan as Plan
+from jaxdist.explain._sweep import Candidate as Candidate
+from jaxdist.explain._sweep import Sweep as Sweep
+from jaxdist.explain._words import seconds as seconds
+from jaxdist.explain._words import size as size

@@ -1,0 +1,263 @@
+"""What a step would need and take on a slice of TPUs."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import RenderableType
+
+from jaxdist.cost import Chip
+from jaxdist.explain import _tables
+from jaxdist.explain._assignment import Picture
+from jaxdist.explain._parts import Memory, Times, Traffic
+from jaxdist.explain._tables import Table
+from jaxdist.explain._words import count, plural, seconds, share, size
+from jaxdist.tpu.experimental import DeviceAssignment
+
+# Parts of the memory that are less than this part of the arguments are not listed.
+_SMALL = 1e-3
+CAVEAT = (
+    "Times are bounds from published peak numbers, and the latencies of a model; nothing of this "
+    "was measured."
+)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Plan:
+    """What one step would need and take on a slice of TPUs, compiled for it with its own compiler.
+
+    All sizes and times are of one device: a chip, or a core where a chip has two.
+
+    Args:
+        name: The step's.
+        topology: The slice, such as `v5p:8x8x8`, or `v5e:4x4*2` for two.
+        chip: Published peaks of a chip.
+        devices_per_chip: Devices that share a chip.
+        num_slices: How many slices.
+        assignment: Which core is logical device l of replica r.
+        rules: How state is laid out, where a job was planned by a rule; else "".
+        rows_per_replica: Rows of a batch that a replica gets; None where nothing is per-replica.
+        memory: Bytes of one device.
+        flops: Operations of matrix products of one device; None where the compiler refused.
+        hbm_traffic: Bytes that one device reads and writes.
+        traffic: Collectives, by link and kind.
+        times: Bounds and prediction; None where the compiler refused.
+        efficiency: Rows in a second of each device, as a part of those of one device alone.
+        efficiency_note: Why there is no efficiency, or what it is compared with.
+        advice: What would make it fit, or use less.
+        notes: What the numbers do not hold.
+
+    Example:
+        >>> strategy = OneDeviceStrategy("cpu:0")
+        >>> program = strategy.lower(lambda w, x: x @ w, (jnp.ones((256, 8)), jnp.ones((4, 256))))
+        >>> plan = program.compile_for("v5e:2x2")
+        >>> plan.memory.fits, plan.num_chips, plan.flops
+        (True, 4, 16384)
+    """
+
+    name: str
+    topology: str
+    chip: Chip
+    devices_per_chip: int
+    num_slices: int
+    assignment: DeviceAssignment
+    rules: str
+    rows_per_replica: int | None
+    memory: Memory
+    flops: int | None
+    hbm_traffic: int | None
+    traffic: tuple[Traffic, ...]
+    times: Times | None
+    efficiency: float | None = None
+    efficiency_note: str = ""
+    advice: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_replicas(self) -> int:
+        """Copies of the step that run together."""
+        return self.assignment.num_replicas
+
+    @property
+    def num_logical(self) -> int:
+        """Devices that one replica spans."""
+        return self.assignment.num_cores_per_replica
+
+    @property
+    def num_chips(self) -> int:
+        """Chips of all slices."""
+        x, y, z, _ = self.assignment.topology.mesh_shape.tolist()
+        return int(x * y * z)
+
+    @property
+    def global_rows(self) -> int | None:
+        """Rows of a batch, of all replicas."""
+        rows = self.rows_per_replica
+        return None if rows is None else rows * self.num_replicas
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """Rows of all replicas in a second, as predicted."""
+        if self.times is None or not self.global_rows or not self.times.predicted:
+            return None
+        return self.global_rows / self.times.predicted
+
+    def bytes_sent(self, link: str) -> float:
+        """The least that one device sends in a step over `"ICI"` or `"DCN"`."""
+        return sum(row.bytes_sent for row in self.traffic if row.link == link)
+
+    def text(self) -> str:
+        """Everything, as aligned text.
+
+        Example:
+            >>> program = OneDeviceStrategy("cpu:0").lower(lambda x: x + 1, (jnp.ones(4),))
+            >>> print(program.compile_for("v5e:2x2").text().splitlines()[0])
+            Plan of <lambda> for v5e:2x2: 4 chips, 4 replicas x 1 logical device
+        """
+        return _tables.as_text(list(self.parts()))
+
+    def figure(self, path: str | Path) -> Path:
+        """Draw the assignment, a panel for each plane of chips; the suffix gives the format.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        return self._picture.draw(path)
+
+    @property
+    def title(self) -> str:
+        """What is planned, where."""
+        rules = f", {self.rules}" if self.rules else ""
+        return (
+            f"Plan of {self.name} for {self.topology}: {plural(self.num_chips, 'chip')}, "
+            f"{plural(self.num_replicas, 'replica')} x "
+            f"{plural(self.num_logical, 'logical device')}{rules}"
+        )
+
+    @property
+    def _picture(self) -> Picture:
+        return Picture(self.assignment, self.num_slices, self.title)
+
+    @property
+    def _device(self) -> str:
+        return (
+            "chip" if self.devices_per_chip == 1 else f"core, 1/{self.devices_per_chip} of a chip"
+        )
+
+    def parts(self) -> Iterator[Table | str]:
+        """Tables and sentences."""
+        yield self.title
+        if self.rows_per_replica is not None:
+            yield (
+                f"A batch has {self.global_rows:,} rows: {self.rows_per_replica:,} for each replica"
+            )
+        yield self._memory()
+        yield self._verdict()
+        yield from (f"  {sentence}" for sentence in self.advice)
+        if self.times is not None:
+            yield from self._work(self.times)
+        yield "\n".join(self._picture.lines())
+        yield from self.notes
+        yield CAVEAT
+
+    def _memory(self) -> Table:
+        m = self.memory
+        rows: list[tuple[str, int | None]] = [
+            ("parameters", m.parameters),
+            ("optimizer", m.optimizer),
+            ("other state", m.other_state),
+            ("batch", m.batch),
+            ("padding of these", m.padding),
+            ("new state and results", m.results),
+            ("activations and other temporaries", m.temporaries),
+            ("program", m.program),
+            ("peak", m.peak),
+            ("there is", m.limit),
+        ]
+        return Table(
+            f"Memory of a {self._device}",
+            ("what", "size", "part"),
+            tuple(
+                (name, "?" if n is None else size(n), "" if n is None else share(n / m.limit))
+                for name, n in rows
+                if n is None or n > _SMALL * m.arguments or name == "peak"
+            ),
+            frozenset({"size", "part"}),
+        )
+
+    def _verdict(self) -> str:
+        m = self.memory
+        if m.fits:
+            return "It fits."
+        needs = "more" if m.peak is None else size(m.peak)
+        return f"It does not fit: it needs {needs}, and there is {size(m.limit)}."
+
+    def _work(self, times: Times) -> Iterator[Table | str]:
+        flops, moved = self.flops or 0, self.hbm_traffic or 0
+        devices = self.num_replicas * self.num_logical
+        per_chip = flops * self.devices_per_chip
+        yield (
+            f"Work of a step: {count(flops * devices, 'FLOP')} of matrix products, "
+            f"{count(per_chip, 'FLOP')} on each chip"
+        )
+        if self.traffic:
+            yield self._collectives()
+        else:
+            yield "It has no collectives."
+        peaks = self.chip.per_device(self.devices_per_chip)
+        sent = {link: self.bytes_sent(link) for link in ("ICI", "DCN")}
+        rows = [
+            ("compute", count(flops, "FLOP"), count(peaks.flops, "FLOP/s"), times.compute),
+            ("HBM", size(moved), count(peaks.hbm_bytes_per_second, "B/s"), times.hbm),
+            ("ICI", size(sent["ICI"]), count(peaks.ici_bytes_per_second, "B/s"), times.ici),
+        ]
+        if self.num_slices > 1:
+            rate = count(peaks.dcn_bytes_per_second, "B/s")
+            rows.append(("DCN", size(sent["DCN"]), rate, times.dcn))
+        yield Table(
+            "A step takes at least",
+            ("by", "of a device", "at", "time"),
+            tuple((by, of, at, seconds(t)) for by, of, at, t in rows),
+            frozenset({"of a device", "at", "time"}),
+        )
+        rate_of_rows = self.rows_per_second
+        per_second = f", {rate_of_rows:,.0f} rows/s" if rate_of_rows else ""
+        yield (
+            f"Predicted: {seconds(times.predicted)} a step{per_second}: "
+            f"{seconds(max(times.compute, times.hbm))} of work and {seconds(times.collectives)} of "
+            f"collectives; at least {seconds(times.bound)}, by {times.bound_by}"
+        )
+        if self.efficiency is not None:
+            yield f"Scaling efficiency: {share(self.efficiency)} {self.efficiency_note}"
+        elif self.efficiency_note:
+            yield f"Scaling efficiency: unknown, {self.efficiency_note}"
+
+    def _collectives(self) -> Table:
+        return Table(
+            "Collectives of a step",
+            ("link", "kind", "runs", "bytes", "a device sends", "devices", "predicted"),
+            tuple(
+                (
+                    row.link,
+                    row.kind,
+                    f"{row.runs:,}",
+                    size(row.num_bytes),
+                    size(row.bytes_sent),
+                    f"{row.groups:,} x {row.devices:,}" if row.groups > 1 else f"{row.devices:,}",
+                    seconds(row.seconds),
+                )
+                for row in self.traffic
+            ),
+            frozenset({"runs", "bytes", "a device sends", "predicted"}),
+        )
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return _tables.as_html(list(self.parts()))
+
+    def __rich__(self) -> RenderableType:
+        return _tables.as_rich(list(self.parts()))

@@ -1,0 +1,100 @@
+"""Plans of one job on one slice, compared."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+
+from jaxdist.explain import _tables
+from jaxdist.explain._plan import CAVEAT, Plan
+from jaxdist.explain._tables import Table
+from jaxdist.explain._words import seconds, size
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A way to lay a job out, with its plan, or why there is none."""
+
+    rules: str
+    num_replicas: int
+    num_logical: int
+    plan: Plan | None
+    reason: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """The predicted time of a step that fits."""
+        if self.plan is None or self.plan.times is None:
+            return None
+        return self.plan.times.predicted
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Sweep:
+    """Ways to lay a job out on a slice, the fastest of those that fit first.
+
+    All have the same global batch, so a shorter step is more work in the same time.
+
+    Args:
+        name: The job's.
+        topology: The slice.
+        global_rows: Rows of a batch, of all replicas.
+        candidates: What was tried.
+    """
+
+    name: str
+    topology: str
+    global_rows: int
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def ranked(self) -> tuple[Candidate, ...]:
+        """Those that fit by predicted time, then the others as they were tried."""
+        return tuple(sorted(self.candidates, key=lambda c: (c.seconds is None, c.seconds or 0.0)))
+
+    @property
+    def best(self) -> Plan | None:
+        """The plan with the shortest predicted step of those that fit."""
+        first = next(iter(self.ranked), None)
+        return first.plan if first is not None and first.seconds is not None else None
+
+    def text(self) -> str:
+        """A table, as aligned text."""
+        return _tables.as_text(list(self.parts()))
+
+    def parts(self) -> Iterator[Table | str]:
+        """Tables and sentences."""
+        yield (
+            f"Ways to lay {self.name} out on {self.topology}, "
+            f"with {self.global_rows:,} rows in a batch"
+        )
+        yield Table(
+            "Ranked by predicted time",
+            ("", "rules", "replicas x logical", "a step", "at least", "by", "peak", "what"),
+            tuple(self._row(number, c) for number, c in enumerate(self.ranked, 1)),
+            frozenset({"", "a step", "at least", "peak"}),
+        )
+        yield CAVEAT
+
+    def _row(self, number: int, c: Candidate) -> tuple[str, ...]:
+        mesh = f"{c.num_replicas:,} x {c.num_logical}"
+        if c.plan is None:
+            return ("", c.rules, mesh, "", "", "", "", c.reason)
+        peak = "?" if c.plan.memory.peak is None else size(c.plan.memory.peak)
+        if c.plan.times is None:
+            limit = size(c.plan.memory.limit)
+            return ("", c.rules, mesh, "", "", "", peak, f"does not fit into {limit}")
+        times = c.plan.times
+        predicted, bound = seconds(times.predicted), seconds(times.bound)
+        return (str(number), c.rules, mesh, predicted, bound, times.bound_by, peak, "fits")
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return _tables.as_html(list(self.parts()))
+
+    def __rich__(self) -> RenderableType:
+        return _tables.as_rich(list(self.parts()))

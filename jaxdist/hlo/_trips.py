@@ -1,0 +1,112 @@
+"""How often a loop runs."""
+
+import re
+
+from jaxdist.hlo._text import Instruction, Module, elements
+
+_KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_INDEX = re.compile(r"index=(\d+)")
+# Operations that pass a number on as it is.
+_PASSED_ON = frozenset({"copy", "bitcast", "copy-start", "copy-done", "convert"})
+
+
+def trips(module: Module, within: dict[str, Instruction], loop: Instruction) -> int | None:
+    """The turns of a `while`; None where it decides while running.
+
+    XLA for CPU and GPU notes the number. For TPU it does not, and what is left of a `scan` or a
+    `fori_loop` is read: a number that starts at a constant, grows by a constant, and is compared
+    with a constant.
+    """
+    noted = _KNOWN.search(loop.rest)
+    if noted:
+        return int(noted[1])
+    called = dict(loop.called)
+    condition = module.computations.get(called.get("condition", ""), {})
+    body = module.computations.get(called.get("body", ""), {})
+    compare = next((i for i in condition.values() if i.opcode == "compare"), None)
+    if compare is None or len(compare.operands) != 2:
+        return None
+    if "direction=LT" not in compare.rest and "direction=LE" not in compare.rest:
+        return None
+    place = _element(condition, compare.operands[0])
+    start = _start(within, loop, place)
+    step = _step(body, place)
+    limit = _limit(condition, body, within, loop, compare.operands[1])
+    if start is None or limit is None or not step or step < 1:
+        return None
+    turns = limit - start + (1 if "direction=LE" in compare.rest else 0)
+    return max(0, -(-turns // step))
+
+
+def _limit(
+    condition: dict[str, Instruction],
+    body: dict[str, Instruction],
+    within: dict[str, Instruction],
+    loop: Instruction,
+    name: str,
+) -> int | None:
+    """The constant that is compared with: in the condition, or carried through unchanged."""
+    constant = _constant(condition, name)
+    if constant is not None:
+        return constant
+    place = _element(condition, name)
+    root = _root(body)
+    if place is None or root is None or place >= len(root.operands):
+        return None
+    if _element(body, root.operands[place]) != place:
+        return None
+    return _start(within, loop, place)
+
+
+def _start(within: dict[str, Instruction], loop: Instruction, place: int | None) -> int | None:
+    """The constant with which an element of the loop's tuple starts."""
+    given = within.get(loop.operands[0]) if loop.operands else None
+    if place is None or given is None or given.opcode != "tuple" or place >= len(given.operands):
+        return None
+    return _constant(within, given.operands[place])
+
+
+def _step(body: dict[str, Instruction], place: int | None) -> int | None:
+    """The constant that a turn adds to an element of the loop's tuple."""
+    root = _root(body)
+    if place is None or root is None or place >= len(root.operands):
+        return None
+    add = _settled(body, root.operands[place])
+    if add is None or add.opcode != "add" or len(add.operands) != 2:
+        return None
+    one, other = add.operands
+    if _element(body, one) == place:
+        return _constant(body, other)
+    return _constant(body, one) if _element(body, other) == place else None
+
+
+def _root(body: dict[str, Instruction]) -> Instruction | None:
+    return next((i for i in reversed(body.values()) if i.opcode == "tuple"), None)
+
+
+def _settled(within: dict[str, Instruction], name: str) -> Instruction | None:
+    """What a name stands for, behind copies of it."""
+    found = within.get(name)
+    while found is not None and found.opcode in _PASSED_ON and found.operands:
+        found = within.get(found.operands[0])
+    return found
+
+
+def _element(within: dict[str, Instruction], name: str) -> int | None:
+    """Which element of the tuple of a loop this is."""
+    found = _settled(within, name)
+    if found is None or found.opcode != "get-tuple-element":
+        return None
+    of = within.get(found.operands[0])
+    index = _INDEX.search(found.rest)
+    if of is None or of.opcode != "parameter" or index is None:
+        return None
+    return int(index[1]) if len(elements(of.shape)) > int(index[1]) else None
+
+
+def _constant(within: dict[str, Instruction], name: str) -> int | None:
+    found = _settled(within, name)
+    if found is None or found.opcode != "constant" or len(found.operands) != 1:
+        return None
+    text = found.operands[0]
+    return int(text) if text.lstrip("-").isdigit() else None

@@ -1,0 +1,123 @@
+"""The arguments of a program as shapes, for the replicas of another layout."""
+
+import collections
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdist.errors import ArgumentError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.program._arguments import unflatten
+from jaxdist.program._program import Program
+from jaxdist.program._trace import InSlot
+from jaxdist.values import Kind, PerReplica, Sharded
+
+
+def rows_per_replica(program: Program) -> int | None:
+    """Rows of a batch that a replica gets; None where no input is per-replica.
+
+    Of inputs of different lengths, the length that most have.
+    """
+    counts = collections.Counter(
+        slot.shape[0] // program.layout.num_replicas
+        for slot in program.signature.inputs
+        if slot.kind is Kind.PER_REPLICA and not slot.is_scalar
+    )
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def abstract_call(
+    program: Program, layout: ReplicaMesh, rows: int | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the same structure for `layout`, with so many rows for each replica.
+
+    Raises:
+        ArgumentError: Other rows than now where inputs have different lengths; variables from a
+            closure, and values of different shapes.
+    """
+    _check(program)
+    signature = program.signature
+    own = rows_per_replica(program)
+    if rows is not None and rows != own:
+        _check_one_length(program, rows)
+    graph_size = len(signature.graph.paths) if signature.graph else 0
+    made = [_abstract(slot, program.layout, layout, rows) for slot in signature.inputs]
+    nodes = signature.graph.merge(made[:graph_size]) if signature.graph else ()
+    given = [
+        _wrapped(x, slot)
+        for x, slot in zip(made[graph_size:], signature.inputs[graph_size:], strict=True)
+    ]
+    call: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(
+        signature.treedef, signature.slots, given, nodes
+    )
+    return call
+
+
+def _abstract(
+    slot: InSlot, before: ReplicaMesh, layout: ReplicaMesh, rows: int | None
+) -> jax.ShapeDtypeStruct:
+    shape = slot.shape
+    if slot.cut is not None:
+        pieces = slot.cut.pieces(layout)
+        dim, length = slot.cut.dim, slot.cut.rows(pieces) * pieces
+        shape = (*shape[:dim], length, *shape[dim + 1 :])
+    elif slot.kind is Kind.PER_REPLICA:
+        local = shape[0] // before.num_replicas
+        length = local if rows is None or slot.is_scalar else rows
+        shape = (length * layout.num_replicas, *shape[1:])
+    return jax.ShapeDtypeStruct(
+        shape, slot.dtype, weak_type=slot.weak_type, sharding=_sharding(slot, layout)
+    )
+
+
+def _sharding(slot: InSlot, layout: ReplicaMesh) -> NamedSharding | None:
+    """The layout over logical devices, which the other mesh has under the same names."""
+    if slot.kind is not Kind.PER_REPLICA and any(slot.sharding.spec):
+        return NamedSharding(layout.mesh, PartitionSpec(*slot.sharding.spec))
+    return None
+
+
+def _wrapped(array: jax.ShapeDtypeStruct, slot: InSlot) -> Any:
+    if slot.cut is not None:
+        return Sharded(array, *slot.cut)
+    if slot.kind is Kind.PER_REPLICA:
+        held: Any = array
+        return PerReplica.of_global(held, scalars=slot.is_scalar)
+    return array
+
+
+def _check(program: Program) -> None:
+    name = program.name
+    if program.variables:
+        names = [n for group in program.variables.names for n in group]
+        raise ArgumentError(
+            f"{name} cannot be planned for another slice: it has {', '.join(names[:4])} from a "
+            "closure, and variables belong to the devices of one strategy.\n\n"
+            "Pass their values as arguments of the step, or hold them in an NNX object."
+        )
+    if program.signature.uneven:
+        raise ArgumentError(
+            f"{name} cannot be planned for another slice: its replicas have values of different "
+            "shapes.\n\nLower it with values of one shape."
+        )
+    if program.layout.num_virtual is not None:
+        raise ArgumentError(
+            f"{name} cannot be planned for a slice: it is of a strategy with deterministic=True, "
+            "which TPUs do not have.\n\nLower it with a strategy without it."
+        )
+
+
+def _check_one_length(program: Program, rows: int) -> None:
+    count = program.layout.num_replicas
+    lengths = {
+        n: s.shape[0] // count
+        for n, s in zip(program.input_names, program.signature.inputs, strict=True)
+        if s.kind is Kind.PER_REPLICA and not s.is_scalar
+    }
+    if len(set(lengths.values())) > 1:
+        raise ArgumentError(
+            f"A batch of {rows} rows a replica was asked for, and the per-replica inputs of "
+            f"{program.name} have different numbers of rows: {lengths}.\n\n"
+            "Lower the step with the batch that you mean, and leave global_batch out."
+        )

@@ -1,0 +1,101 @@
+"""What would make a step fit into memory, with the numbers."""
+
+from collections.abc import Callable, Iterator
+
+from jaxdist.explain import Memory, Plan, size
+from jaxdist.program._needs import Needs
+
+# Compilations that a search for the largest batch may take.
+_MOST_TRIES = 4
+
+
+def advice(
+    made: Plan,
+    needs: Needs,
+    needs_with: Callable[[int], Needs],
+    report: Callable[[str], None],
+) -> tuple[str, ...]:
+    """Remedies for a step that does not fit: each with what it saves, and whether that is enough.
+
+    Args:
+        made: The plan that does not fit.
+        needs: What it was made from.
+        needs_with: What the step needs with so many rows for each replica.
+        report: Told what is being done.
+    """
+    m, replicas = made.memory, made.num_replicas
+    found = []
+    if needs.kept_state:
+        found.append(
+            "Donating the state, RunOptions(donate_argnums=...), gives its memory to the new one: "
+            + _verdict(m, needs.kept_state)
+        )
+    if replicas > 1 and not made.rules.startswith("fsdp"):
+        of_optimizer = m.optimizer - m.optimizer // replicas
+        of_parameters = m.parameters - m.parameters // replicas
+        if made.rules.startswith("sharded"):
+            of_optimizer = 0
+        if of_optimizer:
+            found.append(
+                f"sharded_update keeps 1/{replicas} of the optimizer on each replica: "
+                + _verdict(m, of_optimizer)
+            )
+        if of_parameters:
+            found.append(
+                f"FSDP keeps 1/{replicas} of parameters and optimizer on each replica: "
+                + _verdict(m, of_optimizer + of_parameters)
+            )
+    found += _of_batch(made, needs_with, report)
+    return tuple(found)
+
+
+def _verdict(memory: Memory, saved: int) -> str:
+    words = f"{size(saved)} less"
+    if memory.peak is None:
+        return words
+    left = memory.peak - saved
+    fits = "fits" if left <= memory.limit else f"still more than {size(memory.limit)}"
+    return f"{words}, {size(left)}, {fits}."
+
+
+def _of_batch(
+    made: Plan, needs_with: Callable[[int], Needs], report: Callable[[str], None]
+) -> Iterator[str]:
+    """The largest batch that fits, found by compiling."""
+    rows = made.rows_per_replica
+    if rows is None or rows < 2:
+        return
+    low, high = 0, rows  # rows that fit, rows that do not
+    peaks = {rows: made.memory.peak}
+    for left in range(_MOST_TRIES, 0, -1):
+        if high - low <= max(1, low // 16):
+            break
+        # Whether any batch fits is known from the smallest.
+        tried = 1 if left == 1 and not low else _next(low, high, peaks, made.memory.limit)
+        report(f"trying {tried} rows a replica")
+        memory = needs_with(tried).memory
+        peaks[tried] = memory.peak
+        low, high = (tried, high) if memory.fits else (low, tried)
+    if low:
+        needed = peaks[low]
+        yield (
+            f"A batch of {low:,} rows a replica ({low * made.num_replicas:,} in all) in place of "
+            f"{rows:,}" + (f" needs {size(needed)}, and fits." if needed else " fits.")
+        )
+    else:
+        yield f"A smaller batch alone does not help: {high:,} rows a replica do not fit either."
+
+
+def _next(low: int, high: int, peaks: dict[int, int | None], limit: int) -> int:
+    """Rows to try: where memory, which grows with the rows, would reach most of the limit."""
+    known = sorted((rows, peak) for rows, peak in peaks.items() if peak is not None)
+    guess = (low + high) // 2 if low else high // 4
+    # From the two that are nearest: the compiler does with less where there is less.
+    near = [row for row in known if row[0] >= low][:2]
+    if len(near) == 2 and near[1][1] > near[0][1]:
+        (r0, p0), (r1, p1) = near
+        guess = int(r0 + (0.95 * limit - p0) * (r1 - r0) / (p1 - p0))
+        guess = guess if low else min(guess, 3 * high // 4)
+    # A number that is easy to share.
+    guess -= guess % max(1, 1 << (guess.bit_length() - 4))
+    return min(max(guess, low + 1), high - 1)

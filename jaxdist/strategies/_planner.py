@@ -1,0 +1,149 @@
+"""Planning a step for a slice of TPUs."""
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from jaxdist import replica
+from jaxdist.cost import Chip
+from jaxdist.errors import ArgumentError
+from jaxdist.explain import Plan, seconds
+from jaxdist.program import Program
+from jaxdist.program._needs import Needs, compiled_or_refused, needs_of, read_needs
+from jaxdist.strategies import _fitting
+from jaxdist.strategies._base import Strategy
+from jaxdist.strategies._slices import Place, alone, place
+
+# Lowers a step for a strategy, with so many rows of a batch for each replica.
+Lower = Callable[[Strategy, "int | None"], Program]
+# Told what is being done.
+Report = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A step that can be lowered for any strategy.
+
+    Args:
+        lower: Lowers it.
+        rows: Rows of a batch that a replica gets; None where nothing is per-replica.
+        rules: How its state is laid out, as a word.
+        like: The strategy whose axis names it uses.
+    """
+
+    lower: Lower
+    rows: int | None
+    rules: str = ""
+    like: Strategy | None = None
+
+
+def plan(
+    source: Source,
+    topology: Any,
+    logical: Any,
+    *,
+    global_batch: int | None = None,
+    advise: bool = True,
+    compare: bool = True,
+    report: Report = lambda what: None,
+) -> Plan:
+    """Compile a step for a slice, and for one device to compare with; see `Program.compile_for`."""
+    # The strategy of a scope around the call is not the one that is planned for.
+    with replica.entered(None):
+        report(f"describing {topology}")
+        where = place(topology, logical, source.like)
+        rows = _rows(source, where, global_batch)
+        return _planned(source, where, rows, advise, compare, report)
+
+
+def _planned(
+    source: Source, where: Place, rows: int | None, advise: bool, compare: bool, report: Report
+) -> Plan:
+    report(f"tracing for {where.name}")
+    program = source.lower(where.strategy, rows)
+    # The compiler of XLA leaves Python free: the step for one device is traced meanwhile.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        compiling = pool.submit(compiled_or_refused, program)
+        report(f"compiling for {where.name}")
+        single = _traced_alone(source, where, rows) if compare else None
+        needs = read_needs(program, where.device, compiling.result())
+    made = Plan(
+        name=program.name,
+        topology=where.name,
+        chip=where.chip,
+        devices_per_chip=where.devices_per_chip,
+        num_slices=where.num_slices,
+        assignment=where.assignment,
+        rules=source.rules,
+        rows_per_replica=rows,
+        memory=needs.memory,
+        flops=needs.flops,
+        hbm_traffic=needs.hbm_traffic,
+        traffic=needs.traffic,
+        times=needs.times,
+        notes=_notes(where, needs),
+    )
+    if not made.memory.fits:
+        found = (
+            _fitting.advice(made, needs, lambda n: _needs(source, where, n), report)
+            if advise
+            else ()
+        )
+        return dataclasses.replace(made, advice=found)
+    if single is None:
+        return made
+    report("compiling for one device")
+    return _with_efficiency(made, needs_of(*single))
+
+
+def _traced_alone(source: Source, where: Place, rows: int | None) -> tuple[Program, Chip]:
+    """The step for one device of the same generation, and what that device has."""
+    single = alone(where, source.like)
+    return source.lower(single.strategy, rows), single.device
+
+
+def _with_efficiency(made: Plan, one: Needs) -> Plan:
+    """The plan with what its devices do beside what one device alone would."""
+    if one.times is None or made.times is None:
+        note = "the step does not fit on one device"
+        return dataclasses.replace(made, efficiency_note=note)
+    # The same rows: on one device, and on all the logical devices of a replica.
+    efficiency = one.times.predicted / (made.times.predicted * made.num_logical)
+    note = f"of one device with the same rows, predicted {seconds(one.times.predicted)}"
+    return dataclasses.replace(made, efficiency=efficiency, efficiency_note=note)
+
+
+def _needs(source: Source, where: Place, rows: int) -> Needs:
+    return needs_of(source.lower(where.strategy, rows), where.device)
+
+
+def _rows(source: Source, where: Place, global_batch: int | None) -> int | None:
+    if global_batch is None:
+        return source.rows
+    count = where.strategy.num_replicas_in_sync
+    if source.rows is None:
+        raise ArgumentError(
+            f"A global batch of {global_batch} rows was asked for, and the step has no per-replica "
+            "input.\n\nLeave it out."
+        )
+    if global_batch < count or global_batch % count:
+        below, above = global_batch - global_batch % count, global_batch + -global_batch % count
+        near = sorted({max(count, below), max(count, above)})
+        raise ArgumentError(
+            f"A global batch of {global_batch} rows cannot be shared by {count} replicas of "
+            f"{where.name}.\n\nUse {' or '.join(map(str, near))}."
+        )
+    return global_batch // count
+
+
+def _notes(where: Place, needs: Needs) -> tuple[str, ...]:
+    notes = []
+    if where.chip.devices < where.devices_per_chip:
+        notes.append(
+            f"libtpu describes a chip of {where.chip.name} as {where.devices_per_chip} devices; on "
+            "most TPU VMs JAX runs it as one."
+        )
+    if needs.unknown_loops:
+        notes.append("Loops that decide while running were counted as one turn.")
+    return tuple(notes)

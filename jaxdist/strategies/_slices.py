@@ -1,0 +1,144 @@
+"""Strategies on slices of TPUs that are only described."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from jaxdist.cluster_resolver import TPUClusterResolver
+from jaxdist.cost import CHIPS, Chip, chip_of
+from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.strategies._base import Strategy
+from jaxdist.strategies._tpu import TPUStrategy
+from jaxdist.tpu import Slice, TPUSystem, slice_of
+from jaxdist.tpu._logical_shape import boxes, logical_shape
+from jaxdist.tpu.experimental import DeviceAssignment, Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A slice with a strategy on it that compiles, and what one of its devices has."""
+
+    name: str
+    strategy: TPUStrategy
+    assignment: DeviceAssignment
+    chip: Chip
+    devices_per_chip: int
+    num_slices: int
+
+    @property
+    def device(self) -> Chip:
+        """The share of one device."""
+        return self.chip.per_device(self.devices_per_chip)
+
+
+def place(topology: Any, logical: Any, like: Strategy | None = None) -> Place:
+    """A strategy on all cores of a slice, with axes named as those of another strategy.
+
+    Raises:
+        TopologyError: No such slice, or one that is larger than a pod; logical devices that do not
+            divide it.
+        MissingExtraError: libtpu is not installed.
+        ArgumentTypeError: What does not name a slice.
+        ArgumentError: A strategy whose mesh has several replica or logical axes.
+    """
+    described = _named(topology)
+    _check_pod(described)
+    resolver = TPUClusterResolver(f"described:{_name(described)}")
+    system = resolver.tpu_system
+    box = logical_shape(system.topology, described.num_slices, logical)
+    count = int(np.prod(system.topology.mesh_shape)) // int(np.prod(box))
+    assignment = DeviceAssignment.build(system.topology, list(box), num_replicas=count)
+    return _placed(described, resolver, assignment, like)
+
+
+def alone(of: Place, like: Strategy | None = None) -> Place:
+    """One device of the same generation."""
+    described = slice_of(f"{slice_of(of.name).generation}:1x1")
+    resolver = TPUClusterResolver(f"described:{_name(described)}")
+    assignment = DeviceAssignment(resolver.tpu_system.topology, [[[0, 0, 0, 0]]])
+    return _placed(described, resolver, assignment, like)
+
+
+def boxes_of(topology: Any) -> tuple[int, ...]:
+    """Numbers of logical devices by which a slice can be divided."""
+    described = _named(topology)
+    return boxes(described.topology, described.num_slices)
+
+
+def _placed(
+    described: Slice,
+    resolver: TPUClusterResolver,
+    assignment: DeviceAssignment,
+    like: Strategy | None,
+) -> Place:
+    strategy = TPUStrategy(resolver, assignment)
+    if like is not None:
+        layout = _with_names(strategy.layout, like.layout)
+        strategy._set_up(layout, like.communication)
+    return Place(
+        _name(described),
+        strategy,
+        assignment,
+        chip_of(strategy.layout.devices[0]),
+        int(assignment.topology.mesh_shape[3]),
+        described.num_slices,
+    )
+
+
+def _named(topology: Any) -> Slice:
+    if isinstance(topology, Slice):
+        return topology
+    if isinstance(topology, TPUSystem):
+        topology = topology.name
+    if isinstance(topology, Topology):
+        raise ArgumentTypeError(
+            f"{topology!r} says where cores are, and not of which generation they are.\n\n"
+            "Pass the name of the slice, such as 'v5e:4x4', or jaxdist.tpu.slice_of('v5e:4x4')."
+        )
+    if not isinstance(topology, str):
+        raise ArgumentTypeError(
+            f"A slice of TPUs was given as {type(topology).__name__}.\n\n"
+            "Pass its name, such as 'v5p:8x8x8', or 'v5e:4x4*2' for two slices."
+        )
+    if topology == "local":
+        raise ArgumentError(
+            "The TPUs of this machine need no plan.\n\n"
+            "Call strategy.lower(step, args).explain(), or name a slice, such as 'v5p:8x8x8'."
+        )
+    return slice_of(topology.removeprefix("described:").removeprefix("virtual:"))
+
+
+def _name(described: Slice) -> str:
+    more = f"*{described.num_slices}" if described.num_slices > 1 else ""
+    return described.name + more
+
+
+def _check_pod(described: Slice) -> None:
+    chip = CHIPS[described.generation.removeprefix("tpu")]
+    chips = int(np.prod(described.shape))
+    if chips > chip.pod:
+        raise TopologyError(
+            f"There is no slice {described.name}: it would have {chips:,} chips, and the largest "
+            f"of {described.generation} has {chip.pod:,}.\n\n"
+            f"Use several slices, for instance {-(-chips // chip.pod)} of {chip.pod} chips or "
+            "fewer: a name ends with the number of slices, as in 'v5e:16x16*2'."
+        )
+
+
+def _with_names(layout: ReplicaMesh, like: ReplicaMesh) -> ReplicaMesh:
+    """The same devices under the axis names of another layout."""
+    if len(like.replica_axes) > 1 or len(like.logical_axes) > 1:
+        raise ArgumentError(
+            f"The strategy has a mesh of axes {dict(like.mesh.shape)}, replicas over "
+            f"{like.replica_axes}, and how a slice would be shared between several axes is not "
+            "known.\n\nPlan the step with a strategy of one replica axis and at most one other."
+        )
+    logical = like.logical_axes[0] if like.logical_axes else None
+    if (like.replica_axes[0], logical) == layout.mesh.axis_names:
+        return layout
+    names = (like.replica_axes[0], logical or layout.logical_axes[0])
+    mesh = Mesh(layout.mesh.devices, names, axis_types=(AxisType.Auto,) * 2)
+    return ReplicaMesh(mesh, (names[0],), described=layout.described)

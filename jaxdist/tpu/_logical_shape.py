@@ -1,0 +1,128 @@
+"""Which box of cores one replica gets."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxdist.errors import ArgumentTypeError, TopologyError
+from jaxdist.tpu._topology import AXES, Topology
+
+Box = tuple[int, int, int, int]
+
+
+def logical_shape(topology: Topology, num_slices: int, logical: Any) -> Box:
+    """Sizes in x, y, z and cores of a chip of the box that one replica spans.
+
+    A box divides the mesh, so that every core is used, and lies within one slice: between slices
+    there is no wire.
+
+    Args:
+        topology: The cores; further slices lie behind the first one in z.
+        num_slices: How many slices.
+        logical: A number of logical devices, of which the most compact box is taken; or a shape:
+            2 to 4 sizes, or text such as `"2x2"`.
+
+    Raises:
+        TopologyError: A box that does not fit or does not divide, or a number that no box has.
+        ArgumentTypeError: Neither a number nor a shape.
+
+    Example:
+        >>> v5e = jaxdist.tpu.slice_of("v5e:4x4").topology
+        >>> logical_shape(v5e, 1, 4), logical_shape(v5e, 1, "4x1")
+        ((2, 2, 1, 1), (4, 1, 1, 1))
+    """
+    sizes = _sizes(logical)
+    x, y, z, cores = topology.mesh_shape.tolist()
+    within = (x, y, z // num_slices, cores)
+    if isinstance(sizes, int):
+        return _most_compact(within, sizes)
+    box: Any = (*sizes, *(1,) * (4 - len(sizes)))
+    bad = [
+        f"{size} in {axis}, and there are {there}"
+        for axis, size, there in zip(AXES, box, within, strict=True)
+        if there % size
+    ]
+    if bad:
+        count = math.prod(box)
+        raise TopologyError(
+            f"Logical devices of shape {_text(box)} do not divide a slice of {_text(within)} in "
+            f"{', '.join(AXES)}: {'; '.join(bad)}.\n\n{_those_that_fit(within, count)}"
+        )
+    found: Box = box
+    return found
+
+
+def boxes(topology: Topology, num_slices: int) -> tuple[int, ...]:
+    """Numbers of logical devices that some box has."""
+    x, y, z, cores = topology.mesh_shape.tolist()
+    return _numbers((x, y, z // num_slices, cores))
+
+
+def _sizes(logical: Any) -> int | tuple[int, ...]:
+    if isinstance(logical, str):
+        parts = logical.split("x")
+        if not all(p.isdigit() for p in parts):
+            raise TopologyError(
+                f"{logical!r} is no shape of logical devices.\n\n"
+                "Write the chips of a replica in x, y and z, such as 2x2 or 2x2x1, or their number."
+            )
+        return _checked([int(p) for p in parts]) if len(parts) > 1 else _positive(int(parts[0]))
+    if isinstance(logical, int) and not isinstance(logical, bool):
+        return _positive(logical)
+    if isinstance(logical, Sequence) and all(type(n) is int for n in logical):
+        return _checked(list(logical))
+    raise ArgumentTypeError(
+        f"logical is {logical!r}, of type {type(logical).__name__}.\n\n"
+        "Pass a number of logical devices, such as 4, or a shape in x, y and z, such as '2x2'."
+    )
+
+
+def _positive(number: int) -> int:
+    if number < 1:
+        raise TopologyError(
+            f"{number} logical devices were asked for, and a replica has 1 or more.\n\n"
+            "Pass for instance 1."
+        )
+    return number
+
+
+def _checked(sizes: list[int]) -> tuple[int, ...]:
+    if not 2 <= len(sizes) <= 4 or min(sizes) < 1:
+        raise TopologyError(
+            f"{_text(sizes)} is no shape of logical devices: it has 2 to 4 sizes, in "
+            f"{', '.join(AXES)}, each 1 or more.\n\nPass for instance 2x2."
+        )
+    return tuple(sizes)
+
+
+def _most_compact(within: Sequence[int], number: int) -> Box:
+    fitting = [box for box in _boxes(within) if math.prod(box) == number]
+    if not fitting:
+        raise TopologyError(
+            f"No box of {number} cores divides a slice of {_text(within)} in {', '.join(AXES)}."
+            f"\n\n{_those_that_fit(within, number)}"
+        )
+    # Cores of a chip first, then as much like a cube as can be, x before y before z.
+    return min(fitting, key=lambda box: (-box[3], sum(box[:3]), [-size for size in box[:3]]))
+
+
+def _those_that_fit(within: Sequence[int], number: int) -> str:
+    shapes = [_text(box) for box in _boxes(within) if math.prod(box) == number]
+    if shapes:
+        return f"Shapes of {number} that do: {', '.join(shapes[:8])}."
+    near = sorted(_numbers(within), key=lambda n: abs(n - number))[:4]
+    return f"Numbers that some box has: {', '.join(map(str, sorted(near)))}."
+
+
+def _numbers(within: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted({math.prod(box) for box in _boxes(within)}))
+
+
+def _boxes(within: Sequence[int]) -> list[Box]:
+    divisors = [[d for d in range(1, n + 1) if n % d == 0] for n in within]
+    return [(a, b, c, d) for a, b, c, d in itertools.product(*divisors)]
+
+
+def _text(sizes: Sequence[int]) -> str:
+    return "x".join(map(str, sizes))

@@ -1,0 +1,47 @@
+"""The configuration of the digits task."""
+
+import dataclasses
+from typing import Literal
+
+from jaxdist.training._schema import (
+    NOT_EMPTY,
+    BatchConfig,
+    CheckpointConfig,
+    OptimizerConfig,
+    OutputConfig,
+    TrainingConfig,
+    Within,
+    entry,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class StrategyConfig:
+    """Which devices the replicas run on."""
+
+    devices: Literal["auto"] | tuple[str, ...] = entry("auto", length=NOT_EMPTY)
+    virtual_cpu_devices: int = entry(8, within=Within(1, 1024))
+    deterministic: bool | int = entry(False)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Channels of each convolution, and units of the layer before the last."""
+
+    # Each convolution is followed by 2x2 pooling, and 8x8 images can be halved three times.
+    channels: tuple[int, ...] = entry((16, 32), within=Within(1, 4096), length=Within(1, 3))
+    hidden: int = entry(64, within=Within(1, 65536))
+
+
+@dataclasses.dataclass(frozen=True)
+class DigitsConfig:
+    """The sections of `configs/digits_mirrored.toml`."""
+
+    task: Literal["digits"] = "digits"
+    strategy: StrategyConfig = dataclasses.field(default_factory=StrategyConfig)
+    data: BatchConfig = dataclasses.field(default_factory=BatchConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    output: OutputConfig = dataclasses.field(default_factory=OutputConfig)

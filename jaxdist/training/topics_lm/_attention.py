@@ -1,0 +1,85 @@
+"""Causal attention with rotary positions, over a whole sequence or one byte at a time."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Cache = dict[str, jax.Array]  # key and value, each [row, slot, head, head dim]
+
+_LONGEST_WAVE = 10_000.0  # of the slowest rotation, in positions over 2 pi
+
+
+def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Turn each head's dims by its position, so that products depend on distances only.
+
+    Shapes:
+        In: `[b, s, heads, head dim]`, and positions `[s]`. Out: the same.
+
+    Example:
+        >>> x = jax.random.normal(jax.random.key(0), (1, 2, 1, 8))
+        >>> def product(first):
+        ...     q, k = rotate(x, first + jnp.arange(2))[0, :, 0]
+        ...     return q @ k
+        >>> bool(jnp.allclose(product(0), product(70), atol=1e-4))
+        True
+    """
+    half = x.shape[-1] // 2
+    speeds = _LONGEST_WAVE ** (-jnp.arange(half) / half)
+    angles = positions[:, None, None] * speeds[None, None]  # [s, 1, half]
+    cos, sin = jnp.cos(angles)[None], jnp.sin(angles)[None]
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1).astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Causal self-attention; every head has `width / heads` dims."""
+
+    def __init__(
+        self, width: int, heads: int, *, out_init: Any, linear: dict[str, Any], rngs: nnx.Rngs
+    ) -> None:
+        self.heads = heads
+        self.query = nnx.Linear(width, width, rngs=rngs, **linear)
+        self.key = nnx.Linear(width, width, rngs=rngs, **linear)
+        self.value = nnx.Linear(width, width, rngs=rngs, **linear)
+        self.out = nnx.Linear(width, width, rngs=rngs, **{**linear, "kernel_init": out_init})
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Each position looks at itself and those before it: `[b, s, d]` in and out."""
+        positions = jnp.arange(x.shape[1])
+        query, key, value = self._projected(x, positions)
+        seen = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        return self.out(seen.reshape(x.shape))
+
+    def step(self, x: jax.Array, cache: Cache, position: jax.Array) -> tuple[jax.Array, Cache]:
+        """One position `[b, d]`, which looks at what the cache holds and is put into it.
+
+        The cache is a ring: from the position on that it has no slot for, the oldest is dropped.
+        """
+        query, key, value = self._projected(x[:, None], position[None])
+        slots = cache["key"].shape[1]
+        slot = position % slots
+        cache = {
+            name: jax.lax.dynamic_update_slice_in_dim(cache[name], new, slot, axis=1)
+            for name, new in {"key": key, "value": value}.items()
+        }
+        is_filled = (jnp.arange(slots) <= position)[None, None, None]  # [b, head, query, slot]
+        seen = jax.nn.dot_product_attention(query, cache["key"], cache["value"], mask=is_filled)
+        return self.out(seen.reshape(x.shape)), cache
+
+    def empty_cache(self, rows: int, slots: int) -> Cache:
+        """A cache of `slots` positions that holds nothing."""
+        width = self.query.out_features
+        shape = (rows, slots, self.heads, width // self.heads)
+        dtype = self.query.dtype or jnp.float32
+        return {name: jnp.zeros(shape, dtype) for name in ("key", "value")}
+
+    def _projected(
+        self, x: jax.Array, positions: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        by_head = (*x.shape[:2], self.heads, x.shape[2] // self.heads)
+        query, key, value = (
+            project(x).reshape(by_head) for project in (self.query, self.key, self.value)
+        )
+        return rotate(query, positions), rotate(key, positions), value

@@ -1,0 +1,73 @@
+"""The strategy of a configuration: replicas of one or of several logical devices."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxdist import tpu
+from jaxdist.cluster_resolver import TPUClusterResolver
+from jaxdist.errors import ConfigError, TopologyError
+from jaxdist.strategies import MirroredStrategy, Strategy, TPUStrategy
+from jaxdist.tpu._logical_shape import logical_shape
+from jaxdist.tpu.experimental import DeviceAssignment, initialize_tpu_system
+from jaxdist.training.topics_lm._schema import TopicsConfig
+
+
+def topics_strategy(config: TopicsConfig) -> Strategy:
+    """The configured strategy.
+
+    On TPUs, and on CPU devices laid out as the virtual slice, it is a `TPUStrategy` whose device
+    assignment has the logical devices of a replica side by side; on listed devices and on GPUs a
+    `MirroredStrategy`. The virtual devices must have been asked for before.
+    """
+    listed, backend = config.strategy.devices, jax.default_backend()
+    count = num_logical(config)
+    if listed != "auto":
+        return _mirrored(MirroredStrategy(list(listed)).mesh.devices.ravel().tolist(), count)
+    if backend not in ("cpu", "tpu"):
+        return _mirrored(jax.local_devices(), count)
+    name = "" if backend == "tpu" else f"virtual:{config.strategy.virtual_slice}"
+    resolver = TPUClusterResolver(name)
+    topology = initialize_tpu_system(resolver)
+    slices = {getattr(device, "slice_index", 0) for device in jax.devices()}
+    try:
+        box = logical_shape(topology, len(slices), config.strategy.logical_devices)
+    except TopologyError as error:
+        raise ConfigError(
+            f"strategy.logical_devices is {config.strategy.logical_devices!r}. {error}"
+        ) from None
+    replicas = math.prod(topology.mesh_shape.tolist()) // math.prod(box)
+    assignment = DeviceAssignment.build(topology, list(box), num_replicas=replicas)
+    return TPUStrategy(resolver, experimental_device_assignment=assignment)
+
+
+def num_logical(config: TopicsConfig) -> int:
+    """Devices of one replica."""
+    asked = config.strategy.logical_devices
+    return asked if isinstance(asked, int) else math.prod(_sizes(asked))
+
+
+def num_cpu_devices(config: TopicsConfig) -> int:
+    """Virtual CPU devices that the configuration needs where there is no accelerator."""
+    return tpu.slice_of(config.strategy.virtual_slice).num_cores
+
+
+def _mirrored(devices: Sequence[Any], count: int) -> Strategy:
+    if count == 1:
+        return MirroredStrategy(devices)
+    if len(devices) % count:
+        fitting = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
+        raise ConfigError(
+            f"strategy.logical_devices is {count}, and {len(devices)} devices do not divide by "
+            f"it.\n\nSet it to one of {fitting}."
+        )
+    grid = np.asarray(devices, dtype=object).reshape(-1, count)
+    return MirroredStrategy(mesh=Mesh(grid, ("replica", "logical")), replica_axes=("replica",))
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split("x")]

@@ -1,0 +1,121 @@
+"""The language model as a task: its data, its model, and the words for what comes out."""
+
+import math
+from collections.abc import Callable
+from typing import Any, final
+
+from flax import nnx
+
+from jaxdist import partition
+from jaxdist.strategies import Strategy
+from jaxdist.training._evaluate import WEIGHT
+from jaxdist.training._schema import OptimizerConfig
+from jaxdist.training._task import Curve, Measures, Task
+from jaxdist.training.topics_lm._generate import generate
+from jaxdist.training.topics_lm._model import Transformer
+from jaxdist.training.topics_lm._partition import optimizer_for, rules_of
+from jaxdist.training.topics_lm._schema import TopicsConfig
+from jaxdist.training.topics_lm._steps import evaluation_step, train_step
+from jaxdist.training.topics_lm._text import (
+    SEPARATOR,
+    baselines,
+    held_out_windows,
+    load_text,
+    training_windows,
+)
+
+
+@final
+class TopicsTask(Task):
+    """Next bytes of the topics of Python's `help()`."""
+
+    title = "topics"
+    examples = "windows"
+    unit = "bytes"
+    curve = Curve("bits_per_byte", "held-out bits per byte")
+
+    def __init__(self, config: TopicsConfig) -> None:
+        self._config = config
+        text = load_text(config.data.test_fraction, config.data.seed)
+        length = config.data.sequence_length
+        self.train = training_windows(text.train, length, config.data.stride)
+        self.held_out = held_out_windows(text.held_out, length)
+        self.units_per_example = length
+        self._checksum = text.checksum
+        self._baselines = baselines(text)
+
+    def identity(self) -> dict[str, Any]:
+        data = self._config.data
+        return {
+            "seed": data.seed,
+            "test_fraction": data.test_fraction,
+            "sequence_length": data.sequence_length,
+            "stride": data.stride,
+            "checksum of the text": self._checksum,
+        }
+
+    def make_model(self, rngs: nnx.Rngs) -> Transformer:
+        return Transformer(self._config.model, rngs=rngs)
+
+    def optimizer_config(self, config: OptimizerConfig) -> OptimizerConfig:
+        return optimizer_for(self._config.strategy.partition, config)
+
+    def place(self, strategy: Strategy, model: Any, optimizer: Any) -> None:
+        """As `strategy.partition` says."""
+        asked = self._config.strategy
+        rules = rules_of(asked.partition, asked.whole_below)
+        partition.place(strategy, (model, optimizer), rules)
+
+    @property
+    def train_step(self) -> Callable[[Any, Any, Any], Any]:
+        return train_step
+
+    @property
+    def evaluation_step(self) -> Callable[[Any, Any, Any], Any]:
+        return evaluation_step
+
+    def measures(self, means: Measures) -> dict[str, float]:
+        loss = means["loss"]
+        return {
+            "loss": loss,
+            "bits_per_byte": loss / math.log(2),
+            "perplexity": math.exp(min(loss, 700.0)),
+            "bytes": means[WEIGHT],
+        }
+
+    def in_words(self, measures: Measures) -> str:
+        return (
+            f"held out {measures['bits_per_byte']:.3f} bits per byte, perplexity "
+            f"{measures['perplexity']:.2f}, on {measures['bytes']:.0f} bytes"
+        )
+
+    def headline(self, measures: Measures) -> str:
+        return f"bits per byte {measures['bits_per_byte']:.3f}"
+
+    def metrics(self, measures: Measures) -> dict[str, Any]:
+        return {
+            "bits_per_byte": measures["bits_per_byte"],
+            "baseline_bits_per_byte": self._baselines,
+        }
+
+    def finish(self, strategy: Strategy, model: Any) -> tuple[dict[str, Any], str]:
+        """Generate text."""
+        asked = self._config.generate
+        counted = (
+            f"counting bytes takes {self._baselines['unigram']:.3f} bits per byte, "
+            f"counting pairs {self._baselines['bigram']:.3f}"
+        )
+        if not asked.bytes:
+            return {}, counted
+        made = generate(
+            strategy,
+            model,
+            asked.prompt,
+            asked.bytes,
+            context_length=self._config.data.sequence_length,
+            temperature=asked.temperature,
+            seed=asked.seed,
+        )
+        text = asked.prompt + made.decode(errors="replace")
+        shown = text.replace(SEPARATOR.decode(), "\n\n")
+        return {"sample": text}, f"{counted}\n\n{shown}\n"

@@ -1,0 +1,109 @@
+"""Python's own documentation as bytes: topics, some of them held out, cut into windows."""
+
+import dataclasses
+import zlib
+from pydoc_data.topics import topics
+
+import numpy as np
+
+# Stands before and after each topic; no topic has it.
+SEPARATOR = b"\0"
+VOCABULARY = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Bytes to train on and bytes held out, each topic between separators."""
+
+    train: np.ndarray  # [n] uint8
+    held_out: np.ndarray  # [m] uint8
+
+    @property
+    def checksum(self) -> int:
+        """What tells these texts from others: topics change from one Python to the next."""
+        return zlib.crc32(self.held_out.tobytes(), zlib.crc32(self.train.tobytes()))
+
+
+def load_text(test_fraction: float, seed: int) -> Text:
+    """The topics of `help()`, those that hold about `test_fraction` of all bytes held out.
+
+    Which ones depends on `seed` and on the version of Python only. Many topics repeat parts of
+    others: a paragraph that stands in a held-out topic is left out of those to train on.
+    """
+    texts = {name: topics[name].encode() for name in sorted(topics)}
+    names = sorted(texts, key=lambda name: zlib.crc32(f"{seed}/{name}".encode()))
+    room = test_fraction * sum(map(len, texts.values()))
+    held_out: list[str] = []
+    for name in names:
+        if len(texts[name]) <= room:
+            held_out.append(name)
+            room -= len(texts[name])
+    held_out = held_out or [min(names, key=lambda name: len(texts[name]))]
+    seen = {p.strip() for name in held_out for p in _paragraphs(texts[name])}
+    train = [
+        b"\n\n".join(p for p in _paragraphs(texts[name]) if p.strip() not in seen)
+        for name in names
+        if name not in held_out
+    ]
+    return Text(_joined(train), _joined([texts[name] for name in held_out]))
+
+
+def _paragraphs(text: bytes) -> list[bytes]:
+    return text.split(b"\n\n")
+
+
+def _joined(texts: list[bytes]) -> np.ndarray:
+    parts = [text for text in texts if text.strip()]
+    return np.frombuffer(SEPARATOR.join([b"", *parts, b""]), np.uint8)
+
+
+def training_windows(text: np.ndarray, length: int, stride: int) -> dict[str, np.ndarray]:
+    """Windows `[n, length + 1]` that start `stride` bytes apart.
+
+    Example:
+        >>> training_windows(np.arange(7, dtype=np.uint8), 2, 2)["tokens"].tolist()
+        [[0, 1, 2], [2, 3, 4], [4, 5, 6]]
+    """
+    windows = np.lib.stride_tricks.sliding_window_view(text, length + 1)[::stride]
+    return {"tokens": np.ascontiguousarray(windows)}
+
+
+def held_out_windows(text: np.ndarray, length: int) -> dict[str, np.ndarray]:
+    """Windows in which each byte but the first is to be predicted once; the last one is padded.
+
+    Example:
+        >>> windows = held_out_windows(np.arange(1, 7, dtype=np.uint8), 2)
+        >>> windows["tokens"].tolist(), windows["length"].tolist()
+        ([[1, 2, 3], [3, 4, 5], [5, 6, 0]], [2, 2, 1])
+    """
+    count = -(-(len(text) - 1) // length)
+    padded = np.zeros(count * length + 1, np.uint8)
+    padded[: len(text)] = text
+    last = len(text) - 1 - (count - 1) * length
+    lengths = np.full(count, length, np.int32)
+    lengths[-1] = last
+    return {**training_windows(padded, length, length), "length": lengths}
+
+
+def baselines(text: Text) -> dict[str, float]:
+    """Bits per held-out byte of counting bytes, and pairs of bytes, of the training text.
+
+    Counts start at 1 for each byte, and at a share of what the byte alone has for each pair.
+
+    Example:
+        >>> once = np.zeros(1001, np.uint8)
+        >>> found = baselines(Text(once, once))
+        >>> {name: round(bits, 2) for name, bits in found.items()}
+        {'unigram': 0.33, 'bigram': 0.06}
+    """
+    single = np.bincount(text.train, minlength=VOCABULARY) + 1.0
+    alone = single / single.sum()
+    codes = text.train[:-1].astype(np.int64) * VOCABULARY + text.train[1:]
+    pairs = np.bincount(codes, minlength=VOCABULARY**2).reshape(VOCABULARY, VOCABULARY)
+    after = pairs + VOCABULARY * alone
+    after = after / after.sum(1, keepdims=True)
+    before, targets = text.held_out[:-1], text.held_out[1:]
+    return {
+        "unigram": float(-np.log2(alone[targets]).mean()),
+        "bigram": float(-np.log2(after[before, targets]).mean()),
+    }

@@ -1,0 +1,138 @@
+"""`jaxdist plan`: what it prints and draws, what it refuses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxdist import _chips, errors, training
+from jaxdist.cli import main
+
+pytest.importorskip("libtpu")
+
+DIGITS = "configs/digits_mirrored.toml"
+TOPICS = "configs/topics_lm_data_parallel.toml"
+
+
+def test_plan_prints_memory_work_collectives_bounds_and_draws(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "plan.png"
+    arguments = ["plan", DIGITS, "--topology", "v5e:2x2", "--slices", "2", "--png", str(picture)]
+    assert main([*arguments, "--set", "data.batch_size=64"]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "v5e:2x2*2: 8 chips, 8 replicas x 1 logical device, replicated",
+        "A batch has 64 rows: 8 for each replica",
+        "It fits.",
+        "DCN",
+        "Scaling efficiency",
+        "slice 1, z = 0",
+        "nothing of this was measured",
+        "Drawn: ",
+    ):
+        assert words in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_parameters_and_work_of_the_digits_are_those_counted_by_hand() -> None:
+    job = training.load_job(DIGITS, ["data.batch_size=64"])
+    plan = training.plan_job(job, "v5e:2x2")
+    # 3x3 convolutions 1 to 16 and 16 to 32, then 128 to 64 and 64 to 10, all with biases.
+    numbers = (9 * 16 + 16) + (9 * 16 * 32 + 32) + (128 * 64 + 64) + (64 * 10 + 10)
+    assert plan.memory.parameters == 4 * numbers
+    assert 2 * 4 * numbers < plan.memory.optimizer < 2 * 4 * numbers + 16  # and counts
+    [traffic] = plan.traffic
+    assert (traffic.kind, traffic.link, traffic.devices) == ("all-reduce", "ICI", 4)
+    assert 4 * numbers <= traffic.num_bytes <= 4 * numbers + 64  # and the loss
+    # Forward and twice that backward, less the padding and the gradient of the images.
+    forward = 2 * 8 * (64 * 9 * 16 + 16 * 9 * 16 * 32 + 128 * 64 + 64 * 10)
+    assert plan.flops is not None
+    assert 2 * forward < plan.flops < 3 * forward
+
+
+def test_sweep_ranks_the_rules_of_a_job_with_one_batch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", DIGITS, "--topology", "v5e:1x2", "--sweep"]) == 0
+    out = capsys.readouterr().out
+    assert "with 32 rows in a batch" in out
+    assert "replicated" in out
+    assert "sharded_update" in out
+    assert out.index("\n  1  ") < out.index("\n  2  ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--topology", "v5e:3x2"], "nearest slices"),
+        (["--topology", "v5e:64x64"], "largest of v5e has 256"),
+        (["--topology", "v5e:2x2*2", "--slices", "2"], "Leave one of the two out"),
+        (["--topology", "v5e:2x2", "--slices", "0"], "from 1 on"),
+        (["--topology", "v5e:2x2", "--logical", "3x1"], "do not divide"),
+        (["--topology", "v5e:2x2", "--rules", "zero"], "It has replicated, sharded_update"),
+        (["--topology", "v5e:2x2", "--rules", "replicated", "--sweep"], "tries all rules"),
+        (["--topology", "v5e:2x2", "--global-batch", "6"], "Use 4 or 8"),
+        (["--topology", "v5e:2x2", "--png", "nowhere/at/all.png"], "there is no folder"),
+    ],
+)
+def test_what_cannot_be_planned_is_an_error_in_words(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", DIGITS, *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_without_libtpu_the_command_that_installs_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_chips, "_libtpu_version", lambda: None)
+    assert main(["plan", DIGITS, "--topology", "v6e:2x4*3"]) == 2
+    assert "pip install 'jaxdist[libtpu]'" in capsys.readouterr().err
+
+
+def test_a_libtpu_that_is_too_old_is_told_with_its_version(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def old(name: str, num_slices: int) -> list[object]:
+        raise _chips.NotDescribedError("Invalid TPU external name", "0.0.1")
+
+    monkeypatch.setattr(_chips, "described", old)
+    assert main(["plan", DIGITS, "--topology", "tpu7x:2x2x3"]) == 2
+    told = capsys.readouterr().err
+    assert "libtpu 0.0.1 does not describe 'tpu7x:2x2x3'" in told
+    assert "pip install -U libtpu" in told
+
+
+PLAN = """
+import resource, sys
+from jaxdist.cli import main
+code = main(["plan", sys.argv[1], "--topology", "v5p:16x16x24", "--png", sys.argv[2]])
+print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+def test_a_plan_for_6144_chips_is_whole_and_takes_less_than_4_gib(tmp_path: Path) -> None:
+    picture = tmp_path / "plan.png"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PLAN, DIGITS, str(picture)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "6,144 chips, 6,144 replicas" in done.stdout
+    assert "all-reduce" in done.stdout
+    assert picture.stat().st_size > 10_000
+    kibibytes = int(done.stdout.split("peak")[-1])
+    assert kibibytes < 4 << 20
+
+
+def test_errors_of_plan_are_ours() -> None:
+    with pytest.raises(errors.ArgumentError, match="no rules"):
+        training.plan_job(training.load_job(DIGITS), "v5e:2x2", rules="other")
