@@ -46,7 +46,7 @@ def of_one_device() -> np.ndarray:
     ("make", "rules", "in_pieces"),
     [
         (lambda: grid(8, 1), lambda: partition.fsdp(min_bytes=0), True),
-        (lambda: grid(4, 2), partition.tensor_parallel, False),
+        pytest.param(lambda: grid(4, 2), partition.tensor_parallel, False, marks=pytest.mark.slow),
         (lambda: grid(2, 4), partition.tensor_parallel, False),
         pytest.param(
             lambda: grid(4, 2),
