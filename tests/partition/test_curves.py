@@ -23,7 +23,7 @@ def across_slices() -> jaxdist.MirroredStrategy:
     return jaxdist.MirroredStrategy(mesh=layout, replica_axes=("slice", "data"))
 
 
-def curve(strategy: jaxdist.Strategy, rules: Any) -> tuple[np.ndarray, nnx.Module]:
+def curve(strategy: jaxdist.Strategy, rules: Any) -> tuple[np.ndarray, Any]:
     model = filled(lambda: Transformer(nnx.Rngs(0), 1))
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
     if rules is not None:

@@ -1,4 +1,4 @@
-"""Parameters in pieces inside a step: gathered where they are used, with the gradient of the mean."""
+"""Parameters in pieces in a step: gathered where they are used; the gradient is the mean."""
 
 import itertools
 from typing import Any
@@ -35,7 +35,7 @@ class Net(nnx.Module):
         x = self.attention(self.norm(self.embed(tokens)))
         x = self.group(self.einsum(self.conv(x)))
         x = self.general(x).reshape(x.shape)
-        w = self.w
+        w: Any = self.w
         x = x @ w + jnp.dot(x, w[...]) + jnp.matmul(x, w.get_value()) + (2 * w + 1).mean()
         return self.out(x + w.T[:1, None] + w[1:2, None, :]).astype(jnp.float32)
 
@@ -95,7 +95,7 @@ def test_gathered_is_the_array_and_its_gradient_the_mean_over_all_replicas(eager
     def step(params: Any, weights: Any) -> Any:
         def loss_of(params: Any) -> jax.Array:
             arrays = partition.gather(params)
-            return sum(jnp.sum(arrays[k] ** 2 * weights[k][0]) for k in arrays)
+            return jnp.asarray(sum(jnp.sum(arrays[k] ** 2 * weights[k][0]) for k in arrays))
 
         grads = jax.grad(loss_of)(params)
         total = jaxdist.get_replica_context().all_reduce("sum", grads)
@@ -180,7 +180,8 @@ def test_policy_gathers_again_and_keeps_nothing_whole(dtype: Any) -> None:
     again, shapes_by_policy = gathers(partition.remat_policy)
     # The input of the first layer has no gradient, so its kernel is not needed again.
     assert (once, again) == (3, 5)
-    assert (7, 7) in shapes and (7, 7) not in shapes_by_policy
+    assert (7, 7) in shapes
+    assert (7, 7) not in shapes_by_policy
 
 
 def test_use_that_is_not_of_the_array_is_refused_by_name() -> None:
@@ -206,7 +207,9 @@ def test_use_that_is_not_of_the_array_is_refused_by_name() -> None:
 
 def test_plain_optax_state_made_from_pieces_is_in_pieces() -> None:
     strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
-    params = partition.place(strategy, {"w": np.ones((3, 2), "float32")}, {"*": Shard(0, pad=True)})
+    params: Any = partition.place(
+        strategy, {"w": np.ones((3, 2), "float32")}, {"*": Shard(0, pad=True)}
+    )
     state: Any = optax.adam(0.1).init(params)
     assert state[0].mu["w"].cut == params["w"].cut
     assert state[0].mu["w"].held.sharding == params["w"].held.sharding

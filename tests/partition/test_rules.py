@@ -248,7 +248,7 @@ def test_names_of_dims_say_where_they_go() -> None:
                 rngs=nnx.Rngs(0),
             )
 
-    linear = nnx.eval_shape(model)
+    linear: Any = nnx.eval_shape(model)
     partition.place(grid(2, 4), linear, ByNames({"embed": "replica", "mlp": "logical"}))
     assert linear.kernel.get_raw_value().held.sharding.spec == P("replica", "logical")
     assert linear.bias.get_raw_value().sharding.spec == P("logical")
