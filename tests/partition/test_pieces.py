@@ -10,7 +10,7 @@ import pytest
 
 import jaxdist
 from jaxdist import Sharded, partition
-from jaxdist.errors import ReplicaValueError, ShardedArrayError
+from jaxdist.errors import ShardedArrayError
 from jaxdist.partition import Replicate, Rules, Shard
 from tests.update.test_every_transformation import GROUPS, batch, extra, loss, params_of, trained
 from tests.update.transformations import made
@@ -62,7 +62,8 @@ def test_transformation_of_pieces_is_that_of_the_arrays_or_is_refused(names: Any
             try:
                 held = {name: (placed(name), tx.init(placed(name)))}
                 strategy.lower(lambda h, r, n=name: train([n], plain, h, r), (held, rows))
-            except (ShardedArrayError, ReplicaValueError):
+            except (TypeError, ValueError):
+                # ShardedArrayError, or what optax and JAX say of shapes that do not fit.
                 continue
             allowed |= held
         if names is FEW:
