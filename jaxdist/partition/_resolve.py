@@ -139,13 +139,13 @@ def _cut(leaf: Leaf, placement: Shard, split: int | None, layout: ReplicaMesh) -
             cure = "Pad it, Shard(..., pad=True)"
             remedy = f"Shard dim {' or '.join(map(str, others))}, or pad" if others else cure
             raise ShapeError(_does_not_divide(leaf, placement, dim, count, "replicas", remedy))
-        return Cut(dim, leaf.shape[dim], axes)
+        return Cut(dim, leaf.shape[dim], axes, split)
     free = [d for d in range(len(leaf.shape)) if d != split]
     longer = {d: math.ceil(leaf.shape[d] / count) * count / leaf.shape[d] for d in free}
     if not free or min(longer.values()) > _MOST_PADDING:
         return None
     dim = min(free, key=lambda d: (longer[d], -leaf.shape[d], d))
-    return Cut(dim, leaf.shape[dim], axes)
+    return Cut(dim, leaf.shape[dim], axes, split)
 
 
 def _does_not_divide(

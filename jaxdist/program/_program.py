@@ -481,7 +481,7 @@ def input_differences(
 ) -> list[frozenset[str]]:
     """For each input of the trace, the axes over which it may differ."""
     return [
-        NONE if type(o) is not Argument or signature.inputs[o].kind is Kind.MIRRORED else axes
+        NONE if type(o) is not Argument else signature.inputs[o].differs(axes)
         for o in traced.operands
     ]
 

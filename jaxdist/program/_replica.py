@@ -56,6 +56,7 @@ class Replica:
             fn, dataclasses.replace(signature, lifting=self.variables), strategy
         )
         self._arguments = list(arguments)
+        self._inputs = signature.inputs
         self._is_own = [i.kind is not Kind.MIRRORED for i in signature.inputs]
         self.finals: list[Any] = []
 
@@ -111,8 +112,12 @@ class Replica:
 
     def differs(self, axes: Differs) -> Sequence[Differs]:
         """For each result and changed variable, the axes over which it may differ."""
-        given = [axes if own else NONE for own in self._is_own]
-        return analyse(self.ops.tape, given, axes).outputs
+        return analyse(self.ops.tape, self._given(axes), axes).outputs
+
+    def _given(self, axes: Differs) -> list[Differs]:
+        """For each input and variable, the axes over which it may differ."""
+        others = self._is_own[len(self._inputs) :]
+        return [*(i.differs(axes) for i in self._inputs), *(axes if o else NONE for o in others)]
 
     def seen(self, cuts: Sequence[Cut | None], axes: Differs) -> Sequence[Seen]:
         """For each result and changed variable, of which array it is a piece; `cuts` are inputs'.
@@ -122,8 +127,5 @@ class Replica:
         """
         walk = PieceWalk(self._layout, axes)
         of_inputs = [*cuts, *[None] * (len(self._is_own) - len(cuts))]
-        given = [
-            walk.given(axes if own else NONE, cut)
-            for own, cut in zip(self._is_own, of_inputs, strict=True)
-        ]
+        given = [walk.given(d, c) for d, c in zip(self._given(axes), of_inputs, strict=True)]
         return walk.jaxpr(self.ops.tape, given)

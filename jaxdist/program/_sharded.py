@@ -84,4 +84,4 @@ def joined(pieces: Sequence[Any], cut: Cut, layout: ReplicaMesh) -> Sharded:
     numbers = _numbers(cut, layout)
     one_each = [pieces[numbers.index(n)] for n in range(cut.pieces(layout))]
     whole = jnp.concatenate([jax.device_put(x, first) for x in one_each], axis=cut.dim)
-    return Sharded(jax.device_put(whole, NamedSharding(layout.mesh, cut.spec(layout))), *cut)
+    return Sharded(jax.device_put(whole, NamedSharding(layout.mesh, cut.full_spec(layout))), *cut)

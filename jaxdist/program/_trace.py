@@ -53,6 +53,12 @@ class InSlot:
             return self.cut.local_shape(self.shape, self.cut_in(num_replicas))
         return () if self.is_scalar else (self.shape[0] // num_replicas, *self.shape[1:])
 
+    def differs(self, axes: frozenset[str]) -> frozenset[str]:
+        """Of these replica axes, those over which replicas see different values."""
+        if self.cut is not None and self.cut.axes is not None:
+            return axes & frozenset(self.cut.axes)
+        return frozenset() if self.kind is Kind.MIRRORED else axes
+
     def cut_in(self, num_replicas: int) -> int:
         """How many pieces there are of one array in pieces."""
         if self.cut is None or self.cut.axes is None:

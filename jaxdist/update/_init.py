@@ -62,7 +62,7 @@ def made_outside(
 
     jax.eval_shape(flat, *given.abstract())
     shardings = [
-        layout.replicated if c is None else NamedSharding(layout.mesh, c.spec(layout))
+        layout.replicated if c is None else NamedSharding(layout.mesh, c.full_spec(layout))
         for c in found
     ]
     arrays = [_here(x, layout) for x in given.arrays]

@@ -129,7 +129,7 @@ def _dot(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     if not (isinstance(left, Piece) and isinstance(right, Piece)) or batch:
         return None
     pairs = list(zip(of_left, of_right, strict=True))
-    if left.cut[1:] != right.cut[1:] or (left.cut.dim, right.cut.dim) not in pairs:
+    if left.cut[1:3] != right.cut[1:3] or (left.cut.dim, right.cut.dim) not in pairs:
         return None
     local = eqn.primitive.bind(left.masked(0), right.masked(0), **eqn.params)
     return Partial(local, None, left.replicas, left.cut.over(left.replicas.layout))

@@ -31,6 +31,7 @@ class Cut(NamedTuple):
     dim: int
     size: int
     axes: tuple[str, ...] | None = None  # of the replica axes; None is all of them
+    split: int | None = None  # another dim, which lies over the logical axes of each replica
 
     def over(self, layout: ReplicaMesh) -> tuple[str, ...]:
         """The replica axes over which the pieces lie."""
@@ -59,6 +60,15 @@ class Cut(NamedTuple):
         axes = self.over(layout)
         return PartitionSpec(*[None] * self.dim, axes[0] if len(axes) == 1 else axes)
 
+    def full_spec(self, layout: ReplicaMesh) -> PartitionSpec:
+        """The layout over all axes."""
+        if self.split is None or layout.num_logical == 1:
+            return self.spec(layout)
+        entries = [*self.spec(layout), *[None] * (self.split - self.dim)]
+        logical = layout.logical_axes
+        entries[self.split] = logical[0] if len(logical) == 1 else logical
+        return PartitionSpec(*entries)
+
 
 class Sharded(Arithmetic):
     """One array of which each replica holds a piece, cut along one dim and padded.
@@ -84,6 +94,7 @@ class Sharded(Arithmetic):
         size: Its length without padding.
         axes: The replica axes over which it is cut, where not over all of them; over the others
             it is the same.
+        split: The dim that is split over the logical devices of each replica besides, if one is.
 
     Raises:
         ArgumentError: `dim` is not one of the array's, or `size` is less than 1.
@@ -99,14 +110,20 @@ class Sharded(Arithmetic):
         `DESIGN.md` §2.3; ZeRO, arXiv:1910.02054.
     """
 
-    __slots__ = ("_held", "axes", "dim", "size")
+    __slots__ = ("_held", "axes", "dim", "size", "split")
 
     dim: int
     size: int
     axes: tuple[str, ...] | None
+    split: int | None
 
     def __init__(
-        self, array: Any, dim: int, size: int, axes: tuple[str, ...] | None = None
+        self,
+        array: Any,
+        dim: int,
+        size: int,
+        axes: tuple[str, ...] | None = None,
+        split: int | None = None,
     ) -> None:
         rank = getattr(array, "ndim", None)
         if rank is not None and not 0 <= dim < rank:
@@ -119,7 +136,7 @@ class Sharded(Arithmetic):
                 f"Sharded(array, size={size}): the cut dim has at least one element.\n\n"
                 "Leave an array without elements as it is."
             )
-        self.dim, self.size, self.axes = dim, size, axes
+        self.dim, self.size, self.axes, self.split = dim, size, axes, split
         # What is made by hand is declared to be a piece; what functions of pytrees make is not.
         self._held = as_piece(array, self.cut)
 
@@ -145,13 +162,13 @@ class Sharded(Arithmetic):
 
     @property
     def cut(self) -> Cut:
-        """Dim, size and axes.
+        """Dim, size, axes and split dim.
 
         Example:
             >>> Sharded(np.arange(4), dim=0, size=3).cut
-            Cut(dim=0, size=3, axes=None)
+            Cut(dim=0, size=3, axes=None, split=None)
         """
-        return Cut(self.dim, self.size, self.axes)
+        return Cut(self.dim, self.size, self.axes, self.split)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -230,7 +247,7 @@ class Sharded(Arithmetic):
 
     def __repr__(self) -> str:
         array = self._held
-        if not hasattr(array, "shape"):
+        if not hasattr(array, "shape") or self.dim >= len(array.shape):
             return f"Sharded({array!r}, dim={self.dim}, size={self.size})"
         return (
             f"Sharded({array.dtype}{list(self.shape)} cut along dim {self.dim}, held as "
@@ -254,12 +271,13 @@ def pad_dim(array: Any, dim: int, more: int) -> Any:
 # [Note: the declaration in the key]
 # `nnx.Optimizer.update` writes a node of a pytree that it does not know into a variable as an
 # `nnx.State` of the node's children by key, and drops the rest. So the key says what the node is.
-_KEY = re.compile(r"array_cut_along_(\d+)_of_(\d+)(?:_over_(.+))?")
+_KEY = re.compile(r"array_cut_along_(\d+)_of_(\d+)(?:_split_along_(\d+))?(?:_over_(.+))?")
 
 
 def _key(value: Sharded) -> str:
     over = "" if value.axes is None else f"_over_{','.join(value.axes)}"
-    return f"array_cut_along_{value.dim}_of_{value.size}{over}"
+    split = "" if value.split is None else f"_split_along_{value.split}"
+    return f"array_cut_along_{value.dim}_of_{value.size}{split}{over}"
 
 
 def from_state(value: Any) -> Any:
@@ -270,8 +288,9 @@ def from_state(value: Any) -> Any:
     found = _KEY.fullmatch(str(key))
     if found is None:
         return value
-    axes = None if found[3] is None else tuple(found[3].split(","))
-    return undeclared(array, Cut(int(found[1]), int(found[2]), axes))
+    split = None if found[3] is None else int(found[3])
+    axes = None if found[4] is None else tuple(found[4].split(","))
+    return undeclared(array, Cut(int(found[1]), int(found[2]), axes, split))
 
 
 def undeclared(array: Any, cut: Cut) -> Sharded:
@@ -290,7 +309,7 @@ def _flatten(value: Sharded) -> tuple[tuple[Any, ...], Cut]:
 def _rebuild(cut: Cut, children: Iterable[Any]) -> Sharded:
     value = object.__new__(Sharded)
     [value._held] = children
-    value.dim, value.size, value.axes = cut
+    value.dim, value.size, value.axes, value.split = cut
     return value
 
 
@@ -305,11 +324,11 @@ def gathered(value: Sharded, layout: ReplicaMesh) -> Any:
     """The whole array, inside a step. Its gradient is a piece of the mean over all replicas."""
     cut, axes = value.cut, value.cut.over(layout)
     pieces = cut.pieces(layout)
-    held, rows = value.held, value.held.shape[cut.dim]
-    if rows != cut.rows(pieces):
+    held = value.held
+    if cut.dim >= held.ndim or held.shape[cut.dim] != cut.rows(pieces):
         raise ReplicaValueError(
-            f"An array in pieces was used in a step as {held.dtype}{list(held.shape)}: "
-            f"{value!r}.\n\n"
+            f"An array in pieces was used in a step as {held.dtype}{list(held.shape)}, in a node "
+            f"that says that it is cut along dim {cut.dim}.\n\n"
             f"{cut.size} elements of dim {cut.dim} on {pieces} replicas are {cut.rows(pieces)} on "
             "each. A scan or vmap over a dim of the array gives something else.\n\n"
             "Gather it before the scan: jaxdist.partition.gather(value)."
@@ -320,9 +339,30 @@ def gathered(value: Sharded, layout: ReplicaMesh) -> Any:
     piece = opened(held, cut, divisor=layout.num_replicas, others=others)
     if pieces == 1:
         return piece
-    whole = jax.lax.all_gather(piece, axes, axis=cut.dim, tiled=True)
+    whole = _all_gathered(piece, cut, layout)
     # Named before and after the padding is cut off, so that a policy can leave both.
     whole = checkpoint_name(whole, GATHERED)
     if cut.padding(pieces):
         whole = checkpoint_name(jax.lax.slice_in_dim(whole, 0, cut.size, axis=cut.dim), GATHERED)
     return whole
+
+
+def _all_gathered(piece: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+    """The pieces of all replicas, each logical device of what it has of them.
+
+    XLA brings an array together over automatic axes before a collective over manual ones, so
+    where it is split over the logical devices these are made manual too.
+    """
+
+    def gather(own: Any) -> Any:
+        return jax.lax.all_gather(own, cut.over(layout), axis=cut.dim, tiled=True)
+
+    manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+    if cut.split is None or manual != frozenset(layout.replica_axes):
+        return gather(piece)
+    axes = layout.logical_axes
+    spec = PartitionSpec(*[None] * cut.split, axes[0] if len(axes) == 1 else axes)
+    inner = jax.shard_map(
+        gather, in_specs=spec, out_specs=spec, axis_names=set(axes), check_vma=False
+    )
+    return inner(piece)

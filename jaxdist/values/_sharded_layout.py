@@ -24,7 +24,7 @@ def sharded_placement(value: Sharded, layout: ReplicaMesh) -> Placement:
                 manual.pop()
             if tuple(manual) == tuple(cut.spec(layout)):
                 return found
-    return Placement(Kind.SHARDED, NamedSharding(layout.mesh, cut.spec(layout)))
+    return Placement(Kind.SHARDED, NamedSharding(layout.mesh, cut.full_spec(layout)))
 
 
 def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
@@ -93,4 +93,4 @@ def _check_axes(name: object, value: Sharded, layout: ReplicaMesh) -> None:
 def cut_for(array: Any, cut: Cut, layout: ReplicaMesh) -> Sharded:
     """A whole array in pieces over the replicas, one piece on each."""
     padded = pad_dim(jax.numpy.asarray(array), cut.dim, cut.padding(cut.pieces(layout)))
-    return Sharded(jax.device_put(padded, NamedSharding(layout.mesh, cut.spec(layout))), *cut)
+    return Sharded(jax.device_put(padded, NamedSharding(layout.mesh, cut.full_spec(layout))), *cut)

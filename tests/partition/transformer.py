@@ -1,5 +1,6 @@
 """A tiny byte-level transformer, with the paths that the ready rules know."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import optax
 from flax import nnx
 
 import jaxdist
+from jaxdist.partition import Replicate, constrain
 
 VOCABULARY, WIDTH, HIDDEN, HEADS, LENGTH, ROWS = 32, 16, 32, 4, 8, 16
 
@@ -42,8 +44,9 @@ class Block(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self.attention(self.attention_norm(x))
-        result: jax.Array = x + self.mlp.down(jax.nn.gelu(self.mlp.up(self.mlp_norm(x))))
+        x = constrain(x + self.attention(self.attention_norm(x)), Replicate())
+        hidden = constrain(self.mlp.up(self.mlp_norm(x)), -1)
+        result: jax.Array = constrain(x + self.mlp.down(jax.nn.gelu(hidden)), Replicate())
         return result
 
 
@@ -57,11 +60,26 @@ class Transformer(nnx.Module):
         self.unembed = nnx.Linear(WIDTH, VOCABULARY, use_bias=False, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        x = self.embed(tokens)
+        x = constrain(self.embed(tokens), Replicate())
         for layer in self.layers:
             x = layer(x)
         logits: jax.Array = self.unembed(self.norm(x))
         return logits
+
+
+def filled(make: Callable[[], Any]) -> Any:
+    """What `make` makes, with numbers of NumPy: initializers would be compiled one by one."""
+    rng = np.random.default_rng(0)
+
+    def numbers(x: Any) -> Any:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return np.zeros(x.shape, x.dtype)
+        scale = 0.5 if len(x.shape) < 2 else x.shape[0] ** -0.5
+        return (len(x.shape) == 1) * 0.5 + scale * rng.normal(size=x.shape).astype(x.dtype)
+
+    made = nnx.eval_shape(make)
+    nnx.update(made, jax.tree.map(numbers, nnx.state(made)))
+    return made
 
 
 def loss_of(model: Transformer, tokens: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ from jaxdist.training.topics_lm._generate import generate as generate
 from jaxdist.training.topics_lm._generate import next_bytes as next_bytes
 from jaxdist.training.topics_lm._job import TopicsJob as TopicsJob
 from jaxdist.training.topics_lm._model import Transformer as Transformer
+from jaxdist.training.topics_lm._schema import DataConfig as DataConfig
 from jaxdist.training.topics_lm._schema import ModelConfig as ModelConfig
 from jaxdist.training.topics_lm._schema import TopicsConfig as TopicsConfig
 from jaxdist.training.topics_lm._steps import byte_losses as byte_losses

@@ -1,0 +1,177 @@
+"""What an optimizer does with pieces is what it does with the arrays, or it is refused."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxdist
+from jaxdist import Sharded, partition
+from jaxdist.errors import ReplicaValueError, ShardedArrayError
+from jaxdist.partition import Replicate, Rules, Shard
+from tests.update.test_every_transformation import GROUPS, batch, extra, loss, params_of, trained
+from tests.update.transformations import made
+
+STEPS = 2
+FEW = ("adam", "chain", "noisy_sgd")
+# Matrices in pieces with padding and without, a vector in pieces, the rest whole.
+RULES = Rules(
+    {"w": Shard(0, pad=True), "v": Shard(1), "b": Shard(pad=True)}, Replicate(), must_match=False
+)
+
+
+def train(names: Any, txs: Any, held: Any, rows: Any) -> Any:
+    """One step of each transformation."""
+    after, context = {}, jaxdist.get_replica_context()
+    for name in names:
+        params, state = held[name]
+        own, grads = jax.value_and_grad(loss)(trained(params), rows)
+        value = context.all_reduce("mean", own)
+        tx = txs[name]
+        if not isinstance(tx, jaxdist.update.ShardedUpdate):
+            grads = context.all_reduce("mean", grads)
+        updates, state = tx.update(grads, state, params, **extra(name, grads, value, rows))
+        after[name] = (optax.apply_updates(params, updates), state)
+    return after
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "names",
+    [FEW, *(pytest.param(g, marks=pytest.mark.slow) for g in GROUPS)],
+    ids=lambda names: f"{names[0]} to {names[-1]}",
+)
+def test_transformation_of_pieces_is_that_of_the_arrays_or_is_refused(names: Any) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    plain = {n: made(n) for n in names}
+    proved = {n: jaxdist.sharded_update(tx, min_bytes=0) for n, tx in plain.items()}
+    rows = jax.device_put(batch(), strategy.per_replica_sharding)
+    rows = jax.tree.map(lambda x: x, rows)
+
+    def placed(name: str) -> Any:
+        return partition.place(strategy, params_of(name), RULES)
+
+    with strategy.scope(), jax.numpy_rank_promotion("allow"):
+        whole = {n: (params_of(n), tx.init(params_of(n))) for n, tx in plain.items()}
+        in_pieces = {n: (placed(n), tx.init(placed(n))) for n, tx in proved.items()}
+        allowed = {}
+        for name, tx in plain.items():
+            try:
+                held = {name: (placed(name), tx.init(placed(name)))}
+                strategy.lower(lambda h, r, n=name: train([n], plain, h, r), (held, rows))
+            except (ShardedArrayError, ReplicaValueError):
+                continue
+            allowed |= held
+        if names is FEW:
+            assert set(allowed) == {"adam"}
+
+        def step(one: Any, two: Any, three: Any, rows: Any) -> Any:
+            return (
+                train(names, plain, one, rows),
+                train(names, proved, two, rows),
+                train(list(allowed), plain, three, rows),
+            )
+
+        for _ in range(STEPS):
+            whole, in_pieces, allowed = strategy.run(step, (whole, in_pieces, allowed, rows))
+    for name in names:
+        wanted = jax.tree.leaves(trained(whole[name][0]))
+        for found in (in_pieces, allowed):
+            if name in found:
+                same(name, wanted, trained(found[name][0]))
+
+
+def same(name: str, wanted: list[Any], params: Any) -> None:
+    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Sharded))
+    for one, other in zip(wanted, leaves, strict=True):
+        held = other.whole() if isinstance(other, Sharded) else other
+        np.testing.assert_allclose(np.asarray(held), one, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def refused(fn: Any) -> str:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    params = partition.place(strategy, {"w": np.ones((4, 6), "float32")}, {"*": Shard(1)})
+    x = jax.device_put(np.ones((4, 4), "float32"), strategy.per_replica_sharding)
+    with pytest.raises(ShardedArrayError) as caught:
+        strategy.lower(fn, (params, x))
+    return str(caught.value)
+
+
+def tree_map(fn: Any, *trees: Any) -> Any:
+    return jax.tree.map(fn, *trees)
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (lambda p, x: sum(jnp.sum(w**2) for w in jax.tree.leaves(p)), "reduce_sum"),
+        (lambda p, x: tree_map(lambda w: w * x.sum(), p), "differs between replicas"),
+        (lambda p, x: tree_map(lambda w: w + jnp.arange(3.0)[None], p), "shape of a piece"),
+        (lambda p, x: tree_map(lambda w: w[:, ::-1], p), "rev"),
+        (lambda p, x: tree_map(lambda w: jnp.ones_like(w) * x.sum(), p), "not proved"),
+        (
+            lambda p, x: tree_map(
+                lambda w: jnp.broadcast_to(jax.lax.axis_index("replica"), w.shape), p
+            ),
+            "result['w']",
+        ),
+        (
+            lambda p, x: jax.lax.cond(
+                x.sum() > 0, lambda p: p, lambda p: tree_map(jnp.zeros_like, p), p
+            ),
+            "not proved",
+        ),
+        (
+            lambda p, x: jax.lax.fori_loop(
+                0, 3, lambda i, p: tree_map(lambda w: w / jnp.linalg.norm(w), p), p
+            ),
+            "of 6 elements",
+        ),
+    ],
+    ids=["sum", "local", "array", "turned", "made", "index", "branch", "loop"],
+)
+def test_piece_that_is_taken_for_the_array_is_refused_with_the_remedy(step: Any, says: str) -> None:
+    message = refused(step)
+    assert says in message
+    assert "jaxdist.sharded_update(tx)" in message
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "op_by_op"])
+def test_elementwise_work_in_loops_and_branches_is_proved_and_declared_pieces_are_trusted(
+    eagerly: bool,
+) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    array = np.arange(12.0, dtype="float32").reshape(4, 3)
+    params = partition.place(strategy, {"w": array}, {"*": Shard(0)})
+
+    def step(p: Any, x: jax.Array) -> Any:
+        context = jaxdist.get_replica_context()
+        mean = context.all_reduce("mean", x.sum())
+        zeros = tree_map(jnp.zeros_like, p)
+        if not eagerly:
+            p = jax.lax.cond(mean > 0, lambda p: tree_map(jnp.negative, p), lambda p: p, p)
+            zeros = jax.lax.fori_loop(
+                0, 3, lambda i, z: tree_map(lambda a, b: a + b * i, z, p), zeros
+            )
+        own = p["w"].array
+        by_hand = Sharded(own * context.all_reduce("sum", own.sum()), *p["w"].cut)
+        return tree_map(lambda w, z: jnp.where(w > 0, w, jnp.sqrt(w**2)) + z, p, zeros), by_hand
+
+    x = jax.device_put(np.ones((2, 2), "float32"), strategy.per_replica_sharding)
+    with jaxdist.config.run_eagerly(eagerly):
+        found, by_hand = strategy.run(step, (params, x))
+    sign = 1 if eagerly else -1
+    np.testing.assert_allclose(
+        found["w"].whole(), array + 0 * array if eagerly else array - 3 * array
+    )
+    np.testing.assert_allclose(by_hand.whole(), sign * array * (sign * array.sum()))
+
+
+def test_op_by_op_refuses_a_norm_of_pieces_too() -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    params = partition.place(strategy, {"w": np.ones((4, 3), "float32")}, {"*": Shard(0)})
+    with jaxdist.config.run_eagerly(True), pytest.raises(ShardedArrayError, match="reduce_sum"):
+        strategy.run(lambda p: tree_map(lambda w: w / jnp.sum(w), p), (params,))
