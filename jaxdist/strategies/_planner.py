@@ -60,12 +60,13 @@ def plan(
 def _planned(source: Source, where: Place, rows: int | None, quick: bool, report: Report) -> Plan:
     report(f"tracing for {where.name}")
     program = source.lower(where.strategy, rows)
-    # The compiler of XLA leaves Python free: the step for one device is traced meanwhile.
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        compiling = pool.submit(compiled_or_refused, program)
+    # The compiler of XLA leaves Python free, and works on one core: both steps at the same time.
+    with ThreadPoolExecutor(max_workers=2) as pool:
         report(f"compiling for {where.name}")
-        single = _traced_alone(source, where, rows) if not quick else None
+        compiling = pool.submit(compiled_or_refused, program)
+        single = None if quick else pool.submit(needs_of, *_traced_alone(source, where, rows))
         needs = read_needs(program, where.device, compiling.result())
+        one = None if single is None else single.result()
     made = Plan(
         name=program.name,
         topology=where.name,
@@ -86,10 +87,7 @@ def _planned(source: Source, where: Place, rows: int | None, quick: bool, report
         tried = None if quick else functools.partial(_needs, source, where)
         found = _fitting.advice(made, needs, tried, report)
         return dataclasses.replace(made, advice=found)
-    if single is None:
-        return made
-    report("compiling for one device")
-    return _with_efficiency(made, needs_of(*single))
+    return made if one is None else _with_efficiency(made, one)
 
 
 def _traced_alone(source: Source, where: Place, rows: int | None) -> tuple[Program, Chip]:
