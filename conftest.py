@@ -1,11 +1,17 @@
 """Eight CPU devices for every test and doctest, asked for before anything touches JAX.
 
+XLA compiles them without optimizing machine code, which is a quarter of their time. Its passes over
+the HLO are the same, so tests of compiled HLO see what users get. Tests that are marked
+`optimized`, processes that tests start, and all tests where `JAX_DISABLE_MOST_OPTIMIZATIONS` is
+set from outside (CI's part on the newest JAX sets it to 0), have JAX's own setting.
+
 Rank promotion is an error: a missing dim hides most easily where arrays are split over replicas.
 (Dtype promotion cannot be one as well, since Flax relies on it.)
 """
 
 import os
 import types
+from collections.abc import Iterator
 
 # Tests of accelerators are run with JAX_PLATFORMS set from outside.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -19,6 +25,20 @@ import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+_OPTION = "jax_disable_most_optimizations"
+if _OPTION.upper() not in os.environ:
+    jax.config.update(_OPTION, True)
+
+
+@pytest.fixture(autouse=True)
+def _optimized(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Machine code is optimized as users have it, where the test is marked so."""
+    before = jax.config.read(_OPTION)
+    if request.node.get_closest_marker("optimized") is not None:
+        jax.config.update(_OPTION, False)
+    yield
+    jax.config.update(_OPTION, before)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks._group import ArmGroup
 from benchmarks._lines import CountLine, Need, SkipLine, TimeLine
-from benchmarks._process import ArmError, ArmProcess
+from benchmarks._process import ArmError, ArmProcess, OneLoop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,13 +155,20 @@ class Bench:
         steps: int | Mapping[str, int],
         *,
         devices: int = 8,
+        in_one_process: bool = False,
     ) -> Race:
-        """Interleave the arms, one burst each per round, after one warm round."""
+        """Interleave the arms, one burst each per round, after one warm round.
+
+        What allocates much memory at every step is as fast as the pages that its process happens
+        to have: copies of one program in two processes differ by a third. Such arms run in one.
+        """
         self.options.report(f"row {self._row}: {size}: {', '.join(arms)}")
         count = {a: steps if isinstance(steps, int) else steps[a] for a in arms}
         # All start before the first is waited for.
-        running = {
-            label: self._runner(str(number) if self.options.is_smoke else label, arm, devices)
+        running: dict[str, ArmProcess | ArmGroup | OneLoop] = {
+            label: OneLoop(self.process("one", devices=devices), label)
+            if in_one_process
+            else self._runner(str(number) if self.options.is_smoke else label, arm, devices)
             for number, (label, arm) in enumerate(arms.items())
         }
         for label, process in running.items():

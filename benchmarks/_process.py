@@ -1,5 +1,6 @@
 """The driver's side of an arm: its process, and the pipes to it."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -54,17 +55,15 @@ class ArmProcess:
 
     def make(self, function: Callable[..., Any], **params: Any) -> None:
         """Build the child's loop."""
-        self.ask({"make": name_of(function), "params": params}, 600)
+        OneLoop(self, "").make(function, **params)
 
     def burst(self, steps: int, timeout_s: float = 600) -> tuple[float, float]:
         """Run the loop; wall and process CPU time in seconds per step."""
-        spent = self.ask({"burst": steps}, timeout_s)
-        return spent["wall"] / steps, spent["cpu"] / steps
+        return OneLoop(self, "").burst(steps, timeout_s)
 
     def facts(self) -> dict[str, Any]:
         """What the loop says of itself."""
-        found: dict[str, Any] = self.ask({"facts": True}, 60)
-        return found
+        return OneLoop(self, "").facts()
 
     def ask(self, command: dict[str, Any], timeout_s: float) -> Any:
         """Send one command and wait for its answer."""
@@ -139,6 +138,29 @@ class ArmProcess:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class OneLoop:
+    """One of several loops that a process holds."""
+
+    process: ArmProcess
+    name: str
+
+    def make(self, function: Callable[..., Any], **params: Any) -> None:
+        """Build it."""
+        command = {"make": name_of(function), "params": params, "loop": self.name}
+        self.process.ask(command, 600)
+
+    def burst(self, steps: int, timeout_s: float = 600) -> tuple[float, float]:
+        """Run it; wall and process CPU time in seconds per step."""
+        spent = self.process.ask({"burst": steps, "loop": self.name}, timeout_s)
+        return spent["wall"] / steps, spent["cpu"] / steps
+
+    def facts(self) -> dict[str, Any]:
+        """What it says of itself."""
+        found: dict[str, Any] = self.process.ask({"facts": True, "loop": self.name}, 60)
+        return found
 
 
 def _environment(environ: Mapping[str, str], devices: int | None) -> dict[str, str]:

@@ -7,6 +7,7 @@ Runs in an environment without JAX too (the TensorFlow arms), so it imports noth
     {"facts": true}                                ask it what became of it
     {"call": "module:function", "params": {...}}   call a function, whose result is the answer
 
+The first three say which loop with "loop": name, where one process holds several.
 An answer is `{"value": ...}` or `{"error": traceback}`. The end of stdin ends the process.
 """
 
@@ -23,21 +24,22 @@ from benchmarks._loop import Loop
 
 
 class Worker:
-    """Holds the one loop of this process."""
+    """Holds the loops of this process."""
 
     def __init__(self) -> None:
-        self._loop: Loop | None = None
+        self._loops: dict[str, Loop] = {}
 
     def answer(self, command: dict[str, Any]) -> Any:
         """Do what one command says."""
+        name = command.get("loop", "")
         if "make" in command:
-            self._loop = None
+            self._loops.pop(name, None)
             gc.unfreeze()
-            self._loop = _resolve(command["make"])(**command["params"])
+            self._loops[name] = _resolve(command["make"])(**command["params"])
             return None
         if "call" in command:
             return _resolve(command["call"])(**command["params"])
-        loop = self._loop
+        loop = self._loops.get(name)
         if loop is None:
             raise RuntimeError(f"no loop has been made yet: {command}")
         if "facts" in command:

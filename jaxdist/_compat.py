@@ -21,9 +21,11 @@ from jax._src import shard_map as _shard_map
 from jax._src import source_info_util as _source_info
 from jax._src import tree_util as _tree_util
 from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as _xla_client
+from jax._src.lib.mlir.dialects import sdy as _sdy
 from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.experimental import compute_on as _compute_on
 from jax.extend.core import ClosedJaxpr
@@ -122,6 +124,21 @@ def inside_trace() -> bool:
 BARRIERS_HOLD = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
 
 
+# JAX 0.10 on several CPU devices starts a program before it looks whether its buffers are there.
+DELETED_ARE_REFUSED = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
+
+
+def any_deleted(leaves: Sequence[Any]) -> bool:
+    """Whether one of these is an array whose buffer is gone; 60 ns an array."""
+    try:
+        return any(map(_is_deleted, leaves))
+    except TypeError:
+        return any(isinstance(x, _xla_client.ArrayImpl) and x.is_deleted() for x in leaves)
+
+
+_is_deleted: Callable[[Any], bool] = _xla_client.ArrayImpl.is_deleted
+
+
 # What keeps barriers until everything is fused, and loops out of nested functions, where JAX 0.10
 # cannot emit a barrier.
 _BARRIERS_ON_OLD_CPU = {
@@ -165,6 +182,11 @@ def source_of(eqn: Any) -> str:
     return str(_source_info.summarize(eqn.source_info))
 
 
+def is_transposed(eqn: Any) -> bool:
+    """Whether an operation was made when a gradient went backwards through another one."""
+    return "transpose(" in str(eqn.source_info.name_stack)
+
+
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """How many operands of a `scan` are constants, and how many are carried.
 
@@ -174,6 +196,23 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
+
+
+# Calls of one sub-program with the operands as they are, and the parameter that holds it; by the
+# names of all versions.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "eval_jaxpr": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
 
 
 def is_committed(array: jax.Array) -> bool:
@@ -280,27 +319,46 @@ def set_variables(variables: Sequence[nnx.Variable[Any]], values: Sequence[Any])
 
 
 def rewritten_derivatives(
-    params: dict[str, Any], rewrite: Callable[[Any, Sequence[Any]], Any]
+    params: dict[str, Any], rewrite: Callable[[Any, Sequence[Any]], Any], traced_in: Any = None
 ) -> dict[str, Any]:
     """Parameters of a custom derivative's call in which its forward rule is rewritten too.
 
-    The rule is traced when the call is differentiated. The backward rule of a `custom_vjp` is
-    left as it is.
+    The rule is traced when the call is differentiated; over the mesh of the equation
+    `traced_in`, where that is another one than the caller's. The backward rule of a `custom_vjp`
+    is left as it is.
     """
     changed = dict(params)
+    mesh = None if traced_in is None else traced_in.ctx.cur_abstract_mesh
     for name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk"):
         if name in params:
-            changed[name] = _rewritten_rule(params[name], rewrite)
+            changed[name] = _rewritten_rule(params[name], rewrite, mesh)
     return changed
 
 
-def _rewritten_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any]) -> Any:
+def _rewritten_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any], mesh: Any) -> Any:
     def traced(*zeros: Any) -> Any:
-        jaxpr, consts, *rest = rule.call_wrapped(*zeros)
+        with contextlib.nullcontext() if mesh is None else _over(mesh):
+            jaxpr, consts, *rest = rule.call_wrapped(*zeros)
         closed = rewrite(jaxpr, consts)
         return closed.jaxpr, closed.consts, *rest
 
     return _linear_util.wrap_init(traced, debug_info=rule.debug_info)
+
+
+@contextlib.contextmanager
+def _over(mesh: Any) -> Iterator[None]:
+    """Trace over this mesh; the public context manager refuses another number of devices."""
+    around = _MESH_CONTEXT.swap_local(mesh)
+    try:
+        yield
+    finally:
+        _MESH_CONTEXT.set_local(around)
+
+
+def at_source_of(eqn: Any) -> Any:
+    """A context in which new operations stand at the source line of an equation."""
+    names = _source_info.current_name_stack() + eqn.source_info.name_stack
+    return _source_info.user_context(eqn.source_info.traceback, name_stack=names)
 
 
 def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -319,13 +377,12 @@ def bind_here(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     params = eqn.primitive.get_bind_params(params)
     names = _source_info.current_name_stack() + eqn.source_info.name_stack
     here = _mesh.get_abstract_mesh()
-    with _source_info.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
-        # The public context manager refuses another number of devices.
-        traced_over = _MESH_CONTEXT.swap_local(here)
-        try:
-            return eqn.primitive.bind(*operands, **params)
-        finally:
-            _MESH_CONTEXT.set_local(traced_over)
+    with (
+        _source_info.user_context(eqn.source_info.traceback, name_stack=names),
+        eqn.ctx.manager,
+        _over(here),
+    ):
+        return eqn.primitive.bind(*operands, **params)
 
 
 # JAX 0.12 has it in another module.
@@ -594,3 +651,57 @@ def without_refs(closed: Any) -> Any:
 
 def _without_ref_effects(effects: Any) -> frozenset[Any]:
     return frozenset(e for e in effects if not isinstance(e, _core.InternalMutableArrayEffect))
+
+
+def constrain_tiles(
+    context: Any, value: Any, parts: Sequence[int], axis: str, mesh_shape: tuple[Any, ...]
+) -> Any:
+    """Lower the wish that dims of a value are cut into parts over one mesh axis, the first slowest.
+
+    Dims of 0 parts are left to the partitioner. `NamedSharding` has no names for parts of an
+    axis, and both partitioners have. Waits for those names.
+
+    Args:
+        context: Of the lowering rule.
+        value: What is lowered, as MLIR knows it.
+        parts: For each dim; 1 is a dim that is whole everywhere.
+        axis: The mesh axis.
+        mesh_shape: Names and sizes of all axes of the mesh.
+    """
+    [aval] = context.avals_in
+    # The raw bits of typed random keys have more dims.
+    physical = _core.physical_aval(aval)
+    parts = (*parts, *(1,) * (physical.ndim - len(parts)))
+    if _config.use_shardy_partitioner.value:
+        return _sdy.sharding_constraint(value, _tiles(parts, axis, mesh_shape))
+    sizes = [n for n in parts if n > 1] or [dict(mesh_shape)[axis]]
+    names = [f"{axis}_{i}" for i in range(len(sizes))]
+    shape: dict[str, int] = {}
+    for name, size in mesh_shape:
+        shape.update(zip(names, sizes, strict=True) if name == axis else [(name, size)])
+    free = iter(names)
+    open_dims = {d for d, n in enumerate(parts) if n == 0}
+    unconstrained = jax.sharding.PartitionSpec.UNCONSTRAINED
+    spec = [next(free) if n > 1 else None if n else unconstrained for n in parts]
+    manual = getattr(context.module_context.axis_context, "manual_axes", ())
+    kinds = jax.sharding.AxisType
+    types = tuple(kinds.Manual if name in manual else kinds.Auto for name in shape)
+    mesh = jax.sharding.AbstractMesh(tuple(shape.values()), tuple(shape), axis_types=types)
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    proto = sharding._to_xla_hlo_sharding(physical.ndim).to_proto()
+    return _mlir.wrap_with_sharding_op(context, value, aval, proto, unspecified_dims=open_dims)
+
+
+def _tiles(parts: Sequence[int], axis: str, mesh_shape: tuple[Any, ...]) -> Any:
+    mesh = _sdy.MeshAttr.get([_sdy.MeshAxisAttr.get(n, s) for n, s in mesh_shape], [])
+    size = dict(mesh_shape)[axis]
+    dims = []
+    before = 1
+    for count in parts:
+        axes: list[Any] = []
+        if count > 1:
+            part = None if count == size else _sdy.SubAxisInfoAttr.get(before, count)
+            axes = [_sdy.AxisRefAttr.get(axis, sub_axis_info=part)]
+            before *= count
+        dims.append(_sdy.DimensionShardingAttr.get(axes, is_closed=count > 0))
+    return _sdy.TensorShardingAttr.get(mesh, dims)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,6 +30,8 @@ class ReplicaMesh:
     num_virtual: int | None = None
     # The slice whose chips are only described: programs compile for it, and nothing lies on it.
     described: str | None = None
+    # Whether a step has to say of every input how it lies over the logical devices.
+    spmd: bool = False
 
     @functools.cached_property
     def logical_axes(self) -> tuple[str, ...]:
@@ -90,6 +93,42 @@ class ReplicaMesh:
     def per_replica(self) -> NamedSharding:
         """The layout of a per-replica value."""
         return NamedSharding(self.mesh, self.replica_spec)
+
+    def tiles(self, parts: Sequence[int]) -> NamedSharding:
+        """The layout of a mirrored array that is cut into parts, a dim into each number of them.
+
+        Part (i, j) of dims cut into m and n lies on logical device `i * n + j`. Where several
+        dims are cut, the mesh of the layout has an axis for each: JAX has no names for parts of
+        an axis.
+        """
+        cut = [n for n in parts if n > 1]
+        if len(cut) < 2:
+            whole = self.logical_axes[0] if len(self.logical_axes) == 1 else self.logical_axes
+            return NamedSharding(
+                self.mesh, PartitionSpec(*(whole if n > 1 else None for n in parts))
+            )
+        mesh = self._in_factors(tuple(cut))
+        names = iter(mesh.axis_names[len(self.replica_axes) :])
+        return NamedSharding(mesh, PartitionSpec(*(next(names) if n > 1 else None for n in parts)))
+
+    def _in_factors(self, sizes: tuple[int, ...]) -> Mesh:
+        """The same devices, with an axis of the logical ones for each of these sizes."""
+        replicas = tuple(self.mesh.shape[a] for a in self.replica_axes)
+        grid = self.device_grid.reshape(replicas + sizes)
+        names = (*self.replica_axes, *(f"{LOGICAL_AXIS}_{i}" for i in range(len(sizes))))
+        return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+
+    def is_in_factors(self, mesh: Any) -> bool:
+        """Whether `mesh` is this one with the logical axis in factors."""
+        count = len(self.replica_axes)
+        replicas = mesh.axis_names[:count] == self.replica_axes
+        return (
+            replicas
+            and self.mesh.axis_names[:count] == self.replica_axes
+            and all(mesh.shape[a] == self.mesh.shape[a] for a in self.replica_axes)
+            and isinstance(mesh, Mesh)
+            and tuple(mesh.devices.ravel()) == tuple(self.mesh.devices.ravel())
+        )
 
     @functools.cached_property
     def device_grid(self) -> np.ndarray:
@@ -166,14 +205,18 @@ class ReplicaMesh:
 
 
 def build(
-    devices: Sequence[jax.Device], *, num_logical: int = 1, described: str | None = None
+    devices: Sequence[jax.Device],
+    *,
+    num_logical: int = 1,
+    described: str | None = None,
+    spmd: bool = False,
 ) -> ReplicaMesh:
     """Build the mesh of a strategy from devices listed replica by replica."""
     grid = np.asarray(devices, dtype=object).reshape(-1, num_logical)
     # Axis types are always passed: the default differs between `Mesh` and `jax.make_mesh`,
     # and with Explicit axes `shard_map` refuses arrays that are not laid out over them yet.
     mesh = Mesh(grid, (REPLICA_AXIS, LOGICAL_AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
-    return ReplicaMesh(mesh, (REPLICA_AXIS,), described=described)
+    return ReplicaMesh(mesh, (REPLICA_AXIS,), described=described, spmd=spmd)
 
 
 def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:

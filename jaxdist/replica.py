@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr
 
 from jaxdist import collectives
 from jaxdist._typing import PyTree
@@ -268,10 +270,25 @@ class ReplicaContext:
             `tf.distribute.ReplicaContext.all_gather`.
         """
         caller = "ReplicaContext.all_gather"
-        self._strategy.communication.asked(caller, options, experimental_hints)
+        communication: collectives.Communication = self._strategy.communication
+        chosen = communication.asked(caller, options, experimental_hints)
         if not self._traced:
             return value
         self._must_be_current("all_gather")
+        ops = communication.ops
+        if ops is not None and collectives.overrides(ops, "gather_implementation"):
+            with entered(self._merging()):
+                return jax.tree.map_with_path(
+                    lambda path, leaf: collectives.gathered_by(
+                        ops,
+                        "value" + keystr(path),
+                        Handle(jnp.asarray(leaf), self._layout),
+                        axis,
+                        self._layout,
+                        chosen,
+                    ),
+                    value,
+                )
         return collectives.all_gather(caller, value, axis, self._layout.replica_axes)
 
     def merge_call(

@@ -1,5 +1,7 @@
 """Combining values of replicas."""
 
+from jaxdist.collectives._across import check_gatherable as check_gatherable
+from jaxdist.collectives._across import check_reducible as check_reducible
 from jaxdist.collectives._across import gather_across as gather_across
 from jaxdist.collectives._across import reduce_across as reduce_across
 from jaxdist.collectives._across import reduced_dims as reduced_dims
@@ -40,6 +42,8 @@ from jaxdist.collectives._slices import all_reduce_tree as all_reduce_tree
 from jaxdist.collectives._slices import is_slices as is_slices
 from jaxdist.collectives._slices import reduce_slices_across as reduce_slices_across
 from jaxdist.collectives._slices import slices_of_all as slices_of_all
+from jaxdist.collectives._together import check_sum as check_sum
+from jaxdist.collectives._together import check_together as check_together
 from jaxdist.collectives._told import Told as Told
 from jaxdist.collectives._told import note_ignored as note_ignored
 from jaxdist.collectives._told import told as told
@@ -59,5 +63,7 @@ from jaxdist.collectives.cross_device import MultiWorkerAllReduce as MultiWorker
 from jaxdist.collectives.cross_device import NcclAllReduce as NcclAllReduce
 from jaxdist.collectives.cross_device import ReductionToOneDevice as ReductionToOneDevice
 from jaxdist.collectives.cross_device import checked_pairs as checked_pairs
+from jaxdist.collectives.cross_device import gathered_by as gathered_by
+from jaxdist.collectives.cross_device import overrides as overrides
 from jaxdist.collectives.cross_device import placed as placed
 from jaxdist.collectives.cross_device import target_in_strategy as target_in_strategy

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jaxdist import _compat
 from jaxdist.collectives._dtypes import check_numeric, result_dtype
 from jaxdist.collectives._in_replica import gather_dim
 from jaxdist.collectives._reduce_op import ReduceOp
+from jaxdist.collectives._together import check_sum, check_together
 from jaxdist.collectives._tree import tree_reduced
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
@@ -200,17 +201,14 @@ def _reduce_held(
 ) -> Any:
     """Values held one by one: not placed yet, or of different shapes."""
     _check_count(name, value, layout)
+    check_reducible({name: value}, dims)
     for v in value.values:
         check_numeric("Strategy.reduce", name, v)
     arrays = [np.asarray(v) for v in value.values]
-    dtype = result_dtype(op, np.result_type(*[jnp.asarray(a).dtype for a in arrays]))
+    dtype = result_dtype(op, jax.dtypes.canonicalize_dtype(arrays[0].dtype))
+    if op is ReduceOp.SUM:
+        check_sum(name, value, dims)
     if dims is None:
-        if len({a.shape for a in arrays}) > 1:
-            raise ShapeError(
-                f"Strategy.reduce(axis=None) cannot add the values of {name}: their shapes differ "
-                f"({_shapes(arrays)}).\n\naxis=None combines them element by element.\n\n"
-                "Give axis=0 to reduce the rows of all replicas together."
-            )
         return _from_host(_host_reduce(op, np.stack(arrays), (0,), dtype))
     sums: list[np.ndarray] = []
     count = 0
@@ -218,28 +216,29 @@ def _reduce_held(
         on = _checked_dims(name, a, dims)
         sums.append(np.asarray(np.add.reduce(a, axis=on, dtype=_wide(dtype))))
         count += math.prod(a.shape[d] for d in on)
-    if len({total.shape for total in sums}) > 1:
-        axis = dims[0] if len(dims) == 1 else dims
-        raise ShapeError(
-            f"Strategy.reduce(axis={axis}) cannot add the values of {name}: their shapes differ "
-            f"({_shapes(arrays)}).\n\nShapes may differ in axis={axis} only, which is summed "
-            "before the replicas are.\n\nReduce the other dims too, or pad them first."
-        )
     return _from_host(_combined(op, np.asarray(np.add.reduce(sums)), count, dtype))
 
 
-def _shapes(arrays: Sequence[Any]) -> str:
-    return ", ".join(f"replica {i}: {list(a.shape)}" for i, a in enumerate(arrays))
+def check_reducible(named: Mapping[str, Any], axis: Any) -> None:
+    """Refuse values that `Strategy.reduce` cannot add up over the replicas, naming all of them."""
+    given = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    free = tuple(d.__index__() for d in given if hasattr(d, "__index__"))
+    told = axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis
+    remedy = "Reduce the other dims too, or pad them first."
+    if axis is None:
+        remedy = "Give axis=0 to reduce the rows of all replicas together."
+    check_together(f"Strategy.reduce(axis={told})", named, free, remedy=remedy)
 
 
-def gather_across(name: str, value: Any, axis: int, layout: ReplicaMesh) -> Any:
+def gather_across(
+    name: str, value: Any, axis: int, layout: ReplicaMesh, caller: str = "Strategy.gather"
+) -> Any:
     """`Strategy.gather` of one leaf."""
-    caller = "Strategy.gather"
     if not isinstance(value, PerReplica):
         if isinstance(value, jax.Array):
             placed = placement_of(value, layout)
             if placed.kind is Kind.PER_REPLICA:
-                return gather_across(name, PerReplica.of_global(value), axis, layout)
+                return gather_across(name, PerReplica.of_global(value), axis, layout, caller)
             is_traced = isinstance(value, jax.core.Tracer)
             is_known = not is_traced or origin_of(value) is not None
             if layout.num_replicas > 1 and is_known and is_mirrored(value, layout):
@@ -252,7 +251,7 @@ def gather_across(name: str, value: Any, axis: int, layout: ReplicaMesh) -> Any:
     if not value.is_global and _is_traced(value):
         value = checked_per_replica(name, value, layout)
     if not value.is_global:
-        return _gather_held(name, value, axis, layout)
+        return _gather_held(name, value, axis, layout, caller)
     array = checked_global(name, value, layout)
     scalars = value.form is Form.SCALARS
     local = () if scalars else (array.shape[0] // layout.num_replicas, *array.shape[1:])
@@ -276,24 +275,26 @@ def _concatenated(array: jax.Array, dim: int, num_replicas: int) -> jax.Array:
     return jnp.concatenate(jnp.split(array, num_replicas), axis=dim)
 
 
-def _gather_held(name: str, value: PerReplica, axis: int, layout: ReplicaMesh) -> Any:
+def _gather_held(name: str, value: PerReplica, axis: int, layout: ReplicaMesh, caller: str) -> Any:
     _check_count(name, value, layout)
     arrays = [v if hasattr(v, "dtype") else np.asarray(v) for v in value.values]
     for a in arrays:
         if isinstance(a.dtype, np.dtype) and a.dtype.kind in "OSU":
             raise ArgumentTypeError(
-                f"Strategy.gather cannot gather {name}: it is of dtype {a.dtype}, which JAX does "
+                f"{caller} cannot gather {name}: it is of dtype {a.dtype}, which JAX does "
                 "not have.\n\nTake the values apart instead: "
                 "strategy.experimental_local_results(value)."
             )
-    dim = min(gather_dim("Strategy.gather", name, a, axis) for a in arrays)
-    if len({(*a.shape[:dim], None, *a.shape[dim + 1 :]) for a in arrays}) > 1:
-        raise ShapeError(
-            f"Strategy.gather(axis={axis}) cannot concatenate {name}: {_shapes(arrays)}.\n\n"
-            f"Shapes may differ in dim {dim} only.\n\n"
-            "Gather on the dim that differs, or pad the others first."
-        )
+    dim = min(gather_dim(caller, name, a, axis) for a in arrays)
+    check_gatherable(caller, {name: value}, axis)
     return _from_host(np.concatenate([_to_host(a) for a in arrays], axis=dim), like=arrays[0])
+
+
+def check_gatherable(caller: str, named: Mapping[str, Any], axis: Any) -> None:
+    """Refuse values that cannot be put one after the other, naming all of them."""
+    free = (axis.__index__(),) if hasattr(axis, "__index__") else ()
+    remedy = "Gather on the dim that differs, or pad the others first."
+    check_together(f"{caller}(axis={axis})", named, free, remedy=remedy)
 
 
 def _check_count(name: str, value: PerReplica, layout: ReplicaMesh) -> None:

@@ -20,9 +20,11 @@ class Communication:
         self, caller: str, options: Any, experimental_hints: Any, *, packs: bool = False
     ) -> CommunicationOptions:
         """The options of one call: its own, and the strategy's where it says nothing."""
-        merged = self.options.merged(given_hints(caller, options, experimental_hints))
-        tell_ignored(caller, merged, packs=packs)
-        return merged
+        given = given_hints(caller, options, experimental_hints)
+        tell_ignored(caller, given, packs=packs)
+        # Those of the strategy are for every call, so some follow `bytes_per_pack` and some do not.
+        tell_ignored("the strategy", self.options, packs=True)
+        return self.options.merged(given)
 
 
 def communication_of(

@@ -51,15 +51,16 @@ def tell_ignored(caller: str, options: CommunicationOptions, *, packs: bool) -> 
     `packs` says that `bytes_per_pack` has one.
     """
     if options.bytes_per_pack and not packs:
-        _tell(caller, "bytes_per_pack", "the leaves are not reduced by one collective")
+        _tell(caller, options, "bytes_per_pack", "the leaves are not reduced by one collective")
     if options.timeout_seconds is not None:
-        _tell(caller, "timeout_seconds", "all replicas are in this process")
+        _tell(caller, options, "timeout_seconds", "all replicas are in this process")
     if options.implementation is not CommunicationImplementation.AUTO:
-        _tell(caller, "implementation", "XLA chooses by platform")
+        _tell(caller, options, "implementation", "XLA chooses by platform")
 
 
-def _tell(caller: str, field: str, why: str) -> None:
-    note_ignored(f"{field} given to {caller}: {why}")
+def _tell(caller: str, options: CommunicationOptions, field: str, why: str) -> None:
+    # An option is handed down from call to call; the one that it was given to tells it.
+    note_ignored(f"{field} given to {caller}: {why}", (field, getattr(options, field), why))
     if (caller, field) not in _TOLD:
         _TOLD.add((caller, field))
         _LOG.info("%s: %s of the communication options has no effect: %s", caller, field, why)

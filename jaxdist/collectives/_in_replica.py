@@ -12,7 +12,8 @@ from jaxdist.collectives._dtypes import check_numeric, result_dtype
 from jaxdist.collectives._mark import assume_replicated
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._reduce_op import ReduceOp
-from jaxdist.collectives._uneven_gather import current_log, uneven_all_gather
+from jaxdist.collectives._uneven_gather import current_log, note_asked, uneven_all_gather
+from jaxdist.collectives._users_code import users_code
 from jaxdist.collectives.algorithms import opaque
 from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
@@ -47,6 +48,9 @@ def all_reduce(
     arrays = [_reducible(caller, op, path, leaf) for path, leaf in leaves]
     if not arrays:
         return value
+    if current_log() is not None:
+        names = ("value" + jax.tree_util.keystr(path) for path, _ in leaves)
+        note_asked(caller, dict(zip(names, arrays, strict=True)))
     if ops is not None:
         given = [jnp.asarray(leaf) for _, leaf in leaves]
         return jax.tree.unflatten(treedef, reduced_by(ops, op, given, layout, options))
@@ -76,13 +80,15 @@ def reduced_by(
 ) -> list[jax.Array]:
     """What `CrossDeviceOps` make of the leaves of this replica, checked."""
     handles = [Handle(x, layout) for x in local]
-    results = ops.batch_reduce(op, [(h, h) for h in handles], options)
+    kinds = ", ".join(f"{x.dtype}{list(x.shape)}" for x in local[:4]) + ", ..." * (len(local) > 4)
+    with users_code(_whose(ops), f"{len(local)} value(s) of replicas, {kinds}"):
+        results = ops.batch_reduce(op, [(h, h) for h in handles], options)
     return checked_results(ops, results, local)
 
 
 def checked_results(ops: Any, results: Any, shapes: Sequence[Any]) -> list[jax.Array]:
     """What `batch_reduce` of ops gave for values of these shapes and dtypes, checked."""
-    name = f"{type(ops).__name__}.batch_reduce"
+    name = _whose(ops)
     if not isinstance(results, (list, tuple)) or len(results) != len(shapes):
         raise ReplicaValueError(
             f"{name} gave {_brief(results)} for {len(shapes)} (value, destinations) pairs.\n\n"
@@ -90,6 +96,13 @@ def checked_results(ops: Any, results: Any, shapes: Sequence[Any]) -> list[jax.A
         )
     pairs = zip(results, shapes, strict=True)
     return [_result_of(name, i, r, x) for i, (r, x) in enumerate(pairs)]
+
+
+def _whose(ops: Any) -> str:
+    """The method in which the class of some `CrossDeviceOps` says how values are reduced."""
+    methods = ("batch_reduce", "batch_reduce_implementation", "reduce_implementation")
+    own = next(m for cls in type(ops).__mro__ for m in methods if m in vars(cls))
+    return f"{type(ops).__name__}.{own}"
 
 
 def _result_of(name: str, number: int, result: Any, given: Any) -> jax.Array:
@@ -132,12 +145,12 @@ def summed(value: T, axes: AxisNames) -> T:
 def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree:
     """Every leaf of all replicas, concatenated on `axis` in replica order."""
 
-    def gather(path: Any, leaf: Any) -> Any:
-        array = jnp.asarray(leaf)
-        dim = gather_dim(caller, "value" + jax.tree_util.keystr(path), array, axis)
-        return gathered(array, dim, axes)
-
-    return jax.tree.map_with_path(gather, value)
+    leaves, treedef = jax.tree.flatten_with_path(value)
+    named = {"value" + jax.tree_util.keystr(path): jnp.asarray(leaf) for path, leaf in leaves}
+    dims = [gather_dim(caller, name, array, axis) for name, array in named.items()]
+    note_asked(caller, named, tuple(sorted(set(dims))))
+    pairs = zip(named.values(), dims, strict=True)
+    return jax.tree.unflatten(treedef, [gathered(array, dim, axes) for array, dim in pairs])
 
 
 def gathered(array: jax.Array, dim: int, axes: AxisNames) -> jax.Array:

@@ -7,7 +7,7 @@ import numbers
 import warnings
 from typing import Any
 
-from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist.errors import ArgumentError
 
 
 class CommunicationImplementation(enum.Enum):
@@ -40,9 +40,8 @@ class CommunicationOptions:
         implementation: Has no effect: XLA chooses by platform.
 
     Raises:
-        ArgumentError: `bytes_per_pack` below 0, `timeout_seconds` not above 0, or an unknown
-            implementation.
-        ArgumentTypeError: `bytes_per_pack` or `timeout_seconds` is no number.
+        ArgumentError: `bytes_per_pack` below 0, `timeout_seconds` not above 0, either no number,
+            or an unknown implementation.
 
     Example:
         >>> options = jaxdist.experimental.CommunicationOptions(bytes_per_pack=16)
@@ -133,12 +132,14 @@ def CollectiveHints(
 
 
 def _check_number(name: str, value: Any) -> None:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    is_whole = name == "bytes_per_pack"
+    kind = numbers.Integral if is_whole else numbers.Real
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
     if not is_number or math.isnan(value):
-        raise ArgumentTypeError(
-            f"CommunicationOptions({name}={value!r}), of type {type(value).__name__}: {name} is a "
-            "number.\n\nPass for instance "
-            f"{'50 * 1024 * 1024' if name == 'bytes_per_pack' else '120.0'}, or leave it out."
+        raise ArgumentError(
+            f"CommunicationOptions({name}={value!r}), of type {type(value).__name__}: {name} is "
+            f"{'a whole number' if is_whole else 'a number'}.\n\nPass for instance "
+            f"{'50 * 1024 * 1024' if is_whole else '120.0'}, or leave it out."
         )
 
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from typing import Any
 
 from jaxdist import _compat
 from jaxdist.collectives._plan import Plan
@@ -16,7 +17,7 @@ class Told:
     Plans are made when somebody asks: what they say takes time to work out.
     """
 
-    ignored: dict[str, None] = dataclasses.field(default_factory=dict)
+    ignored: dict[Any, str] = dataclasses.field(default_factory=dict)
     plans: dict[str, Callable[[], Plan]] = dataclasses.field(default_factory=dict)
 
 
@@ -34,11 +35,14 @@ def told() -> Iterator[Told]:
         _RECORD.reset(token)
 
 
-def note_ignored(sentence: str) -> None:
-    """Keep a sentence for the program that is being traced, if there is one."""
+def note_ignored(sentence: str, what: Any = None) -> None:
+    """Keep a sentence for the program that is being traced, if there is one.
+
+    Of several sentences about the same thing, `what`, the first is kept.
+    """
     record = _RECORD.get()
     if record is not None:
-        record.ignored[sentence] = None
+        record.ignored.setdefault(sentence if what is None else what, sentence)
 
 
 def note_plan(plan: Callable[[], Plan]) -> None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
+from jaxdist import _compat
 from jaxdist._typing import AxisNames
 from jaxdist.collectives._trace_number import traced_anew
 
@@ -22,13 +23,31 @@ from jaxdist.collectives._trace_number import traced_anew
 UNEVEN_ALL_GATHER = Primitive("jaxdist_uneven_all_gather")
 
 
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """One call of a collective: who, the values by name, and the dims that may differ."""
+
+    caller: str
+    values: dict[str, jax.ShapeDtypeStruct]
+    free: tuple[int, ...]
+
+
 @dataclasses.dataclass
 class GatherLog:
-    """The gathers of one trace, in order: what is assumed of all replicas, and the own rows."""
+    """The gathers of one trace, in order: what is assumed of all replicas, and the own rows.
+
+    And all collectives that were asked for, to name their values where they do not fit.
+    """
 
     assumed: tuple[tuple[int, ...], ...]
     num_replicas: int
     seen: list[int] = dataclasses.field(default_factory=list)
+    asked: list[Asked] = dataclasses.field(default_factory=list)
+
+    def clear(self) -> None:
+        """The trace starts anew."""
+        self.seen.clear()
+        self.asked.clear()
 
     def next(self, rows: int) -> tuple[int, ...]:
         """The rows of every replica in the next gather, to which this one brings `rows`."""
@@ -55,6 +74,14 @@ def logged(log: GatherLog) -> Iterator[None]:
 def current_log() -> GatherLog | None:
     """The log of the trace around the caller, if its replicas may bring different rows."""
     return _LOG.get()
+
+
+def note_asked(caller: str, named: dict[str, Any], free: tuple[int, ...] = ()) -> None:
+    """Keep what a collective is given, where replicas may bring different shapes."""
+    log = current_log()
+    if log is not None:
+        kinds = {n: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for n, x in named.items()}
+        log.asked.append(Asked(f"{caller} at {_compat.callers_line()}", kinds, free))
 
 
 def uneven_all_gather(

@@ -1,4 +1,4 @@
-"""Finding buffers that appear twice before they are donated.
+"""Finding buffers that appear twice, or are gone, before they are donated.
 
 XLA refuses them too, but only while it starts the program, and with several devices that may
 bring the process down.
@@ -9,7 +9,15 @@ from typing import Any
 
 import jax
 
+from jaxdist import _compat
+from jaxdist.mesh import ReplicaMesh
 from jaxdist.values import PerReplica
+
+
+def may_crash(layout: ReplicaMesh) -> bool:
+    """Whether a deleted buffer in a call ends the process; see `_compat.DELETED_ARE_REFUSED`."""
+    is_late = not _compat.DELETED_ARE_REFUSED and layout.platform == "cpu"
+    return is_late and len(layout.devices) > 1
 
 
 def has_repeats(tree: Any) -> bool:
@@ -19,18 +27,24 @@ def has_repeats(tree: Any) -> bool:
 
 
 class DonatingCall:
-    """A call path that looks for repeated arrays first.
+    """A call path that looks for repeated arrays first, and for deleted ones where JAX does not.
 
     Arguments that are arrays, or flat dicts and sequences of them, are looked through without
     flattening: for 100 leaves that is a fifth of the time.
     """
 
     def __init__(
-        self, dispatch: Callable[..., Any], slow: Callable[..., Any], *, one_device: bool
+        self,
+        dispatch: Callable[..., Any],
+        slow: Callable[..., Any],
+        *,
+        one_device: bool,
+        finds_deleted: bool,
     ) -> None:
         self._dispatch = dispatch
         self._slow = slow
         self._one_device = one_device
+        self._finds_deleted = finds_deleted
         self._all_flat = True
 
     def see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -44,7 +58,7 @@ class DonatingCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._one_device:
             return self._on_one_device(*args, **kwargs)
-        may_repeat = True
+        may_repeat, finds_deleted = True, self._finds_deleted
         if self._all_flat and not kwargs:
             count = 0
             seen: set[int] = set()
@@ -52,7 +66,11 @@ class DonatingCall:
                 parts = _parts(argument)
                 count += len(parts)
                 seen.update(map(id, parts))
+                if finds_deleted and _compat.any_deleted(parts):
+                    return self._slow(*args, **kwargs)
             may_repeat = len(seen) != count
+        elif finds_deleted and _compat.any_deleted(jax.tree.leaves((args, kwargs))):
+            return self._slow(*args, **kwargs)
         if may_repeat and has_repeats((args, kwargs)):
             return self._slow(*args, **kwargs)
         return self._dispatch(*args, **kwargs)

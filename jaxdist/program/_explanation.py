@@ -11,6 +11,7 @@ from jaxdist.collectives import Told
 from jaxdist.explain import _tables
 from jaxdist.explain._tables import Table
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.program._placed_work import PlacedWork
 from jaxdist.program._reconciled import AskedFor, CompiledRow, compiled_rows, reconciled
 from jaxdist.program._replication import TracedCollective
 
@@ -26,6 +27,7 @@ class Explanation:
         asked: What the step asked for, from its trace, with what became of it.
         ignored: Hints that were given and have no effect, with the reason.
         links: What joins the devices, from which times are predicted.
+        placed: What runs on one logical device of each replica.
 
     Example:
         >>> def step(x):
@@ -41,6 +43,7 @@ class Explanation:
     asked: tuple[AskedFor, ...]
     ignored: tuple[str, ...]
     links: cost.Links
+    placed: tuple[PlacedWork, ...] = ()
 
     @property
     def num_collectives(self) -> int | None:
@@ -81,6 +84,8 @@ class Explanation:
         if self.asked:
             parts.append(_asked_table(self.asked))
         parts += _choices(self.asked)
+        if self.placed:
+            parts.append(_placed_table(self.placed))
         if self.ignored:
             parts.append("Hints without effect")
             parts += [f"  {sentence}" for sentence in self.ignored]
@@ -105,6 +110,7 @@ def explained(
     asked: tuple[TracedCollective, ...],
     told: Told,
     text: str,
+    placed: tuple[PlacedWork, ...] = (),
 ) -> Explanation:
     """Read a compiled program and reconcile it with what was asked for."""
     links = cost.links_of(layout)
@@ -121,8 +127,9 @@ def explained(
         where,
         compiled_rows(found, origins, layout, links, hlo.num_participants(text)),
         asked_for,
-        tuple(dict.fromkeys((*told.ignored, *by_plan))),
+        tuple(dict.fromkeys((*told.ignored.values(), *by_plan))),
         links,
+        placed,
     )
 
 
@@ -193,6 +200,15 @@ def _asked_table(asked: tuple[AskedFor, ...]) -> Table:
         ),
         frozenset({"count", "arrays", "bytes"}),
     )
+
+
+def _placed_table(placed: tuple[PlacedWork, ...]) -> Table:
+    """Work on one logical device; 0 operations is a mark on what cannot be placed."""
+    columns = ("logical device", "operations", "results for others", "at")
+    rows = tuple(
+        (str(w.device), str(w.operations), str(w.results), _short(w.source)) for w in placed
+    )
+    return Table("Placed", columns, rows, frozenset(columns[:3]))
 
 
 def _choices(asked: tuple[AskedFor, ...]) -> list[Table | str]:

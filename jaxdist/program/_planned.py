@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from flax import nnx
 
+from jaxdist._compat import any_deleted
 from jaxdist.program._arguments import Flat, GraphNode, Static, flatten
 from jaxdist.program._donation import has_repeats
 from jaxdist.program._graph import KeptGraph
@@ -105,6 +107,10 @@ class Planned:
         if variables:
             written, read_only = held_by(variables.written), held_by(variables.read_only)
         if step.donates and has_repeats((leaves, written, rest, named, read_only)):
+            return step.slow(*args, **kwargs)
+        if step.finds_deleted and any_deleted(
+            jax.tree.leaves((leaves, written, rest, named, read_only))
+        ):
             return step.slow(*args, **kwargs)
         if step.bounded:
             CPU_STEPS.make_room()

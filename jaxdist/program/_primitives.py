@@ -4,6 +4,8 @@ An allow-list: a name that is not here gives "may differ". `tests/program/` runs
 them in random programs against the values that the replicas really have.
 """
 
+from jaxdist import _compat
+
 # Deterministic functions of their operands, without sub-programs, effects or hidden state.
 FIRST_ORDER = frozenset(
     """
@@ -32,7 +34,7 @@ FIRST_ORDER = frozenset(
 )
 
 # Each result is a function of the operand in the same place.
-PAIRWISE = frozenset({"optimization_barrier"})
+PAIRWISE = frozenset({"optimization_barrier", "jaxdist_logical_layout", "jaxdist_logical_device"})
 
 # The same result on all replicas of the axes, whatever goes in. Grouped ones are not.
 EQUALISING = frozenset(
@@ -65,19 +67,5 @@ SCATTERING = frozenset(
 
 COLLECTIVES = (EQUALISING | SCATTERING) - {"axis_index"}
 
-# Calls of one sub-program with the operands as they are, and the parameter that holds it.
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "eval_jaxpr": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "shard_map": "jaxpr",
-    "jaxdist_all_reduce": "program",
-}
+# Those of JAX, of its `shard_map`, and of an all-reduce that is more than a `psum`.
+CALLS = {**_compat.CALLS, "shard_map": "jaxpr", "jaxdist_all_reduce": "program"}

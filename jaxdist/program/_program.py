@@ -18,9 +18,13 @@ from jaxdist.program import _graph_rules
 from jaxdist.program._arguments import Static
 from jaxdist.program._carried import carried
 from jaxdist.program._explanation import Explanation, explained
+from jaxdist.program._logical_marks import marks_of_results
 from jaxdist.program._pieces import PieceWalk, check_results
+from jaxdist.program._placed_work import PlacedWork, placed_work
+from jaxdist.program._reconciled import CompiledRow
 from jaxdist.program._replication import NONE, TracedCollective, analyse
 from jaxdist.program._rewrite import PartialAutoRewrite
+from jaxdist.program._spmd_inputs import check_inputs
 from jaxdist.program._state import check_functional_state, combined_variables
 from jaxdist.program._trace import Argument, InSlot, Signature, Traced, scalar_form, trace
 from jaxdist.program._uneven import cut, trace_uneven
@@ -39,12 +43,32 @@ class OutSlot:
     shape: tuple[int, ...]  # local
     dtype: Any
     cut: Cut | None = None  # of one array in pieces
+    # Of one that the step marked: the parts of each dim over the logical devices.
+    parts: tuple[int, ...] | None = None
 
     def spec(self, layout: ReplicaMesh) -> PartitionSpec:
         """Its layout over the replica axes."""
         if self.cut is not None:
             return self.cut.spec(layout)
         return layout.replica_spec if self.kind is Kind.PER_REPLICA else PartitionSpec()
+
+    def marked(self, layout: ReplicaMesh) -> NamedSharding | None:
+        """The layout that the step marked it with, as far as an array can have it.
+
+        Dims that do not go into equal parts are whole, and the rows of each replica are together.
+        """
+        if self.parts is None or self.kind is Kind.SHARDED:
+            return None
+        tiles = layout.tiles(self.parts)
+        even = [
+            entry if size % count == 0 else None
+            for entry, size, count in zip(
+                _padded(tiles.spec, len(self.parts)), self.shape, self.parts, strict=True
+            )
+        ]
+        if self.kind is Kind.PER_REPLICA:
+            even[:1] = [layout.replica_spec[0]]
+        return NamedSharding(tiles.mesh, PartitionSpec(*even))
 
     def settle(self, array: Any) -> Any:
         """The global array without the dim that every scalar has inside."""
@@ -67,7 +91,7 @@ class Program:
         ...     return get_replica_context().all_reduce("mean", w * x)
         >>> program = strategy.lower(step, (2.0, PerReplica(np.arange(8.0, dtype="float32"))))
         >>> [c.kind for c in program.collectives], program.results
-        (['psum'], {'result': 'mirrored float32[]'})
+        (['all-reduce'], {'result': 'mirrored float32[]'})
 
     Source:
         The manner of JAX's `jit(...).lower(...)`.
@@ -78,7 +102,7 @@ class Program:
     signature: Signature
     traced: Traced
     outputs: tuple[OutSlot, ...]  # the variables of NNX objects first, then written variables
-    collectives: tuple[TracedCollective, ...]
+    traced_collectives: tuple[TracedCollective, ...]
     input_names: tuple[str, ...]
     combined: dict[int, type]  # variables of NNX objects that a collective makes equal
     donated: tuple[int, ...]  # numbers of input leaves
@@ -86,6 +110,8 @@ class Program:
     told: Told = dataclasses.field(default_factory=Told)
     # Lowers the same step for a slice, and plans it; `Strategy.lower` gives it.
     planner: Callable[..., Plan] | None = None
+    # What runs on one logical device of each replica.
+    placed: tuple[PlacedWork, ...] = ()
 
     @property
     def has_state(self) -> bool:
@@ -149,6 +175,8 @@ class Program:
         layout = self.layout
         if layout.num_logical == 1 or out.kind is not Kind.PER_REPLICA:
             return array
+        if out.parts is not None and out.parts[:1] == (1,):
+            return array  # The layout that it is marked with says it already.
         free = [PartitionSpec.UNCONSTRAINED] * (array.ndim - 1)
         spec = PartitionSpec(layout.replica_spec[0], *free)
         return jax.lax.with_sharding_constraint(array, NamedSharding(layout.mesh, spec))
@@ -244,6 +272,18 @@ class Program:
         layout = self.layout
         if layout.num_logical == 1:
             return [NamedSharding(layout.mesh, o.spec(layout)) for o in self.outputs]
+        pins = self._pins_over_logical_devices()
+        inputs = (i.sharding for i in self.signature.inputs)
+        if all(s is None or s.mesh == layout.mesh for s in (*pins, *inputs)):
+            return pins
+        # JAX has no name for what XLA would choose where an axis is in factors.
+        return [
+            NamedSharding(layout.mesh, o.spec(layout)) if pin is None else pin
+            for o, pin in zip(self.outputs, pins, strict=True)
+        ]
+
+    def _pins_over_logical_devices(self) -> list[NamedSharding | None]:
+        layout = self.layout
         inputs = self.signature.inputs
         came_in: dict[Any, set[NamedSharding]] = {}
         for slot in inputs:
@@ -253,7 +293,10 @@ class Program:
         pins: list[NamedSharding | None] = []
         for i, out in enumerate(self.outputs):
             known = came_in.get((out.kind, out.shape, out.dtype), set())
-            if i < self.traced.num_graph:
+            marked = out.marked(layout)
+            if marked is not None:
+                pins.append(marked)
+            elif i < self.traced.num_graph:
                 pins.append(inputs[i].sharding)
             elif i in source and inputs[source[i]].kind is out.kind:
                 pins.append(self._settled(inputs[source[i]]))
@@ -271,7 +314,7 @@ class Program:
         if slot.kind is not Kind.PER_REPLICA:
             return slot.sharding
         rest = tuple(slot.sharding.spec)[1:]
-        return NamedSharding(self.layout.mesh, PartitionSpec(self.layout.replica_spec[0], *rest))
+        return NamedSharding(slot.sharding.mesh, PartitionSpec(self.layout.replica_spec[0], *rest))
 
     def compile(self) -> "CompiledProgram":
         """Compile for the strategy's devices, without running anything.
@@ -300,10 +343,32 @@ class Program:
         """
         if self.layout.num_virtual is not None:
             return _compat.exact_options(self.layout.platform)
-        asked = max((c.pack_bytes for c in self.collectives), default=0)
+        asked = max((c.pack_bytes for c in self.traced_collectives), default=0)
         if self.layout.platform != "gpu" or not asked:
             return {}
         return {"xla_gpu_all_reduce_combine_threshold_bytes": str(asked)}
+
+    @functools.cached_property
+    def collectives(self) -> tuple[CompiledRow, ...]:
+        """What the compiled program communicates: the rows of `explain`.
+
+        Those that are alike are one row: kind, count, bytes on each device, size of the groups and
+        link that they cross, how often they run in a loop, and the line that asked for them. What
+        the step asked for, before XLA joined and moved it, is `traced_collectives`.
+
+        Cost:
+            One compilation, the first time; `Strategy.run` keeps its own.
+
+        Example:
+            >>> def step(x):
+            ...     return get_replica_context().all_reduce("sum", x)
+            >>> program = MirroredStrategy().lower(step, (PerReplica(range(8)),))
+            >>> [(c.kind, c.count, c.num_bytes, c.group_size) for c in program.collectives]
+            [('all-reduce', 1, 4, 8)]
+            >>> [c.kind for c in program.traced_collectives]
+            ['psum']
+        """
+        return self.explain().compiled
 
     def explain(self) -> "Explanation":
         """What the compiled program communicates, and what became of what the step asked for.
@@ -392,11 +457,19 @@ class Program:
             *_section("inputs", self.inputs),
             *_section("results", self.results),
             "  collectives:",
-            *(f"    {c!r}" for c in self.collectives),
+            *(f"    {c!r}" for c in self.traced_collectives),
         ]
-        if not self.collectives:
+        if not self.traced_collectives:
             lines.append("    none")
+        if self.placed:
+            lines += ["  placed:", *(f"    {p!r}" for p in self.placed)]
         return "\n".join(lines)
+
+
+def _padded(spec: PartitionSpec, ndim: int) -> list[Any]:
+    """The entries of a layout, one for each dim."""
+    entries = list(spec)
+    return entries + [None] * (ndim - len(entries))
 
 
 def _listed(uneven: tuple[tuple[int, ...], ...] | None, shape: tuple[int, ...]) -> str:
@@ -465,9 +538,10 @@ class CompiledProgram:
         return explained(
             program.name,
             program.layout,
-            program.collectives,
+            program.traced_collectives,
             program.told,
             self.as_text(),
+            program.placed,
         )
 
 
@@ -502,13 +576,16 @@ def build(
     with told() as said:
         traced, signature, variables = lift(tracer, fn, signature, strategy, known)
     graph_size = len(signature.graph.paths) if signature.graph else 0
+    graph_names = [signature.graph.name(i) for i in range(graph_size)] if signature.graph else []
+    written_names, read_names = variables.names
+    state_names = [*graph_names, *written_names]
+    names = [*state_names, *traced.paths]
+    names_in = (*state_names, *input_names, *read_names)
+    if layout.spmd and layout.num_logical > 1:
+        check_inputs(signature, traced, names_in, layout, len(variables.read_only))
     axes = replica_axes_of(layout)
     found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
     differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
-    written_names, read_names = variables.names
-    graph_names = [signature.graph.name(i) for i in range(graph_size)] if signature.graph else []
-    state_names = [*graph_names, *written_names]
-    names = [*state_names, *traced.paths]
     _check_pieces(signature, traced, layout, axes, names)
     combined = combined_variables(signature, traced, differs, layout.num_replicas) if axes else {}
     extra = [_for_variable(signature, traced, i, layout) for i in combined]
@@ -518,12 +595,15 @@ def build(
         check_equal(variables.written, of_variables, layout.num_replicas)
     outputs = []
     own_copies = {graph_size + i for i, v in enumerate(variables.written) if v.home.per_replica}
+    marks = marks_of_results(traced.jaxpr) if layout.num_logical > 1 else [None] * len(names)
     results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
     for i, (name, var, shape) in enumerate(results):
         different = (differs[i] and i >= traced.num_graph) or i in own_copies
         cut = traced.cuts.get(i)
         kind = Kind.SHARDED if cut else Kind.PER_REPLICA if different else Kind.MIRRORED
-        outputs.append(OutSlot(name, kind, shape, var.aval.dtype, cut))
+        # A variable stays where it lives.
+        parts = None if graph_size <= i < traced.num_graph else marks[i]
+        outputs.append(OutSlot(name, kind, shape, var.aval.dtype, cut, parts))
     return Program(
         getattr(fn, "__name__", type(fn).__name__),
         layout,
@@ -531,11 +611,12 @@ def build(
         traced,
         tuple(outputs),
         (*found.collectives, *extra),
-        (*state_names, *input_names, *read_names),
+        names_in,
         combined,
         tuple(d if d < graph_size else d + len(variables.written) for d in donated),
         variables,
         said,
+        placed=tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
     )
 
 

@@ -22,7 +22,12 @@ from jaxdist.program._tape import Tape
 from jaxdist.program._turns import Turns
 
 # What they do is about layouts, and here every replica has whole arrays on one device.
-_LAYOUT_ONLY = frozenset({"sharding_constraint", "pcast", "pvary", "reshard", "mesh_cast"})
+_LAYOUT_ONLY = frozenset(
+    """
+    sharding_constraint pcast pvary reshard mesh_cast jaxdist_logical_layout
+    jaxdist_logical_device
+    """.split()
+)
 
 
 class ReplicaOps:

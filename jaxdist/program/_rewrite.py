@@ -1,7 +1,8 @@
 """Replaying a trace with what cannot run where only some mesh axes are manual put in other words.
 
 Two things cannot: XLA's CPU backend aborts the process on reductions of bf16 (no compile option
-of ours reaches a program that is traced inside a user's own jit), and JAX refuses callbacks.
+of ours reaches a program that is traced inside a user's own jit), and JAX refuses callbacks. What
+a step placed on one logical device gets its conditional here.
 """
 
 import dataclasses
@@ -14,6 +15,9 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
+from jaxdist.program._in_region import InRegion
+from jaxdist.program._placed_region import Part, PlacedCall
+from jaxdist.program._placing import Together, is_marked, scheduled
 from jaxdist.program._subprograms import holds_programs, subprograms
 
 _REDUCTIONS = frozenset(
@@ -27,7 +31,7 @@ class PartialAutoRewrite:
     """Rewrites for programs in which `automatic` axes are left to GSPMD.
 
     Reductions of bf16 are done in f32, if `widens`. A pure callback runs once on each logical
-    device, on the whole value.
+    device, on the whole value. Operations that are placed on one logical device run there.
     """
 
     automatic: frozenset[str]
@@ -38,24 +42,51 @@ class PartialAutoRewrite:
         return any(
             self._is_narrow(e)
             or e.primitive.name == "pure_callback"
+            or is_marked(e)
             or any(self.applies_to(s) for s in _inner(e))
             for e in getattr(jaxpr, "jaxpr", jaxpr).eqns
         )
 
-    def call(self, jaxpr: Any, args: Sequence[Any], consts: Sequence[Any] = ()) -> list[Any]:
-        """Evaluate `jaxpr`, rewritten."""
+    def call(
+        self,
+        jaxpr: Any,
+        args: Sequence[Any],
+        consts: Sequence[Any] = (),
+        *,
+        backward: bool = False,
+    ) -> list[Any]:
+        """Evaluate `jaxpr`, rewritten; `backward` is one that belongs to a gradient."""
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
+        plan = scheduled(jaxpr, backward=backward)
+        held: set[Any] = set()
 
         def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, Literal) else env[atom]
+            found = atom if isinstance(atom, Literal) else plan.alias.get(atom, atom)
+            return found.val if isinstance(found, Literal) else env[found]
 
-        for eqn in jaxpr.eqns:
-            results = self._equation(eqn, [read(v) for v in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
+        for step in plan.steps:
+            if isinstance(step, Together):
+                results = self._together(step, [env[v] for v in step.invars], held)
+            else:
+                down = backward or _compat.is_transposed(step)
+                results = self._equation(step, [read(v) for v in step.invars], down)
+            env.update(zip(step.outvars, results, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def _together(self, step: Together, operands: list[Any], held: set[Any]) -> list[Any]:
+        [axis] = self.automatic
+        parts = tuple(
+            Part(InRegion(r), r.device, tuple(v in held for v in r.invars), r.held)
+            for r in step.regions
+        )
+        for region in step.regions:
+            pairs = zip(region.outvars, region.held, strict=True)
+            held.update(v for v, stays in pairs if stays)
+        with _compat.at_source_of(step.regions[0].asked_by):
+            return PlacedCall(parts, axis, self.widens)(*operands)
+
+    def _equation(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
         if self._is_narrow(eqn):
             results = _bind(eqn, [_widen(x) for x in operands], eqn.params)
             return [r.astype(v.aval.dtype) for r, v in zip(results, eqn.outvars, strict=True)]
@@ -65,8 +96,11 @@ class PartialAutoRewrite:
             return _bind(eqn, operands, eqn.params)
         if eqn.primitive.name in _INLINED:
             inner = next(iter(_inner(eqn)))
-            return self.call(getattr(inner, "jaxpr", inner), operands, _consts(inner))
-        params = {k: self._again(v) if holds_programs(v) else v for k, v in eqn.params.items()}
+            program = getattr(inner, "jaxpr", inner)
+            return self.call(program, operands, _consts(inner), backward=backward)
+        params = {
+            k: self._again(v, backward) if holds_programs(v) else v for k, v in eqn.params.items()
+        }
         # A caller may differentiate the whole: the rules of the user's own derivatives stay.
         return _bind(eqn, operands, _compat.rewritten_derivatives(params, self._traced_again))
 
@@ -84,17 +118,17 @@ class PartialAutoRewrite:
         results: list[Any] = mapped(*operands)
         return results
 
-    def _again(self, value: Any) -> Any:
+    def _again(self, value: Any, backward: bool) -> Any:
         """A sub-program, traced anew."""
         if isinstance(value, tuple):
-            again = [self._again(v) for v in value]
+            again = [self._again(v, backward) for v in value]
             return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
-        closed = self._traced_again(getattr(value, "jaxpr", value), _consts(value))
+        closed = self._traced_again(getattr(value, "jaxpr", value), _consts(value), backward)
         return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
 
-    def _traced_again(self, jaxpr: Any, consts: Sequence[Any]) -> Any:
+    def _traced_again(self, jaxpr: Any, consts: Sequence[Any], backward: bool = False) -> Any:
         def rewritten(*args: Any) -> list[Any]:
-            return self.call(jaxpr, args, consts)
+            return self.call(jaxpr, args, consts, backward=backward)
 
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
         return jax.make_jaxpr(rewritten)(*avals)

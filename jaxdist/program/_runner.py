@@ -5,6 +5,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from jaxdist.errors import DonationError
+from jaxdist.program._deleted import is_about_deleted
 from jaxdist.program._options import RunOptions, checked
 from jaxdist.program._program import Program
 from jaxdist.program._retrace import RetraceWatch
@@ -28,6 +30,8 @@ class Runner:
         self.known: dict[Any, Step] = {}
         self._strong: OrderedDict[Any, Step] = OrderedDict()
         self._watch = RetraceWatch()
+        # Whether some step donates, and others have to look for what it leaves.
+        self._guards = False
 
     def call_of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """The way into `fn` with default options."""
@@ -79,7 +83,29 @@ class Runner:
 
     def _new(self, fn: Callable[..., Any], options: RunOptions) -> Step:
         strategy = self._strategy()
-        return Step(fn, options, strategy, self._watch)
+        step = Step(fn, options, strategy, self._watch)
+        if step.finds_deleted and not self._guards:
+            self._guards = True
+            for other in (*self.known.values(), *self._strong.values()):
+                other.guard()
+        elif self._guards:
+            step.guard()
+        return step
+
+    def explain(
+        self,
+        error: Exception,
+        fn: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        options: RunOptions | None,
+    ) -> None:
+        """Raise a better error for a call that failed, if there is one."""
+        if is_about_deleted(error):
+            try:
+                self.step(fn, options).check_deleted(tuple(args), dict(kwargs or {}))
+            except DonationError as better:
+                raise better from error
 
     def program(
         self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions | None

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist.errors import ArgumentError, ContextError, DonationError
+from jaxdist.errors import ArgumentError, ContextError, DonationError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _options
 from jaxdist.program._arguments import (
@@ -21,8 +21,9 @@ from jaxdist.program._arguments import (
     flatten,
     is_unit,
 )
+from jaxdist.program._deleted import deleted_arguments, guarded, was_given_away
 from jaxdist.program._difference import difference
-from jaxdist.program._donation import DonatingCall
+from jaxdist.program._donation import DonatingCall, may_crash
 from jaxdist.program._graph import KeptGraph
 from jaxdist.program._op_by_op import OpByOpStep
 from jaxdist.program._planned import Plan, Planned, Slow
@@ -102,8 +103,13 @@ class Step:
         self._variables = NO_VARIABLES
         self._bounded = False
         self._dispatcher = _compat.make_dispatcher(self.name, self._miss)
+        # Whether the call paths look for deleted buffers, since JAX would look too late.
+        self.finds_deleted = bool(options.donate_argnums) and may_crash(self._layout)
         self._donating = DonatingCall(
-            self._dispatcher, self.slow, one_device=len(self._layout.devices) == 1
+            self._dispatcher,
+            self.slow,
+            one_device=len(self._layout.devices) == 1,
+            finds_deleted=self.finds_deleted,
         )
         self.direct: Callable[..., Any] = (
             self._donating if options.donate_argnums else self._dispatcher
@@ -130,6 +136,8 @@ class Step:
             ready = self._new_program(call, (args, kwargs))
         variables = ready.program.variables
         leaves = variables.around(call.leaves) if variables else call.leaves
+        if _compat.any_deleted(leaves):
+            self.check_deleted(args, kwargs)
         self._check_donation(leaves, ready.program)
         self._donating.see(args, kwargs)
         CPU_STEPS.make_room()
@@ -161,7 +169,29 @@ class Step:
         if call.flat.has_tracer or _compat.inside_trace():
             return self._inside_trace(call, (args, kwargs))
         self._layout.check_is_there("strategy.run")
+        if _compat.any_deleted(call.leaves):
+            self.check_deleted(args, kwargs)
         return self._op_by_op(call, args)
+
+    def check_deleted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise an error that names the arguments whose buffers are gone, if there are any."""
+        flat = flatten(args, kwargs, self._static_names, self._static_numbers)
+        kept = self._graph_of(flat, (args, kwargs)) if flat.nodes else None
+        state = kept.read() if kept else []
+        name = kept.shape.name if kept else str
+        names = deleted_arguments(flat, (args, kwargs), name, state)
+        if names:
+            raise was_given_away(self.name, names, self._options.donate_argnums)
+
+    def guard(self) -> None:
+        """Look for deleted buffers from now on: another step of the strategy donates some."""
+        if self.finds_deleted:
+            return
+        self.finds_deleted = True
+        inner = self.direct
+        self.direct = guarded(inner, self.slow)
+        if self.call is inner:
+            self.call = self.direct
 
     def _op_by_op(self, call: _Call, args: tuple[Any, ...]) -> Any:
         check_compiled(self._layout)
@@ -182,7 +212,7 @@ class Step:
         layout = self._layout
         if layout.platform != "cpu" or len(layout.devices) < 2:
             return
-        if program.collectives or layout.num_logical > 1:
+        if program.traced_collectives or layout.num_logical > 1:
             CPU_STEPS.dispatched(results)
             if not self._bounded:
                 self._bounded = True
@@ -209,6 +239,7 @@ class Step:
         leaves = kept.read() if kept else []
         moved = False
         uneven: list[tuple[int, Any]] = []
+        misfits: list[ShapeError] = []
         for number, leaf in enumerate(flat.dynamic):
             if isinstance(leaf, PerReplica):
                 shapes = None if leaf.is_global else uneven_shapes(leaf, self._layout)
@@ -216,10 +247,16 @@ class Step:
                     uneven.append((len(leaves), shapes))
                     leaf = padded(leaf, shapes, self._layout)
                 name = _ArgumentName(flat, number, (args, kwargs))
-                checked = checked_per_replica(name, leaf, self._layout)
+                try:
+                    checked = checked_per_replica(name, leaf, self._layout)
+                except ShapeError as error:
+                    misfits.append(error)
+                    checked = leaf
                 moved = moved or checked is not leaf or shapes is not None
                 leaf = checked
             leaves.append(leaf)
+        if misfits:
+            raise _together(misfits)
         inputs = []
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Sharded):
@@ -468,6 +505,14 @@ def _variables_inside_trace(variables: LiftedVariables) -> str:
         "Decorate that function with jaxdist.function instead of jax.jit, or call strategy.run "
         "outside and put what is around it into the step."
     )
+
+
+def _together(errors: list[ShapeError]) -> ShapeError:
+    """One error for all arguments that do not fit, with what the first one advises."""
+    if len(errors) == 1:
+        return errors[0]
+    found = [str(error).partition("\n\n") for error in errors]
+    return ShapeError("\n".join(first for first, _, _ in found) + f"\n\n{found[0][2]}")
 
 
 def _in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:

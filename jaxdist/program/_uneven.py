@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist.collectives import GatherLog, logged
+from jaxdist.collectives import GatherLog, check_together, logged
 from jaxdist.errors import ShapeError, StateDivergenceError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program._arguments import Static
@@ -20,6 +20,12 @@ from jaxdist.values import PerReplica
 
 # Gathers whose sizes depend on gathers before them need a round of tracing each.
 MAX_ROUNDS = 16
+
+_TO_REDUCE = (
+    "Reduce them over the dim that differs first (a sum and a count), or bring them together with "
+    "get_replica_context().all_gather(value, axis) on that dim."
+)
+_TO_GATHER = "Gather on the dim that differs, or pad the others first."
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -131,12 +137,29 @@ def _with_known_gathers(
         rows = range(min(counts))
         found = tuple(tuple(logs[g].seen[i] for g in groups.of_replica) for i in rows)
         if found == assumed:
+            _check_asked(logs, groups)
             return traces
         assumed = found
     raise ShapeError(
         f"strategy.run: the number of rows in an all_gather did not settle in {MAX_ROUNDS} rounds "
         "of tracing.\n\nEvery gather has to bring a number of rows that its own inputs decide."
     )
+
+
+def _check_asked(logs: Sequence[GatherLog], groups: Groups) -> None:
+    """Refuse collectives of values that do not fit, by the names that the caller gave them."""
+    if len({len(log.asked) for log in logs}) > 1:
+        return
+    for calls in zip(*(log.asked for log in logs), strict=True):
+        first = calls[0]
+        # Other calls are told of where the traces are joined.
+        if len({(c.caller, c.free, tuple(c.values)) for c in calls}) == 1:
+            named = {
+                name: PerReplica([calls[g].values[name] for g in groups.of_replica])
+                for name in first.values
+            }
+            remedy = _TO_GATHER if first.free else _TO_REDUCE
+            check_together(first.caller, named, first.free, remedy=remedy)
 
 
 def _where(replicas: list[int], signature: Signature) -> str:
@@ -151,7 +174,7 @@ def _where(replicas: list[int], signature: Signature) -> str:
 def _restarting(fn: Callable[..., Any], log: GatherLog) -> Callable[..., Any]:
     @functools.wraps(fn, updated=())
     def restarted(*args: Any, **kwargs: Any) -> Any:
-        log.seen.clear()
+        log.clear()
         return fn(*args, **kwargs)
 
     return restarted

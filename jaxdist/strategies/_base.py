@@ -59,6 +59,8 @@ class Strategy:
     """
 
     layout: ReplicaMesh
+    # Of one that runs the steps of another: `check_gradients` runs them on one device.
+    stands_for: Any = None
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise ArgumentTypeError(
@@ -259,7 +261,7 @@ class Strategy:
             DivergentCollectiveError: A collective that some replicas might not reach.
             ReplicaValueError: A `PerReplica` of another strategy, or with too few values.
             ShapeError: Per-replica values of different shapes.
-            DonationError: One buffer donated twice.
+            DonationError: One buffer donated twice, or donated before.
             ContextError: Inside a replica, or in a merge function.
             MixedStrategyError: Under another strategy's scope.
 
@@ -284,7 +286,11 @@ class Strategy:
         else:
             step = self._known.get(_ref(fn)) if type(fn) is FunctionType else None
             call = self._call_of(fn) if step is None else step.call
-        return call(*args, **kwargs) if kwargs else call(*args)
+        try:
+            return call(*args, **kwargs) if kwargs else call(*args)
+        except (RuntimeError, ValueError) as error:
+            self._runner.explain(error, fn, args, kwargs, options)
+            raise
 
     def _check_run(self) -> None:
         frame = replica.current_frame()
@@ -461,7 +467,9 @@ class Strategy:
 
         Raises:
             ArgumentError: Unknown op, or the sum of a value that is not distributed.
-            ShapeError: An axis outside the rank, or shapes that cannot be added.
+            ShapeError: An axis outside the rank, or shapes or dtypes that differ between
+                replicas; all leaves that do are named.
+            ReplicaValueError: A Python integer, or a sum of them, beyond JAX's integer dtype.
             ContextError: Inside a replica; use `ReplicaContext.all_reduce` there.
 
         Example:
@@ -483,34 +491,32 @@ class Strategy:
         if in_merge:
             return _in_merge.reduce(op, value, axis, self.layout, self.communication, chosen)
         value = collectives.slices_of_all(value)
-        if ops is not None:
-            return self._reduce_by_ops(op, value, axis, ReducedByOps(ops, self.layout, chosen))
-        if isinstance(value, PerReplica):
+        if isinstance(value, PerReplica) and ops is None:
             return collectives.reduce_across(op, "value", value, axis, self.layout)
-
-        return jax.tree.map_with_path(
-            lambda path, leaf: self._reduced_leaf(op, "value" + keystr(path), leaf, axis),
-            value,
-            is_leaf=_is_reduced_whole,
-        )
+        leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_reduced_whole)
+        named = {"value" + keystr(path): collectives.slices_of_all(leaf) for path, leaf in leaves}
+        collectives.check_reducible(named, axis)
+        if ops is not None:
+            found = self._reduced_by_ops(op, named, axis, ReducedByOps(ops, self.layout, chosen))
+            return treedef.unflatten(found)
+        return treedef.unflatten(self._reduced_leaf(op, n, x, axis) for n, x in named.items())
 
     def _reduced_leaf(self, op: ReduceOp, name: str, leaf: Any, axis: Any) -> Any:
-        leaf = collectives.slices_of_all(leaf)
         if collectives.is_slices(leaf):
             return collectives.reduce_slices_across(op, name, leaf, axis, self.layout)
         if isinstance(leaf, Sharded):
             return collectives.reduce_sharded(op, name, leaf, axis)
         return collectives.reduce_across(op, name, leaf, axis, self.layout)
 
-    def _reduce_by_ops(self, op: ReduceOp, value: PyTree, axis: Any, by_ops: ReducedByOps) -> Any:
-        leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_reduced_whole)
-        named = {"value" + keystr(path): collectives.slices_of_all(leaf) for path, leaf in leaves}
+    def _reduced_by_ops(
+        self, op: ReduceOp, named: dict[str, Any], axis: Any, by_ops: ReducedByOps
+    ) -> list[Any]:
         theirs = {n: leaf for n, leaf in named.items() if by_ops.takes(leaf)}
         found = dict(zip(theirs, by_ops.reduce(op, theirs, axis) if theirs else (), strict=True))
-        return treedef.unflatten(
+        return [
             found[n] if n in found else self._reduced_leaf(op, n, leaf, axis)
             for n, leaf in named.items()
-        )
+        ]
 
     @final
     def gather(
@@ -535,7 +541,8 @@ class Strategy:
             Pytree of plain arrays, tied to no device.
 
         Raises:
-            ShapeError: Scalars, an axis outside the rank, or shapes that differ elsewhere.
+            ShapeError: Scalars, an axis outside the rank, or dtypes, or shapes elsewhere, that
+                differ between replicas; all leaves that do are named.
             ContextError: Inside a replica; use `ReplicaContext.all_gather` there.
 
         Example:
@@ -548,19 +555,28 @@ class Strategy:
         """
         frame = self._check_across("gather", _inside("all_gather"))
         value = variables_as_values(value)
-        self.communication.asked("Strategy.gather", options, experimental_hints)
+        chosen = self.communication.asked("Strategy.gather", options, experimental_hints)
+        ops = self.communication.ops
+        own = ops if collectives.overrides(ops, "gather_implementation") else None
         if frame is not None and frame.in_merge:
-            return _in_merge.gather(value, axis, self.layout)
-        if isinstance(value, PerReplica):
+            return _in_merge.gather(value, axis, self.layout, own, chosen)
+        if isinstance(value, PerReplica) and own is None:
             return collectives.gather_across("value", value, axis, self.layout)
 
-        def gathered(path: Any, leaf: Any) -> Any:
-            name = "value" + keystr(path)
+        leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_gathered_whole)
+        named = {"value" + keystr(path): leaf for path, leaf in leaves}
+        collectives.check_gatherable("Strategy.gather", named, axis)
+
+        def gathered(name: str, leaf: Any) -> Any:
             if isinstance(leaf, Sharded):
                 return collectives.gather_sharded(name, leaf, axis)
+            if own is not None:
+                by_ops = ReducedByOps(own, self.layout, chosen)
+                if by_ops.takes(leaf):
+                    return by_ops.gather(name, leaf, axis)
             return collectives.gather_across(name, leaf, axis, self.layout)
 
-        return jax.tree.map_with_path(gathered, value, is_leaf=_is_gathered_whole)
+        return treedef.unflatten(gathered(name, leaf) for name, leaf in named.items())
 
     @final
     def experimental_local_results(self, value: PyTree) -> tuple[Any, ...]:

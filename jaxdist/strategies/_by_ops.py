@@ -35,9 +35,11 @@ class ReducedByOps:
 
     def reduce(self, op: ReduceOp, named: dict[str, Any], axis: Any) -> list[Any]:
         """The leaves by their names, all in one batch."""
-        values = [
-            v if isinstance(v, PerReplica) else PerReplica.of_global(v) for v in named.values()
-        ]
+        given = {
+            name: v if isinstance(v, PerReplica) else PerReplica.of_global(v)
+            for name, v in named.items()
+        }
+        values = list(given.values())
         counts: list[int] = [1] * len(values)
         if axis is not None:
             pairs = zip(named, values, strict=True)
@@ -49,9 +51,12 @@ class ReducedByOps:
         ]
         for name, v in zip(named, placed, strict=True):
             collectives.check_numeric("Strategy.reduce", name, v.array)
-        if not isinstance(self._ops, collectives.AlgorithmicOps):
-            # A user adds up what replicas have, and JAX adds what is tied to no device.
-            placed = [PerReplica([collectives.settled(x) for x in v.values]) for v in placed]
+        own_sums = isinstance(self._ops, collectives.AlgorithmicOps)
+        if op is ReduceOp.SUM and own_sums:
+            for name, v in given.items():
+                collectives.check_sum(name, v, axis)
+        if not own_sums:
+            placed = [_tied_to_nothing(v) for v in placed]
         across = op if axis is None else ReduceOp.SUM
         shapes = [_local_shape(v) for v in placed]
         results = self._ops.batch_reduce(across, [(v, v) for v in placed], self._options)
@@ -60,6 +65,13 @@ class ReducedByOps:
         if axis is None or op is ReduceOp.SUM:
             return settled
         return [r / jnp.asarray(c, r.dtype) for r, c in zip(settled, counts, strict=True)]
+
+    def gather(self, name: str, leaf: Any, axis: int) -> Any:
+        """One leaf, by a class that says itself how values are gathered."""
+        value = leaf if isinstance(leaf, PerReplica) else PerReplica.of_global(leaf)
+        value = _tied_to_nothing(value) if value.is_global else value
+        found = collectives.gathered_by(self._ops, name, value, axis, self._layout, self._options)
+        return collectives.settled(found)
 
     def _summed(
         self, op: ReduceOp, name: str, value: PerReplica, axis: Any
@@ -81,6 +93,11 @@ class ReducedByOps:
         sums = _local_sums(self._layout)(whole, (replicas, *local), tuple(d + 1 for d in on), dtype)
         count = replicas * math.prod(local[d] for d in on)
         return _as_per_replica(sums, replicas), count
+
+
+def _tied_to_nothing(value: PerReplica) -> PerReplica:
+    """The values as a user can put them together: JAX does so with what is tied to no device."""
+    return PerReplica([collectives.settled(x) for x in value.values])
 
 
 def _local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:

@@ -119,6 +119,7 @@ def _on_first_device(strategy: Any) -> Any:
     mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
     twin = object.__new__(type(strategy))
     twin._set_up(ReplicaMesh(mesh, layout.replica_axes))
+    twin.stands_for = strategy
     return twin
 
 

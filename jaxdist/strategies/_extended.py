@@ -178,6 +178,9 @@ class StrategyExtended:
             "extended.broadcast_to", "Inside a replica call it in a merge_call."
         )
         target = collectives.target_in_strategy(caller, destinations, self._strategy.layout)
+        ops = self._strategy.communication.ops
+        if ops is not None and collectives.overrides(ops, "broadcast_implementation"):
+            return jax.tree.map(lambda leaf: ops.broadcast(leaf, destinations), tensor)
         if frame is not None and frame.in_merge:
             return _in_merge.broadcast(tensor)
         return self._put(tensor, target)

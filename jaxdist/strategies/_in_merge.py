@@ -8,10 +8,10 @@ from jax.tree_util import keystr
 
 from jaxdist import collectives
 from jaxdist._typing import PyTree
-from jaxdist.collectives import Communication, CommunicationOptions, ReduceOp
+from jaxdist.collectives import Communication, CommunicationOptions, CrossDeviceOps, ReduceOp
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import PerReplica, own_value
+from jaxdist.values import Handle, PerReplica, own_value
 
 
 def reduce(
@@ -69,14 +69,24 @@ def _reduced_slices(op: ReduceOp, leaf: Any, layout: ReplicaMesh) -> Any:
     return collectives.all_reduce_slices(op, own, layout.replica_axes, layout.num_replicas)
 
 
-def gather(value: PyTree, axis: int, layout: ReplicaMesh) -> PyTree:
-    """`Strategy.gather` on handles: an all-gather."""
+def gather(
+    value: PyTree,
+    axis: int,
+    layout: ReplicaMesh,
+    own: CrossDeviceOps | None,
+    options: CommunicationOptions,
+) -> PyTree:
+    """`Strategy.gather` on handles: an all-gather, or what a class of the user's own does."""
 
     def leaf_of(path: Any, leaf: Any) -> Any:
         if not isinstance(leaf, PerReplica):
             return leaf
+        name = "value" + keystr(path)
+        if own is not None:
+            handle = Handle(jnp.asarray(own_value(leaf, layout)), layout)
+            return collectives.gathered_by(own, name, handle, axis, layout, options)
         local = jnp.asarray(own_value(leaf, layout))
-        dim = collectives.gather_dim("Strategy.gather", "value" + keystr(path), local, axis)
+        dim = collectives.gather_dim("Strategy.gather", name, local, axis)
         return collectives.gathered(local, dim, layout.replica_axes)
 
     return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_per_replica)

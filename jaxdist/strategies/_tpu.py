@@ -1,11 +1,14 @@
 """Replicas on the cores of a slice of TPUs."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from jaxdist import mesh as meshes
+from jaxdist._typing import PyTree
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.collectives import communication_of
 from jaxdist.errors import ArgumentTypeError, TopologyError
+from jaxdist.strategies import _logical_devices
 from jaxdist.strategies._base import Strategy
 from jaxdist.tpu import TPUSystem
 from jaxdist.tpu.experimental import DeviceAssignment
@@ -22,9 +25,11 @@ class TPUStrategy(Strategy):
         tpu_cluster_resolver: Which TPUs; None is those of this machine.
         experimental_device_assignment: Which core each logical device of each replica is; None is
             a replica on every core, in the order of JAX's devices, host by host.
-        experimental_spmd_xla_partitioning: A rule for the functions that place values on logical
-            devices, which are not here yet; within a replica XLA partitions either way.
+        experimental_spmd_xla_partitioning: Whether every input of a step has to be split over the
+            logical devices, or replicated to them, before it is used; then nothing can be
+            assigned to one of them. XLA partitions a replica in either case.
         options: `experimental.CommunicationOptions` that hold where a call does not say otherwise.
+        experimental_hints: The older name of `options`.
 
     Raises:
         NotFoundError: There is no TPU; the message says where it was looked for.
@@ -51,6 +56,7 @@ class TPUStrategy(Strategy):
         experimental_spmd_xla_partitioning: bool = False,
         *,
         options: Any = None,
+        experimental_hints: Any = None,
     ) -> None:
         resolver = TPUClusterResolver("") if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
@@ -62,11 +68,15 @@ class TPUStrategy(Strategy):
         system = resolver.tpu_system
         assignment = _checked(resolver, system, experimental_device_assignment)
         self._resolver, self._assignment = resolver, assignment
-        self._spmd = bool(experimental_spmd_xla_partitioning)
         grid = system.device_grid(assignment.core_assignment)
         described = resolver.tpu_name if system.is_described else None
-        layout = meshes.build(grid.ravel().tolist(), num_logical=grid.shape[1], described=described)
-        self._set_up(layout, communication_of("TPUStrategy", None, options, None))
+        layout = meshes.build(
+            grid.ravel().tolist(),
+            num_logical=grid.shape[1],
+            described=described,
+            spmd=bool(experimental_spmd_xla_partitioning),
+        )
+        self._set_up(layout, communication_of("TPUStrategy", None, options, experimental_hints))
 
     @property
     def cluster_resolver(self) -> TPUClusterResolver:
@@ -99,12 +109,181 @@ class TPUStrategy(Strategy):
             >>> TPUStrategy(resolver).experimental_spmd_xla_partitioning
             False
         """
-        return self._spmd
+        return self.layout.spmd
+
+    def experimental_split_to_logical_devices(
+        self, tensor: PyTree, partition_dimensions: Sequence[int]
+    ) -> PyTree:
+        """Split a tensor over the logical devices of each replica; its values stay as they are.
+
+        Inside of a step it says where the value lies, and XLA partitions what it is computed from
+        and used for; its gradient lies the same way. Outside of a step it places an array.
+
+        Shapes:
+            As they are. Logical device `i * n + j` has part (i, j) of dims split into m and n.
+            Inside of a step a dim may be uneven: XLA pads the last part.
+
+        Cost:
+            What moving the value there takes: nothing to split what is whole on each device.
+
+        Args:
+            tensor: An array, or a pytree of arrays that are all split alike.
+            partition_dimensions: For each dim the number of parts; their product is the number of
+                logical devices.
+
+        Returns:
+            The same values. A result of the step that is marked comes back split (uneven dims, and
+            dim 0 of a value for each replica, come back whole).
+
+        Raises:
+            ShapeError: Another number of dims, a dim with fewer elements than parts, or outside of
+                a step one that does not go into equal parts.
+            ArgumentError: The product is not the number of logical devices.
+            ContextError: In a merge function, or in a step of another strategy.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
+            >>> topology = jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+            >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(
+            ...     topology, computation_shape=[1, 1, 1, 2], num_replicas=4)
+            >>> strategy = TPUStrategy(resolver, assignment)
+            >>> w = strategy.experimental_split_to_logical_devices(np.ones((2, 6)), [1, 2])
+            >>> w.addressable_shards[0].data.shape
+            (2, 3)
+
+        Source:
+            `tf.distribute.TPUStrategy.experimental_split_to_logical_devices`.
+        """
+        caller = "TPUStrategy.experimental_split_to_logical_devices"
+        return _logical_devices.split(self, caller, tensor, partition_dimensions)
+
+    def experimental_replicate_to_logical_devices(self, tensor: PyTree) -> PyTree:
+        """Put a tensor whole on every logical device of each replica; its values stay.
+
+        Inside of a step it says where the value lies. Outside of a step it places an array.
+
+        Shapes:
+            As they are.
+
+        Cost:
+            An all-gather over the logical devices of what was split.
+
+        Args:
+            tensor: An array, or a pytree of arrays.
+
+        Returns:
+            The same values.
+
+        Raises:
+            ContextError: In a merge function, or in a step of another strategy.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
+            >>> topology = jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+            >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(
+            ...     topology, computation_shape=[1, 1, 1, 2], num_replicas=4)
+            >>> strategy = TPUStrategy(resolver, assignment)
+            >>> def step(x):
+            ...     return strategy.experimental_replicate_to_logical_devices(x) + 1
+            >>> strategy.run(step, (np.ones(2),)).tolist()
+            [2.0, 2.0]
+
+        Source:
+            `tf.distribute.TPUStrategy.experimental_replicate_to_logical_devices`.
+        """
+        caller = "TPUStrategy.experimental_replicate_to_logical_devices"
+        return _logical_devices.replicate(self, caller, tensor)
+
+    def experimental_assign_to_logical_device(
+        self, tensor: PyTree, logical_device_id: int
+    ) -> PyTree:
+        """Compute a tensor on one logical device of each replica; its values stay.
+
+        The operation that makes the value is placed there, and backwards from it those whose
+        results go nowhere else, up to a collective or another of these calls; so are their
+        gradients. The other devices skip them. `Program.placed` of `strategy.lower` shows what
+        was placed.
+
+        Shapes:
+            As they are.
+
+        Cost:
+            An all-reduce over the logical devices of what other devices use of the results, and a
+            conditional.
+
+        Args:
+            tensor: A value inside of a step, or a pytree of them.
+            logical_device_id: From 0.
+
+        Returns:
+            The same values.
+
+        Raises:
+            ArgumentError: No such logical device, or the strategy partitions by SPMD.
+            ContextError: Outside of a step, in a merge function or a step of another strategy.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
+            >>> topology = jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+            >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(
+            ...     topology, computation_shape=[1, 1, 1, 2], num_replicas=1)
+            >>> strategy = TPUStrategy(resolver, assignment)
+            >>> def step(x):
+            ...     return strategy.experimental_assign_to_logical_device(x + x, 0)
+            >>> strategy.run(step, (np.ones(2),)).tolist()
+            [2.0, 2.0]
+
+        Source:
+            `tf.distribute.TPUStrategy.experimental_assign_to_logical_device`.
+        """
+        caller = "TPUStrategy.experimental_assign_to_logical_device"
+        return _logical_devices.assign(self, caller, tensor, logical_device_id)
+
+    def on_logical_device(
+        self, logical_device_id: int
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Compute calls of a function, and their gradients, on one logical device of each replica.
+
+        What `experimental_assign_to_logical_device` finds out by itself is said here: exactly the
+        function is placed.
+
+        Shapes:
+            As they are.
+
+        Cost:
+            As for `experimental_assign_to_logical_device`.
+
+        Args:
+            logical_device_id: From 0.
+
+        Returns:
+            A decorator. The function that it gives takes and returns pytrees of arrays inside of a
+            step, and holds no collective.
+
+        Raises:
+            ArgumentError: No such logical device, or the strategy partitions by SPMD.
+            ContextError: When the function is called outside of a step; from `run`, when there is
+                something in it that needs the other devices.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
+            >>> topology = jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+            >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(
+            ...     topology, computation_shape=[1, 1, 1, 2], num_replicas=1)
+            >>> strategy = TPUStrategy(resolver, assignment)
+            >>> @strategy.on_logical_device(1)
+            ... def layer(w, x):
+            ...     return jnp.tanh(x @ w)
+            >>> program = strategy.lower(layer, (np.eye(2), np.zeros((1, 2))))
+            >>> [(work.device, work.operations) for work in program.placed]
+            [(1, 2)]
+        """
+        caller = "TPUStrategy.on_logical_device"
+        return _logical_devices.on_logical_device(self, caller, logical_device_id)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TPUStrategy":
         other: Any = super().__deepcopy__(memo)
         other._resolver, other._assignment = self._resolver, self._assignment
-        other._spmd = self._spmd
         return other
 
 

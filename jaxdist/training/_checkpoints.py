@@ -16,6 +16,7 @@ from jaxdist.errors import ArgumentTypeError, CheckpointError, DamagedCheckpoint
 from jaxdist.training._interrupts import interrupts_wait
 from jaxdist.training._manifest import find_damage, remove_other_manifests, write_manifest
 from jaxdist.training._orbax import UnreadableError, open_manager, read_arrays, read_notes, write
+from jaxdist.training._saved_errors import as_saved, moved_pairs, put_in_place
 from jaxdist.training._saved_leaves import differences, named_leaves, rebuilt, record_of
 from jaxdist.training._saved_pieces import (
     cut_like,
@@ -184,15 +185,21 @@ class Checkpoints:
         wanted = named_leaves(whole_shapes(like))
         try:
             records, notes = read_notes(self._manager, step)
+            pairs = moved_pairs(records, wanted)
+            now = {name: wanted[name] for pair in pairs for name in pair}
+            wanted.update((name, as_saved(records, name)) for name in now)
             problems = differences(records, wanted)
             if problems:
                 raise self._of_another_model(step, problems)
-            arrays = read_arrays(self._manager, step, wanted, sharding, layouts_of_pieces(like))
+            arrays = read_arrays(
+                self._manager, step, wanted, sharding, _but(layouts_of_pieces(like), now)
+            )
         except UnreadableError as error:
             raise self._damaged(step, [str(error)]) from None
         changed = _changed(records, arrays)
         if changed:
             raise self._damaged(step, changed)
+        put_in_place(arrays, pairs, now)
         return Restored(step, cut_like(rebuilt(arrays, whole_shapes(like)), like), notes)
 
     def restore_latest(
@@ -314,6 +321,10 @@ def _changed(records: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]
         for name, array in arrays.items()
         if record_of(array)["crc32"] != records[name]["crc32"]
     ]
+
+
+def _but(layouts: dict[str, Sharding], names: Mapping[str, Any]) -> dict[str, Sharding]:
+    return {n: s for n, s in layouts.items() if n not in names}
 
 
 def _listed(lines: list[str]) -> str:

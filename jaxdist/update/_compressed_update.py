@@ -17,22 +17,23 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.replica import HasLayout
 from jaxdist.update._checks import checked_transformation
+from jaxdist.update._nested import COMPRESSED, around, check_nesting
 from jaxdist.values import Cut, Sharded, cut_for, from_state
 
-CALLER = "compressed_update"
+CALLER = COMPRESSED
 _LOG = logging.getLogger("jaxdist")
 
 
 class CompressionErrors(NamedTuple):
     """What rounding has taken away so far; each replica holds what it lost itself.
 
-    The two arrays have the parts of all replicas one after the other. They are of one number of
-    replicas and workers.
+    The two arrays have a row for each replica. They are of one number of replicas and workers;
+    `training.Checkpoints` restores them on another, as the one vector that they stand for.
 
     Example:
         >>> tx = compressed_update(optax.sgd(0.1), "int8", workers=2, strategy=MirroredStrategy())
         >>> tx.init(jnp.ones(1024))[0].given.shape
-        (4096,)
+        (8, 512)
     """
 
     given: Any
@@ -51,7 +52,7 @@ class CompressedUpdate(optax.GradientTransformationExtraArgs):
 
 
 def compressed_update(
-    tx: optax.GradientTransformation,
+    tx: optax.GradientTransformation | optax.MultiSteps,
     compression: str = "int8",
     *,
     workers: int | None = None,
@@ -90,7 +91,8 @@ def compressed_update(
     Raises:
         ArgumentTypeError: `tx` is not optax's; in `update`, gradients that are no real numbers.
         ArgumentError: Unknown `compression` or `reduce_op`; workers that do not divide the
-            replicas; a state of other replicas or workers.
+            replicas; a state of other replicas or workers; a `tx` in which there is another one,
+            or a `sharded_update` that sums.
         ContextError: `update` outside of a step.
 
     Example:
@@ -128,9 +130,11 @@ class _Update:
 
     def init(self, params: PyTree) -> PyTree:
         """No errors, and the state of the transformation."""
+        check_nesting(CALLER, self.op)
         frame = replica.current_frame()
         strategy = self.strategy if frame is None else frame.strategy
-        inner = self.tx.init(params)
+        with around(CALLER):
+            inner = self.tx.init(params)
         how = None if strategy is None else self._sum(strategy.layout)
         if how is None:
             return optax.EmptyState(), inner
@@ -146,14 +150,17 @@ class _Update:
         layout = how.layout
         made = []
         for own in how.no_errors(size):
-            cut = Cut(0, own.size * layout.num_replicas)
-            whole = Sharded(own, *cut) if in_step else cut_for(jnp.zeros(cut.size), cut, layout)
-            made.append(whole)
+            cut = Cut(0, layout.num_replicas)
+            rows = (layout.num_replicas, own.size)
+            made.append(
+                Sharded(own[None], *cut) if in_step else cut_for(jnp.zeros(rows), cut, layout)
+            )
         return CompressionErrors(*made)
 
     def __call__(
         self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
+        check_nesting(CALLER, self.op)
         errors, inner = state
         if isinstance(errors, CompressionErrors):
             errors = CompressionErrors(*map(from_state, errors))
@@ -172,7 +179,8 @@ class _Update:
         elif frame is not None:
             layout: ReplicaMesh = frame.strategy.layout
             updates = collectives.all_reduce(CALLER, self.op, updates, layout)
-        updates, inner = self.tx.update(updates, inner, params, **extra)
+        with around(CALLER):
+            updates, inner = self.tx.update(updates, inner, params, **extra)
         return updates, (errors, inner)
 
     def _reduced(self, how: CompressedSum, grads: PyTree, errors: Any) -> tuple[PyTree, Any]:
@@ -181,30 +189,32 @@ class _Update:
             return grads, errors
         leaves = [_real(path, leaf) for path, leaf in named]
         vector = jnp.concatenate([x.astype(jnp.float32).ravel() for x in leaves])
-        own = [x.array for x in self._checked(how, vector.size, errors)]
-        total, after = how(vector, Errors(*own))
+        own = [x.array[0] for x in self._checked(how, vector.size, errors)]
         if self.op is ReduceOp.MEAN:
-            total = total / how.layout.num_replicas
+            # Before the sum, so that errors are those of a mean, whoever sends them later.
+            vector = vector / how.layout.num_replicas
+        total, after = how(vector, Errors(*own))
         found: list[jax.Array] = []
         end = 0
         for x in leaves:
             start, end = end, end + x.size
             found.append(total[start:end].reshape(x.shape).astype(x.dtype))
-        kept = [Sharded(e, *old.cut) for e, old in zip(after, errors, strict=True)]
+        kept = [Sharded(e[None], *old.cut) for e, old in zip(after, errors, strict=True)]
         return treedef.unflatten(found), CompressionErrors(*kept)
 
     def _checked(self, how: CompressedSum, size: int, errors: Any) -> tuple[Sharded, Sharded]:
         count = how.layout.num_replicas
-        wanted = [count * e.size for e in jax.eval_shape(lambda: how.no_errors(size))]
+        wanted = [[count, e.size] for e in jax.eval_shape(lambda: how.no_errors(size))]
         pieces = tuple(errors) if isinstance(errors, tuple) else ()
-        given = [x.size if isinstance(x, Sharded) else None for x in pieces]
+        given = [list(x.shape) if isinstance(x, Sharded) else None for x in pieces]
         if given != wanted:
             raise ArgumentError(
-                f"{CALLER}: the errors in the state have {given} elements, and those of {size} "
+                f"{CALLER}: the errors in the state have the shapes {given}, and those of {size} "
                 f"gradient elements on {count} replicas of {how.workers} workers have {wanted}.\n\n"
                 "The errors belong to the replicas that made them, and to one number of workers."
-                "\n\nMake the state in the scope of this strategy; after a checkpoint of another "
-                "number of replicas keep its second part and take the first from tx.init(params)."
+                "\n\nMake the state in the scope of this strategy. jaxdist.training.Checkpoints "
+                "restores one of other replicas, like=tx.init(params); from elsewhere keep its "
+                "second part, and take the first from tx.init(params)."
             )
         return pieces
 

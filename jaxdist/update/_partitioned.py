@@ -7,7 +7,7 @@ import jax
 from jax.extend.core import Literal
 
 from jaxdist import _compat
-from jaxdist.update._calls import CALLS
+from jaxdist._compat import CALLS
 from jaxdist.update._rules import RULES
 from jaxdist.update._values import Partial, Piece, Replicas, Value, Whole
 from jaxdist.values import ELEMENTWISE, Cut

@@ -16,11 +16,12 @@ from jaxdist.mesh import ReplicaMesh
 from jaxdist.update._checks import check_pieces
 from jaxdist.update._cuts import Cuts
 from jaxdist.update._leaves import Leaves
+from jaxdist.update._nested import SHARDED
 from jaxdist.update._partitioned import Partitioned
 from jaxdist.update._values import Piece, Replicas, Value, Whole
 from jaxdist.values import Cut, Sharded
 
-CALLER = "sharded_update"
+CALLER = SHARDED
 
 
 @dataclasses.dataclass(frozen=True)

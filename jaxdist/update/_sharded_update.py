@@ -16,6 +16,7 @@ from jaxdist.update import _checks
 from jaxdist.update._cuts import Cuts
 from jaxdist.update._init import cut_in_step, cut_outside, made_outside
 from jaxdist.update._leaves import Leaves
+from jaxdist.update._nested import around, check_nesting
 from jaxdist.update._run import CALLER, Step
 from jaxdist.values import Sharded, gathered, is_sharded, layout_of_pieces
 
@@ -82,6 +83,11 @@ class _Update:
 
     def init(self, params: PyTree) -> PyTree:
         """The first state."""
+        check_nesting(CALLER, self.op)
+        with around(CALLER):
+            return self._first(params)
+
+    def _first(self, params: PyTree) -> PyTree:
         frame = replica.current_frame()
         strategy = self.strategy if frame is None else frame.strategy
         # Parameters in pieces say themselves whose they are.
@@ -98,22 +104,25 @@ class _Update:
         self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
         step = self._step(updates, state, params)
-        if step is None:
-            return self._alone(updates, state, params, extra)
-        return self._named(step, updates, state, params, extra, gives_params=False)
+        with around(CALLER):
+            if step is None:
+                return self._alone(updates, state, params, extra)
+            return self._named(step, updates, state, params, extra, gives_params=False)
 
     def apply_gradients(
         self, grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, Any]
     ) -> tuple[PyTree, PyTree]:
         """New parameters in the place of updates."""
         step = self._step(grads, state, params)
-        if step is None:
-            updates, state = self._alone(grads, state, params, extra)
-            return optax.apply_updates(params, updates), state
-        return self._named(step, grads, state, params, extra, gives_params=True)
+        with around(CALLER):
+            if step is None:
+                updates, state = self._alone(grads, state, params, extra)
+                return optax.apply_updates(params, updates), state
+            return self._named(step, grads, state, params, extra, gives_params=True)
 
     def _step(self, grads: PyTree, state: PyTree, params: PyTree) -> Step | None:
         """What to run, or None where there is one replica."""
+        check_nesting(CALLER, self.op)
         _checks.check_gradients(grads, params)
         frame = replica.current_frame()
         if frame is None:
@@ -172,7 +181,7 @@ def _gathered(params: PyTree, layout: ReplicaMesh) -> PyTree:
 
 
 def sharded_update(
-    tx: optax.GradientTransformation,
+    tx: optax.GradientTransformation | optax.MultiSteps,
     *,
     reduce_op: ReduceOp | str = "mean",
     min_bytes: float | None = None,
@@ -216,7 +225,8 @@ def sharded_update(
     Raises:
         ArgumentTypeError: `tx` is not optax's.
         ArgumentError: Unknown `reduce_op`, or `min_bytes` below 0; when it is used, a strategy
-            with `deterministic=True`.
+            with `deterministic=True`, or a `tx` in which there is a `sharded_update` or
+            `compressed_update`.
 
     Example:
         >>> strategy = MirroredStrategy()

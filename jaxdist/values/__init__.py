@@ -7,6 +7,9 @@ from jaxdist.values._handle import own_value as own_value
 from jaxdist.values._in_pairs import Combine as Combine
 from jaxdist.values._in_pairs import in_pairs as in_pairs
 from jaxdist.values._indexed_slices import IndexedSlices as IndexedSlices
+from jaxdist.values._numbers import check_integers as check_integers
+from jaxdist.values._numbers import is_python as is_python
+from jaxdist.values._numbers import too_large as too_large
 from jaxdist.values._per_replica import Form as Form
 from jaxdist.values._per_replica import PerReplica as PerReplica
 from jaxdist.values._per_replica import shards_by_replica as shards_by_replica

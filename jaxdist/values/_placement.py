@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxdist import _compat
 from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.values._numbers import check_integers
 from jaxdist.values._per_replica import Form, PerReplica
 from jaxdist.values._variable_binding import origin_of
 
@@ -60,9 +61,12 @@ def placement_of_sharding(sharding: Any, ndim: int, layout: ReplicaMesh) -> Plac
         return mirrored
     if ndim and _equivalent(sharding, layout.per_replica, ndim):
         return Placement(Kind.PER_REPLICA, layout.per_replica)
-    if sharding.mesh.axis_names != layout.mesh.axis_names:
+    if sharding.mesh.axis_names == layout.mesh.axis_names:
+        own = NamedSharding(layout.mesh, sharding.spec)
+    elif layout.is_in_factors(sharding.mesh):
+        own = sharding
+    else:
         return None
-    own = NamedSharding(layout.mesh, sharding.spec)
     used = Placement(Kind.MIRRORED, own).manual_spec(layout)
     if all(entry is None for entry in used):
         return Placement(Kind.MIRRORED, own)
@@ -259,12 +263,16 @@ def _placed_one_by_one(name: object, value: PerReplica, layout: ReplicaMesh) -> 
     if len(shapes) > 1:
         found = ", ".join(f"replica {i}: {a.dtype}{list(a.shape)}" for i, a in enumerate(arrays))
         largest = max((a.shape[0] if a.ndim else 0) for a in arrays)
+        remedy = (
+            f"Pad dim 0 to {largest} rows on every replica and carry a mask, or drop the rows "
+            "that are too many (drop_remainder=True)."
+        )
+        if len({dtype for _, dtype in shapes}) > 1:
+            remedy = "Cast them to one dtype first (x.astype)."
         raise ShapeError(
             f"{name} is a PerReplica whose values differ in shape or dtype: {found}.\n\n"
             "Inside somebody else's jit, and where a replica spans several devices, local values "
-            "have one shape; elsewhere they may differ in shape, not in rank or dtype.\n\n"
-            f"Pad dim 0 to {largest} rows on every replica and carry a mask, or drop the rows "
-            "that are too many (drop_remainder=True)."
+            f"have one shape; elsewhere they may differ in shape, not in rank or dtype.\n\n{remedy}"
         )
     scalars = arrays[0].ndim == 0
     rows = [a[None] for a in arrays] if scalars else arrays
@@ -284,6 +292,7 @@ def _as_array(name: object, replica: int, value: Any) -> Any:
                 "have to be the same everywhere, since one program runs on all replicas.\n\n"
                 "Pass it as a plain argument instead."
             )
+        check_integers(name, replica, value)
         return array(value)
     return array
 

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
-from jaxdist.errors import ArgumentError, ReplicaValueError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._arithmetic import Arithmetic
 from jaxdist.values._piece_marks import as_piece, opened
@@ -77,8 +77,8 @@ class Sharded(Arithmetic):
     parameters that `partition.place` shards. It goes into `Strategy.run` and comes out with the
     same layout; inside a step `array` is the piece of the replica, and where it is used as an
     array (`value[...]`, arithmetic, functions of `jax.numpy`) it is the whole one, gathered
-    (`partition.gather`). `Strategy.reduce`, `Strategy.gather` and checkpoints take it for the one
-    array that it stands for.
+    (`partition.gather`). `Strategy.reduce`, `Strategy.gather`, checkpoints and, outside of steps,
+    `np.asarray` take it for the one array that it stands for.
 
     Shapes:
         A logical `[..., size, ...]` on `R` replicas is held as `[..., R*p, ...]` with
@@ -242,7 +242,13 @@ class Sharded(Arithmetic):
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        host = np.asarray(self._operand(), dtype=dtype)
+        operand = self._operand()
+        if isinstance(operand, jax.core.Tracer):
+            raise ArgumentTypeError(
+                f"NumPy was given {self!r} inside a step, where its numbers are not there yet.\n\n"
+                "Use jax.numpy, which brings the pieces together: jnp.asarray(value)."
+            )
+        host = np.asarray(operand, dtype=dtype)
         return host.copy() if copy else host
 
     def __repr__(self) -> str:

@@ -16,11 +16,18 @@ from jaxdist import (
     MirroredStrategy,
     NcclAllReduce,
     PerReplica,
+    ReduceOp,
     ReductionToOneDevice,
     get_replica_context,
 )
 from jaxdist.contrib import AllReduceCrossDeviceOps, MultiWorkerAllReduce
-from jaxdist.errors import ArgumentError, DeviceError, ReplicaValueError, ShapeError
+from jaxdist.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeviceError,
+    ReplicaValueError,
+    ShapeError,
+)
 from jaxdist.experimental import CollectiveAllReduce, CommunicationOptions
 from tests.strategies.oracle import refused
 from tests.strategies_under_test import STRATEGIES, Row
@@ -79,37 +86,43 @@ def rows() -> PerReplica:
     return PerReplica(list(ROWS))
 
 
+BOTH = ("SUM", "MEAN")
+
+
 @pytest.mark.both_executors
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
 @pytest.mark.parametrize("name", OPS)
-def test_a_step_reduces_by_the_ops_of_its_strategy(name: str, op: str, rows: PerReplica) -> None:
+def test_a_step_reduces_by_the_ops_of_its_strategy(name: str, rows: PerReplica) -> None:
     strategy = MirroredStrategy([f"cpu:{i}" for i in range(4)], OPS[name])
 
     def step(x: Any) -> Any:
-        return get_replica_context().all_reduce(op, _leaves(x))
+        return {op: get_replica_context().all_reduce(op, _leaves(x)) for op in BOTH}
 
-    _same(strategy.run(step, (rows,)), _expected(op, ROWS))
+    _same(strategy.run(step, (rows,)), {op: _expected(op, ROWS) for op in BOTH})
 
 
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
 @pytest.mark.parametrize("name", OPS)
-def test_reduce_and_merge_calls_are_by_the_ops_too(name: str, op: str, rows: PerReplica) -> None:
+def test_reduce_and_merge_calls_are_by_the_ops_too(name: str, rows: PerReplica) -> None:
     strategy = MirroredStrategy([f"cpu:{i}" for i in range(4)], OPS[name])
     across = strategy.run(_leaves, (rows,))
-    _same(strategy.reduce(op, across, axis=None), _expected(op, ROWS))
-    found = strategy.extended.batch_reduce_to(op, [(rows, "cpu:1"), (across["c"], "cpu:3")])
-    _same(found, [_expected(op, ROWS)["a"], _expected(op, ROWS)["c"]])
-    assert [x.devices() for x in found] == [{jax.devices()[1]}, {jax.devices()[3]}]
+    for op in BOTH:
+        _same(strategy.reduce(op, across, axis=None), _expected(op, ROWS))
+        found = strategy.extended.batch_reduce_to(op, [(rows, "cpu:1"), (across["c"], "cpu:3")])
+        _same(found, [_expected(op, ROWS)["a"], _expected(op, ROWS)["c"]])
+        assert [x.devices() for x in found] == [{jax.devices()[1]}, {jax.devices()[3]}]
 
     def step(x: Any) -> Any:
         def merge(strategy: Any, value: Any) -> Any:
-            return strategy.extended.reduce_to(op, value, value), strategy.reduce(op, value, 0)
+            return {
+                op: (strategy.extended.reduce_to(op, value, value), strategy.reduce(op, value, 0))
+                for op in BOTH
+            }
 
         return get_replica_context().merge_call(merge, (x,))
 
-    whole, inner = strategy.run(step, (rows,))
-    _same(whole, _expected(op, ROWS)["a"])
-    np.testing.assert_allclose(inner, ROWS.sum() if op == "SUM" else ROWS.mean(), rtol=1e-6)
+    found = strategy.run(step, (rows,))
+    for op, inner in (("SUM", ROWS.sum()), ("MEAN", ROWS.mean())):
+        _same(found[op][0], _expected(op, ROWS)["a"])
+        np.testing.assert_allclose(found[op][1], inner, rtol=1e-6)
 
 
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])
@@ -268,6 +281,7 @@ def test_names_tuples_and_named_tuples_are_specs() -> None:
         ([("nccl", 1, 64), ("xring", 1, 128)], ("[64, 128]", "the last one is -1")),
         ([("nccl", 1, -1), ("xring", 1, -1)], ("[-1, -1]",)),
         (["nccl"], ("a tuple is expected", "'nccl'")),
+        ((("nccl", 1, 64), ("xring", 1, -1)), ("a tuple of tuples", "[('nccl', 1, 64), ('xring'")),
         ([], ("a tuple is expected".capitalize(),)),
         ({"nccl": 1}, ("A tuple is expected", "dict")),
         (None, ("A tuple is expected", "NoneType")),
@@ -369,7 +383,7 @@ def test_broadcast_and_gather_need_no_subclass() -> None:
     rows = PerReplica([np.zeros((1, 2)), np.ones((2, 2))])
     assert ops.gather(rows, "cpu:3", axis=0).shape == (3, 2)
     with pytest.raises(NotImplementedError, match="reduce_implementation"):
-        ops.reduce("SUM", rows, "cpu:0")
+        ops.reduce("SUM", PerReplica([1, 2]), "cpu:0")
 
 
 @pytest.mark.parametrize("value", ["text", None, object, PerReplica(["a", "b"])], ids=str)
@@ -395,7 +409,9 @@ def test_shapes_that_differ_between_replicas_are_all_named() -> None:
     bad = PerReplica([np.ones(2), np.ones(3)])
     other = PerReplica([np.ones(2, np.float32), np.ones(2, np.int32)])
     pairs = [(v, "cpu:0") for v in (good, bad, other)]
-    with refused(ShapeError, "value 1: replica 0: float32[2], replica 1: float32[3]", "value 2"):
+    with refused(
+        ShapeError, "value 1: replicas [0]: float32[2], replicas [1]: float32[3]", "value 2"
+    ):
         NcclAllReduce().batch_reduce("SUM", pairs)
 
 
@@ -413,11 +429,88 @@ def test_a_device_that_no_replica_has_is_refused_when_it_is_used() -> None:
         ReductionToOneDevice("cpu:7").reduce("SUM", PerReplica([1, 2]), ["cpu:0", "cpu:1"])
 
 
-def test_an_accumulation_of_another_shape_is_refused() -> None:
-    with refused(ShapeError, "accumulation_fn", "[]", "[2]"):
-        ReductionToOneDevice(accumulation_fn=lambda v: v[0].sum()).reduce(
-            "SUM", PerReplica([np.ones(2), np.ones(2)]), "cpu:0"
-        )
+@pytest.mark.parametrize(
+    ("gives", "told"),
+    [
+        (lambda v: v[0].sum(), "float32[] for 2 values float32[2]"),
+        (lambda v: (v[0] + v[1]).astype("bfloat16"), "bfloat16[2] for 2 values float32[2]"),
+        (lambda v: [1.0, 2.0], "[1.0, 2.0], of type list, for 2 values float32[2]"),
+    ],
+    ids=["shape", "dtype", "list"],
+)
+def test_an_accumulation_of_another_shape_or_dtype_is_refused(gives: Any, told: str) -> None:
+    ops = ReductionToOneDevice(accumulation_fn=gives)
+    with refused(ShapeError, "accumulation_fn <lambda> of ReductionToOneDevice", told, "astype"):
+        ops.reduce("SUM", PerReplica([np.ones(2, "float32")] * 2), "cpu:0")
+
+
+def test_an_accumulation_that_fails_is_named_and_one_in_numpy_is_told_what_to_use() -> None:
+    def product(values: Any) -> Any:
+        return {}["factor"]
+
+    def median(values: Any) -> Any:
+        return np.median(np.stack(values), axis=0)
+
+    values = PerReplica([np.ones(2, "float32")] * 2)
+    with pytest.raises(KeyError, match="factor") as caught:
+        ReductionToOneDevice(accumulation_fn=product).reduce("SUM", values, "cpu:0")
+    note = "\n".join(caught.value.__notes__)
+    assert "accumulation_fn product of ReductionToOneDevice, called for 2 values float" in note
+    with refused(ArgumentTypeError, "accumulation_fn median", "2 values", "jax.numpy"):
+        ReductionToOneDevice(accumulation_fn=median).reduce("SUM", values, "cpu:0")
+    with refused(ArgumentTypeError, "accumulation_fn=3, of type int", "list of the values"):
+        ReductionToOneDevice(accumulation_fn=3)  # pyrefly: ignore
+
+
+def test_a_subclass_that_uses_numpy_on_traced_values_is_told_what_to_use(rows: PerReplica) -> None:
+    class Median(CrossDeviceOps):
+        def reduce_implementation(
+            self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any
+        ) -> Any:
+            if reduce_op is ReduceOp.MEAN:
+                return per_replica_value.values[0] if per_replica_value.values[0].sum() else None
+            return np.median(np.stack(per_replica_value.values), axis=0)
+
+    strategy = MirroredStrategy([f"cpu:{i}" for i in range(4)], Median())
+    for op in ("sum", "mean"):
+        with refused(
+            ArgumentTypeError,
+            "Median.reduce_implementation",
+            "float32[5]",
+            "jax.numpy",
+            "jnp.where",
+        ):
+            strategy.run(lambda x, op=op: get_replica_context().all_reduce(op, x), (rows,))
+
+
+def test_ops_reduce_values_in_a_jit_of_the_users_own() -> None:
+    rows = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+
+    def reduced(x: Any) -> Any:
+        return NcclAllReduce().reduce("SUM", PerReplica([x[0], x[1] * x[1]]), ["cpu:0", "cpu:1"])
+
+    np.testing.assert_allclose(jax.jit(reduced)(rows), rows[0] + rows[1] ** 2)
+    gradient = jax.grad(lambda x: reduced(x).sum())(jnp.asarray(rows))
+    np.testing.assert_allclose(gradient, [np.ones(3), 2 * rows[1]])
+
+
+def test_errors_name_the_method_that_was_called() -> None:
+    class Own(CrossDeviceOps):
+        pass
+
+    uneven = PerReplica([np.ones((1, 2)), np.ones((1, 3))])
+    for ops in (NcclAllReduce(), ReductionToOneDevice(), Own()):
+        name = type(ops).__name__
+        with refused(ShapeError, f"{name}.gather", "float32[1, 3]") as caught:
+            ops.gather(uneven, "cpu:0", axis=0)
+        with refused(ShapeError, f"{name}.gather", "scalar"):
+            ops.gather(PerReplica([1, 2]), "cpu:0", axis=0)
+        assert "Strategy" not in str(caught.value)
+        if not isinstance(ops, Own):
+            with refused(ShapeError, f"{name}.reduce was given"):
+                ops.reduce("SUM", uneven, "cpu:0")
+            with refused(ShapeError, f"{name}.batch_reduce was given"):
+                ops.batch_reduce("SUM", [(uneven, "cpu:0")])
 
 
 def test_the_gradient_of_an_accumulation_is_its_own() -> None:
@@ -502,9 +595,9 @@ def test_a_subclass_that_returns_the_wrong_thing_is_named(
             return result(per_replica_value)
 
     strategy = MirroredStrategy([f"cpu:{i}" for i in range(4)], Wrong())
-    with refused(ReplicaValueError, "Wrong.batch_reduce", part, "shape [5]"):
+    with refused(ReplicaValueError, "Wrong.reduce_implementation", part, "shape [5]"):
         strategy.run(lambda x: get_replica_context().all_reduce("sum", x), (rows,))
-    with refused(ReplicaValueError, "Wrong.batch_reduce", part, "shape [5]"):
+    with refused(ReplicaValueError, "Wrong.reduce_implementation", part, "shape [5]"):
         strategy.reduce("SUM", rows, axis=None)
 
 
@@ -546,3 +639,87 @@ def test_what_ops_do_not_follow_is_told_by_explain(rows: PerReplica) -> None:
     text = str(strategy.lower(_five, (rows,)).explain())
     assert "HierarchicalCopyAllReduce(num_packs=1): 2 groups of 2 replicas" in text
     assert "bytes_per_pack: HierarchicalCopyAllReduce(num_packs=1) packs as it was told" in text
+
+
+def test_an_option_of_the_strategy_is_told_once_however_many_calls_ignore_it(
+    rows: PerReplica,
+) -> None:
+    def step(x: Any) -> Any:
+        context = get_replica_context()
+        merged = context.merge_call(lambda s, v: s.reduce("sum", v, axis=None), args=(x,))
+        own = CommunicationOptions(timeout_seconds=5.0)
+        return merged, context.all_reduce("sum", x, own), context.all_gather(x, axis=0)
+
+    options = CommunicationOptions(timeout_seconds=3.0, bytes_per_pack=8, implementation="RING")
+    for ops in (None, ReductionToOneDevice()):
+        strategy = MirroredStrategy([f"cpu:{i}" for i in range(4)], ops, options=options)
+        told = strategy.lower(step, (rows,)).explain().ignored
+        starts = sorted(t.partition(":")[0] for t in told)
+        by_ops = ["bytes_per_pack"] if ops else []
+        assert starts == [
+            *by_ops,
+            "implementation given to the strategy",
+            "timeout_seconds given to ReplicaContext.all_reduce",
+            "timeout_seconds given to the strategy",
+        ]
+
+
+def test_a_subclass_gathers_and_broadcasts_for_its_strategy_where_it_says_how() -> None:
+    class Reversed(CrossDeviceOps):
+        def gather_implementation(
+            self, per_replica_value: Any, destinations: Any, axis: int, options: Any
+        ) -> Any:
+            return jnp.concatenate(per_replica_value.values[::-1], axis=axis)
+
+        def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+            return super().broadcast_implementation(tensor * 2, destinations)
+
+    class Wrong(CrossDeviceOps):
+        def gather_implementation(
+            self, per_replica_value: Any, destinations: Any, axis: int, options: Any
+        ) -> Any:
+            return per_replica_value.values
+
+    def step(x: Any) -> Any:
+        context = get_replica_context()
+        merged = context.merge_call(
+            lambda s, v: (s.gather(v, axis=0), s.extended.broadcast_to(3.0, v)), args=(x,)
+        )
+        return context.all_gather({"x": x}, axis=0)["x"], *merged
+
+    rows = PerReplica([np.full((1, 2), r, np.float32) for r in range(4)])
+    devices = [f"cpu:{i}" for i in range(4)]
+    strategy = MirroredStrategy(devices, Reversed())
+    placed = strategy.run(lambda x: x, (rows,))
+    inside, merged, doubled = strategy.run(step, (rows,))
+    for found in (strategy.gather({"a": rows}, axis=0)["a"], strategy.gather(placed, axis=0)):
+        np.testing.assert_array_equal(np.asarray(found)[:, 0], [3, 2, 1, 0])
+    for found in (inside, merged):
+        np.testing.assert_array_equal(np.asarray(found)[:, 0], [3, 2, 1, 0])
+    assert float(doubled) == 6.0
+    assert float(strategy.extended.broadcast_to(jnp.float32(3), devices)) == 6.0
+    wrong = MirroredStrategy(devices, Wrong())
+    for call in (
+        lambda: wrong.gather({"a": rows}, axis=0)["a"],
+        lambda: wrong.run(lambda x: get_replica_context().all_gather({"a": x}, axis=0), (rows,)),
+    ):
+        with refused(ReplicaValueError, "Wrong.gather_implementation", "value['a']", "rank 2"):
+            call()
+
+
+def test_values_that_differ_are_named_before_the_code_of_a_subclass_is_called() -> None:
+    class Own(CrossDeviceOps):
+        def reduce_implementation(
+            self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any
+        ) -> Any:
+            raise AssertionError("it was called")
+
+    uneven = PerReplica([np.ones(2, np.float32), np.ones(3, np.float32)])
+    mixed = PerReplica([np.ones(2, np.float32), np.ones(2, np.int32)])
+    with refused(
+        ShapeError, "Own.batch_reduce", "2 values", "value 0", "value 1: replicas [0]: fl"
+    ):
+        Own().batch_reduce("SUM", [(uneven, "cpu:0"), (mixed, "cpu:0")])
+    strategy = MirroredStrategy(["cpu:0", "cpu:1"], Own())
+    with refused(ShapeError, "Strategy.reduce", "2 values", "value[0]", "value[1]"):
+        strategy.reduce("SUM", [uneven, mixed], axis=None)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import jaxdist
 from jaxdist import PerReplica, Strategy, get_replica_context
 from jaxdist.collectives import plan_packs
-from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist.errors import ArgumentError
 from jaxdist.experimental import (
     CollectiveHints,
     CommunicationImplementation,
@@ -55,10 +55,18 @@ def test_values_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"bytes_per_pack": None}, {"bytes_per_pack": "1"}, {"timeout_seconds": "1"}]
+    "wrong",
+    [
+        {"bytes_per_pack": None},
+        {"bytes_per_pack": "1"},
+        {"bytes_per_pack": 1.5},
+        {"timeout_seconds": "1"},
+        {"timeout_seconds": float("nan")},
+        {"timeout_seconds": True},
+    ],
 )
 def test_what_is_no_number_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentTypeError, match=next(iter(wrong))):
+    with pytest.raises(ArgumentError, match=next(iter(wrong))):
         CommunicationOptions(**wrong)
 
 

@@ -24,6 +24,8 @@ from jaxdist import (
 )
 from tests.program.counting import compilations
 
+pytestmark = pytest.mark.optimized
+
 
 def virtual(devices: int, deterministic: bool | int = True) -> MirroredStrategy:
     return MirroredStrategy([f"cpu:{i}" for i in range(devices)], deterministic=deterministic)

@@ -12,6 +12,8 @@ from tests.program.random_programs import Block, draw
 from tests.program.test_deterministic import virtual
 from tests.program.test_replication_fuzz import LENGTH, NUM_MIRRORED, NUM_PER_REPLICA, inputs_of
 
+pytestmark = pytest.mark.optimized
+
 AXES = (("replica", 8),)
 # One program holds several of them, since compiling takes the time.
 PROGRAMS_IN_A_BATCH = 3

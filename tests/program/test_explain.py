@@ -130,7 +130,7 @@ def test_without_logical_devices_nothing_is_added_and_nothing_is_forgotten() -> 
     strategy = jaxdist.MirroredStrategy()
     program = strategy.lower(every_collective, (X, 3.0))
     report = program.explain()
-    assert len(report.asked) == len(program.collectives) == len(EXPECTED)
+    assert len(report.asked) == len(program.traced_collectives) == len(EXPECTED)
     assert {a.outcome for a in report.asked} == {"compiled"}
     assert sum(c.count for c in report.compiled) == len(EXPECTED)
     assert not any(c.added for c in report.compiled)
@@ -230,7 +230,7 @@ def test_algorithm_of_an_all_reduce_is_shown_with_what_was_not_chosen(
         return moved, lax.psum(x, "replica")
 
     program = jaxdist.MirroredStrategy().lower(step, (X,))
-    assert [(c.kind, c.algorithm) for c in program.collectives] == [
+    assert [(c.kind, c.algorithm) for c in program.traced_collectives] == [
         ("ppermute", "xring"),
         ("ppermute", "xring"),
         ("ppermute", "xring"),
@@ -276,9 +276,9 @@ def test_links_between_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None
 def test_program_whose_lines_xla_lost_is_not_guessed_at() -> None:
     program = jaxdist.MirroredStrategy().lower(lambda x: lax.psum(x, "replica"), (X,))
     text = re.sub(r"metadata=\{[^}]*\}", "", program.compile().as_text())
-    report = _explanation.explained("f", program.layout, program.collectives, Told(), text)
+    report = _explanation.explained("f", program.layout, program.traced_collectives, Told(), text)
     assert [a.outcome for a in report.asked] == ["compiled"], "kind and size are alike"
-    [asked] = program.collectives
+    [asked] = program.traced_collectives
     other = dataclasses.replace(asked, bytes_per_device=4)
     report = _explanation.explained("f", program.layout, (other,), Told(), text)
     assert [a.outcome for a in report.asked] == ["unknown"]

@@ -104,7 +104,7 @@ def _grads(model: Any, x: Any, y: Any, wrt: Any = nnx.Param) -> Any:
     return nnx.grad(loss_of, argnums=nnx.DiffState(0, wrt))(model)
 
 
-def _trained_on_replicas(model: Any, wrt: Any, step_count: int = 4) -> Any:
+def _trained_on_replicas(model: Any, wrt: Any, step_count: int = 2) -> Any:
     strategy = jaxdist.MirroredStrategy()
     optimizer = nnx.Optimizer(model, optax.adam(0.05), wrt=wrt)
 
@@ -118,7 +118,7 @@ def _trained_on_replicas(model: Any, wrt: Any, step_count: int = 4) -> Any:
     return model
 
 
-def _trained_plainly(model: Any, wrt: Any, step_count: int = 4) -> Any:
+def _trained_plainly(model: Any, wrt: Any, step_count: int = 2) -> Any:
     optimizer = nnx.Optimizer(model, optax.adam(0.05), wrt=wrt)
     for _ in range(step_count):
         optimizer.update(model, _grads(model, X, Y, wrt))

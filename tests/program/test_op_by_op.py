@@ -657,7 +657,7 @@ STATE: Any = None
 
 
 @pytest.mark.timeout(300)
-def test_a_thousand_failing_steps_leave_no_thread_and_no_wrong_state() -> None:
+def test_hundreds_of_failing_steps_leave_no_thread_and_no_wrong_state() -> None:
     global STATE
     strategy = _strategy(3)
     with strategy.scope():
@@ -667,7 +667,7 @@ def test_a_thousand_failing_steps_leave_no_thread_and_no_wrong_state() -> None:
     steps = [_fails(*way) for way in ways]
     errors = (RuntimeError, DivergentCollectiveError, ShapeError, SystemExit)
     before = threading.active_count()
-    for number in range(1000):
+    for number in range(300):
         with pytest.raises(errors):
             strategy.run(steps[number % len(steps)], (x,))
         assert threading.active_count() == before

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 import jaxdist
 from jaxdist import PerReplica, get_replica_context, hlo
+from jaxdist.errors import ShapeError
 
 W = np.ones((4, 2), np.float32)
 
@@ -50,7 +51,7 @@ def test_a_program_shows_inputs_results_and_collectives() -> None:
         "result[0]['w']": "mirrored float32[4, 2]",
         "result[1]": "per-replica float32[]",
     }
-    found = program.collectives
+    found = program.traced_collectives
     assert {(c.kind, c.axes, c.grouped, c.times) for c in found} == {
         ("psum", ("replica",), False, 1)
     }
@@ -87,7 +88,7 @@ def test_collectives_in_loops_are_counted_and_groups_are_told() -> None:
         return out, n, jax.lax.all_gather(x, "replica")
 
     x = PerReplica([np.ones(4, np.float16)] * 8)
-    found = strategy.lower(step, (np.ones(2, np.float32), x)).collectives
+    found = strategy.lower(step, (np.ones(2, np.float32), x)).traced_collectives
     seen = [(c.kind, c.times, c.grouped, c.bytes_per_device) for c in found]
     assert seen == [
         ("psum", 15, True, 8),
@@ -104,7 +105,7 @@ def test_one_jitted_function_called_twice_is_two_collectives() -> None:
     strategy = jaxdist.MirroredStrategy()
     total = jax.jit(lambda v: jax.lax.psum(v, "replica"))
     program = strategy.lower(lambda x: total(x) + total(2 * x), (PerReplica(range(8)),))
-    assert [c.kind for c in program.collectives] == ["psum", "psum"]
+    assert [c.kind for c in program.traced_collectives] == ["psum", "psum"]
 
 
 def test_nnx_variables_come_first_and_have_names() -> None:
@@ -115,7 +116,7 @@ def test_nnx_variables_come_first_and_have_names() -> None:
     assert list(program.inputs)[-1] == "args[1]"
     assert [n for n in program.inputs if "mean" in n] == ["args[0].mean"]
     assert [n for n in program.results if "mean" in n] == ["args[0].mean"]
-    assert [(c.kind, c.source) for c in program.collectives] == [
+    assert [(c.kind, c.source) for c in program.traced_collectives] == [
         ("psum", "jaxdist, for args[0].mean"),
         ("psum", "jaxdist, for args[0].var"),
     ]
@@ -139,6 +140,9 @@ def test_lowering_runs_nothing_and_compiling_gives_the_hlo() -> None:
     assert "HloModule" in compiled.as_text()
     assert sum(c.operands for c in compiled.collectives if c.kind == "all-reduce") == 1
     assert sum(c.bytes_per_device for c in compiled.collectives) == 40
+    # Of the program too: what XLA made of the three sums that were asked for.
+    assert [(c.kind, c.count, c.num_bytes) for c in program.collectives] == [("all-reduce", 1, 40)]
+    assert program.collectives == program.explain().compiled
 
 
 def test_an_mlp_step_has_the_collectives_of_the_hand_written_one() -> None:
@@ -202,3 +206,32 @@ def test_a_step_may_return_no_arrays(empty: Any) -> None:
     strategy = jaxdist.MirroredStrategy()
     assert strategy.run(lambda: empty) == empty
     assert strategy.run(lambda x: empty, (np.float32(1),)) == empty
+
+
+def test_a_per_replica_of_shapes_stands_for_one_of_arrays() -> None:
+    strategy = jaxdist.MirroredStrategy()
+
+    def step(x: Any) -> Any:
+        return jaxdist.get_replica_context().all_reduce("sum", x)
+
+    rows = jax.ShapeDtypeStruct((16, 3), np.float32)
+    program = strategy.lower(step, (PerReplica.of_global(rows),))
+    arrays = strategy.lower(step, (PerReplica([np.zeros((2, 3), np.float32)] * 8),))
+    assert program.inputs == arrays.inputs
+    assert [c.kind for c in program.compile().collectives] == ["all-reduce"]
+    with pytest.raises(ShapeError, match="Dim 0 must be a multiple of 8"):
+        strategy.lower(step, (PerReplica.of_global(jax.ShapeDtypeStruct((9,), np.float32)),))
+
+
+def test_all_arguments_whose_values_do_not_fit_are_named() -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    ones = np.ones(2, np.float32)
+    mixed = PerReplica([ones, ones.astype(np.int32)])
+    ranks = PerReplica([ones, ones[None]])
+    with pytest.raises(ShapeError) as error:
+        strategy.run(lambda a, b, c: a, (mixed, PerReplica([ones, ones]), {"x": ranks}))
+    found = str(error.value)
+    assert "args[0] is a PerReplica" in found
+    assert "args[2]['x'] is a PerReplica" in found
+    assert "args[1]" not in found
+    assert found.count("astype") == 1

@@ -256,7 +256,7 @@ def test_a_collective_that_some_replicas_may_not_reach_is_refused(name: str) -> 
 
 def test_a_collective_hidden_in_an_operation_is_listed() -> None:
     program = _strategy().lower(_solve_with_a_sum, (PerReplica(X),))
-    assert "psum" in [c.kind for c in program.collectives]
+    assert "psum" in [c.kind for c in program.traced_collectives]
 
 
 def test_a_promise_about_the_condition_is_taken() -> None:

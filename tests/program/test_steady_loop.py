@@ -16,6 +16,7 @@ import jaxdist
 from jaxdist import PerReplica, RunOptions, get_replica_context
 from jaxdist.errors import DonationError, RetraceWarning
 from tests.program.counting import compilations
+from tests.strategies.oracle import refused
 
 STEPS = 1000
 
@@ -299,6 +300,63 @@ def test_one_buffer_donated_twice_is_an_error_that_names_both_and_loses_nothing(
     assert not same.is_deleted()
     assert not one.is_deleted()
     np.testing.assert_array_equal(same, np.ones(8))
+
+
+@pytest.mark.parametrize("num_devices", [1, 8])
+def test_state_that_was_donated_before_is_named_by_whichever_step_gets_it(num_devices: int) -> None:
+    # JAX 0.10 starts a program on several devices without it, which ends the process.
+    strategy = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(num_devices)])
+    options = RunOptions(donate_argnums=(0,))
+    model: Any = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+    def update(state: Any, x: Any) -> Any:
+        total = jaxdist.get_replica_context().all_reduce("sum", x)
+        return {"w": state["w"] + total[0], "b": state["b"]}
+
+    def evaluate(state: Any, x: Any) -> Any:
+        return state["w"] * x
+
+    def by_flag(state: Any, x: Any, scaled: bool) -> Any:
+        return state["w"] * 2 if scaled else x
+
+    def of_model(model: Any) -> Any:
+        return model.kernel[...].sum()
+
+    def new() -> Any:
+        return {"w": _on(strategy), "b": _on(strategy)}
+
+    x = _on(strategy)
+    strategy.run(evaluate, (new(), x))  # before any step donates
+    state = new()
+    after = strategy.run(update, (state, x), options=options)
+    for _ in range(2):
+        after = strategy.run(update, (after, x), options=options)
+    strategy.run(by_flag, (after, x, True))
+    strategy.run(of_model, (model,))
+    gone = ("args[0]['b']: float32[8]", "args[0]['w']: float32[8]", "donate_argnums=(0,)")
+    for _ in range(2):
+        with refused(DonationError, "strategy.run(update)", "2 array(s)", *gone, "jnp.copy"):
+            strategy.run(update, (state, x), options=options)
+        mixed = {"w": state["w"], "b": _on(strategy)}
+        with refused(DonationError, "1 array(s)", "args[0]['w']"):
+            strategy.run(update, (mixed, x), options=options)
+        with refused(DonationError, "strategy.run(evaluate)", "args[0]['w']"):
+            strategy.run(evaluate, (state, x))
+        with refused(DonationError, "strategy.run(by_flag)", "args[0]['w']"):
+            strategy.run(by_flag, (state, x, True))
+        with refused(DonationError, "kwargs['state']['w']"):
+            strategy.run(evaluate, (), {"state": state, "x": x})
+    model.kernel.get_raw_value().delete()
+    with refused(DonationError, "strategy.run(of_model)", "args[0].kernel: float32[2, 2]"):
+        strategy.run(of_model, (model,))
+    # Nothing else was lost, and other errors stay what they are.
+    np.testing.assert_allclose(strategy.run(evaluate, (after, x)), 1.0 + 3 * num_devices)
+    with pytest.raises(RuntimeError, match="has been deleted by the user"):
+        strategy.run(_that_fails, (x,))
+
+
+def _that_fails(x: Any) -> Any:
+    raise RuntimeError("An Array has been deleted by the user")
 
 
 def test_donating_an_argument_that_is_not_there_names_it() -> None:

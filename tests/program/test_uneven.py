@@ -247,7 +247,7 @@ def test_even_and_uneven_batches_take_turns_and_each_is_compiled_once() -> None:
     np.testing.assert_allclose(w, 4 * (X[:8].sum(0) + X.sum(0)), rtol=1e-5)
     # Once for even rows, once for each of the two shapes.
     assert len(traces) == 3
-    assert [c.kind for c in strategy.lower(step, (w, uneven)).collectives] == ["psum"]
+    assert [c.kind for c in strategy.lower(step, (w, uneven)).traced_collectives] == ["psum"]
     assert compiled.number <= 2 + 8  # and what pads the rows and cuts them
 
 
@@ -330,6 +330,17 @@ def test_shapes_that_cannot_be_combined_are_named_by_replica() -> None:
 
     with pytest.raises(ShapeError) as error:
         _strategy().run(step, (_parts(X, (3, 3, 3, 1)),))
+    parts = (
+        "replicas [0, 1, 2]: float32[3, 3], replicas [3]: float32[1, 3]",
+        "(a sum and a count)",
+    )
+    for part in ("ReplicaContext.all_reduce at", __file__, *parts):
+        assert part in str(error.value)
+
+
+def test_shapes_that_a_psum_of_the_users_own_cannot_combine_are_named_by_replica() -> None:
+    with pytest.raises(ShapeError) as error:
+        _strategy().run(lambda x: lax.psum(x, "replica"), (_parts(X, (3, 3, 3, 1)),))
     for part in ("psum", __file__, "replicas [0, 1, 2]: float32[3, 3]", "replicas [3]", "[1, 3]"):
         assert part in str(error.value)
 
@@ -427,3 +438,26 @@ def test_any_rows_any_dtype_any_number_of_replicas(data: st.DataObject) -> None:
     np.testing.assert_array_equal(whole, rows)
     np.testing.assert_array_equal(strategy.gather(own, axis=0), rows)
     np.testing.assert_array_equal(np.asarray(total, np.complex64), rows.astype(np.complex64).sum(0))
+
+
+@pytest.mark.parametrize("ops", [None, jaxdist.NcclAllReduce()], ids=["default", "nccl"])
+def test_collectives_of_values_that_differ_name_all_of_them_and_the_line(ops: Any) -> None:
+    strategy = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(3)], ops)
+    a = PerReplica([np.ones(n, np.float32) for n in (2, 2, 3)])
+    b = PerReplica([np.ones((n, 2), np.float32) for n in (2, 2, 3)])
+
+    def reduced(a: Any, b: Any) -> Any:
+        return jaxdist.get_replica_context().all_reduce("sum", {"a": a, "b": b, "n": a.sum()})
+
+    def gathered(a: Any, b: Any) -> Any:
+        return jaxdist.get_replica_context().all_gather({"a": a[:2], "b": b.T}, axis=0)
+
+    kinds = "value['a']: replicas [0, 1]: float32[2], replicas [2]: float32[3]"
+    with pytest.raises(ShapeError) as error:
+        strategy.run(reduced, (a, b))
+    for part in ("ReplicaContext.all_reduce at", ".reduced)", "2 values", kinds, "value['b']"):
+        assert part in str(error.value)
+    with pytest.raises(ShapeError) as error:
+        strategy.run(gathered, (a, b))
+    for part in ("all_gather at", ".gathered)", "1 value ", "value['b']", "but for dim 0"):
+        assert part in str(error.value)

@@ -66,11 +66,11 @@ def is_free(value: jax.Array) -> bool:
 
 
 @contextlib.contextmanager
-def refused(error: type[JaxdistError], *parts: str) -> Iterator[None]:
+def refused(error: type[JaxdistError], *parts: str) -> Iterator[pytest.ExceptionInfo[JaxdistError]]:
     """The block raises exactly `error`, says all the `parts`, and leaves the context as it was."""
     before = replica.current_frame()
     with pytest.raises(error) as caught:
-        yield
+        yield caught
     assert type(caught.value) is error or issubclass(type(caught.value), error)
     message = str(caught.value)
     for part in parts:

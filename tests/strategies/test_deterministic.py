@@ -245,7 +245,7 @@ def test_a_donated_step_and_a_checked_one_run() -> None:
     assert strategy.check_replicas(after)
     np.testing.assert_allclose(after, 0.4, rtol=1e-6)
     program = strategy.lower(step, (after, x))
-    assert [c.kind for c in program.collectives] == ["psum"]
+    assert [c.kind for c in program.traced_collectives] == ["psum"]
     assert "8 virtual replica(s) on 2 device(s)" in repr(program)
 
 

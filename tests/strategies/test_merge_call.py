@@ -201,13 +201,13 @@ def test_values_and_local_results_in_a_merge_function_are_an_all_gather(
         assert is_plain(got)
         assert got.tolist() == [r + 1.0 for r in range(count)]
         if count > 1:
-            kinds = [c.kind for c in strategy.lower(step, (_ids(strategy),)).collectives]
+            kinds = [c.kind for c in strategy.lower(step, (_ids(strategy),)).traced_collectives]
             assert kinds == ["all_gather"]
 
 
 def test_merge_call_without_a_collective_costs_none(two: Strategy) -> None:
     program = two.lower(lambda x: _merge(lambda s, a: a, x), (_ids(two),))
-    assert program.collectives == ()
+    assert program.traced_collectives == ()
 
 
 def test_merge_call_has_the_gradient_of_what_it_does(two: Strategy) -> None:

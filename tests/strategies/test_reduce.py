@@ -250,11 +250,62 @@ def test_means_of_half_precision_are_added_up_in_float32(
     assert float(two.reduce("MEAN", value, axis=0)) == 3.0
 
 
-def test_values_of_different_dtypes_are_promoted(two: Strategy) -> None:
-    mixed = PerReplica([np.array([1], np.int32), np.array([0.5], np.float32)])
-    got = two.reduce("SUM", mixed, axis=None)
-    assert got.dtype == np.float32
-    np.testing.assert_allclose(got, [1.5])
+BY_OPS = {"default": None, "nccl": jaxdist.NcclAllReduce()}
+
+
+@pytest.mark.parametrize("ops", BY_OPS)
+def test_leaves_that_differ_between_replicas_are_all_named(ops: str) -> None:
+    strategy = MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=BY_OPS[ops])
+    rows, halves = np.array([1, 2], np.int32), np.array([1, 2], np.float32)
+    value = {
+        "fits": PerReplica([rows, rows]),
+        "dtypes": PerReplica([rows, halves]),
+        "shapes": [PerReplica([halves, halves[:1]]), PerReplica([halves, halves])],
+        "numbers": PerReplica([True, 2.5]),
+    }
+    dtypes = [
+        "value['dtypes']: replicas [0]: int32[2], replicas [1]: float32[2]",
+        "replicas [0]: bool[]",
+    ]
+    shapes = "value['shapes'][0]: replicas [0]: float32[2], replicas [1]: float32[1]"
+    with refused(ShapeError, "Strategy.reduce(axis=None)", "3 values", *dtypes, shapes) as found:
+        strategy.reduce("SUM", value, axis=None)
+    assert "fits" not in str(found.value)
+    assert "shapes'][1]" not in str(found.value)
+    del value["numbers"]
+    # Rows may differ where they are summed.
+    with refused(ShapeError, "Strategy.reduce(axis=0)", dtypes[0], "astype") as found:
+        strategy.reduce("MEAN", value, axis=0)
+    assert "shapes" not in str(found.value)
+    with refused(ShapeError, "value: replicas [0]: int32[2], replicas [1]: float32[2]"):
+        strategy.extended.reduce_to("SUM", value["dtypes"], "cpu:0")
+
+
+@pytest.mark.parametrize("ops", BY_OPS)
+def test_sums_of_python_integers_are_exact_or_refused(ops: str) -> None:
+    strategy = MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=BY_OPS[ops])
+    most, least = 2**31 - 1, -(2**31)
+    assert int(strategy.reduce("SUM", PerReplica([most, least]), axis=None)) == -1
+    assert int(strategy.reduce("SUM", PerReplica([[most - 1], [1]]), axis=0)) == most
+    assert float(strategy.reduce("MEAN", PerReplica([most, most]), axis=None)) == 2.0**31
+    for pair in ([most, 1], [[least, 0], [-1, 0]]):
+        with refused(ReplicaValueError, "value['n']", str(sum(np.ravel(pair))), "int32", "x64"):
+            strategy.reduce("SUM", {"n": PerReplica(pair)}, axis=None)
+    for op in ReduceOp:
+        for number in (2**31, least - 1, 2**70):
+            with refused(ReplicaValueError, "value['n']", "replica 1", str(number), "int32", "x64"):
+                strategy.reduce(op, {"n": PerReplica([1, number])}, axis=None)
+
+
+def test_python_integers_that_no_array_holds_are_refused_in_steps_and_gathers(
+    two: Strategy,
+) -> None:
+    for number in (2**31, [0, -(2**40)]):
+        value = PerReplica([1, number] if number == 2**31 else [[0, 0], number])
+        with refused(ReplicaValueError, "args[0]", "replica 1", "int32"):
+            two.run(_identity, (value,))
+        with refused(ReplicaValueError, "value", "replica 1", "int32"):
+            two.gather(PerReplica([[v] if v in (1, 2**31) else v for v in value.values]), axis=0)
 
 
 # Values that are not distributed
@@ -386,7 +437,9 @@ def test_an_axis_that_is_no_integer_is_refused(two: Strategy, axis: Any) -> None
 
 
 def test_different_shapes_without_an_axis_are_refused_with_the_shapes(two: Strategy) -> None:
-    with refused(ShapeError, "value['x']", "replica 0: [3]", "replica 1: [1]", "Give axis=0"):
+    with refused(
+        ShapeError, "value['x']", "replicas [0]: float32[3]", "replicas [1]: float32[1]", "axis=0"
+    ):
         two.reduce("SUM", {"x": _pr([1, 2, 3], [10])}, axis=None)
 
 
@@ -396,7 +449,7 @@ def test_different_shapes_without_an_axis_are_refused_with_the_shapes(two: Strat
 def test_different_shapes_off_the_axis_are_refused_with_the_shapes(
     two: Strategy, values: tuple[Any, Any]
 ) -> None:
-    shapes = [f"replica {i}: {list(np.shape(v))}" for i, v in enumerate(values)]
+    shapes = [f"replicas [{i}]: float32{list(np.shape(v))}" for i, v in enumerate(values)]
     with refused(ShapeError, "value['x']", *shapes, "axis=0"):
         two.reduce("SUM", {"x": _pr(*values)}, axis=0)
 

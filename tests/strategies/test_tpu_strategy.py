@@ -173,7 +173,7 @@ def test_the_training_example_of_the_page_gives_what_one_device_gives(cores: int
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), state, oracle)
 
 
-def test_the_model_parallel_strategy_of_the_page_is_made_as_written() -> None:
+def test_the_model_parallel_example_of_the_page_runs_as_written() -> None:
     resolver = _resolver()
     jaxdist.config.experimental_connect_to_cluster(resolver)
     topology = initialize_tpu_system(resolver)
@@ -181,9 +181,25 @@ def test_the_model_parallel_strategy_of_the_page_is_made_as_written() -> None:
         topology, computation_shape=[1, 1, 1, 2], num_replicas=1
     )
     strategy = TPUStrategy(resolver, experimental_device_assignment=device_assignment)
-    doubled = strategy.run(lambda x: jnp.add(x, x), (np.ones((2, 4), np.float32),))
+
+    def dataset_fn(context):
+        yield np.ones((2, 4), np.float32), np.zeros((2, 1), np.int32)
+
+    def step_fn(inputs):
+        features, _ = inputs
+        output = jnp.add(features, features)
+        # Add operation will be executed on logical device 0.
+        return strategy.experimental_assign_to_logical_device(output, 0)
+
+    dist_dataset = strategy.distribute_datasets_from_function(dataset_fn)
+    iterator = iter(dist_dataset)
+    batch = next(iterator)
+    doubled = strategy.run(step_fn, args=(batch,))
     assert np.asarray(doubled).tolist() == [[2.0] * 4] * 2
     assert len(doubled.sharding.device_set) == 2
+    program = strategy.lower(step_fn, (batch,))
+    assert [(work.device, work.operations) for work in program.placed] == [(0, 1)]
+    assert program.compile().as_text().count(" conditional(") == 1
 
 
 # In a process of its own: libtpu reads the environment once.

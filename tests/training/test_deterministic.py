@@ -61,6 +61,7 @@ def _train(folder: Path, devices: int, steps: int) -> tuple[list[float], list[An
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_the_digits_job_has_the_same_bits_on_1_2_4_and_8_devices_after_200_steps(
     tmp_path: Path,
 ) -> None:

@@ -113,7 +113,7 @@ def _gathers(strategy: jaxdist.MirroredStrategy, program: Program) -> list[str]:
     x, y = operands()
     with strategy.scope():
         state = tx.init(y)
-    asked = strategy.lower(tx.update, (x, state)).collectives
+    asked = strategy.lower(tx.update, (x, state)).traced_collectives
     return sorted(c.kind for c in asked)
 
 
@@ -133,7 +133,7 @@ def test_sum_over_a_tree_is_one_scalar_all_reduce(
     x, y = operands()
     with strategy.scope():
         state = tx.init(y)
-    asked = strategy.lower(tx.update, (x, state)).collectives
+    asked = strategy.lower(tx.update, (x, state)).traced_collectives
     [psum] = [c for c in asked if c.kind == "psum"]
     assert psum.bytes_per_device == 4
     assert [c.kind for c in asked if c.kind == "all_gather"] == ["all_gather"]

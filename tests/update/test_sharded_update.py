@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 import jaxdist
-from jaxdist import PerReplica, Sharded
+from jaxdist import MirroredStrategy, PerReplica, Sharded, compressed_update, sharded_update
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -21,6 +21,7 @@ from jaxdist.errors import (
     StateDivergenceError,
 )
 from tests.program.counting import compilations
+from tests.strategies.oracle import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxdist.errors.RetraceWarning")
 
@@ -241,7 +242,7 @@ def test_collectives_are_a_reduce_scatter_and_an_all_gather(
     params = {"w": np.ones((16, 32), "float32"), "b": np.ones(32, "float32"), "s": np.float32(1)}
     with strategy.scope():
         state = tx.init(params)
-    asked = strategy.lower(lambda p, s: tx.update(p, s, p), (params, state)).collectives
+    asked = strategy.lower(lambda p, s: tx.update(p, s, p), (params, state)).traced_collectives
     assert [(c.kind, c.operands, c.bytes_per_device) for c in asked] == [
         ("psum", 1, 132),
         ("reduce_scatter", 1, 2048),
@@ -362,3 +363,70 @@ def test_virtual_replicas_are_refused() -> None:
     w = jnp.ones(64)
     with pytest.raises(ArgumentError, match="Leave one of them out"):
         exact.run(lambda w: tx.update(w, optax.adam(0.1).init(w), w), (w,))
+
+
+def _one_update(tx: Any, strategy: Any) -> Any:
+    params = jnp.linspace(0.0, 1.0, 48)
+    with strategy.scope():
+        state = tx.init(params)
+
+    def step(params: Any, state: Any, x: Any) -> Any:
+        grads = jax.grad(lambda p: jnp.mean((x @ p.reshape(4, 12)) ** 2))(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    rows = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+    x = jax.device_put(rows, strategy.per_replica_sharding)
+    for _ in range(2):
+        params, state = strategy.run(step, (params, state, x))
+    return np.asarray(params), state
+
+
+def test_what_brings_gradients_together_twice_is_refused_wherever_it_is_nested() -> None:
+    strategy = MirroredStrategy()
+    adam = optax.adam(0.1)
+    sharded = sharded_update(adam, min_bytes=0)
+    compressed = compressed_update(adam, workers=2)
+    chained = optax.chain(optax.clip_by_global_norm(1.0), sharded)
+    for tx, parts in (
+        (sharded_update(sharded), "sharded_update was given|is a sharded_update"),
+        (sharded_update(chained), "sharded_update was given|is a sharded_update"),
+        (sharded_update(optax.MultiSteps(sharded, 2)), "is a sharded_update"),
+        (
+            sharded_update(compressed),
+            "is a compressed_update|compressed_update(sharded_update(tx))",
+        ),
+        (compressed_update(compressed, workers=2), "compressed_update was given"),
+        (compressed_update(sharded_update(adam, reduce_op="sum"), workers=2), "reduce_op='sum'"),
+    ):
+        with refused(ArgumentError, *parts.split("|")), strategy.scope():
+            tx.init(jnp.ones(16))
+    # A state from before they were nested.
+    with strategy.scope():
+        state = sharded.init(jnp.ones(16))
+    for tx in (sharded_update(sharded), sharded_update(compressed)):
+        with refused(ArgumentError, "sharded_update was given"):
+            strategy.run(lambda s, w, tx=tx: tx.update(w, s, w)[0], (state, jnp.ones(16)))
+
+
+def test_a_sharded_update_of_compressed_gradients_is_the_update_of_compressed_gradients() -> None:
+    strategy = MirroredStrategy()
+    adam = optax.adam(0.1)
+    both = compressed_update(sharded_update(adam, min_bytes=0), "bf16", workers=2)
+    found, state = _one_update(both, strategy)
+    wanted, _ = _one_update(compressed_update(adam, "bf16", workers=2), strategy)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert isinstance(state[1][0].mu, jaxdist.Sharded)
+
+
+def test_numpy_has_the_one_array_of_a_sharded_one_outside_of_steps() -> None:
+    rows = np.arange(10.0, dtype=np.float32).reshape(5, 2)
+    held = jaxdist.Sharded(np.pad(rows, ((0, 3), (0, 0))), dim=0, size=5)
+    strategy = MirroredStrategy()
+    held = strategy.run(lambda x: jaxdist.Sharded(x.array, 0, 5), (held,))
+    np.testing.assert_array_equal(np.asarray(held), rows)
+    np.testing.assert_array_equal(held, rows)
+    assert np.asarray(held, np.float16).dtype == np.float16
+    assert np.array(held).flags.writeable
+    with refused(ArgumentTypeError, "Sharded(float32[5, 2]", "inside a step", "jnp.asarray"):
+        strategy.run(lambda x: np.asarray(x).sum(), (held,))

@@ -19,3 +19,5 @@ from jaxdist.collectives.cross_device._nccl import NcclAllReduce as NcclAllReduc
 from jaxdist.collectives.cross_device._one_device import (
     ReductionToOneDevice as ReductionToOneDevice,
 )
+from jaxdist.collectives.cross_device._own_gather import gathered_by as gathered_by
+from jaxdist.collectives.cross_device._own_gather import overrides as overrides

@@ -41,10 +41,33 @@ class AlgorithmicOps(CrossDeviceOps):
         options: CommunicationOptions,
     ) -> list[Any]:
         """All leaves together."""
+        return self._reduced("batch_reduce", reduce_op, value_destination_pairs, options)
+
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: Any,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> Any:
+        """A batch of one."""
+        if type(self).batch_reduce_implementation is AlgorithmicOps.batch_reduce_implementation:
+            return self._reduced("reduce", reduce_op, [(per_replica_value, destinations)], options)[
+                0
+            ]
+        return super().reduce_implementation(reduce_op, per_replica_value, destinations, options)
+
+    def _reduced(
+        self,
+        method: str,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions,
+    ) -> list[Any]:
         values = [v for v, _ in value_destination_pairs]
         if not values:
             return []
-        caller = f"{type(self).__name__}.batch_reduce"
+        caller = f"{type(self).__name__}.{method}"
         destinations = [d for _, d in value_destination_pairs]
         layout = layout_of(caller, values, destinations)
         if all(isinstance(v, Handle) for v in values):

@@ -7,6 +7,7 @@ from jaxdist.collectives._across import gather_across
 from jaxdist.collectives._hints import hints_of
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._reduce_op import ReduceOp, reduce_op
+from jaxdist.collectives._together import check_together
 from jaxdist.collectives.cross_device._destinations import placed, target_of
 from jaxdist.collectives.cross_device._values import as_per_replica, gather_handle, layout_of
 from jaxdist.errors import ArgumentError
@@ -65,7 +66,7 @@ class CrossDeviceOps:
         Raises:
             ReplicaValueError: What cannot be a `PerReplica`, or too few devices for its values.
             ArgumentError: An op or destinations that do not exist.
-            ShapeError: Values whose shapes differ between replicas.
+            ShapeError: Values whose shapes or dtypes differ between replicas.
             NotImplementedError: The class says nothing of how.
 
         Example:
@@ -79,6 +80,7 @@ class CrossDeviceOps:
         caller = f"{type(self).__name__}.reduce"
         op, chosen = self._checked(caller, reduce_op, options, experimental_hints)
         value = as_per_replica(caller, "per_replica_value", per_replica_value)
+        check_together(caller, {"per_replica_value": value})
         target_of(caller, destinations, None)
         return self.reduce_implementation(op, value, destinations, chosen)
 
@@ -103,6 +105,7 @@ class CrossDeviceOps:
 
         Raises:
             ArgumentError: Not a list or tuple of pairs.
+            ShapeError: Values that differ between replicas; all are named.
 
         Example:
             >>> a, b = PerReplica([1, 2]), PerReplica([3, 4])
@@ -120,6 +123,7 @@ class CrossDeviceOps:
             (as_per_replica(caller, f"value_destination_pairs[{i}][0]", v), d)
             for i, (v, d) in enumerate(pairs)
         ]
+        check_together(caller, {f"value {i}": v for i, (v, _) in enumerate(named)})
         for _, d in pairs:
             target_of(caller, d, None)
         return self.batch_reduce_implementation(op, named, chosen)
@@ -259,7 +263,7 @@ class CrossDeviceOps:
         if isinstance(per_replica_value, Handle):
             return gather_handle(caller, per_replica_value, axis)
         layout = layout_of(caller, [per_replica_value], [destinations])
-        whole = gather_across("per_replica_value", per_replica_value, axis, layout)
+        whole = gather_across("per_replica_value", per_replica_value, axis, layout, caller)
         return placed(whole, target_of(caller, destinations, layout))
 
     def _checked(

@@ -4,16 +4,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import jax
+import jax.numpy as jnp
 
 from jaxdist import runtime
-from jaxdist._validate import is_callable
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._plan import Plan
 from jaxdist.collectives._reduction import Summing
 from jaxdist.collectives._sum_by_size import Entry, SumBySize
+from jaxdist.collectives._users_code import users_code
 from jaxdist.collectives.algorithms import InShards, OneDevice, whole
 from jaxdist.collectives.cross_device._algorithmic import AlgorithmicOps
-from jaxdist.errors import DeviceError, ShapeError
+from jaxdist.errors import ArgumentTypeError, DeviceError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 
 
@@ -25,11 +26,12 @@ class ReductionToOneDevice(AlgorithmicOps):
         reduce_to_device: The device, or its name; None is that of the first replica. It has to be
             the device of a replica.
         accumulation_fn: Called with the list of the values of all replicas, in their order, it
-            gives their sum; None adds. For a mean its result is divided by their number. Every
-            replica calls it, on values that an all-gather brought.
+            gives their sum, of the same shape and dtype; None adds. For a mean its result is
+            divided by their number. Every replica calls it, on values that an all-gather brought.
 
     Raises:
         DeviceError: A device that does not exist; when it is used, one that no replica has.
+        ShapeError: When it is used, an `accumulation_fn` that gives another shape or dtype.
         ArgumentTypeError: `accumulation_fn` is not callable.
 
     Cost:
@@ -51,8 +53,13 @@ class ReductionToOneDevice(AlgorithmicOps):
         reduce_to_device: str | jax.Device | None = None,
         accumulation_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        if accumulation_fn is not None:
-            is_callable("ReductionToOneDevice", accumulation_fn)
+        if accumulation_fn is not None and not callable(accumulation_fn):
+            raise ArgumentTypeError(
+                f"ReductionToOneDevice was given accumulation_fn={accumulation_fn!r}, of type "
+                f"{type(accumulation_fn).__name__}.\n\n"
+                "It is a function of the list of the values of all replicas, or None, which adds "
+                "them."
+            )
         self.reduce_to_device = (
             None if reduce_to_device is None else runtime.device_from_name(reduce_to_device)
         )
@@ -107,15 +114,25 @@ def _accumulated(
 ) -> jax.Array:
     """A function of the values of all replicas in place of their sum."""
     rows = jax.lax.all_gather(array, layout.replica_axes)
-    result = accumulate([rows[i] for i in range(layout.num_replicas)])
-    shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", None)
-    if shape != array.shape:
-        raise ShapeError(
-            f"The accumulation_fn {_name(accumulate)} of ReductionToOneDevice gave {result!r}, of "
-            f"shape {shape}, for {layout.num_replicas} values {array.dtype}{list(array.shape)}.\n\n"
-            f"It gives one array of the shape of each value: {list(array.shape)}."
-        )
-    return result if dtype == array.dtype else result.astype(array.dtype)
+    what = f"The accumulation_fn {_name(accumulate)} of ReductionToOneDevice"
+    kind = f"{array.dtype}{list(array.shape)}"
+    with users_code(what, f"{layout.num_replicas} values {kind}"):
+        result = accumulate([rows[i] for i in range(layout.num_replicas)])
+    if isinstance(result, (int, float, complex)):
+        result = jnp.asarray(result, array.dtype)
+    if not hasattr(result, "dtype") or not hasattr(result, "shape"):
+        found = f"{result!r}, of type {type(result).__name__},"
+    else:
+        result = jnp.asarray(result)
+        found = f"{result.dtype}{list(result.shape)}"
+        if found == kind:
+            return result
+    raise ShapeError(
+        f"{what} gave {found} for {layout.num_replicas} values {kind}.\n\n"
+        f"It gives one array of the shape and dtype of each value: {kind}.\n\n"
+        "Reduce over the list alone, for instance sum(values), and cast what it gives: "
+        "result.astype(values[0].dtype)."
+    )
 
 
 def _name(fn: Any) -> str:

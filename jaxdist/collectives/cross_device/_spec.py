@@ -27,6 +27,12 @@ def specs_of(given: Any) -> tuple[AllReduceSpec, ...]:
     """
     if isinstance(given, str):
         entries = [_entry((given,), given)]
+    elif isinstance(given, tuple) and given and all(isinstance(one, tuple) for one in given):
+        raise ArgumentError(
+            f"{_CALLER} was given all_reduce_spec={given!r}, a tuple of tuples.\n\n"
+            "A tuple is one entry, (algorithm, shards, limit in bytes); several are a list.\n\n"
+            f"Write a list: {list(given)!r}."
+        )
     elif isinstance(given, tuple):
         entries = [_entry(given, given)]
     elif isinstance(given, list) and given:
@@ -65,8 +71,8 @@ def _entry(one: Any, given: Any) -> AllReduceSpec:
     for name, value, least in (("shards", shards, 1), ("limit", limit, -1)):
         if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
             raise ArgumentError(
-                f"{_CALLER} was given all_reduce_spec={given!r}: the {name} of {one!r} are "
-                f"{value!r}.\n\nThe number of shards is 1 or more; the limit is a number of bytes, "
+                f"{_CALLER} was given all_reduce_spec={given!r}, with {name}={value!r} in "
+                f"{one!r}.\n\nThe number of shards is 1 or more; the limit is a number of bytes, "
                 "or -1 for none."
             )
     return AllReduceSpec(str(alg), int(shards), int(limit))

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -13,7 +12,7 @@ from jaxdist import runtime
 from jaxdist.collectives._dtypes import check_numeric
 from jaxdist.collectives._in_replica import gather_dim, gathered
 from jaxdist.collectives.cross_device._destinations import devices_of
-from jaxdist.errors import ArgumentTypeError, ReplicaValueError, ShapeError
+from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values import Handle, IndexedSlices, PerReplica, Variable, checked_per_replica
 
@@ -117,33 +116,17 @@ def layout_of(
 def _own_devices(value: PerReplica) -> list[jax.Device]:
     if value.is_global:
         return []
-    sets = [v.devices() for v in value.values if isinstance(v, jax.Array)]
+    sets = [
+        v.devices()
+        for v in value.values
+        if isinstance(v, jax.Array) and not isinstance(v, jax.core.Tracer)
+    ]
     alone = [next(iter(s)) for s in sets if len(s) == 1]
     return alone if len(set(alone)) == len(value.values) else []
 
 
-def checked_shapes(caller: str, values: Sequence[PerReplica]) -> None:
-    """Refuse values whose shapes or dtypes differ between replicas, naming all of them."""
-    wrong = []
-    for i, value in enumerate(values):
-        if value.is_global:
-            continue
-        kinds = [f"{jnp.asarray(v).dtype}{list(np.shape(v))}" for v in value.values]
-        if len(set(kinds)) > 1:
-            each = ", ".join(f"replica {r}: {k}" for r, k in enumerate(kinds))
-            wrong.append(f"value {i}: {each}")
-    if wrong:
-        listed = "\n".join(wrong)
-        raise ShapeError(
-            f"{caller} was given values that differ between replicas:\n{listed}\n\n"
-            "They are combined element by element, so shapes and dtypes are the same on all "
-            "replicas.\n\nPad or cast them first, or reduce the dim that differs before."
-        )
-
-
 def on_mesh(caller: str, values: Sequence[PerReplica], layout: ReplicaMesh) -> list[PerReplica]:
     """The values as global arrays on the mesh, with dim 0 laid out over the replicas."""
-    checked_shapes(caller, values)
     return [checked_per_replica(f"{caller}: value {i}", v, layout) for i, v in enumerate(values)]
 
 

@@ -1,0 +1,240 @@
+"""Running a function on one logical device of each replica."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+Function = Callable[..., Sequence[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What one logical device computes.
+
+    What is `held` stays on the device: it is an array with a row for each logical device, of which
+    only that one has something in it.
+
+    Args:
+        fn: A function of flat arrays.
+        device: The logical device.
+        takes_held: For each operand, whether it is held.
+        gives_held: For each result, whether it is held.
+    """
+
+    fn: Function
+    device: int
+    takes_held: tuple[bool, ...]
+    gives_held: tuple[bool, ...]
+
+    def transposed(self, operands: Sequence[Any], cotangents: Sequence[Any]) -> "Part":
+        """What goes from operands, and cotangents of results, to cotangents of operands.
+
+        Only those of floats are operands and results of it.
+        """
+        floats, out_floats = of_floats(operands), of_floats(cotangents)
+        count = len(operands)
+
+        def pulled(*values: Any) -> Sequence[Any]:
+            own, given = list(values[:count]), list(values[count:])
+
+            def forward(*xs: Any) -> list[Any]:
+                full = list(own)
+                for i, x in zip(floats, xs, strict=True):
+                    full[i] = x
+                results = list(self.fn(*full))
+                return [results[i] for i in out_floats]
+
+            _, pull = jax.vjp(forward, *(own[i] for i in floats))
+            gradients: Sequence[Any] = pull(given)
+            return gradients
+
+        return Part(
+            pulled,
+            self.device,
+            (*self.takes_held, *(self.gives_held[i] for i in out_floats)),
+            tuple(self.takes_held[i] for i in floats),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedCall:
+    """A call of several functions, each on a logical device, all at the same time.
+
+    The other devices get the results that are not held, the same bits.
+
+    Args:
+        parts: On different devices; their operands stand one after the other, and their results.
+        axis: The mesh axis of logical devices.
+        widens: Whether results of 16 bits go to the others as 32: XLA's CPU backend aborts on
+            sums of 16 bits where only some mesh axes are manual.
+    """
+
+    parts: tuple[Part, ...]
+    axis: str
+    widens: bool
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        """Run it; gradients of the call are computed on the same devices."""
+        call = jax.custom_vjp(self._forward)
+        call.defvjp(self._saving, self._backward)
+        return list(call(*operands))
+
+    def _forward(self, *operands: Any) -> tuple[Any, ...]:
+        return tuple(self._run(self.parts, operands))
+
+    def _saving(self, *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        # Operands and not residuals, which would have to be told to the other devices.
+        return self._forward(*operands), operands
+
+    def _backward(self, operands: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
+        given = _shares(operands, [len(p.takes_held) for p in self.parts])
+        back = _shares(cotangents, [len(p.gives_held) for p in self.parts])
+        pairs = list(zip(self.parts, given, back, strict=True))
+        parts = [part.transposed(own, cts) for part, own, cts in pairs]
+        values = [[*own, *(cts[i] for i in of_floats(cts))] for _, own, cts in pairs]
+        made = iter(self._run(parts, [x for row in values for x in row]))
+        gradients: list[Any] = []
+        for own in given:
+            floats = of_floats(own)
+            gradients += [next(made) if i in floats else None for i in range(len(own))]
+        return tuple(gradients)
+
+    def _run(self, parts: Sequence[Part], operands: Sequence[Any]) -> list[Any]:
+        whole, row = PartitionSpec(), PartitionSpec(self.axis)
+        takes_held = [held for p in parts for held in p.takes_held]
+        gives_held = [held for p in parts for held in p.gives_held]
+
+        def on_each(*values: Any) -> list[Any]:
+            own = [x[0] if held else x for x, held in zip(values, takes_held, strict=True)]
+            shares = _shares(own, [len(p.takes_held) for p in parts])
+            coded = [_Coded(p.fn, xs, self.widens) for p, xs in zip(parts, shares, strict=True)]
+
+            def branch(chosen: int | None) -> list[Any]:
+                return [
+                    x
+                    for i, (part, xs) in enumerate(zip(coded, shares, strict=True))
+                    for x in (part.made(xs) if i == chosen else part.zeros())
+                ]
+
+            place = jax.lax.axis_index(self.axis)
+            number = sum((i + 1) * (place == p.device) for i, p in enumerate(parts))
+            choices: list[Any] = [lambda i=i: branch(i) for i in (None, *range(len(parts)))]
+            made = jax.lax.switch(number, choices)
+            shared = [
+                x if held else jax.lax.psum(x, self.axis)
+                for x, held in zip(made, gives_held, strict=True)
+            ]
+            lengths = [len(p.gives_held) for p in parts]
+            rows = zip(coded, _shares(shared, lengths), strict=True)
+            results = [y for part, xs in rows for y in part.decoded(xs)]
+            return [y[None] if held else y for y, held in zip(results, gives_held, strict=True)]
+
+        mapped = jax.shard_map(
+            on_each,
+            in_specs=tuple(row if held else whole for held in takes_held),
+            out_specs=[row if held else whole for held in gives_held],
+            axis_names={self.axis},
+            check_vma=False,
+        )
+        results: list[Any] = mapped(*operands)
+        return results
+
+
+def of_floats(values: Sequence[Any]) -> list[int]:
+    """The numbers of those that have a derivative."""
+    return [i for i, x in enumerate(values) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+
+def _shares(values: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
+    """Values that stand one after the other, in lists of these lengths."""
+    left = iter(values)
+    return [[next(left) for _ in range(length)] for length in lengths]
+
+
+class _Coded:
+    """A function whose results are bits."""
+
+    def __init__(self, fn: Function, operands: Sequence[Any], widens: bool) -> None:
+        self._fn, self._widens = fn, widens
+        self._impls: list[Any] = []
+        self._likes: list[Any] = jax.eval_shape(self._called, *operands)
+        self._empty: list[Any] = jax.eval_shape(lambda *xs: self.made(xs), *operands)
+
+    def _called(self, *operands: Any) -> list[Any]:
+        results = list(self._fn(*operands))
+        self._impls = [jax.random.key_impl(y) if _is_key(y) else None for y in results]
+        return results
+
+    def made(self, operands: Sequence[Any]) -> list[jax.Array]:
+        """What the device that computes it has."""
+        return [_coded(y, widens=self._widens) for y in self._called(*operands)]
+
+    def zeros(self) -> list[jax.Array]:
+        """What the others have."""
+        return [jnp.zeros(x.shape, x.dtype) for x in self._empty]
+
+    def decoded(self, coded: Sequence[Any]) -> list[jax.Array]:
+        """The results, from their bits."""
+        return [
+            _decoded(x, like, impl, widens=self._widens)
+            for x, like, impl in zip(coded, self._likes, self._impls, strict=True)
+        ]
+
+
+# A sum in which all but one are zero gives the one, and of its bits as integers to the bit (as
+# floats -0 would come out as 0).
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bits:
+    """How arrays of one kind travel."""
+
+    narrow: Any  # integers or floats of whole bytes that have all values
+    unsigned: Any
+    wide: Any
+
+    @classmethod
+    def of(cls, dtype: Any, *, widens: bool) -> "_Bits":
+        narrow = dtype
+        if dtype == jnp.bool_ or (jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8):
+            narrow = np.dtype("int8")
+        elif jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 8:
+            narrow = np.dtype("float32")
+        unsigned = np.dtype(f"uint{8 * np.dtype(narrow).itemsize}")
+        is_wide = widens and unsigned.itemsize == 2
+        return cls(narrow, unsigned, np.dtype("uint32") if is_wide else unsigned)
+
+    def code(self, value: Any) -> jax.Array:
+        raw = jax.lax.bitcast_convert_type(value.astype(self.narrow), self.unsigned)
+        return raw.astype(self.wide)
+
+    def decode(self, coded: Any, dtype: Any) -> jax.Array:
+        raw = jax.lax.bitcast_convert_type(coded.astype(self.unsigned), self.narrow)
+        return raw.astype(dtype)
+
+
+def _coded(value: Any, *, widens: bool) -> jax.Array:
+    if _is_key(value):
+        return jax.random.key_data(value)
+    if jnp.issubdtype(value.dtype, jnp.complexfloating):
+        value = jnp.stack([value.real, value.imag])
+    return _Bits.of(value.dtype, widens=widens).code(value)
+
+
+def _decoded(coded: Any, like: Any, impl: Any, *, widens: bool) -> jax.Array:
+    if impl is not None:
+        return jax.random.wrap_key_data(coded, impl=impl)
+    if jnp.issubdtype(like.dtype, jnp.complexfloating):
+        part = np.dtype(f"float{4 * np.dtype(like.dtype).itemsize}")
+        real, imag = _Bits.of(part, widens=widens).decode(coded, part)
+        return jax.lax.complex(real, imag)
+    return _Bits.of(like.dtype, widens=widens).decode(coded, like.dtype)
+
+
+def _is_key(value: Any) -> bool:
+    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,46 @@
+"""Python integers as values of replicas."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist.errors import ReplicaValueError
+
+
+def is_python(value: Any) -> bool:
+    """Whether a value is a Python number, or a list of them, and no array."""
+    return not hasattr(value, "dtype")
+
+
+def check_integers(name: object, replica: int, value: Any) -> None:
+    """Refuse Python integers that JAX's integer dtype does not hold: NumPy would cut them off."""
+    if not is_python(value) or isinstance(value, (bool, float, complex, str, bytes)):
+        return
+    held = np.asarray(value)
+    if held.size and (held.dtype.kind in "iu" or _are_integers(held)):
+        bounds = np.iinfo(_integer_dtype())
+        outside = [n for n in (held.min(), held.max()) if not bounds.min <= n <= bounds.max]
+        if outside:
+            raise ReplicaValueError(
+                f"{name} is a PerReplica whose value on replica {replica} has the Python integer "
+                f"{outside[0]}, and {too_large(bounds)}"
+            )
+
+
+def too_large(bounds: "np.iinfo[Any]") -> str:
+    """The end of an error for a Python integer outside of these bounds."""
+    return (
+        f"{bounds.dtype} ends at {bounds.min} and {bounds.max}.\n\n"
+        "Python integers are exact here, or an error; arrays of integers wrap around, as those "
+        "of JAX and NumPy do.\n\n"
+        "Pass floats, or turn on 64 bits: jax.config.update('jax_enable_x64', True)."
+    )
+
+
+def _are_integers(held: np.ndarray) -> bool:
+    return held.dtype == object and all(isinstance(n, int) for n in held.flat)
+
+
+def _integer_dtype() -> Any:
+    return jax.dtypes.canonicalize_dtype(np.int64)
