@@ -50,6 +50,11 @@ def add_plan(
     parser.add_argument(
         "--sweep", action="store_true", help="compare rules and logical devices, and rank them"
     )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="compile once: no one device to compare with, and no search for a batch that fits",
+    )
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the assignment")
     parser.add_argument(
         "--set",
@@ -97,10 +102,14 @@ def _found(job: Any, topology: str, arguments: argparse.Namespace) -> Plan | Swe
         def report(what: str) -> None:
             progress.update(task, description=what)
 
-        given = {"logical": arguments.logical, "global_batch": arguments.global_batch}
+        given: dict[str, Any] = {
+            "logical": arguments.logical,
+            "global_batch": arguments.global_batch,
+        }
         if arguments.sweep:
             return training.sweep_job(job, topology, report=report, **given)
-        return training.plan_job(job, topology, rules=arguments.rules, report=report, **given)
+        given |= {"rules": arguments.rules, "quick": arguments.quick}
+        return training.plan_job(job, topology, report=report, **given)
 
 
 def _topology(name: str, slices: int | None) -> str:

@@ -393,6 +393,7 @@ class Program:
         *,
         logical: Any = None,
         global_batch: int | None = None,
+        quick: bool = False,
     ) -> Plan:
         """Compile the same step for a slice of TPUs that need not be there, and plan it.
 
@@ -414,6 +415,8 @@ class Program:
             logical: Logical devices of a replica: a number, or a box of chips such as `"2x2"`; None
                 is as many as the strategy has.
             global_batch: Rows of all replicas together.
+            quick: Compile once: without one device to compare with, and without looking for a batch
+                that fits.
 
         Returns:
             An `explain.Plan`: print it, or see its fields.
@@ -436,7 +439,7 @@ class Program:
                 f"compile_for was called on a program of {self.name} that strategy.lower did not "
                 "make.\n\nCall strategy.lower(step, args).compile_for(topology)."
             )
-        return self.planner(self, topology, logical=logical, global_batch=global_batch)
+        return self.planner(self, topology, logical=logical, global_batch=global_batch, quick=quick)
 
     def __repr__(self) -> str:
         layout = self.layout

@@ -20,12 +20,13 @@ def compile_for(
     *,
     logical: Any,
     global_batch: int | None,
+    quick: bool,
 ) -> Plan:
     """Plan a program that `strategy.lower(fn, ...)` made."""
     lower = functools.partial(_lower, fn, options, program)
     source = Source(lower, rows_per_replica(program), like=strategy)
     wanted = strategy.layout.num_logical if logical is None else logical
-    return plan(source, topology, wanted, global_batch=global_batch)
+    return plan(source, topology, wanted, global_batch=global_batch, quick=quick)
 
 
 def _lower(

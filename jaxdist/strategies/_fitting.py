@@ -12,7 +12,7 @@ _MOST_TRIES = 4
 def advice(
     made: Plan,
     needs: Needs,
-    needs_with: Callable[[int], Needs],
+    needs_with: Callable[[int], Needs] | None,
     report: Callable[[str], None],
 ) -> tuple[str, ...]:
     """Remedies for a step that does not fit: each with what it saves, and whether that is enough.
@@ -20,7 +20,7 @@ def advice(
     Args:
         made: The plan that does not fit.
         needs: What it was made from.
-        needs_with: What the step needs with so many rows for each replica.
+        needs_with: What the step needs with so many rows for each replica; None looks for none.
         report: Told what is being done.
     """
     m, replicas = made.memory, made.num_replicas
@@ -45,7 +45,8 @@ def advice(
                 f"FSDP keeps 1/{replicas} of parameters and optimizer on each replica: "
                 + _verdict(m, of_optimizer + of_parameters)
             )
-    found += _of_batch(made, needs_with, report)
+    if needs_with is not None:
+        found += _of_batch(made, needs_with, report)
     return tuple(found)
 
 

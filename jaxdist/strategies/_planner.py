@@ -1,6 +1,7 @@
 """Planning a step for a slice of TPUs."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -44,8 +45,7 @@ def plan(
     logical: Any,
     *,
     global_batch: int | None = None,
-    advise: bool = True,
-    compare: bool = True,
+    quick: bool = False,
     report: Report = lambda what: None,
 ) -> Plan:
     """Compile a step for a slice, and for one device to compare with; see `Program.compile_for`."""
@@ -54,20 +54,19 @@ def plan(
         report(f"describing {topology}")
         where = place(topology, logical, source.like)
         rows = _rows(source, where, global_batch)
-        return _planned(source, where, rows, advise, compare, report)
+        return _planned(source, where, rows, quick, report)
 
 
-def _planned(
-    source: Source, where: Place, rows: int | None, advise: bool, compare: bool, report: Report
-) -> Plan:
+def _planned(source: Source, where: Place, rows: int | None, quick: bool, report: Report) -> Plan:
     report(f"tracing for {where.name}")
     program = source.lower(where.strategy, rows)
-    # The compiler of XLA leaves Python free: the step for one device is traced meanwhile.
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        compiling = pool.submit(compiled_or_refused, program)
+    # The compiler of XLA leaves Python free, and works on one core: both steps at the same time.
+    with ThreadPoolExecutor(max_workers=2) as pool:
         report(f"compiling for {where.name}")
-        single = _traced_alone(source, where, rows) if compare else None
+        compiling = pool.submit(compiled_or_refused, program)
+        single = None if quick else pool.submit(needs_of, *_traced_alone(source, where, rows))
         needs = read_needs(program, where.device, compiling.result())
+        one = None if single is None else single.result()
     made = Plan(
         name=program.name,
         topology=where.name,
@@ -85,16 +84,10 @@ def _planned(
         notes=_notes(where, needs),
     )
     if not made.memory.fits:
-        found = (
-            _fitting.advice(made, needs, lambda n: _needs(source, where, n), report)
-            if advise
-            else ()
-        )
+        tried = None if quick else functools.partial(_needs, source, where)
+        found = _fitting.advice(made, needs, tried, report)
         return dataclasses.replace(made, advice=found)
-    if single is None:
-        return made
-    report("compiling for one device")
-    return _with_efficiency(made, needs_of(*single))
+    return made if one is None else _with_efficiency(made, one)
 
 
 def _traced_alone(source: Source, where: Place, rows: int | None) -> tuple[Program, Chip]:

@@ -27,6 +27,7 @@ def plan_job(
     logical: Any = None,
     rules: str | None = None,
     global_batch: int | None = None,
+    quick: bool = False,
     report: Report = lambda what: None,
 ) -> Plan:
     """Compile the train step of a job for a slice of TPUs that need not be there, and plan it.
@@ -45,6 +46,7 @@ def plan_job(
             as configured.
         rules: How its state is laid out, one of `job.rules`; None is as configured.
         global_batch: Rows of all replicas together.
+        quick: As for `Program.compile_for`.
         report: Told what is being done.
 
     Returns:
@@ -67,7 +69,14 @@ def plan_job(
             f"{job.name} has no rules {chosen!r}.\n\nIt has {', '.join(job.rules)}."
         )
     wanted = job.logical_devices if logical is None else logical
-    return plan(_source(job, chosen), topology, wanted, global_batch=global_batch, report=report)
+    return plan(
+        _source(job, chosen),
+        topology,
+        wanted,
+        global_batch=global_batch,
+        quick=quick,
+        report=report,
+    )
 
 
 def sweep_job(
@@ -140,8 +149,7 @@ def _candidate(
             topology,
             logical,
             global_batch=rows,
-            advise=False,
-            compare=False,
+            quick=True,
             report=said,
         )
     except TopologyError:

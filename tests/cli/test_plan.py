@@ -53,6 +53,27 @@ def test_parameters_and_work_of_the_digits_are_those_counted_by_hand() -> None:
     assert 2 * forward < plan.flops < 3 * forward
 
 
+def test_work_of_the_language_model_is_that_counted_by_hand() -> None:
+    layers, width, hidden, length, rows, letters = 2, 32, 128, 64, 4, 256
+    job = training.load_job(
+        TOPICS,
+        [
+            f"model.layers={layers}",
+            f"model.width={width}",
+            f"model.hidden={hidden}",
+            f"data.sequence_length={length}",
+            f"data.batch_size={8 * rows}",
+        ],
+    )
+    plan = training.plan_job(job, "v5e:2x2", quick=True)
+    blocks = 4 * width**2 + 2 * width * hidden  # query, key, value, out; up, down
+    attention = 2 * length * width  # scores, and values by scores
+    products = layers * (blocks + attention) + width * letters
+    # Two operations a product, and twice the forward in the backward.
+    assert plan.flops == 3 * 2 * rows * length * products
+    assert plan.efficiency is None
+
+
 def test_sweep_ranks_the_rules_of_a_job_with_one_batch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

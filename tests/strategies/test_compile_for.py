@@ -176,7 +176,8 @@ def test_what_does_not_fit_is_told_with_what_would_help() -> None:
     w = jax.ShapeDtypeStruct((COLUMNS,), jnp.float32)
     x: Any = jax.ShapeDtypeStruct((rows, COLUMNS), jnp.float32)
     args = (w, jax.eval_shape(TX.init, w), jaxdist.PerReplica.of_global(x))
-    plan = jaxdist.OneDeviceStrategy("cpu:0").lower(scaled_step, args).compile_for("v5e:1x2")
+    program = jaxdist.OneDeviceStrategy("cpu:0").lower(scaled_step, args)
+    plan = program.compile_for("v5e:1x2")
     assert not plan.memory.fits
     assert plan.times is None
     assert plan.memory.batch == 4 * rows * COLUMNS
@@ -192,6 +193,8 @@ def test_what_does_not_fit_is_told_with_what_would_help() -> None:
     assert 0.8 * plan.memory.limit < 4 * smaller * COLUMNS < plan.memory.limit
     assert batch.endswith("and fits.")
     assert "It does not fit: it needs 3" in plan.text()
+    quick = program.compile_for("v5e:1x2", quick=True)
+    assert quick.advice == plan.advice[:3]
 
 
 def split_step(w: Any, x: Any) -> Any:
