@@ -59,7 +59,8 @@ def plan_job(
 
     Example:
         >>> from jaxdist.training import load_job, plan_job
-        >>> plan = plan_job(load_job("configs/digits_mirrored.toml"), "v5e:2x2")
+        >>> job = load_job("configs/digits_mirrored.toml", ["model.channels=[4]"])
+        >>> plan = plan_job(job, "v5e:2x2", quick=True)
         >>> plan.global_rows, plan.memory.fits
         (64, True)
     """
@@ -109,7 +110,8 @@ def sweep_job(
 
     Example:
         >>> from jaxdist.training import load_job, sweep_job
-        >>> found = sweep_job(load_job("configs/digits_mirrored.toml"), "v5e:1x1")
+        >>> job = load_job("configs/digits_mirrored.toml", ["model.channels=[4]"])
+        >>> found = sweep_job(job, "v5e:1x1")
         >>> sorted(c.rules for c in found.ranked)
         ['replicated', 'sharded_update']
     """

@@ -13,6 +13,7 @@ from jaxdist.cli import main
 pytest.importorskip("libtpu")
 
 DIGITS = "configs/digits_mirrored.toml"
+SMALL = ["--set", "model.channels=[4]"]
 TOPICS = "configs/topics_lm_data_parallel.toml"
 
 
@@ -21,7 +22,7 @@ def test_plan_prints_memory_work_collectives_bounds_and_draws(
 ) -> None:
     picture = tmp_path / "plan.png"
     arguments = ["plan", DIGITS, "--topology", "v5e:2x2", "--slices", "2", "--png", str(picture)]
-    assert main([*arguments, "--set", "data.batch_size=64"]) == 0
+    assert main([*arguments, *SMALL, "--set", "data.batch_size=64"]) == 0
     out = capsys.readouterr().out
     for words in (
         "v5e:2x2*2: 8 chips, 8 replicas x 1 logical device, replicated",
@@ -39,7 +40,7 @@ def test_plan_prints_memory_work_collectives_bounds_and_draws(
 
 def test_parameters_and_work_of_the_digits_are_those_counted_by_hand() -> None:
     job = training.load_job(DIGITS, ["data.batch_size=64"])
-    plan = training.plan_job(job, "v5e:2x2")
+    plan = training.plan_job(job, "v5e:2x2", quick=True)
     # 3x3 convolutions 1 to 16 and 16 to 32, then 128 to 64 and 64 to 10, all with biases.
     numbers = (9 * 16 + 16) + (9 * 16 * 32 + 32) + (128 * 64 + 64) + (64 * 10 + 10)
     assert plan.memory.parameters == 4 * numbers
@@ -77,7 +78,7 @@ def test_work_of_the_language_model_is_that_counted_by_hand() -> None:
 def test_sweep_ranks_the_rules_of_a_job_with_one_batch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["plan", DIGITS, "--topology", "v5e:1x2", "--sweep"]) == 0
+    assert main(["plan", DIGITS, "--topology", "v5e:1x2", "--sweep", *SMALL]) == 0
     out = capsys.readouterr().out
     assert "with 32 rows in a batch" in out
     assert "replicated" in out
