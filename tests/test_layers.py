@@ -135,6 +135,7 @@ def test_planted_import_is_found(here: str, source: str, fault: str) -> None:
         ("program", "from jaxdist.replica import ReplicaContext"),
         ("program", "from jaxdist.program._trace import trace"),
         ("_compat", "from jax._src import core"),
+        ("_compat", "from jaxdist._compat._tracing import inside_trace"),
         ("__init__", "from jaxdist import testing as testing"),
         ("__init__", "from jaxdist import experimental as experimental"),
         ("cli", "from jaxdist.training import train"),

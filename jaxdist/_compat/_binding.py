@@ -1,0 +1,83 @@
+"""Operations applied anew, as they were traced."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jax._src import config as _config
+from jax._src import linear_util as _linear_util
+from jax._src import mesh as _mesh
+from jax._src import source_info_util as _source_info
+
+
+def rewritten_derivatives(
+    params: dict[str, Any], rewrite: Callable[[Any, Sequence[Any]], Any], traced_in: Any = None
+) -> dict[str, Any]:
+    """Parameters of a custom derivative's call in which its forward rule is rewritten too.
+
+    The rule is traced when the call is differentiated; over the mesh of the equation
+    `traced_in`, where that is another one than the caller's. The backward rule of a `custom_vjp`
+    is left as it is.
+    """
+    changed = dict(params)
+    mesh = None if traced_in is None else traced_in.ctx.cur_abstract_mesh
+    for name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk"):
+        if name in params:
+            changed[name] = _rewritten_rule(params[name], rewrite, mesh)
+    return changed
+
+
+def _rewritten_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any], mesh: Any) -> Any:
+    def traced(*zeros: Any) -> Any:
+        with contextlib.nullcontext() if mesh is None else _over(mesh):
+            jaxpr, consts, *rest = rule.call_wrapped(*zeros)
+        closed = rewrite(jaxpr, consts)
+        return closed.jaxpr, closed.consts, *rest
+
+    return _linear_util.wrap_init(traced, debug_info=rule.debug_info)
+
+
+@contextlib.contextmanager
+def _over(mesh: Any) -> Iterator[None]:
+    """Trace over this mesh; the public context manager refuses another number of devices."""
+    around = _MESH_CONTEXT.swap_local(mesh)
+    try:
+        yield
+    finally:
+        _MESH_CONTEXT.set_local(around)
+
+
+def at_source_of(eqn: Any) -> Any:
+    """A context in which new operations stand at the source line of an equation."""
+    names = _source_info.current_name_stack() + eqn.source_info.name_stack
+    return _source_info.user_context(eqn.source_info.traceback, name_stack=names)
+
+
+def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Apply the operation of an equation anew, under its source line and configuration."""
+    params = eqn.primitive.get_bind_params(params)
+    names = _source_info.current_name_stack() + eqn.source_info.name_stack
+    with (
+        _source_info.user_context(eqn.source_info.traceback, name_stack=names),
+        eqn.ctx.manager,
+    ):
+        return eqn.primitive.bind(*operands, **params)
+
+
+def bind_here(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """`bind_like`, under the mesh of the caller instead of the one that was traced over."""
+    params = eqn.primitive.get_bind_params(params)
+    names = _source_info.current_name_stack() + eqn.source_info.name_stack
+    here = _mesh.get_abstract_mesh()
+    with (
+        _source_info.user_context(eqn.source_info.traceback, name_stack=names),
+        eqn.ctx.manager,
+        _over(here),
+    ):
+        return eqn.primitive.bind(*operands, **params)
+
+
+# JAX 0.12 has it in another module.
+_MESH_CONTEXT: Any = (
+    getattr(_mesh, "abstract_mesh_context_manager", None) or _config.abstract_mesh_context_manager
+)

@@ -1,0 +1,96 @@
+"""JAX's C++ call path for compiled programs of ours."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import core as _core
+from jax._src import tree_util as _tree_util
+from jax._src.interpreters import pxla as _pxla
+from jax._src.lib import _jax
+from jax._src.lib import xla_client as _xla_client
+
+Miss = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]
+
+
+def make_dispatcher(
+    name: str,
+    miss: Miss,
+    static_argnums: Sequence[int] = (),
+    static_argnames: Sequence[str] = (),
+) -> Callable[..., Any]:
+    """JAX's C++ call path with our own handler for every signature that it has not seen.
+
+    A signature is the pytree structure and, for each leaf, dtype, shape, weak type, sharding and
+    whether it is committed, so everything that decides which program runs is checked in C++ and
+    costs no Python. `miss(args, kwargs)` returns the outputs and either what
+    `fast_call_record` made, to be used for this signature from now on, or None. Under
+    `jax.disable_jit()` every call is a miss.
+
+    Waits for a public way to dispatch one function to several compiled programs.
+    """
+
+    def cache_miss(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
+        outputs, record = miss(args, kwargs)
+        return outputs, record, False
+
+    def without_jit(*args: Any, **kwargs: Any) -> Any:
+        return miss(args, kwargs)[0]
+
+    return _jax.pjit(
+        name,
+        without_jit,
+        cache_miss,
+        list(static_argnums),
+        list(static_argnames),
+        _pxla.JitGlobalCppCacheKeys(),
+        _tree_util.dispatch_registry,
+        _pxla.cc_shard_arg,
+    )
+
+
+def fast_call_record(
+    compiled: jax.stages.Compiled, num_arguments: int, outputs: Sequence[Any], template: Any
+) -> Any | None:
+    """What the C++ call path needs to run `compiled`, or None where it cannot.
+
+    Args:
+        compiled: A compiled function of flat arguments and flat results.
+        num_arguments: How many arguments it takes.
+        outputs: The flat results of one call of it.
+        template: The pytree that the flat results fill, with one leaf for each.
+    """
+    executable = compiled._executable
+    if not isinstance(executable, _pxla.MeshExecutable) or executable._mut:
+        return None
+    call = executable.unsafe_call
+    if not isinstance(call, _pxla.ExecuteReplicated):
+        return None
+    if call.ordered_effects or call.has_unordered_effects or call.has_host_callbacks:
+        return None
+    if not all(isinstance(x, _xla_client.ArrayImpl) for x in outputs):
+        return None
+    const_args = executable.shard_const_args(compiled._params.const_args)
+    # One bit for each argument that is passed, also for those that the program does not use.
+    kept = [i in executable._kept_var_idx for i in range(len(const_args) + num_arguments)]
+    pairs = functools.partial(zip, strict=True)
+    _, out_tree = _tree_util.dispatch_registry.flatten(template, None)
+    return _pxla.MeshExecutableFastpathData(
+        executable.xla_executable,
+        out_tree,
+        [_physical(s, a) for s, a in pairs(executable._in_shardings, executable.in_avals)],
+        [_physical(s, a) for s, a in pairs(executable._out_shardings, executable.out_avals)],
+        [o.aval for o in outputs],
+        [o._committed for o in outputs],
+        kept,
+        executable._dispatch_in_layouts,
+        const_args,
+    )
+
+
+def _physical(sharding: Any, aval: Any) -> Any:
+    """The sharding of the raw bits; it differs for typed random keys."""
+    if aval is _core.abstract_token or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return sharding
+    return _pxla.sharding_impls.physical_sharding(aval, sharding)

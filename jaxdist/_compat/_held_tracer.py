@@ -1,0 +1,80 @@
+"""Arrays that are JAX's tracers as well."""
+
+from typing import Any
+
+from jax._src import core as _core
+
+
+class HeldTracer(_core.Tracer[Any]):
+    """An array of one replica, with a mark that says where it came from.
+
+    A tracer, because JAX takes every concrete operand of `jax.lax.psum` for a constant; in all
+    else it behaves as the array that it holds.
+    """
+
+    __slots__ = ("held", "mark")
+
+    def __init__(self, trace: Any, held: Any, mark: Any) -> None:
+        super().__init__(trace, _core.typeof(held))
+        self.held = held
+        self.mark = mark
+
+    def is_of(self, trace: Any) -> bool:
+        return self._trace is trace
+
+    def to_concrete_value(self) -> Any:
+        return self.held
+
+    def full_lower(self) -> "HeldTracer":
+        return self
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.held.__array__(*args, **kwargs)
+
+    def __float__(self) -> float:
+        return float(self.held)
+
+    def __complex__(self) -> complex:
+        return complex(self.held)
+
+    def tolist(self) -> Any:
+        return self.held.tolist()
+
+    def tobytes(self, order: Any = "C") -> Any:
+        return self.held.tobytes(order)
+
+    def item(self, *args: Any) -> Any:
+        return self.held.item(*args)
+
+    @property
+    def sharding(self) -> Any:
+        return self.held.sharding
+
+    def devices(self) -> Any:
+        return self.held.devices()
+
+    def block_until_ready(self) -> "HeldTracer":
+        self.held.block_until_ready()
+        return self
+
+    def __repr__(self) -> str:
+        return repr(self.held)
+
+    def __str__(self) -> str:
+        return str(self.held)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.held, spec)
+
+
+def _of_held(name: str) -> property:
+    return property(lambda self: getattr(self.held, name))
+
+
+# What JAX refuses of a tracer, and a concrete array has.
+for _name in (
+    "addressable_data addressable_shards committed copy_to_host_async device format "
+    "global_shards is_deleted is_fully_addressable is_fully_replicated on_device_size_in_bytes "
+    "unsafe_buffer_pointer __dlpack__ __dlpack_device__ __reduce__"
+).split():
+    setattr(HeldTracer, _name, _of_held(_name))

@@ -1,0 +1,98 @@
+"""An interpreter that every operation comes to."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import mesh as _mesh
+
+from jaxdist._compat._held_tracer import HeldTracer
+
+Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+
+
+class _OpByOp(_core.Trace):
+    """Gives each operation to a handler."""
+
+    __slots__ = ("_handler", "_stage")
+
+    def __init__(self, handler: Handler, stage: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._handler = handler
+        self._stage = stage
+
+    def stage_value(self, val: Any) -> Any:
+        return val if isinstance(val, HeldTracer) else self._stage(val)
+
+    def cur_qdd(self, x: Any) -> Any:
+        return x.cur_qdd()
+
+    def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
+        with _core.set_current_trace(_core.eval_trace):
+            return self._handler(primitive, args, params)
+
+    def process_call(self, primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
+        with _core.set_current_trace(self):
+            return f.call_wrapped(*tracers)
+
+    def process_shard_map(self, primitive: Any, *args: Any, **params: Any) -> Any:
+        with _core.set_current_trace(_core.eval_trace):
+            return self._handler(primitive, args, params)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any
+    ) -> Any:
+        with _core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **_: Any
+    ) -> Any:
+        with _core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+
+@contextlib.contextmanager
+def op_by_op(
+    handler: Handler,
+    stage: Callable[[Any], Any],
+    axis_sizes: Sequence[tuple[str, int]],
+    mesh: jax.sharding.Mesh,
+) -> Iterator[Any]:
+    """Give every operation of the block to `handler`; yields the trace, for `HeldTracer`.
+
+    `stage` makes a `HeldTracer` of a host value that becomes an array (`jnp.asarray(2.0)`).
+
+    Transformations (`jax.grad`, `jax.vmap`) work as they do outside of `jit`, and collectives
+    over the axes come to the handler like every other operation. `mesh` is the one that sharding
+    constraints may name. Waits for a public way to write
+    an interpreter that JAX's own control flow does not have to be traced for.
+    """
+    trace = _OpByOp(handler, stage)
+    with (
+        _core.set_current_trace(trace),
+        _core.extend_axis_env_nd(list(axis_sizes)),
+        _config.disable_jit(True),
+        _mesh.use_abstract_mesh(mesh.abstract_mesh),
+    ):
+        yield trace
+
+
+def inside(trace: Any, fn: Callable[..., Any], *args: Any) -> Any:
+    """Call `fn` with its operations given to `trace`."""
+    with _core.set_current_trace(trace):
+        return fn(*args)
+
+
+def outside(fn: Callable[..., Any], *args: Any) -> Any:
+    """Call `fn` as if no trace were around the caller."""
+    with _core.set_current_trace(_core.eval_trace), _config.disable_jit(False):
+        return fn(*args)
+
+
+def evaluate(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+    """One operation on concrete arrays, as JAX does it outside of `jit`."""
+    return _core.eval_trace.process_primitive(primitive, args, params)

@@ -1,0 +1,36 @@
+"""Which line of the user's an operation comes from."""
+
+import dataclasses
+import os
+from typing import Any
+
+from jax._src import source_info_util as _source_info
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def source_of(eqn: Any) -> str:
+    """`file:line (function)` of the user's line that made an equation."""
+    for frame in _source_info.user_frames(eqn.source_info.traceback):
+        if not frame.file_name.startswith(_OURS):
+            return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    return str(_source_info.summarize(eqn.source_info))
+
+
+def is_transposed(eqn: Any) -> bool:
+    """Whether an operation was made when a gradient went backwards through another one."""
+    return "transpose(" in str(eqn.source_info.name_stack)
+
+
+def callers_line() -> str:
+    """`file:line (function)` of the user's line that the caller was called from."""
+    return source_of(_Here(_source_info.current()))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Here:
+    source_info: Any
+
+
+# The source of an operation that nobody will ask for.
+NO_SOURCE = _source_info.new_source_info()

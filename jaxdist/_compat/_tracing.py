@@ -1,0 +1,62 @@
+"""Which trace the caller is in, and what else decides whether programs are compiled."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src.interpreters import batching as _batching
+
+
+def inside_trace() -> bool:
+    """Whether a JAX transformation is tracing the caller. Waits for a public name."""
+    return not _core.trace_state_clean()
+
+
+def must_interpret() -> bool:
+    """Whether nothing compiled can be called here: inside a trace, or without `jit`."""
+    return inside_trace() or is_disabled_jit()
+
+
+def current_trace() -> Any:
+    """The innermost trace that the caller is in, to be compared by identity.
+
+    Waits for one public name: `get_opaque_trace_state` moves between 0.10 and 0.12.
+    """
+    return _core.trace_ctx.trace
+
+
+def is_disabled_jit() -> bool:
+    """Whether the caller is under `jax.disable_jit()`."""
+    disabled: bool = _config.disable_jit.value
+    return disabled
+
+
+def is_mapped(value: Any) -> bool:
+    """Whether `jax.vmap` maps over the value. Waits for a public name."""
+    return isinstance(value, _batching.BatchTracer)
+
+
+def with_jit() -> Any:
+    """A context in which `jit` compiles, also inside `op_by_op` and `jax.disable_jit()`."""
+    return _config.disable_jit(False)
+
+
+def settings_of_thread() -> Callable[[], None]:
+    """What the caller has set with JAX's context managers, as a function that sets it elsewhere.
+
+    JAX keeps `jax.enable_x64`, `jax.debug_nans`, `jax.default_matmul_precision` and so on for
+    each thread by itself. Waits for a public copy of them.
+    """
+    held = {}
+    for holder in _config.config._value_holders.values():
+        if isinstance(holder, _config.State):
+            local = holder.get_local()
+            if local is not _config.config_ext.unset:
+                held[holder] = local
+
+    def take_over() -> None:
+        for holder, local in held.items():
+            holder.set_local(local)
+
+    return take_over
