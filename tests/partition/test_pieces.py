@@ -62,8 +62,8 @@ def test_transformation_of_pieces_is_that_of_the_arrays_or_is_refused(names: Any
             try:
                 held = {name: (placed(name), tx.init(placed(name)))}
                 strategy.lower(lambda h, r, n=name: train([n], plain, h, r), (held, rows))
-            except (TypeError, ValueError):
-                # ShardedArrayError, or what optax and JAX say of shapes that do not fit.
+            except (TypeError, ValueError, AttributeError, RuntimeError):
+                # ShardedArrayError, or what optax, JAX and the analysis say of what does not fit.
                 continue
             allowed |= held
         if names is FEW:
