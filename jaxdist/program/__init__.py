@@ -1,5 +1,6 @@
 """Trace, analyse, compile, call."""
 
+from jaxdist.program._compiled_program import CompiledProgram as CompiledProgram
 from jaxdist.program._eagerly import EAGERLY as EAGERLY
 from jaxdist.program._eagerly import run_eagerly as run_eagerly
 from jaxdist.program._eagerly import steps_run_eagerly as steps_run_eagerly
@@ -11,7 +12,6 @@ from jaxdist.program._logical_device import on_device as on_device
 from jaxdist.program._logical_layout import laid_out as laid_out
 from jaxdist.program._options import RunOptions as RunOptions
 from jaxdist.program._placed_work import PlacedWork as PlacedWork
-from jaxdist.program._program import CompiledProgram as CompiledProgram
 from jaxdist.program._program import Program as Program
 from jaxdist.program._replication import TracedCollective as TracedCollective
 from jaxdist.program._runner import Runner as Runner

@@ -12,8 +12,9 @@ from jaxdist import hlo
 from jaxdist.cost import Chip
 from jaxdist.explain import Memory, Times, Traffic
 from jaxdist.program._carried import carried
+from jaxdist.program._compiled_program import CompiledProgram
 from jaxdist.program._leaf_roles import Role, roles
-from jaxdist.program._program import CompiledProgram, Program
+from jaxdist.program._program import Program
 from jaxdist.program._reconciled import CompiledRow
 from jaxdist.program._trace import InSlot
 

@@ -11,10 +11,10 @@ from jax.sharding import SingleDeviceSharding
 from jaxdist import _compat
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _graph_rules
+from jaxdist.program._build import replica_axes_of
 from jaxdist.program._joined import Groups
 from jaxdist.program._meeting import Meeting
 from jaxdist.program._pieces import check_results
-from jaxdist.program._program import replica_axes_of
 from jaxdist.program._replica import Replica, Taped
 from jaxdist.program._replication import NONE, Differs
 from jaxdist.program._sharded import joined, pieces_of

@@ -9,71 +9,27 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdist import _compat, hlo
-from jaxdist.collectives import Told, told
+from jaxdist import _compat
+from jaxdist.collectives import Told
 from jaxdist.errors import ContextError
 from jaxdist.explain import Plan
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _graph_rules
 from jaxdist.program._arguments import Static
-from jaxdist.program._carried import carried
-from jaxdist.program._explanation import Explanation, explained
-from jaxdist.program._logical_marks import marks_of_results
-from jaxdist.program._pieces import PieceWalk, check_results
-from jaxdist.program._placed_work import PlacedWork, placed_work
+from jaxdist.program._compiled_program import CompiledProgram
+from jaxdist.program._explanation import Explanation
+from jaxdist.program._out_slot import OutSlot
+from jaxdist.program._placed_work import PlacedWork
 from jaxdist.program._reconciled import CompiledRow
-from jaxdist.program._replication import NONE, TracedCollective, analyse
+from jaxdist.program._replication import TracedCollective
+from jaxdist.program._result_layouts import pinned
 from jaxdist.program._rewrite import PartialAutoRewrite
-from jaxdist.program._spmd_inputs import check_inputs
-from jaxdist.program._state import check_functional_state, combined_variables
-from jaxdist.program._trace import Argument, InSlot, Signature, Traced, scalar_form, trace
-from jaxdist.program._uneven import cut, trace_uneven
-from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables, check_equal, lift
+from jaxdist.program._trace import Signature, Traced, scalar_form
+from jaxdist.program._uneven import cut
+from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables
 from jaxdist.program._virtual_program import call_virtually
 from jaxdist.program._virtual_values import Turns
-from jaxdist.values import Cut, Form, Kind, PerReplica, Sharded
-
-
-@dataclasses.dataclass(frozen=True)
-class OutSlot:
-    """One traced result: its name, its kind, and its local shape."""
-
-    name: str
-    kind: Kind
-    shape: tuple[int, ...]  # local
-    dtype: Any
-    cut: Cut | None = None  # of one array in pieces
-    # Of one that the step marked: the parts of each dim over the logical devices.
-    parts: tuple[int, ...] | None = None
-
-    def spec(self, layout: ReplicaMesh) -> PartitionSpec:
-        """Its layout over the replica axes."""
-        if self.cut is not None:
-            return self.cut.spec(layout)
-        return layout.replica_spec if self.kind is Kind.PER_REPLICA else PartitionSpec()
-
-    def marked(self, layout: ReplicaMesh) -> NamedSharding | None:
-        """The layout that the step marked it with, as far as an array can have it.
-
-        Dims that do not go into equal parts are whole, and the rows of each replica are together.
-        """
-        if self.parts is None or self.kind is Kind.SHARDED:
-            return None
-        tiles = layout.tiles(self.parts)
-        even = [
-            entry if size % count == 0 else None
-            for entry, size, count in zip(
-                _padded(tiles.spec, len(self.parts)), self.shape, self.parts, strict=True
-            )
-        ]
-        if self.kind is Kind.PER_REPLICA:
-            even[:1] = [layout.replica_spec[0]]
-        return NamedSharding(tiles.mesh, PartitionSpec(*even))
-
-    def settle(self, array: Any) -> Any:
-        """The global array without the dim that every scalar has inside."""
-        is_scalar = self.kind is not Kind.PER_REPLICA and not self.shape
-        return array.reshape(()) if is_scalar else array
+from jaxdist.values import Form, Kind, PerReplica, Sharded
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -259,7 +215,7 @@ class Program:
         jitted = jax.jit(
             _named(self, self.name),
             donate_argnums=self.donated,
-            out_shardings=self._pinned(),
+            out_shardings=pinned(self.layout, self.signature, self.traced, self.outputs),
         )
         return jitted.lower(*(i.abstract() for i in self.signature.inputs))
 
@@ -267,56 +223,7 @@ class Program:
         """The compiled stage, with the options that this program needs."""
         return self.lowered().compile(compiler_options=self.compiler_options)
 
-    def _pinned(self) -> Any:
-        """Layouts of results: state leaves as it came in, or the next step would compile anew."""
-        layout = self.layout
-        if layout.num_logical == 1:
-            return [NamedSharding(layout.mesh, o.spec(layout)) for o in self.outputs]
-        pins = self._pins_over_logical_devices()
-        inputs = (i.sharding for i in self.signature.inputs)
-        if all(s is None or s.mesh == layout.mesh for s in (*pins, *inputs)):
-            return pins
-        # JAX has no name for what XLA would choose where an axis is in factors.
-        return [
-            NamedSharding(layout.mesh, o.spec(layout)) if pin is None else pin
-            for o, pin in zip(self.outputs, pins, strict=True)
-        ]
-
-    def _pins_over_logical_devices(self) -> list[NamedSharding | None]:
-        layout = self.layout
-        inputs = self.signature.inputs
-        came_in: dict[Any, set[NamedSharding]] = {}
-        for slot in inputs:
-            key = (slot.kind, slot.local_shape(layout.num_replicas), slot.dtype)
-            came_in.setdefault(key, set()).add(self._settled(slot))
-        source = carried(self.signature, self.traced, layout.num_replicas)
-        pins: list[NamedSharding | None] = []
-        for i, out in enumerate(self.outputs):
-            known = came_in.get((out.kind, out.shape, out.dtype), set())
-            marked = out.marked(layout)
-            if marked is not None:
-                pins.append(marked)
-            elif i < self.traced.num_graph:
-                pins.append(inputs[i].sharding)
-            elif i in source and inputs[source[i]].kind is out.kind:
-                pins.append(self._settled(inputs[source[i]]))
-            elif len(known) == 1:
-                pins.append(next(iter(known)))
-            elif 0 in out.shape:
-                # XLA has one layout for all arrays of no elements.
-                pins.append(NamedSharding(layout.mesh, out.spec(layout)))
-            else:
-                pins.append(None)
-        return pins
-
-    def _settled(self, slot: InSlot) -> NamedSharding:
-        """The layout of an input, with the rows of each replica on all its logical devices."""
-        if slot.kind is not Kind.PER_REPLICA:
-            return slot.sharding
-        rest = tuple(slot.sharding.spec)[1:]
-        return NamedSharding(slot.sharding.mesh, PartitionSpec(self.layout.replica_spec[0], *rest))
-
-    def compile(self) -> "CompiledProgram":
+    def compile(self) -> CompiledProgram:
         """Compile for the strategy's devices, without running anything.
 
         Cost:
@@ -370,7 +277,7 @@ class Program:
         """
         return self.explain().compiled
 
-    def explain(self) -> "Explanation":
+    def explain(self) -> Explanation:
         """What the compiled program communicates, and what became of what the step asked for.
 
         In a notebook it shows as a table; `str` and `print` give aligned text, rich a rich table.
@@ -466,12 +373,6 @@ class Program:
         return "\n".join(lines)
 
 
-def _padded(spec: PartitionSpec, ndim: int) -> list[Any]:
-    """The entries of a layout, one for each dim."""
-    entries = list(spec)
-    return entries + [None] * (ndim - len(entries))
-
-
 def _listed(uneven: tuple[tuple[int, ...], ...] | None, shape: tuple[int, ...]) -> str:
     return str(list(shape)) if uneven is None else ", ".join(str(list(s)) for s in uneven)
 
@@ -488,164 +389,3 @@ def _section(title: str, rows: dict[str, str]) -> list[str]:
     shown = [f"    {name}: {what}" for name, what in list(rows.items())[:20]]
     more = len(rows) - len(shown)
     return [f"  {title}:", *shown, *([f"    and {more} more"] if more > 0 else [])]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class CompiledProgram:
-    """A compiled step; what `Strategy.run` would execute."""
-
-    program: Program
-    executable: jax.stages.Compiled
-
-    def as_text(self) -> str:
-        """The optimized HLO.
-
-        Example:
-            >>> program = OneDeviceStrategy("cpu:0").lower(lambda: 1 + jnp.ones(2))
-            >>> "ENTRY" in program.compile().as_text()
-            True
-        """
-        return self._text
-
-    @functools.cached_property
-    def _text(self) -> str:
-        return self.executable.as_text() or ""
-
-    @property
-    def collectives(self) -> tuple[hlo.CompiledCollective, ...]:
-        """The collectives that are really in the compiled program.
-
-        Example:
-            >>> def step(x):
-            ...     return get_replica_context().all_reduce("sum", x)
-            >>> compiled = MirroredStrategy().lower(step, (PerReplica(range(8)),)).compile()
-            >>> [(c.kind, c.operands) for c in compiled.collectives]
-            [('all-reduce', 1)]
-        """
-        return hlo.collectives(self.as_text())
-
-    def explain(self) -> "Explanation":
-        """What this program communicates, and what became of what the step asked for.
-
-        Example:
-            >>> def step(x):
-            ...     return get_replica_context().all_reduce("sum", x)
-            >>> compiled = MirroredStrategy().lower(step, (PerReplica(range(8)),)).compile()
-            >>> [asked.outcome for asked in compiled.explain().asked]
-            ['compiled']
-        """
-        program = self.program
-        return explained(
-            program.name,
-            program.layout,
-            program.traced_collectives,
-            program.told,
-            self.as_text(),
-            program.placed,
-        )
-
-
-def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
-    """Replica axes over which something can differ at all."""
-    return frozenset(a for a in layout.replica_axes if layout.traced_mesh.shape[a] > 1)
-
-
-def input_differences(
-    signature: Signature, traced: Traced, axes: frozenset[str]
-) -> list[frozenset[str]]:
-    """For each input of the trace, the axes over which it may differ."""
-    return [
-        NONE if type(o) is not Argument else signature.inputs[o].differs(axes)
-        for o in traced.operands
-    ]
-
-
-def build(
-    fn: Callable[..., Any],
-    signature: Signature,
-    strategy: Any,
-    input_names: Sequence[str],
-    donated_args: Sequence[int],
-    donated: Sequence[int],
-    where: str,
-    known: LiftedVariables = NO_VARIABLES,
-) -> Program:
-    """Trace `fn`, analyse it, and refuse state that would come out different."""
-    layout: ReplicaMesh = strategy.layout
-    tracer = trace_uneven if signature.uneven else trace
-    with told() as said:
-        traced, signature, variables = lift(tracer, fn, signature, strategy, known)
-    graph_size = len(signature.graph.paths) if signature.graph else 0
-    graph_names = [signature.graph.name(i) for i in range(graph_size)] if signature.graph else []
-    written_names, read_names = variables.names
-    state_names = [*graph_names, *written_names]
-    names = [*state_names, *traced.paths]
-    names_in = (*state_names, *input_names, *read_names)
-    if layout.spmd and layout.num_logical > 1:
-        check_inputs(signature, traced, names_in, layout, len(variables.read_only))
-    axes = replica_axes_of(layout)
-    found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
-    differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
-    _check_pieces(signature, traced, layout, axes, names)
-    combined = combined_variables(signature, traced, differs, layout.num_replicas) if axes else {}
-    extra = [_for_variable(signature, traced, i, layout) for i in combined]
-    if axes:
-        check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
-        of_variables = differs[graph_size : traced.num_graph]
-        check_equal(variables.written, of_variables, layout.num_replicas)
-    outputs = []
-    own_copies = {graph_size + i for i, v in enumerate(variables.written) if v.home.per_replica}
-    marks = marks_of_results(traced.jaxpr) if layout.num_logical > 1 else [None] * len(names)
-    results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
-    for i, (name, var, shape) in enumerate(results):
-        different = (differs[i] and i >= traced.num_graph) or i in own_copies
-        cut = traced.cuts.get(i)
-        kind = Kind.SHARDED if cut else Kind.PER_REPLICA if different else Kind.MIRRORED
-        # A variable stays where it lives.
-        parts = None if graph_size <= i < traced.num_graph else marks[i]
-        outputs.append(OutSlot(name, kind, shape, var.aval.dtype, cut, parts))
-    return Program(
-        getattr(fn, "__name__", type(fn).__name__),
-        layout,
-        signature,
-        traced,
-        tuple(outputs),
-        (*found.collectives, *extra),
-        names_in,
-        combined,
-        tuple(d if d < graph_size else d + len(variables.written) for d in donated),
-        variables,
-        said,
-        placed=tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
-    )
-
-
-def _check_pieces(
-    signature: Signature,
-    traced: Traced,
-    layout: ReplicaMesh,
-    axes: frozenset[str],
-    names: Sequence[str],
-) -> None:
-    """Where arrays in pieces go in or come out: whether they are used as what they are."""
-    cuts = [signature.inputs[o].cut if type(o) is Argument else None for o in traced.operands]
-    if not axes or not (traced.cuts or any(c is not None for c in cuts)):
-        return
-    walk = PieceWalk(layout, axes)
-    given = [
-        walk.given(d, c)
-        for d, c in zip(input_differences(signature, traced, axes), cuts, strict=True)
-    ]
-    check_results(walk.jaxpr(traced.jaxpr, given), traced.cuts, names)
-
-
-def _for_variable(
-    signature: Signature, traced: Traced, number: int, layout: ReplicaMesh
-) -> TracedCollective:
-    aval = traced.jaxpr.outvars[number].aval
-    size = int(aval.size) * max(aval.dtype.itemsize, 4)
-    name = signature.graph.name(number) if signature.graph else ""
-    return TracedCollective("psum", layout.replica_axes, size, 1, False, f"jaxdist, for {name}", 1)
-
-
-__all__ = ["CompiledProgram", "InSlot", "OutSlot", "Program", "build"]

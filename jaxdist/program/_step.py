@@ -21,13 +21,14 @@ from jaxdist.program._arguments import (
     flatten,
     is_unit,
 )
+from jaxdist.program._build import build
 from jaxdist.program._deleted import deleted_arguments, guarded, was_given_away
 from jaxdist.program._difference import difference
 from jaxdist.program._donation import DonatingCall, may_crash
 from jaxdist.program._graph import KeptGraph
 from jaxdist.program._op_by_op import OpByOpStep
 from jaxdist.program._planned import Plan, Planned, Slow
-from jaxdist.program._program import Program, build
+from jaxdist.program._program import Program
 from jaxdist.program._retrace import RetraceWatch, place
 from jaxdist.program._trace import InSlot, Signature
 from jaxdist.program._uneven import padded, uneven_shapes

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import jaxdist
 from jaxdist.errors import DivergentCollectiveError
-from jaxdist.program._program import input_differences, replica_axes_of
+from jaxdist.program._build import input_differences, replica_axes_of
 from jaxdist.program._replication import analyse
 from tests.program.random_programs import OPERATIONS, SIZE, Block, Instruction, draw
 

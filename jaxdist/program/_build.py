@@ -1,0 +1,122 @@
+"""Tracing and analysing a step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxdist.collectives import told
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.program._logical_marks import marks_of_results
+from jaxdist.program._out_slot import OutSlot
+from jaxdist.program._pieces import PieceWalk, check_results
+from jaxdist.program._placed_work import placed_work
+from jaxdist.program._program import Program
+from jaxdist.program._replication import NONE, TracedCollective, analyse
+from jaxdist.program._spmd_inputs import check_inputs
+from jaxdist.program._state import check_functional_state, combined_variables
+from jaxdist.program._trace import Argument, Signature, Traced, trace
+from jaxdist.program._uneven import trace_uneven
+from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables, check_equal, lift
+from jaxdist.values import Kind
+
+
+def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
+    """Replica axes over which something can differ at all."""
+    return frozenset(a for a in layout.replica_axes if layout.traced_mesh.shape[a] > 1)
+
+
+def input_differences(
+    signature: Signature, traced: Traced, axes: frozenset[str]
+) -> list[frozenset[str]]:
+    """For each input of the trace, the axes over which it may differ."""
+    return [
+        NONE if type(o) is not Argument else signature.inputs[o].differs(axes)
+        for o in traced.operands
+    ]
+
+
+def build(
+    fn: Callable[..., Any],
+    signature: Signature,
+    strategy: Any,
+    input_names: Sequence[str],
+    donated_args: Sequence[int],
+    donated: Sequence[int],
+    where: str,
+    known: LiftedVariables = NO_VARIABLES,
+) -> Program:
+    """Trace `fn`, analyse it, and refuse state that would come out different."""
+    layout: ReplicaMesh = strategy.layout
+    tracer = trace_uneven if signature.uneven else trace
+    with told() as said:
+        traced, signature, variables = lift(tracer, fn, signature, strategy, known)
+    graph_size = len(signature.graph.paths) if signature.graph else 0
+    graph_names = [signature.graph.name(i) for i in range(graph_size)] if signature.graph else []
+    written_names, read_names = variables.names
+    state_names = [*graph_names, *written_names]
+    names = [*state_names, *traced.paths]
+    names_in = (*state_names, *input_names, *read_names)
+    if layout.spmd and layout.num_logical > 1:
+        check_inputs(signature, traced, names_in, layout, len(variables.read_only))
+    axes = replica_axes_of(layout)
+    found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
+    differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
+    _check_pieces(signature, traced, layout, axes, names)
+    combined = combined_variables(signature, traced, differs, layout.num_replicas) if axes else {}
+    extra = [_for_variable(signature, traced, i, layout) for i in combined]
+    if axes:
+        check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
+        of_variables = differs[graph_size : traced.num_graph]
+        check_equal(variables.written, of_variables, layout.num_replicas)
+    outputs = []
+    own_copies = {graph_size + i for i, v in enumerate(variables.written) if v.home.per_replica}
+    marks = marks_of_results(traced.jaxpr) if layout.num_logical > 1 else [None] * len(names)
+    results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
+    for i, (name, var, shape) in enumerate(results):
+        different = (differs[i] and i >= traced.num_graph) or i in own_copies
+        cut = traced.cuts.get(i)
+        kind = Kind.SHARDED if cut else Kind.PER_REPLICA if different else Kind.MIRRORED
+        # A variable stays where it lives.
+        parts = None if graph_size <= i < traced.num_graph else marks[i]
+        outputs.append(OutSlot(name, kind, shape, var.aval.dtype, cut, parts))
+    return Program(
+        getattr(fn, "__name__", type(fn).__name__),
+        layout,
+        signature,
+        traced,
+        tuple(outputs),
+        (*found.collectives, *extra),
+        names_in,
+        combined,
+        tuple(d if d < graph_size else d + len(variables.written) for d in donated),
+        variables,
+        said,
+        placed=tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
+    )
+
+
+def _check_pieces(
+    signature: Signature,
+    traced: Traced,
+    layout: ReplicaMesh,
+    axes: frozenset[str],
+    names: Sequence[str],
+) -> None:
+    """Where arrays in pieces go in or come out: whether they are used as what they are."""
+    cuts = [signature.inputs[o].cut if type(o) is Argument else None for o in traced.operands]
+    if not axes or not (traced.cuts or any(c is not None for c in cuts)):
+        return
+    walk = PieceWalk(layout, axes)
+    given = [
+        walk.given(d, c)
+        for d, c in zip(input_differences(signature, traced, axes), cuts, strict=True)
+    ]
+    check_results(walk.jaxpr(traced.jaxpr, given), traced.cuts, names)
+
+
+def _for_variable(
+    signature: Signature, traced: Traced, number: int, layout: ReplicaMesh
+) -> TracedCollective:
+    aval = traced.jaxpr.outvars[number].aval
+    size = int(aval.size) * max(aval.dtype.itemsize, 4)
+    name = signature.graph.name(number) if signature.graph else ""
+    return TracedCollective("psum", layout.replica_axes, size, 1, False, f"jaxdist, for {name}", 1)
