@@ -225,6 +225,8 @@ NOT_ON_CPU = {"mulhi"}
 # Named, and why they are not in the table.
 NOT_BUILT = {
     "broadcast_to": "only inside Pallas",
+    "jaxdist_open_piece": "what a Sharded value is in a trace: tests/partition",
+    "jaxdist_piece": "what a Sharded value is in a trace: tests/partition",
     "pbroadcast": "a collective",
     "philox2x32": "needs a generator that is chosen by its own name",
     "philox4x32": "needs a generator that is chosen by its own name",

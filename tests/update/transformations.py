@@ -215,6 +215,17 @@ def shipped() -> Iterator[str]:
                 yield name
 
 
+def parts() -> set[str]:
+    """The cases that stand in another one: an optimizer is made of them, as its code says."""
+    makers = [
+        value
+        for module in (optax, contrib)
+        for name, value in vars(module).items()
+        if name in CASES and not name.startswith("scale_by_") and inspect.isfunction(value)
+    ]
+    return {n for f in makers for n in f.__code__.co_names if n.startswith("scale_by_")} & set(CASES)
+
+
 def covered() -> set[str]:
     """The names that a case is made for."""
     return {name.split(" ")[0] for name in CASES} | PER_EXAMPLE | PART_OF_ANOTHER
