@@ -13,7 +13,7 @@ check:  ## format, lint, types: seconds
 	$(PYTHON) -m pyrefly check --python-interpreter-path $(PYTHON)
 
 test:  ## unit tests, contracts, doctests, documentation, on 8 virtual devices: minutes
-	$(PYTHON) -m pytest -n 2
+	$(PYTHON) -m pytest -n 3
 
 docs:  ## every link and every code block of README, docs/ and notebooks/, warnings as errors
 	$(PYTHON) -m pytest tests/test_documentation.py

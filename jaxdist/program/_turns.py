@@ -92,7 +92,10 @@ class _Baton:
             self._lock.release()
 
     def take(self) -> None:
-        self._lock.acquire()
+        # Another thread may be given a signal of the process, and the main thread, whose it is to
+        # handle, is not woken by that: it looks for itself from time to time.
+        while not self._lock.acquire(timeout=_PATIENCE):
+            pass
 
 
 class Finished:

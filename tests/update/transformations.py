@@ -223,7 +223,9 @@ def parts() -> set[str]:
         for name, value in vars(module).items()
         if name in CASES and not name.startswith("scale_by_") and inspect.isfunction(value)
     ]
-    return {n for f in makers for n in f.__code__.co_names if n.startswith("scale_by_")} & set(CASES)
+    return {n for f in makers for n in f.__code__.co_names if n.startswith("scale_by_")} & set(
+        CASES
+    )
 
 
 def covered() -> set[str]:
