@@ -6,7 +6,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _compat
-from jaxdist.errors import ReplicaValueError
+from jaxdist.errors import ReplicaValueError, ShardedArrayError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._placement import Kind, Placement
 from jaxdist.values._sharded import Cut, Sharded, is_sharded, pad_dim
@@ -32,6 +32,14 @@ def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharde
     array, cut = value.held, value.cut
     _check_axes(name, value, layout)
     count = cut.pieces(layout)
+    if not hasattr(array, "ndim"):
+        raise ShardedArrayError(
+            f"{name} is a Sharded that holds a {type(array).__name__} in the place of a piece.\n\n"
+            "Transformations that mask parts of a tree (optax.masked, multi_transform, muon) put "
+            "it there, and what is masked is no array any more.\n\n"
+            "Let sharded_update do what needs whole arrays: jaxdist.sharded_update(tx) in the "
+            "place of tx."
+        )
     if cut.dim >= array.ndim:
         raise ReplicaValueError(
             f"{name} is {array.dtype}{list(array.shape)}, in a node that says that it is cut along "
