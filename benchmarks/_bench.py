@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import random
 import shutil
 import statistics
 import sys
@@ -156,11 +157,14 @@ class Bench:
         *,
         devices: int = 8,
         in_one_process: bool = False,
+        times_rounds: int = 1,
     ) -> Race:
-        """Interleave the arms, one burst each per round, after one warm round.
+        """Interleave the arms, one burst each per round in an order that is drawn, after a warm one.
 
         What allocates much memory at every step is as fast as the pages that its process happens
         to have: copies of one program in two processes differ by a third. Such arms run in one.
+        Bursts still find the pages that others have left, up to two thirds apart: short bursts in
+        `times_rounds` as many rounds bring copies within a few percent of each other.
         """
         self.options.report(f"row {self._row}: {size}: {', '.join(arms)}")
         count = {a: steps if isinstance(steps, int) else steps[a] for a in arms}
@@ -175,9 +179,12 @@ class Bench:
             process.make(arms[label].make, **arms[label].params)
         wall: dict[str, list[float]] = {label: [] for label in arms}
         cpu: dict[str, list[float]] = {label: [] for label in arms}
-        for number in range(1 + self.options.rounds):
-            for label, process in running.items():
-                seconds = process.burst(count[label])
+        rounds = self.options.rounds * (1 if self.options.is_smoke else times_rounds)
+        drawn = random.Random(f"{self._row} {size}")
+        for number in range(1 + rounds):
+            # An arm that always came after the same other one would carry what that leaves behind.
+            for label in drawn.sample(list(running), len(running)):
+                seconds = running[label].burst(count[label])
                 if number:
                     wall[label].append(seconds[0])
                     cpu[label].append(seconds[1])
