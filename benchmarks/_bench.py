@@ -159,7 +159,7 @@ class Bench:
         in_one_process: bool = False,
         times_rounds: int = 1,
     ) -> Race:
-        """Interleave the arms, one burst each per round in an order that is drawn, after a warm one.
+        """Interleave the arms: a warm round, then bursts of each in an order that is drawn.
 
         What allocates much memory at every step is as fast as the pages that its process happens
         to have: copies of one program in two processes differ by a third. Such arms run in one.
