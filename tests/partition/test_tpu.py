@@ -104,7 +104,9 @@ def test_square_kernels_that_lie_both_ways_are_not_sent_between_devices() -> Non
     square = jax.ShapeDtypeStruct((96, 96), "float32")
     pair = (split(square, [1, 4]), split(square, [4, 1]))
     shapes = jax.eval_shape(optax.adamw(1e-2).init, pair)
-    moments = jax.tree_util.tree_map_with_path(lambda p, s: pair[p[-1].idx] if s.shape else s, shapes)
+    moments = jax.tree_util.tree_map_with_path(
+        lambda p, s: pair[p[-1].idx] if s.shape else s, shapes
+    )
     state = (pair, moments)
 
     def step(state: Any, gradients: Any) -> Any:
