@@ -413,6 +413,10 @@ class Step:
         leaves = variables.around(call.leaves) if variables else call.leaves
         is_virtual = self._layout.num_virtual is not None
         inner = not_differentiable(program.call) if is_virtual else program.call
+        if self._layout.num_logical > 1:
+            # Under `grad` alone JAX would run it operation by operation, and cannot where some
+            # axes are manual and others are not.
+            inner = jax.jit(inner)
         rebuilt = program.rebuild(inner(*leaves))
         if not program.has_state:
             return rebuilt
