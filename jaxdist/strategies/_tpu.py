@@ -258,12 +258,14 @@ class TPUStrategy(Strategy):
 
         Returns:
             A decorator. The function that it gives takes and returns pytrees of arrays inside of a
-            step, and holds no collective.
+            step, and holds no collective. NNX objects that it is given are updated in place.
 
         Raises:
             ArgumentError: No such logical device, or the strategy partitions by SPMD.
-            ContextError: When the function is called outside of a step; from `run`, when there is
-                something in it that needs the other devices.
+            ArgumentTypeError: When the function returns what is no array.
+            ContextError: When the function is called outside of a step, or writes an NNX object
+                that it closes over; from `run`, when there is something in it that needs the
+                other devices.
 
         Example:
             >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")

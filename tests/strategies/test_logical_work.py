@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
@@ -239,6 +240,51 @@ def test_variables_and_nnx_modules_are_read_on_a_logical_device() -> None:
     made = FOUR_BY_TWO.run(step, (model, x))
     np.testing.assert_allclose(made, 2 * model(jnp.asarray(x)), rtol=1e-5)
     assert float(scale) == 4
+
+
+def test_nnx_objects_are_written_on_a_logical_device_when_they_are_passed() -> None:
+    x = _random(8, 3)
+
+    def trained(strategy: Any, on: Any) -> Any:
+        with strategy.scope():
+            model = nnx.Sequential(
+                nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.BatchNorm(4, rngs=nnx.Rngs(1))
+            )
+            optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+            noise = nnx.Rngs(2)
+
+        def step(model: Any, optimizer: Any, noise: Any, x: Any) -> Any:
+            def loss(model: Any, noise: Any) -> Any:
+                made = on(lambda model, x, noise: model(x) + noise.normal((1, 4)))
+                return (made(model, x, noise=noise) ** 2).mean()
+
+            value, grads = nnx.value_and_grad(loss)(model, noise)
+            optimizer.update(model, jaxdist.get_replica_context().all_reduce("mean", grads))
+            return value
+
+        rows = PerReplica(np.split(x, 4))
+        losses = [strategy.run(step, (model, optimizer, noise, rows)) for _ in range(3)]
+        return jax.tree.leaves((losses, nnx.state((model, noise))))
+
+    got = trained(FOUR_BY_TWO, FOUR_BY_TWO.on_logical_device(1))
+    plain = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(4)])
+    for a, b in zip(got, trained(plain, lambda fn: fn), strict=True):
+        a, b = (
+            jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+            for x in (a, b)
+        )
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-6)
+
+
+def test_nnx_objects_that_a_placed_function_closes_over_and_writes_are_named() -> None:
+    with FOUR_BY_TWO.scope():
+        norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+
+    def step(norm: Any, x: Any) -> Any:
+        return FOUR_BY_TWO.on_logical_device(1)(lambda x: norm(x))(x)
+
+    with refused(ContextError, "closes over: norm", "Pass the object to it"):
+        FOUR_BY_TWO.run(step, (norm, _random(4, 3)))
 
 
 def test_op_by_op_placing_is_the_value_itself() -> None:
