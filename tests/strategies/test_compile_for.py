@@ -324,7 +324,7 @@ def test_state_in_pieces_within_a_slice_is_planned_for_slices() -> None:
         return net, nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
 
     net, optimizer = nnx.eval_shape(made)
-    partition.place(strategy, (net, optimizer), partition.fsdp(min_bytes=4 * WIDTH**2, axes="d"))
+    partition.place(strategy, (net, optimizer), partition.fsdp(min_bytes=4 * WIDTH**2, axes=("d",)))
     x: Any = jax.ShapeDtypeStruct((8 * ROWS, WIDTH), jnp.float32)
     program = strategy.lower(nnx_step, (net, optimizer, jaxdist.PerReplica.of_global(x), "mean"))
     plan = program.compile_for("v5p:2x2x2*3", quick=True)
