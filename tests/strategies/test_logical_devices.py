@@ -219,7 +219,7 @@ _REFUSED: list[tuple[Any, ...]] = [
     ((4, 8), [1, 2], ArgumentError, ["2 part(s)", "4 logical device(s)", "[1, 4]"]),
     ((4, 8), [8, 1], ShapeError, ["4 element(s) in dim 0", "8 parts", "[1, 4]"]),
     ((2, 3), [4, 1], ShapeError, ["2 element(s) in dim 0", "No dim of [2, 3]"]),
-    ((4, 8), [0, 4], ArgumentError, ["0 parts of dim 0"]),
+    ((4, 8), [0, 4], ArgumentError, ["4 element(s) in dim 0, and", "0 parts of dim 0"]),
     ((4, 8), "14", ArgumentTypeError, ["'14'", "[1, 2] splits dim 1"]),
     ((4, 8), [1, 4.0], ArgumentTypeError, ["[1, 4.0]"]),
 ]
@@ -241,6 +241,12 @@ def test_what_cannot_be_split_outside_of_a_step_is_refused() -> None:
         SPLIT({"w": np.zeros((2, 6))}, [1, 4])
     with refused(ArgumentError, "dim 0 lies over the replicas"):
         SPLIT(PerReplica([np.zeros((4, 2))] * 2), [4, 1])
+    for wrong in ("text", object(), np.array(["a", "b", "c", "d"])):
+        for call in (REPLICATE, lambda x: SPLIT(x, [4])):
+            with refused(ArgumentTypeError, "tensor['w'] is a", "array of numbers"):
+                call({"w": wrong})
+            with refused(ArgumentTypeError, "tensor['w'] is a", "array of numbers"):
+                TWO_BY_FOUR.lower(lambda _, c=call, w=wrong: c({"w": w}), (1.0,))
     state = jaxdist.shard_state({"m": np.zeros(1 << 20, "float32")}, TWO_BY_FOUR)
     with refused(ArgumentTypeError, "Sharded"):
         REPLICATE(state)

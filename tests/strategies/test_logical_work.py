@@ -345,6 +345,14 @@ def test_a_logical_device_that_is_not_there_is_refused() -> None:
             on(wrong)
     with refused(ArgumentTypeError, "needs a function"):
         on(1)(3)  # type: ignore[arg-type]
+    with refused(ArgumentTypeError, "tensor[0] is a str"):
+        FOUR_BY_TWO.lower(lambda x: assign(["text", x], 0), (1.0,))
+    with refused(ArgumentTypeError, "result['y'] of named is of type str"):
+
+        def named(x: Any) -> Any:
+            return {"x": x, "y": "text"}
+
+        FOUR_BY_TWO.lower(on(1)(named), (1.0,))
     with refused(ContextError, "outside of a step", "experimental_split_to_logical_devices"):
         assign(np.ones(2), 0)
     with refused(ContextError, "outside of a step"):
