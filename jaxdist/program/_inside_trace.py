@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+
 from jaxdist.errors import ContextError
 from jaxdist.program._call import Call
 from jaxdist.program._program import Program
@@ -21,6 +23,10 @@ def run_inside_trace(call: Call, program: Program) -> Any:
         raise ContextError(_not_bound(variables))
     is_virtual = program.layout.num_virtual is not None
     inner = not_differentiable(program.call) if is_virtual else program.call
+    if program.layout.num_logical > 1:
+        # Under `grad` alone JAX would run it operation by operation, and cannot where some axes
+        # are manual and others are not.
+        inner = jax.jit(inner)
     return call.settle(program, inner(*call.leaves_of(program)))
 
 

@@ -124,6 +124,40 @@ def test_marks_change_no_value_and_marked_results_come_back_as_they_are_marked()
     assert made["rows"].array.sharding.is_equivalent_to(layout.per_replica, 3)
 
 
+def test_branches_may_lie_in_different_ways() -> None:
+    def chosen(w: Any, turn: Any) -> Any:
+        one = jax.lax.cond(turn > 0, lambda v: SPLIT(v, [1, 4]), lambda v: SPLIT(v, [4, 1]), w)
+        two = jax.lax.cond(turn > 0, lambda v: SPLIT(2 * v, [1, 4]), lambda v: 3 * v, w)
+        by_hand = jax.lax.with_sharding_constraint
+        several = jax.lax.switch(
+            turn.astype(int),
+            [
+                REPLICATE,
+                jax.jit(lambda v: by_hand(v * v, PartitionSpec(None, "logical"))),
+                lambda v: by_hand(v, PartitionSpec("logical")),
+            ],
+            w,
+        )
+        return one + two + several
+
+    def step(w: Any, turn: Any) -> Any:
+        value, gradient = jax.value_and_grad(lambda w: (w * chosen(w, turn)).sum())(w)
+        return value, gradient, chosen(w, turn)
+
+    w = _random(8, 8)
+    for made in (
+        TWO_BY_FOUR.run(step, (w, 1.0)),
+        jax.jit(TWO_BY_FOUR.run, static_argnums=0)(step, (w, 1.0)),
+    ):
+        value, gradient, result = made
+        np.testing.assert_allclose(result, 3 * w + w * w, rtol=1e-5)
+        np.testing.assert_allclose(value, (3 * w**2 + w**3).sum(), rtol=1e-4)
+        np.testing.assert_allclose(gradient, 6 * w + 3 * w**2, rtol=1e-4, atol=1e-5)
+    _, gradient, result = TWO_BY_FOUR.run(step, (w, 0.0))
+    np.testing.assert_allclose(result, 5 * w, rtol=1e-5)
+    np.testing.assert_allclose(gradient, 10 * w, rtol=1e-4)
+
+
 def test_op_by_op_a_mark_is_the_value_itself() -> None:
     def step(x: Any) -> Any:
         return SPLIT(x, [2, 2]) + REPLICATE(x)
