@@ -20,6 +20,7 @@ from jaxdist.program import _captured, _graph_rules, _sharded
 from jaxdist.program._arguments import Static, unflatten
 from jaxdist.program._graph import GraphShape
 from jaxdist.program._in_slot import InSlot
+from jaxdist.program._sharded_errors import better_error
 from jaxdist.program._subprograms import contains
 from jaxdist.replica import Frame, ReplicaContext, entered
 from jaxdist.values import Cut, Form, PerReplica, Sharded
@@ -198,6 +199,7 @@ class LocalStep:
             for x, slot in zip(leaves, signature.inputs, strict=True)
         ]
         nodes = self._nodes(values[: self.graph_size])
+        whole = _sharded.variables_of_whole(nodes)
         own = _sharded.entered(values, signature.inputs)[self.num_graph :]
         args, kwargs = unflatten(signature.treedef, signature.slots, own, nodes)
         context = ReplicaContext(self.strategy)
@@ -207,10 +209,15 @@ class LocalStep:
             lifting.body(values[self.graph_size : self.num_graph], read_only),
             entered(Frame(self.strategy, replica=context, variables=lifting)),
         ):
-            result = _captured.call(self.fn, args, kwargs)
+            try:
+                result = _captured.call(self.fn, args, kwargs)
+            except Exception as error:
+                better = better_error(error, self._names_of_pieces())
+                if better is None:
+                    raise
+                raise better from error
+            _sharded.restore_nodes(whole, nodes, self.strategy.layout)
         self.cuts = _sharded.cuts_of(signature.inputs[: self.graph_size])
-        if self.cuts:
-            _sharded.restore_nodes(nodes)
         state = signature.graph.leaves_of(nodes) if signature.graph else []
         results = [*state, *lifting.results(), *self._results(result)]
         self.shapes = tuple(jnp.shape(x) for x in results)
@@ -227,6 +234,13 @@ class LocalStep:
                 for kind, leaf in zip(graph.types, leaves, strict=True)
             ]
         return graph.merge(leaves)
+
+    def _names_of_pieces(self) -> list[str]:
+        graph, slots = self.signature.graph, self.signature.inputs
+        return [
+            graph.name(i) if graph and i < self.graph_size else _described(slots[i])
+            for i in _sharded.cuts_of(slots)
+        ]
 
     def _results(self, result: Any) -> list[Any]:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(
@@ -253,6 +267,10 @@ class LocalStep:
         self.template = jax.tree.unflatten(treedef, marks)
         self.paths = tuple(paths)
         return arrays
+
+
+def _described(slot: InSlot) -> str:
+    return f"{slot.dtype}{list(slot.shape)}, cut along dim {slot.cut.dim if slot.cut else None}"
 
 
 def not_a_result(name: str, leaf: Any, what: str) -> str:
