@@ -5,8 +5,9 @@ The name of a section and of an entry, its type, its default and its range are r
 """
 
 import dataclasses
+import functools
 import math
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,35 +103,18 @@ class OutputConfig:
     picture: str = entry("learning_curve.png")
 
 
-class JobConfig(Protocol):
-    """What training reads of a configuration, whatever its task."""
+def section(kind: type[Any], **defaults: Any) -> Any:
+    """A section of a task's configuration, with what that task has for defaults."""
+    return dataclasses.field(default_factory=functools.partial(kind, **defaults))
 
-    @property
-    def task(self) -> str:
-        """Name of the task."""
-        ...
 
-    @property
-    def data(self) -> BatchConfig:
-        """The global batch."""
-        ...
+@dataclasses.dataclass(frozen=True)
+class JobConfig:
+    """The sections that every task has; a task adds its own, and its own defaults."""
 
-    @property
-    def optimizer(self) -> OptimizerConfig:
-        """The optimizer."""
-        ...
-
-    @property
-    def training(self) -> TrainingConfig:
-        """How long."""
-        ...
-
-    @property
-    def checkpoint(self) -> CheckpointConfig:
-        """Checkpoints."""
-        ...
-
-    @property
-    def output(self) -> OutputConfig:
-        """Metrics and picture."""
-        ...
+    task: str = ""
+    data: BatchConfig = section(BatchConfig)
+    optimizer: OptimizerConfig = section(OptimizerConfig)
+    training: TrainingConfig = section(TrainingConfig)
+    checkpoint: CheckpointConfig = section(CheckpointConfig)
+    output: OutputConfig = section(OutputConfig)
