@@ -122,6 +122,10 @@ class DamagedCheckpointError(CheckpointError):
     """Raised when the files of a checkpoint are not what was written."""
 
 
+class DivergedError(JaxdistError, ArithmeticError):
+    """Raised by training when a loss is not finite."""
+
+
 class OutOfRangeError(JaxdistError, StopIteration):
     """Raised by `DistributedIterator.get_next` when no element is left.
 

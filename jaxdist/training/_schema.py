@@ -5,7 +5,6 @@ The name of a section and of an entry, its type, its default and its range are r
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any, Literal
 
@@ -103,18 +102,13 @@ class OutputConfig:
     picture: str = entry("learning_curve.png")
 
 
-def section(kind: type[Any], **defaults: Any) -> Any:
-    """A section of a task's configuration, with what that task has for defaults."""
-    return dataclasses.field(default_factory=functools.partial(kind, **defaults))
-
-
 @dataclasses.dataclass(frozen=True)
 class JobConfig:
     """The sections that every task has; a task adds its own, and its own defaults."""
 
     task: str = ""
-    data: BatchConfig = section(BatchConfig)
-    optimizer: OptimizerConfig = section(OptimizerConfig)
-    training: TrainingConfig = section(TrainingConfig)
-    checkpoint: CheckpointConfig = section(CheckpointConfig)
-    output: OutputConfig = section(OutputConfig)
+    data: BatchConfig = dataclasses.field(default_factory=BatchConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    output: OutputConfig = dataclasses.field(default_factory=OutputConfig)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from jaxdist.training._schema import NOT_EMPTY, JobConfig, Within, entry, section
+from jaxdist.training._schema import NOT_EMPTY, JobConfig, Within, entry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,5 +29,5 @@ class DigitsConfig(JobConfig):
     """The sections of `configs/digits_mirrored.toml`."""
 
     task: Literal["digits"] = "digits"
-    strategy: StrategyConfig = section(StrategyConfig)
-    model: ModelConfig = section(ModelConfig)
+    strategy: StrategyConfig = dataclasses.field(default_factory=StrategyConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)

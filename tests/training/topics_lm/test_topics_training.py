@@ -62,15 +62,11 @@ def _trained(*overrides: str, steps: int) -> _Trained:
     """The steps of a job without its loop."""
     config = _loaded(*overrides).values
     strategy, task = training.make_strategy(config), topics_lm.TopicsTask(config)
-    with strategy.scope():
-        model = task.make_model(nnx.Rngs(config.training.seed))
-        asked = task.optimizer_config(config.optimizer)
-        optimizer = make_optimizer(model, asked, num_steps=config.training.steps)
-    task.place(strategy, model, optimizer)
+    model, optimizer = task.recipe.made(strategy)
     source = batches(task.train, 16, shuffle=True, drop_remainder=True, repeat=None)
     with iter(strategy.experimental_distribute_dataset(source)) as data:
         args = ((model, optimizer, next(data)) for _ in range(steps))
-        losses = [float(strategy.run(task.train_step, a)) for a in args]
+        losses = [float(strategy.run(task.recipe.train_step, a)) for a in args]
     return _Trained(np.asarray(losses), strategy, model, task)
 
 
@@ -113,7 +109,7 @@ def test_every_layout_has_the_losses_of_one_device_over_50_steps(
         return
     held_out = {name: x[:21] for name, x in one_device.task.held_out.items()}
     means = [
-        evaluate(t.strategy, t.task.evaluation_step, t.model, batches(held_out, 16))
+        evaluate(t.strategy, t.task.recipe.evaluation_step, t.model, batches(held_out, 16))
         for t in (found, one_device)
     ]
     assert means[0]["weight"] == means[1]["weight"] == held_out["length"].sum()
@@ -249,11 +245,11 @@ def test_the_planned_step_is_the_one_that_is_trained() -> None:
     planned = job.step(strategy, rows=2, rules="replicated")
     task = topics_lm.TopicsTask(loaded.values)
     with strategy.scope():
-        model = task.make_model(nnx.Rngs(0))
+        model = topics_lm.Transformer(loaded.values.model, rngs=nnx.Rngs(0))
         optimizer = make_optimizer(model, loaded.values.optimizer, num_steps=3)
     rows = {name: x[:16] for name, x in task.train.items()}
     batch = next(iter(strategy.experimental_distribute_dataset([rows])))
-    real = strategy.lower(task.train_step, (model, optimizer, batch))
+    real = strategy.lower(task.recipe.train_step, (model, optimizer, batch))
     abstract = strategy.lower(planned.fn, planned.args, options=planned.options)
     assert abstract.inputs == real.inputs
     assert abstract.results == real.results
