@@ -17,6 +17,7 @@ from jaxdist.training._checkpoints import Checkpoints
 from jaxdist.training._checks import check_not_beyond, check_same_data, not_empty
 from jaxdist.training._config import as_dict
 from jaxdist.training._evaluate import evaluate
+from jaxdist.training._interrupts import Interrupts
 from jaxdist.training._loop import Every, run_loop
 from jaxdist.training._metrics import versions
 from jaxdist.training._opening import communicated, opening
@@ -49,6 +50,7 @@ class Run:
         self.watch = Stopwatch()
         self.began = time.perf_counter()
         self.progress: TrainingProgress | None = None
+        self.interrupts = Interrupts()
 
     # Training
 
@@ -65,7 +67,7 @@ class Run:
         progress = TrainingProgress(
             total, first_step=self.first_step, console=self.console, unit=self.task.unit
         )
-        with progress as self.progress:
+        with self.interrupts, progress as self.progress:
             end = run_loop(
                 None,
                 self._step,
@@ -75,7 +77,9 @@ class Run:
                 first_step=self.first_step,
             )
             self.step, self.was_interrupted = end.step, end.was_interrupted
-            if not self.was_interrupted:
+            if self.was_interrupted:
+                jax.block_until_ready(self.pending)
+            else:
                 self._finish()
 
     def _step(self, _: None, batch: Any) -> tuple[None, jax.Array]:
@@ -94,6 +98,7 @@ class Run:
             self.watch.start()
         if self.progress is not None:
             self.progress.advance(step)
+        self.interrupts.check()
 
     def _settle(self) -> None:
         """Wait for the steps, and keep their losses."""
@@ -125,6 +130,7 @@ class Run:
             self._evaluate(self.step, None)
         if self.step not in self.checkpoints.steps():
             self._save(self.step, None)
+        self.interrupts.check()
         found, text = self.task.finish(self.strategy, self.state.model)
         written = write_output(
             self.config.output, self._metrics(found), self.task, self.report(), self.state.history

@@ -1,6 +1,7 @@
 """The language model's job: every layout has the losses of one device, and it resumes on any."""
 
 import dataclasses
+import functools
 import io
 import json
 import tomllib
@@ -17,7 +18,7 @@ import jaxdist
 from jaxdist import training
 from jaxdist.data import batches
 from jaxdist.errors import CheckpointError, ConfigError
-from jaxdist.training import topics_lm
+from jaxdist.training import _optimizer, topics_lm
 from jaxdist.training._evaluate import evaluate
 from jaxdist.training._optimizer import make_optimizer
 
@@ -55,6 +56,7 @@ class _Trained:
     losses: np.ndarray
     strategy: jaxdist.Strategy
     model: topics_lm.Transformer
+    optimizer: Any
     task: topics_lm.TopicsTask
 
 
@@ -67,7 +69,7 @@ def _trained(*overrides: str, steps: int) -> _Trained:
     with iter(strategy.experimental_distribute_dataset(source)) as data:
         args = ((model, optimizer, next(data)) for _ in range(steps))
         losses = [float(strategy.run(task.recipe.train_step, a)) for a in args]
-    return _Trained(np.asarray(losses), strategy, model, task)
+    return _Trained(np.asarray(losses), strategy, model, optimizer, task)
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +153,23 @@ def test_a_job_resumes_on_another_layout_and_ends_with_text(
     assert metrics["bytes_per_s"] > 0
     with pytest.raises(CheckpointError, match=r"data\.stride: saved 64, now 32"):
         _train(tmp_path, _ONE, "data.stride=32")
+
+
+def test_updates_that_keep_state_in_pieces_keep_it_so_and_have_the_losses_of_one_device(
+    one_device: _Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is worth cutting is a matter of links; here everything is.
+    whole = functools.partial(jaxdist.sharded_update, min_bytes=0)
+    monkeypatch.setattr(_optimizer, "sharded_update", whole)
+    sharded = _trained("optimizer.update=sharded", steps=8)
+    np.testing.assert_allclose(sharded.losses, one_device.losses[:8], rtol=1e-4)
+    moments = [m.opt_state[1][0].mu for m in (sharded.optimizer, one_device.optimizer)]
+    held, alone = (
+        sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(m)) for m in moments
+    )
+    assert alone / 8 <= held < alone / 7
+    compressed = _trained("optimizer.update=compressed", "optimizer.compression=bf16", steps=8)
+    np.testing.assert_allclose(compressed.losses, one_device.losses[:8], rtol=1e-2)
 
 
 # Configurations
@@ -242,6 +261,8 @@ def test_the_planned_step_is_the_one_that_is_trained() -> None:
     strategy = training.make_strategy(loaded.values)
     job = training.TASKS["topics_lm"].make_job(loaded)
     assert job.rows_per_replica == 2
+    both = _loaded("strategy.partition=fsdp", "optimizer.update=sharded")
+    assert training.TASKS["topics_lm"].make_job(both).rules[0] == "fsdp"
     planned = job.step(strategy, rows=2, rules="replicated")
     task = topics_lm.TopicsTask(loaded.values)
     with strategy.scope():
