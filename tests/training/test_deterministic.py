@@ -21,7 +21,7 @@ from jaxdist.training import (
     train,
 )
 from jaxdist.training._optimizer import make_optimizer
-from jaxdist.training.digits._task import DigitsNet
+from jaxdist.training.digits._recipe import DigitsNet
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
 
