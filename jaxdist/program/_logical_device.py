@@ -59,7 +59,7 @@ def on_device(fn: Callable[..., Any], device: int) -> Callable[..., Any]:
         traced = [i for i, leaf in enumerate(leaves) if _is_traced(leaf)]
         places = [i for i, leaf in enumerate(leaves) if _is_nnx(leaf)]
         nodes = tuple(leaves[i] for i in places)
-        shape, state = shape_of(nodes, tuple(f"argument {n}." for n in range(len(nodes))))
+        shape, state = shape_of(nodes, tuple(f"argument {n}" for n in range(len(nodes))))
         written: list[int] = []
 
         def placed(values: Sequence[Any], before: Sequence[Any]) -> Any:
