@@ -13,6 +13,7 @@ from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
     ContextError,
+    DivergentCollectiveError,
     ReplicaValueError,
     ShapeError,
 )
@@ -168,6 +169,22 @@ def test_a_number_that_the_dtype_does_not_hold_is_no_accumulation() -> None:
         ops = jaxdist.ReductionToOneDevice(accumulation_fn=lambda _, gives=gives: gives)
         with refused(ShapeError, "accumulation_fn", repr(gives)):
             ops.reduce("SUM", PerReplica([1, 2]), "cpu:0")
+
+
+def test_a_hint_that_is_none_is_told_by_the_name_it_was_given_by(two: MirroredStrategy) -> None:
+    for name in ("options", "experimental_hints"):
+        with refused(ArgumentTypeError, f"Strategy.reduce was given {name}=3"):
+            two.reduce("MEAN", 1.0, axis=None, **{name: 3})
+
+
+def test_a_collective_under_a_branch_is_told_by_the_line_that_asked_for_it() -> None:
+    def step(x: Any) -> Any:
+        return jax.lax.cond(x > 0, lambda x: get_replica_context().all_reduce("sum", x), abs, x)
+
+    for ops in (NcclAllReduce(), jaxdist.ReductionToOneDevice()):
+        strategy = MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=ops)
+        with refused(DivergentCollectiveError, "test_wrong_values.py:", "step.<locals>"):
+            strategy.run(step, (PerReplica([0.0, 1.0]),))
 
 
 def test_random_keys_of_replicas_are_shown() -> None:

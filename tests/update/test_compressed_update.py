@@ -13,7 +13,7 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import MirroredStrategy, PerReplica, Sharded, compressed_update
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.training import Checkpoints
 from tests.strategies.oracle import refused
 
@@ -202,3 +202,18 @@ def test_what_is_not_sent_yet_is_kept_on_another_number_of_replicas(
     mean = -gradients.mean(0)
     assert np.abs(first - mean).max() > 1e-4
     np.testing.assert_allclose(first + second, mean, atol=2e-5)
+
+
+def test_gradients_and_states_that_do_not_fit_are_named() -> None:
+    strategy = MirroredStrategy()
+    tx = compressed_update(optax.adam(0.1), workers=2)
+    params = {"w": jnp.ones(3), "b": jnp.ones(2)}
+    with strategy.scope():
+        state: Any = tx.init(params)
+    wrongs: list[Any] = [None, {"w": params["w"]}, {**params, "b": None}]
+    for wrong in wrongs:
+        with refused(ShapeError, "compressed_update", "grads['b']: nothing", "float32[2]"):
+            strategy.run(lambda s, g=wrong: tx.update(g, s, params)[0], (state,))
+    for none in (None, [1, 2], (state[0],)):
+        with refused(ArgumentTypeError, "compressed_update", "tx.init(params)"):
+            strategy.run(lambda s: tx.update(params, s, params)[0], (none,))
