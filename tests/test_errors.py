@@ -30,6 +30,7 @@ TREE = {
     "ConfigError": ValueError,
     "CheckpointError": RuntimeError,
     "DamagedCheckpointError": RuntimeError,
+    "DivergedError": ArithmeticError,
     "OutOfRangeError": StopIteration,
     "DeadlineExceededError": TimeoutError,
     "MissingExtraError": ImportError,

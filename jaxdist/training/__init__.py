@@ -16,6 +16,7 @@ from jaxdist.training._loop import run_loop as run_loop
 from jaxdist.training._metrics import versions as versions
 from jaxdist.training._plan_job import plan_job as plan_job
 from jaxdist.training._plan_job import sweep_job as sweep_job
+from jaxdist.training._report import TrainingReport as TrainingReport
 from jaxdist.training._steps import accumulate_gradients as accumulate_gradients
 from jaxdist.training._steps import multi_step as multi_step
 from jaxdist.training._tasks import TASKS as TASKS
@@ -23,7 +24,6 @@ from jaxdist.training._tasks import kind_of as kind_of
 from jaxdist.training._tasks import load_job as load_job
 from jaxdist.training._tasks import load_job_config as load_job_config
 from jaxdist.training._tasks import make_strategy as make_strategy
-from jaxdist.training._train import TrainingReport as TrainingReport
 from jaxdist.training._train import train as train
 from jaxdist.training.digits import DigitsConfig as DigitsConfig
 from jaxdist.training.digits import DigitsJob as DigitsJob

@@ -1,5 +1,6 @@
 """What must hold between entries of the main job, checked before anything is started."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,26 +14,34 @@ from jaxdist.training._extras import require_extra
 def check_job(
     loaded: LoadedConfig[Any], *, num_replicas: int, num_examples: int, examples: str
 ) -> None:
-    """Refuse entries that do not go together, and make the output directory.
+    """Refuse entries that do not go together, and make the directories of the output.
 
     Raises:
         ConfigError: The batch does not fit the replicas or the data; warm-up outlasts training;
-            the output directory cannot be made.
+            a file of the output cannot be written.
         MissingExtraError: A picture is wanted and matplotlib is missing.
     """
     if loaded.values.output.picture:
         require_extra("matplotlib", "draw the learning curve (output.picture)")
     _check_batch_size(loaded, num_replicas, num_examples, examples)
     _check_warmup(loaded)
-    _make_directory(loaded)
+    _check_files(loaded)
 
 
 def _check_batch_size(loaded: LoadedConfig[Any], replicas: int, rows: int, examples: str) -> None:
     size, where = loaded.values.data.batch_size, loaded.origin("data.batch_size")
+    if rows < replicas:
+        fraction = loaded.values.data.test_fraction
+        raise ConfigError(
+            f"There are {rows} {examples} to train on, and {replicas} replicas, each of which "
+            f"needs one for a step.\n\nHold out less than data.test_fraction {fraction:g} "
+            f"({loaded.origin('data.test_fraction')}), cut the data into more {examples}, or "
+            "train on fewer devices."
+        )
     if size > rows:
         raise ConfigError(
             f"{where}: data.batch_size is {size}, and there are {rows} {examples} to train on.\n\n"
-            f"Set data.batch_size to {max(replicas, rows - rows % replicas)} or less."
+            f"Set data.batch_size to {rows - rows % replicas} or less."
         )
     if size % replicas:
         low, high = size - size % replicas, size + -size % replicas
@@ -40,7 +49,7 @@ def _check_batch_size(loaded: LoadedConfig[Any], replicas: int, rows: int, examp
         raise ConfigError(
             f"{where}: data.batch_size is {size}, and {replicas} replicas cannot share it "
             f"equally: {size} is not a multiple of {replicas}.\n\n"
-            f"Set data.batch_size to {' or '.join(map(str, values)) or 'a multiple'}."
+            f"Set data.batch_size to {' or '.join(map(str, values))}."
         )
 
 
@@ -54,17 +63,38 @@ def _check_warmup(loaded: LoadedConfig[Any]) -> None:
         )
 
 
-def _make_directory(loaded: LoadedConfig[Any]) -> None:
+def _check_files(loaded: LoadedConfig[Any]) -> None:
+    """Make the directories of the output, and see that files can be written there."""
     output = loaded.values.output
-    folder = Path(output.directory)
+    names = {"metrics": output.metrics, "picture": output.picture}
+    _make_folder(Path(output.directory), "output.directory", loaded)
+    for entry, name in names.items():
+        path = Path(output.directory) / name
+        if name:
+            _make_folder(path.parent, f"output.{entry}", loaded)
+        if name and path.is_dir():
+            raise ConfigError(
+                f"{loaded.origin(f'output.{entry}')}: output.{entry} {name!r} is a directory "
+                f"({path}).\n\nGive the name of a file."
+            )
+    if Path(output.metrics) == Path(output.picture):
+        raise ConfigError(
+            f"{loaded.origin('output.picture')}: output.picture and output.metrics are one file, "
+            f"{output.picture!r}.\n\nGive the picture a name of its own, such as "
+            "'learning_curve.png'."
+        )
+
+
+def _make_folder(folder: Path, name: str, loaded: LoadedConfig[Any]) -> None:
+    probe = folder / f".{os.getpid()}.partial"
     try:
-        for name in (output.metrics, output.picture):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
     except OSError as error:
         raise ConfigError(
-            f"{loaded.origin('output.directory')}: output.directory {output.directory!r} cannot "
-            f"be made: {error}.\n\nGive a directory that you may write to."
+            f"{loaded.origin(name)}: nothing can be written to {str(folder)!r}, where {name} is: "
+            f"{error}.\n\nGive a directory that you may write to."
         ) from error
 
 

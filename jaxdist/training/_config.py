@@ -87,7 +87,8 @@ def load_config(
             problems.append(problem)
     if problems:
         raise ConfigError(_report(path, problems))
-    made = {name: kinds[name](**values) for name, values in sections.items()}
+    defaults = schema()  # whose sections may have others than their classes
+    made = {n: dataclasses.replace(getattr(defaults, n), **own) for n, own in sections.items()}
     return LoadedConfig(schema(**alone, **made), MappingProxyType(origins))
 
 

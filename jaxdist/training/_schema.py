@@ -6,7 +6,7 @@ The name of a section and of an entry, its type, its default and its range are r
 
 import dataclasses
 import math
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,35 +102,13 @@ class OutputConfig:
     picture: str = entry("learning_curve.png")
 
 
-class JobConfig(Protocol):
-    """What training reads of a configuration, whatever its task."""
+@dataclasses.dataclass(frozen=True)
+class JobConfig:
+    """The sections that every task has; a task adds its own, and its own defaults."""
 
-    @property
-    def task(self) -> str:
-        """Name of the task."""
-        ...
-
-    @property
-    def data(self) -> BatchConfig:
-        """The global batch."""
-        ...
-
-    @property
-    def optimizer(self) -> OptimizerConfig:
-        """The optimizer."""
-        ...
-
-    @property
-    def training(self) -> TrainingConfig:
-        """How long."""
-        ...
-
-    @property
-    def checkpoint(self) -> CheckpointConfig:
-        """Checkpoints."""
-        ...
-
-    @property
-    def output(self) -> OutputConfig:
-        """Metrics and picture."""
-        ...
+    task: str = ""
+    data: BatchConfig = dataclasses.field(default_factory=BatchConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    output: OutputConfig = dataclasses.field(default_factory=OutputConfig)

@@ -2,14 +2,14 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, final
 
 from flax import nnx
 
 from jaxdist._typing import PyTree
 from jaxdist.strategies import Strategy
-from jaxdist.training._schema import OptimizerConfig
+from jaxdist.training._recipe import Recipe
 
 Measures = Mapping[str, float]
 
@@ -25,7 +25,7 @@ class Curve:
 
 
 class Task(abc.ABC):
-    """Data, a model, its steps, and the words for what comes out.
+    """Data, what is trained on it, and the words for what comes out.
 
     `train` does the rest for every task: batches, checkpoints, evaluation, progress, files.
     """
@@ -34,6 +34,8 @@ class Task(abc.ABC):
     examples: ClassVar[str]  # what a batch has rows of: images, windows
     unit: ClassVar[str]  # what throughput counts: images, bytes
     curve: ClassVar[Curve]
+
+    recipe: Recipe
 
     # Data
 
@@ -44,30 +46,6 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def identity(self) -> dict[str, Any]:
         """What decides which examples are held out: another split would train on them."""
-
-    # Model and steps. The same functions each time: a step is compiled once for a function.
-
-    @abc.abstractmethod
-    def make_model(self, rngs: nnx.Rngs) -> nnx.Module:
-        """The model, on the default device or abstract."""
-
-    def optimizer_config(self, config: OptimizerConfig) -> OptimizerConfig:
-        """The configured optimizer, as the task needs it; by default as it is."""
-        return config
-
-    def place(self, strategy: Strategy, model: Any, optimizer: Any) -> None:
-        """Put the parameters and the optimizer's state on the devices; by default all on each."""
-        del strategy, model, optimizer
-
-    @property
-    @abc.abstractmethod
-    def train_step(self) -> Callable[[Any, Any, Any], Any]:
-        """`(model, optimizer, batch) -> mean loss`, as one replica sees them."""
-
-    @property
-    @abc.abstractmethod
-    def evaluation_step(self) -> Callable[[Any, Any, Any], Any]:
-        """`(model, batch, mask) -> weighted_sums(...)`; the weights count units."""
 
     # Words
 

@@ -14,8 +14,9 @@ import jaxdist
 from jaxdist.data import batches
 from jaxdist.errors import ShapeError
 from jaxdist.training import evaluate, weighted_sums
+from jaxdist.training.digits._recipe import DigitsNet, evaluation_step
 from jaxdist.training.digits._schema import ModelConfig
-from jaxdist.training.digits._task import Digits, DigitsNet, evaluation_step, load_digits
+from jaxdist.training.digits._task import Digits, load_digits
 
 Batch = dict[str, jax.Array]
 

@@ -6,7 +6,8 @@ from flax import nnx
 import jaxdist
 from jaxdist import training
 from jaxdist.training._optimizer import make_optimizer
-from jaxdist.training.digits._task import DigitsNet, load_digits, train_step
+from jaxdist.training.digits._recipe import DigitsNet, train_step
+from jaxdist.training.digits._task import load_digits
 
 CONFIG = "configs/digits_mirrored.toml"
 

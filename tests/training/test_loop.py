@@ -6,7 +6,7 @@ import pytest
 
 from jaxdist.errors import ArgumentError
 from jaxdist.training import Every, run_loop
-from jaxdist.training._interrupts import interrupts_wait
+from jaxdist.training._interrupts import Interrupts, interrupts_wait
 
 
 def _add(state: int, x: int) -> tuple[int, int]:
@@ -89,4 +89,16 @@ def test_ctrl_c_waits_for_what_must_not_be_cut_in_two() -> None:
     with pytest.raises(KeyboardInterrupt):
         body()
     assert done == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_first_ctrl_c_waits_for_a_check_and_the_second_does_not() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupts() as interrupts:
+        interrupts.check()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before

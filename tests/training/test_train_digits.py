@@ -1,8 +1,11 @@
 """The main job: it learns, it resumes, and the number of replicas changes nothing."""
 
+import contextlib
 import dataclasses
+import errno
 import io
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +18,16 @@ from rich.console import Console
 import jaxdist
 from jaxdist.data import batches
 from jaxdist.data._prefetch import THREAD_NAME
-from jaxdist.errors import CheckpointError, ConfigError, MissingExtraError
+from jaxdist.errors import CheckpointError, ConfigError, DivergedError, MissingExtraError
 from jaxdist.training import (
     DigitsConfig,
     TrainingReport,
+    _output,
+    _run,
     load_config,
     mirrored_strategy,
     train,
 )
-from jaxdist.training import _train as train_module
 from jaxdist.training._checks import check_job
 from jaxdist.training.digits._task import load_digits
 
@@ -177,7 +181,7 @@ def _record_batches(
     monkeypatch: pytest.MonkeyPatch, seen: list[np.ndarray], *, error_at: int | None = None
 ) -> None:
     """Keep the images of each step, and raise in the one that is numbered `error_at` from 0."""
-    step = train_module._Run._step
+    step = _run.Run._step
 
     def recorded(self: Any, state: None, batch: Any) -> Any:
         if len(seen) == error_at:
@@ -185,7 +189,7 @@ def _record_batches(
         seen.append(np.concatenate([np.asarray(v) for v in _values(batch["image"])]))
         return step(self, state, batch)
 
-    monkeypatch.setattr(train_module._Run, "_step", recorded)
+    monkeypatch.setattr(_run.Run, "_step", recorded)
 
 
 def _values(leaf: Any) -> tuple[Any, ...]:
@@ -253,7 +257,7 @@ def test_ctrl_c_in_the_kth_step_saves_nothing_half_way_and_the_next_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_losses: list[float], k: int
 ) -> None:
     small = [*_SMALL, "training.steps=10"]
-    step = train_module._Run._step
+    step = _run.Run._step
     calls = []
 
     def interrupted(self: Any, state: None, batch: Any) -> Any:
@@ -263,7 +267,7 @@ def test_ctrl_c_in_the_kth_step_saves_nothing_half_way_and_the_next_run_goes_on(
             raise KeyboardInterrupt
         return out
 
-    monkeypatch.setattr(train_module._Run, "_step", interrupted)
+    monkeypatch.setattr(_run.Run, "_step", interrupted)
     report, _ = _train(tmp_path, *small)
     monkeypatch.undo()
     assert report.was_interrupted
@@ -273,6 +277,23 @@ def test_ctrl_c_in_the_kth_step_saves_nothing_half_way_and_the_next_run_goes_on(
     report, _ = _train(tmp_path, *small)
     assert not report.was_interrupted
     assert _metrics(tmp_path)["losses"] == whole_losses[:10]
+
+
+def test_ctrl_c_that_python_loses_in_a_callback_ends_training_after_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = _run.Run._step
+
+    def interrupted(self: Any, state: None, batch: Any) -> Any:
+        with contextlib.suppress(KeyboardInterrupt):  # as a callback of the garbage collector does
+            signal.raise_signal(signal.SIGINT)
+        return step(self, state, batch)
+
+    monkeypatch.setattr(_run.Run, "_step", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    report, _ = _train(tmp_path, *_SMALL, "training.steps=10", replicas=2)
+    assert (report.was_interrupted, report.steps, report.next_step) == (True, 1, None)
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 # Entries that do not go together
@@ -308,10 +329,66 @@ def test_a_warm_up_that_outlasts_training_is_refused(tmp_path: Path) -> None:
         _check(f"output.directory='{tmp_path}'", "training.steps=10")
 
 
-def test_an_output_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("directory={}/file", r"--set output\.directory=.*written to '.*file', where output\.dir"),
+        ("metrics=../file/x.json", r"--set output\.metrics=(.|\n)*file', where output\.metrics is"),
+        ("metrics=.", r"output\.metrics '\.' is a directory(.|\n)*name of a file"),
+        ("picture=folder", r"output\.picture 'folder' is a directory"),
+        ("picture=metrics.json", r"output\.picture and output\.metrics are one file"),
+    ],
+)
+def test_files_that_cannot_be_written_are_named_before_training(
+    tmp_path: Path, entry: str, words: str
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"file' cannot be made"):
-        _check(f"output.directory='{tmp_path / 'file'}'")
+    (tmp_path / "out" / "folder").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=words):
+        _check(f"output.directory={tmp_path}/out", f"output.{entry.format(tmp_path)}")
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["folder"]
+
+
+def test_fewer_examples_than_replicas_is_an_error_that_no_batch_size_mends(tmp_path: Path) -> None:
+    loaded = load_config(DigitsConfig, SHIPPED, [f"output.directory='{tmp_path}'"])
+    with pytest.raises(ConfigError, match=r"3 images to train on, and 8 replicas(.|\n)*line 1\d"):
+        check_job(loaded, num_replicas=8, num_examples=3, examples="images")
+
+
+def test_a_run_says_what_it_trains_and_sends_and_where_its_files_are(tmp_path: Path) -> None:
+    _, out = _train(tmp_path, *_SMALL, "training.steps=1", replicas=2)
+    words = out.splitlines()
+    # 3x3 kernels for 4 channels, 64 inputs of 8 units and 10 classes, with biases.
+    assert words[0] == "digits: 650 parameters on 2 replica(s) of 1 cpu device(s), 64 images a step"
+    assert words[1] == f"each step: all-reduce of {4 * (650 + 1):,} bytes between 2 replicas"
+    assert words[-1] == f"wrote {tmp_path / 'metrics.json'}"
+
+
+def test_a_loss_that_is_not_finite_ends_training_before_anything_is_saved_of_it(
+    tmp_path: Path,
+) -> None:
+    job = [*_SMALL, "checkpoint.every=1", "training.log_every=100", "training.steps=9"]
+    job.append("optimizer.learning_rate=1e30")
+    with pytest.raises(
+        DivergedError, match=r"loss of step 2 is (nan|inf)(.|\n)*of step 1\."
+    ) as caught:
+        _train(tmp_path, *job, replicas=2)
+    assert "--set optimizer.learning_rate=1e+29, or --set optimizer.clip_norm=1.0" in str(
+        caught.value
+    )
+    assert not (tmp_path / "metrics.json").exists()
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()] == ["1"]
+
+
+def test_a_disk_that_fills_up_while_files_are_written_is_told_with_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(_output, "write_metrics", full)
+    with pytest.raises(ConfigError, match=r"No space left(.|\n)*checkpoint of step 1 is complete"):
+        _train(tmp_path, *_SMALL, "training.steps=1", replicas=2)
 
 
 def test_a_missing_matplotlib_is_found_before_training_and_only_where_it_is_needed(

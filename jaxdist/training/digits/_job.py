@@ -1,24 +1,16 @@
-"""The main job without its data."""
+"""The digits task without its data."""
 
 import dataclasses
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from jaxdist.program import RunOptions
-from jaxdist.strategies import Strategy
-from jaxdist.training._config import LoadedConfig
-from jaxdist.training._job import JobStep
-from jaxdist.training._optimizer import make_optimizer
-from jaxdist.training.digits._schema import DigitsConfig
-from jaxdist.training.digits._task import IMAGE_SHAPE, DigitsNet, train_step
-from jaxdist.values import PerReplica
+from jaxdist.training._configured_job import ConfiguredJob
+from jaxdist.training.digits._recipe import IMAGE_SHAPE, DigitsRecipe
 
 # Rules of a job, and `optimizer.update` of the configuration.
-_Update = Literal["replicated", "sharded", "compressed"]
-_UPDATES: dict[str, _Update] = {
+_UPDATES: dict[str, Literal["replicated", "sharded", "compressed"]] = {
     "replicated": "replicated",
     "sharded_update": "sharded",
     "compressed": "compressed",
@@ -26,7 +18,7 @@ _UPDATES: dict[str, _Update] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class DigitsJob:
+class DigitsJob(ConfiguredJob):
     """The job of `configs/digits_mirrored.toml`, to be planned.
 
     Example:
@@ -36,20 +28,17 @@ class DigitsJob:
         (8, ('replicated', 'sharded_update'))
     """
 
-    loaded: LoadedConfig[DigitsConfig]
-
     @property
     def name(self) -> str:
         """What it trains."""
         return "digits"
 
     @property
-    def rows_per_replica(self) -> int:
-        """Its batch over the replicas that it has without accelerators."""
-        config = self.loaded.values
-        listed = config.strategy.devices
-        count = config.strategy.virtual_cpu_devices if listed == "auto" else len(listed)
-        return max(1, config.data.batch_size // count)
+    def num_replicas(self) -> int:
+        """One for each device."""
+        asked = self.loaded.values.strategy
+        listed = asked.devices
+        return asked.virtual_cpu_devices if listed == "auto" else len(listed)
 
     @property
     def logical_devices(self) -> int | str:
@@ -64,25 +53,15 @@ class DigitsJob:
         others = [name for name in ("replicated", "sharded_update") if name != own]
         return (own, *others)
 
-    def step(self, strategy: Strategy, rows: int, rules: str) -> JobStep:
-        """The net, its optimizer and a batch as shapes."""
+    def recipe(self, rules: str) -> DigitsRecipe:
+        """As configured but for the update."""
         config = self.loaded.values
         optimizer = dataclasses.replace(config.optimizer, update=_UPDATES[rules])
+        return DigitsRecipe(dataclasses.replace(config, optimizer=optimizer))
 
-        def made() -> tuple[DigitsNet, "nnx.Optimizer[DigitsNet]"]:
-            net = DigitsNet(config.model, rngs=nnx.Rngs(config.training.seed))
-            return net, make_optimizer(net, optimizer, num_steps=config.training.steps)
-
-        with strategy.scope():
-            net, state = nnx.eval_shape(made)
-        total = rows * strategy.num_replicas_in_sync
-        batch = {
-            "image": _rows((total, *IMAGE_SHAPE), jnp.float32),
-            "label": _rows((total,), jnp.int32),
+    def batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Images and labels."""
+        return {
+            "image": jax.ShapeDtypeStruct((rows, *IMAGE_SHAPE), jnp.float32),
+            "label": jax.ShapeDtypeStruct((rows,), jnp.int32),
         }
-        donated = (0, 1) if config.training.donate else ()
-        return JobStep(train_step, (net, state, batch), RunOptions(donate_argnums=donated))
-
-
-def _rows(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> PerReplica:
-    return PerReplica.of_global(jax.ShapeDtypeStruct(shape, dtype))

@@ -3,16 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from jaxdist.training._schema import (
-    NOT_EMPTY,
-    BatchConfig,
-    CheckpointConfig,
-    OptimizerConfig,
-    OutputConfig,
-    TrainingConfig,
-    Within,
-    entry,
-)
+from jaxdist.training._schema import NOT_EMPTY, JobConfig, Within, entry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +25,9 @@ class ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class DigitsConfig:
+class DigitsConfig(JobConfig):
     """The sections of `configs/digits_mirrored.toml`."""
 
     task: Literal["digits"] = "digits"
     strategy: StrategyConfig = dataclasses.field(default_factory=StrategyConfig)
-    data: BatchConfig = dataclasses.field(default_factory=BatchConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
-    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
-    output: OutputConfig = dataclasses.field(default_factory=OutputConfig)

@@ -1,26 +1,16 @@
-"""Handwritten digits: 1,797 images, a convolutional net, and its steps."""
+"""Handwritten digits: 1,797 images, and the words for what comes out."""
 
 import dataclasses
-import itertools
-from collections.abc import Callable
 from typing import Any, final
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import nnx
 
-from jaxdist.training._evaluate import WEIGHT, weighted_sums
+from jaxdist.training._evaluate import WEIGHT
 from jaxdist.training._extras import require_extra
-from jaxdist.training._optimizer import reduced_update
 from jaxdist.training._task import Curve, Measures, Task
-from jaxdist.training.digits._schema import DigitsConfig, ModelConfig
+from jaxdist.training.digits._recipe import IMAGE_SHAPE, DigitsRecipe
+from jaxdist.training.digits._schema import DigitsConfig
 
-Batch = dict[str, jax.Array]
-
-NUM_CLASSES = 10
-IMAGE_SHAPE = (8, 8, 1)
 _BRIGHTEST = 16.0  # pixels are 0 to 16, sklearn.datasets.load_digits
 
 
@@ -54,56 +44,6 @@ def _rows(images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> dict[str,
     return {"image": images[rows], "label": labels[rows].astype(np.int32)}
 
 
-class DigitsNet(nnx.Module):
-    """3x3 convolutions with 2x2 pooling after each, then two dense layers.
-
-    It has neither BatchNorm nor dropout: every replica count computes the same function.
-    """
-
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
-        widths = [1, *config.channels]
-        self.convolutions = nnx.List(
-            nnx.Conv(i, o, kernel_size=(3, 3), rngs=rngs) for i, o in itertools.pairwise(widths)
-        )
-        side = 8 >> len(config.channels)
-        self.hidden = nnx.Linear(side * side * widths[-1], config.hidden, rngs=rngs)
-        self.logits = nnx.Linear(config.hidden, NUM_CLASSES, rngs=rngs)
-
-    def __call__(self, image: jax.Array) -> jax.Array:
-        x = image  # [row, 8, 8, 1]
-        for convolution in self.convolutions:
-            x = nnx.max_pool(nnx.relu(convolution(x)), (2, 2), strides=(2, 2))
-        x = x.reshape(x.shape[0], -1)
-        return self.logits(nnx.relu(self.hidden(x)))  # [row, class]
-
-
-def row_losses(net: DigitsNet, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy of each row `[b]`, and the logits `[b, class]`."""
-    logits = net(batch["image"])
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]), logits
-
-
-def mean_loss(net: DigitsNet, batch: Batch) -> jax.Array:
-    """Mean cross-entropy over the rows of this replica."""
-    return jnp.mean(row_losses(net, batch)[0])
-
-
-# Steps, as one replica sees them
-
-
-def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[Any]", batch: Batch) -> jax.Array:
-    """Update the net in place; the mean loss over the global batch `[]`."""
-    loss, grads = nnx.value_and_grad(mean_loss)(net, batch)
-    return reduced_update(net, optimizer, loss, grads)
-
-
-def evaluation_step(net: DigitsNet, batch: Batch, mask: jax.Array) -> Batch:
-    """Sums of loss and of right answers over the rows that are real, of all replicas."""
-    losses, logits = row_losses(net, batch)
-    right = logits.argmax(-1) == batch["label"]
-    return weighted_sums({"loss": losses, "accuracy": right}, mask)
-
-
 @final
 class DigitsTask(Task):
     """The digits, as a task.
@@ -118,27 +58,14 @@ class DigitsTask(Task):
     curve = Curve("accuracy", "held-out accuracy (%)", factor=100.0)
 
     def __init__(self, config: DigitsConfig) -> None:
-        self._config = config
+        self.recipe = DigitsRecipe(config)
+        self._data = config.data
         digits = load_digits(config.data.test_fraction, config.data.seed)
         self.train, self.held_out = digits.train, digits.test
         self.units_per_example = 1
 
     def identity(self) -> dict[str, Any]:
-        return {
-            "seed": self._config.data.seed,
-            "test_fraction": self._config.data.test_fraction,
-        }
-
-    def make_model(self, rngs: nnx.Rngs) -> DigitsNet:
-        return DigitsNet(self._config.model, rngs=rngs)
-
-    @property
-    def train_step(self) -> Callable[[Any, Any, Any], Any]:
-        return train_step
-
-    @property
-    def evaluation_step(self) -> Callable[[Any, Any, Any], Any]:
-        return evaluation_step
+        return {"seed": self._data.seed, "test_fraction": self._data.test_fraction}
 
     def measures(self, means: Measures) -> dict[str, float]:
         return {

@@ -1,16 +1,16 @@
 """The configuration of the byte-level language model."""
 
 import dataclasses
+import functools
 from typing import Literal
 
 from jaxdist.training._schema import (
     COUNT,
-    FRACTION,
     NOT_EMPTY,
-    POSITIVE,
     SEED,
     BatchConfig,
     CheckpointConfig,
+    JobConfig,
     OptimizerConfig,
     OutputConfig,
     TrainingConfig,
@@ -38,8 +38,6 @@ class StrategyConfig:
 class DataConfig(BatchConfig):
     """Windows of bytes: how many at once, how long, and how far apart they start."""
 
-    batch_size: int = entry(32, within=COUNT)
-    test_fraction: float = entry(0.1, within=FRACTION)
     sequence_length: int = entry(128, within=Within(1, 2**20))
     stride: int = entry(16, within=COUNT)
 
@@ -58,26 +56,6 @@ class ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class TopicsOptimizerConfig(OptimizerConfig):
-    """AdamW as it suits this model."""
-
-    learning_rate: float = entry(5e-3, within=POSITIVE)
-    warmup_steps: int = entry(50, within=Within(0, 2**31 - 1))
-    weight_decay: float = entry(0.1, within=Within(0))
-    clip_norm: float = entry(1.0, within=Within(0))
-
-
-@dataclasses.dataclass(frozen=True)
-class TopicsTrainingConfig(TrainingConfig):
-    """How long this model takes."""
-
-    steps: int = entry(600, within=COUNT)
-    log_every: int = entry(50, within=COUNT)
-    evaluate_every: int = entry(200, within=COUNT)
-    donate: bool = entry(True)
-
-
-@dataclasses.dataclass(frozen=True)
 class GenerateConfig:
     """The text that is generated at the end; 0 bytes is none."""
 
@@ -88,31 +66,31 @@ class GenerateConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class TopicsCheckpointConfig(CheckpointConfig):
-    """Checkpoints in a directory of this task."""
-
-    directory: str = entry(f"{_RUN}/checkpoints", length=NOT_EMPTY)
-    every: int = entry(200, within=COUNT)
-    keep: int = entry(2, within=COUNT)
-
-
-@dataclasses.dataclass(frozen=True)
-class TopicsOutputConfig(OutputConfig):
-    """Files in a directory of this task."""
-
-    directory: str = entry(_RUN, length=NOT_EMPTY)
-
-
-@dataclasses.dataclass(frozen=True)
-class TopicsConfig:
+class TopicsConfig(JobConfig):
     """The sections of `configs/topics_lm_*.toml`."""
 
     task: Literal["topics_lm"] = "topics_lm"
     strategy: StrategyConfig = dataclasses.field(default_factory=StrategyConfig)
-    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    data: DataConfig = dataclasses.field(
+        default_factory=functools.partial(DataConfig, batch_size=32, test_fraction=0.1)
+    )
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-    optimizer: TopicsOptimizerConfig = dataclasses.field(default_factory=TopicsOptimizerConfig)
-    training: TopicsTrainingConfig = dataclasses.field(default_factory=TopicsTrainingConfig)
+    optimizer: OptimizerConfig = dataclasses.field(
+        default_factory=functools.partial(
+            OptimizerConfig, learning_rate=5e-3, warmup_steps=50, weight_decay=0.1, clip_norm=1.0
+        )
+    )
+    training: TrainingConfig = dataclasses.field(
+        default_factory=functools.partial(
+            TrainingConfig, steps=600, log_every=50, evaluate_every=200, donate=True
+        )
+    )
     generate: GenerateConfig = dataclasses.field(default_factory=GenerateConfig)
-    checkpoint: TopicsCheckpointConfig = dataclasses.field(default_factory=TopicsCheckpointConfig)
-    output: TopicsOutputConfig = dataclasses.field(default_factory=TopicsOutputConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(
+        default_factory=functools.partial(
+            CheckpointConfig, directory=f"{_RUN}/checkpoints", every=200, keep=2
+        )
+    )
+    output: OutputConfig = dataclasses.field(
+        default_factory=functools.partial(OutputConfig, directory=_RUN)
+    )

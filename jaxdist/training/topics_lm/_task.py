@@ -1,21 +1,14 @@
-"""The language model as a task: its data, its model, and the words for what comes out."""
+"""The language model as a task: its data, and the words for what comes out."""
 
 import math
-from collections.abc import Callable
 from typing import Any, final
 
-from flax import nnx
-
-from jaxdist import partition
 from jaxdist.strategies import Strategy
 from jaxdist.training._evaluate import WEIGHT
-from jaxdist.training._schema import OptimizerConfig
 from jaxdist.training._task import Curve, Measures, Task
 from jaxdist.training.topics_lm._generate import generate
-from jaxdist.training.topics_lm._model import Transformer
-from jaxdist.training.topics_lm._partition import optimizer_for, rules_of
+from jaxdist.training.topics_lm._recipe import TopicsRecipe
 from jaxdist.training.topics_lm._schema import TopicsConfig
-from jaxdist.training.topics_lm._steps import evaluation_step, train_step
 from jaxdist.training.topics_lm._text import (
     SEPARATOR,
     baselines,
@@ -35,6 +28,7 @@ class TopicsTask(Task):
     curve = Curve("bits_per_byte", "held-out bits per byte")
 
     def __init__(self, config: TopicsConfig) -> None:
+        self.recipe = TopicsRecipe(config)
         self._config = config
         text = load_text(config.data.test_fraction, config.data.seed)
         length = config.data.sequence_length
@@ -53,26 +47,6 @@ class TopicsTask(Task):
             "stride": data.stride,
             "checksum of the text": self._checksum,
         }
-
-    def make_model(self, rngs: nnx.Rngs) -> Transformer:
-        return Transformer(self._config.model, rngs=rngs)
-
-    def optimizer_config(self, config: OptimizerConfig) -> OptimizerConfig:
-        return optimizer_for(self._config.strategy.partition, config)
-
-    def place(self, strategy: Strategy, model: Any, optimizer: Any) -> None:
-        """As `strategy.partition` says."""
-        asked = self._config.strategy
-        rules = rules_of(asked.partition, asked.whole_below)
-        partition.place(strategy, (model, optimizer), rules)
-
-    @property
-    def train_step(self) -> Callable[[Any, Any, Any], Any]:
-        return train_step
-
-    @property
-    def evaluation_step(self) -> Callable[[Any, Any, Any], Any]:
-        return evaluation_step
 
     def measures(self, means: Measures) -> dict[str, float]:
         loss = means["loss"]

@@ -58,12 +58,14 @@ def _joined(texts: list[bytes]) -> np.ndarray:
 
 
 def training_windows(text: np.ndarray, length: int, stride: int) -> dict[str, np.ndarray]:
-    """Windows `[n, length + 1]` that start `stride` bytes apart.
+    """Windows `[n, length + 1]` that start `stride` bytes apart; none where the text is shorter.
 
     Example:
         >>> training_windows(np.arange(7, dtype=np.uint8), 2, 2)["tokens"].tolist()
         [[0, 1, 2], [2, 3, 4], [4, 5, 6]]
     """
+    if len(text) <= length:
+        return {"tokens": np.zeros((0, length + 1), np.uint8)}
     windows = np.lib.stride_tricks.sliding_window_view(text, length + 1)[::stride]
     return {"tokens": np.ascontiguousarray(windows)}
 

@@ -21,6 +21,12 @@ from jaxdist.training.topics_lm._text import (
 _BYTES = st.binary(min_size=2, max_size=300).map(lambda b: np.frombuffer(b, np.uint8))
 
 
+def test_a_text_that_is_too_short_for_a_window_has_none() -> None:
+    text = np.zeros(5, np.uint8)
+    assert training_windows(text, 5, 1)["tokens"].shape == (0, 6)
+    assert training_windows(text, 4, 1)["tokens"].shape == (1, 5)
+
+
 @pytest.mark.parametrize(("fraction", "seed"), [(0.1, 0), (0.1, 3), (0.5, 1), (1e-9, 0)])
 def test_no_paragraph_that_is_held_out_is_trained_on(fraction: float, seed: int) -> None:
     text = load_text(fraction, seed)

@@ -1,6 +1,7 @@
 """The language model's job: every layout has the losses of one device, and it resumes on any."""
 
 import dataclasses
+import functools
 import io
 import json
 import tomllib
@@ -17,7 +18,7 @@ import jaxdist
 from jaxdist import training
 from jaxdist.data import batches
 from jaxdist.errors import CheckpointError, ConfigError
-from jaxdist.training import topics_lm
+from jaxdist.training import _optimizer, topics_lm
 from jaxdist.training._evaluate import evaluate
 from jaxdist.training._optimizer import make_optimizer
 
@@ -55,6 +56,7 @@ class _Trained:
     losses: np.ndarray
     strategy: jaxdist.Strategy
     model: topics_lm.Transformer
+    optimizer: Any
     task: topics_lm.TopicsTask
 
 
@@ -62,16 +64,12 @@ def _trained(*overrides: str, steps: int) -> _Trained:
     """The steps of a job without its loop."""
     config = _loaded(*overrides).values
     strategy, task = training.make_strategy(config), topics_lm.TopicsTask(config)
-    with strategy.scope():
-        model = task.make_model(nnx.Rngs(config.training.seed))
-        asked = task.optimizer_config(config.optimizer)
-        optimizer = make_optimizer(model, asked, num_steps=config.training.steps)
-    task.place(strategy, model, optimizer)
+    model, optimizer = task.recipe.made(strategy)
     source = batches(task.train, 16, shuffle=True, drop_remainder=True, repeat=None)
     with iter(strategy.experimental_distribute_dataset(source)) as data:
         args = ((model, optimizer, next(data)) for _ in range(steps))
-        losses = [float(strategy.run(task.train_step, a)) for a in args]
-    return _Trained(np.asarray(losses), strategy, model, task)
+        losses = [float(strategy.run(task.recipe.train_step, a)) for a in args]
+    return _Trained(np.asarray(losses), strategy, model, optimizer, task)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +111,7 @@ def test_every_layout_has_the_losses_of_one_device_over_50_steps(
         return
     held_out = {name: x[:21] for name, x in one_device.task.held_out.items()}
     means = [
-        evaluate(t.strategy, t.task.evaluation_step, t.model, batches(held_out, 16))
+        evaluate(t.strategy, t.task.recipe.evaluation_step, t.model, batches(held_out, 16))
         for t in (found, one_device)
     ]
     assert means[0]["weight"] == means[1]["weight"] == held_out["length"].sum()
@@ -155,6 +153,23 @@ def test_a_job_resumes_on_another_layout_and_ends_with_text(
     assert metrics["bytes_per_s"] > 0
     with pytest.raises(CheckpointError, match=r"data\.stride: saved 64, now 32"):
         _train(tmp_path, _ONE, "data.stride=32")
+
+
+def test_updates_that_keep_state_in_pieces_keep_it_so_and_have_the_losses_of_one_device(
+    one_device: _Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is worth cutting is a matter of links; here everything is.
+    whole = functools.partial(jaxdist.sharded_update, min_bytes=0)
+    monkeypatch.setattr(_optimizer, "sharded_update", whole)
+    sharded = _trained("optimizer.update=sharded", steps=8)
+    np.testing.assert_allclose(sharded.losses, one_device.losses[:8], rtol=1e-4)
+    moments = [m.opt_state[1][0].mu for m in (sharded.optimizer, one_device.optimizer)]
+    held, alone = (
+        sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(m)) for m in moments
+    )
+    assert alone / 8 <= held < alone / 7
+    compressed = _trained("optimizer.update=compressed", "optimizer.compression=bf16", steps=8)
+    np.testing.assert_allclose(compressed.losses, one_device.losses[:8], rtol=1e-2)
 
 
 # Configurations
@@ -246,14 +261,16 @@ def test_the_planned_step_is_the_one_that_is_trained() -> None:
     strategy = training.make_strategy(loaded.values)
     job = training.TASKS["topics_lm"].make_job(loaded)
     assert job.rows_per_replica == 2
+    both = _loaded("strategy.partition=fsdp", "optimizer.update=sharded")
+    assert training.TASKS["topics_lm"].make_job(both).rules[0] == "fsdp"
     planned = job.step(strategy, rows=2, rules="replicated")
     task = topics_lm.TopicsTask(loaded.values)
     with strategy.scope():
-        model = task.make_model(nnx.Rngs(0))
+        model = topics_lm.Transformer(loaded.values.model, rngs=nnx.Rngs(0))
         optimizer = make_optimizer(model, loaded.values.optimizer, num_steps=3)
     rows = {name: x[:16] for name, x in task.train.items()}
     batch = next(iter(strategy.experimental_distribute_dataset([rows])))
-    real = strategy.lower(task.train_step, (model, optimizer, batch))
+    real = strategy.lower(task.recipe.train_step, (model, optimizer, batch))
     abstract = strategy.lower(planned.fn, planned.args, options=planned.options)
     assert abstract.inputs == real.inputs
     assert abstract.results == real.results

@@ -1,0 +1,46 @@
+"""The step of a configuration, to be planned: what is trained, with shapes for arrays."""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+
+from jaxdist.strategies import Strategy
+from jaxdist.training._config import LoadedConfig
+from jaxdist.training._job import JobStep
+from jaxdist.training._recipe import Recipe
+from jaxdist.values import PerReplica
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfiguredJob(abc.ABC):
+    """What the jobs of all tasks have; a task says how its rules change its configuration."""
+
+    loaded: LoadedConfig[Any]
+
+    @property
+    @abc.abstractmethod
+    def num_replicas(self) -> int:
+        """Replicas that it has without accelerators."""
+
+    @abc.abstractmethod
+    def recipe(self, rules: str) -> Recipe:
+        """What is trained where its state is laid out so."""
+
+    @abc.abstractmethod
+    def batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """A batch of all replicas."""
+
+    @property
+    def rows_per_replica(self) -> int:
+        """Its batch over the replicas that it has without accelerators."""
+        rows: int = self.loaded.values.data.batch_size
+        return max(1, rows // self.num_replicas)
+
+    def step(self, strategy: Strategy, rows: int, rules: str) -> JobStep:
+        """The model, its optimizer and a batch as shapes."""
+        recipe = self.recipe(rules)
+        shapes = self.batch(rows * strategy.num_replicas_in_sync)
+        args = (*recipe.made(strategy, abstract=True), jax.tree.map(PerReplica.of_global, shapes))
+        return JobStep(recipe.train_step, args, recipe.options)

@@ -1,0 +1,42 @@
+"""The files at the end of a run."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxdist.errors import ConfigError
+from jaxdist.training._metrics import History, draw_learning_curve, write_metrics
+from jaxdist.training._report import TrainingReport
+from jaxdist.training._schema import OutputConfig
+from jaxdist.training._task import Task
+
+
+def write_output(
+    config: OutputConfig,
+    metrics: Mapping[str, Any],
+    task: Task,
+    report: TrainingReport,
+    history: History,
+) -> list[Path]:
+    """Write the metrics, and draw the picture where one is wanted.
+
+    Returns:
+        The files.
+
+    Raises:
+        ConfigError: One of them cannot be written.
+    """
+    folder = Path(config.directory)
+    try:
+        write_metrics(folder / config.metrics, metrics)
+        if not config.picture:
+            return [folder / config.metrics]
+        title = f"{task.title}, {report.num_replicas} replicas, {report.headline}"
+        draw_learning_curve(folder / config.picture, history, task.curve, title=title)
+    except OSError as error:
+        raise ConfigError(
+            f"The files of output.directory {config.directory!r} cannot be written: {error}.\n\n"
+            f"The checkpoint of step {report.steps} is complete: free space or name another "
+            "directory, and run again. No step is trained twice."
+        ) from error
+    return [folder / config.metrics, folder / config.picture]
