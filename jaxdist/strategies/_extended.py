@@ -107,7 +107,7 @@ class StrategyExtended:
             `tf.distribute.StrategyExtended.reduce_to`.
         """
         caller = "StrategyExtended.reduce_to"
-        self._strategy._check_across("extended.reduce_to", _INSIDE)
+        check_across(self._strategy, "extended.reduce_to", _INSIDE)
         reduce_op = collectives.reduce_op(caller, reduce_op)
         target = collectives.target_in_strategy(caller, destinations, self._strategy.layout)
         chosen = collectives.hints_of(caller, options, experimental_hints, packs=True)
@@ -149,7 +149,7 @@ class StrategyExtended:
             `tf.distribute.StrategyExtended.batch_reduce_to`.
         """
         caller = "StrategyExtended.batch_reduce_to"
-        self._strategy._check_across("extended.batch_reduce_to", _INSIDE)
+        check_across(self._strategy, "extended.batch_reduce_to", _INSIDE)
         reduce_op = collectives.reduce_op(caller, reduce_op)
         pairs = collectives.checked_pairs(caller, value_destination_pairs)
         chosen = collectives.hints_of(caller, options, experimental_hints, packs=True)
