@@ -54,6 +54,7 @@ from jaxdist.collectives._uneven_gather import UNEVEN_ALL_GATHER as UNEVEN_ALL_G
 from jaxdist.collectives._uneven_gather import GatherLog as GatherLog
 from jaxdist.collectives._uneven_gather import gather_padded as gather_padded
 from jaxdist.collectives._uneven_gather import logged as logged
+from jaxdist.collectives.algorithms import opaque as opaque
 from jaxdist.collectives.cross_device import AlgorithmicOps as AlgorithmicOps
 from jaxdist.collectives.cross_device import AllReduceCrossDeviceOps as AllReduceCrossDeviceOps
 from jaxdist.collectives.cross_device import CollectiveAllReduce as CollectiveAllReduce

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
-from jaxdist.collectives._dtypes import check_numeric, result_dtype
+from jaxdist.collectives._dtypes import check_known, check_numeric, result_dtype
 from jaxdist.collectives._in_replica import gather_dim
 from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.collectives._together import check_sum, check_together
@@ -277,14 +277,9 @@ def _concatenated(array: jax.Array, dim: int, num_replicas: int) -> jax.Array:
 
 def _gather_held(name: str, value: PerReplica, axis: int, layout: ReplicaMesh, caller: str) -> Any:
     _check_count(name, value, layout)
+    for v in value.values:
+        check_known(f"{caller} cannot gather {name}", v)
     arrays = [v if hasattr(v, "dtype") else np.asarray(v) for v in value.values]
-    for a in arrays:
-        if isinstance(a.dtype, np.dtype) and a.dtype.kind in "OSU":
-            raise ArgumentTypeError(
-                f"{caller} cannot gather {name}: it is of dtype {a.dtype}, which JAX does "
-                "not have.\n\nTake the values apart instead: "
-                "strategy.experimental_local_results(value)."
-            )
     dim = min(gather_dim(caller, name, a, axis) for a in arrays)
     check_gatherable(caller, {name: value}, axis)
     return _from_host(np.concatenate([_to_host(a) for a in arrays], axis=dim), like=arrays[0])

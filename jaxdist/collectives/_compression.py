@@ -54,10 +54,12 @@ class Int8(Compression):
         count = rows.shape[0]
         blocks = rows.reshape(count, -1, BLOCK)
         largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
-        # The scale of a block with a number that is not finite is not finite either, so the block
-        # comes out as nan: what looks at gradients for such numbers still finds them.
-        scale = jnp.where(largest == 0, 1.0, largest / 127)
-        steps = jnp.where(jnp.isfinite(scale), jnp.round(blocks / scale), 1.0)
+        # A block with a number that is not finite comes out as nan: what looks at gradients for
+        # such numbers still finds them. `largest` does not tell; XLA's maximum of many numbers
+        # on CPU leaves nan out.
+        finite = jnp.all(jnp.isfinite(blocks), axis=-1, keepdims=True)
+        scale = jnp.where(finite, jnp.where(largest == 0, 1.0, largest / 127), jnp.nan)
+        steps = jnp.where(finite, jnp.round(blocks / scale), 1.0)
         numbers = steps.astype(jnp.int8).reshape(count, -1)
         scales = jax.lax.bitcast_convert_type(scale[..., 0], jnp.int8).reshape(count, -1)
         return jnp.concatenate([numbers, scales], axis=1)

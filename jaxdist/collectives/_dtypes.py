@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist.collectives._reduce_op import ReduceOp
-from jaxdist.errors import ArgumentTypeError
+from jaxdist.errors import ArgumentTypeError, ReplicaValueError
+from jaxdist.values import too_large
 
 
 def result_dtype(op: ReduceOp, dtype: Any) -> Any:
@@ -24,14 +25,72 @@ def result_dtype(op: ReduceOp, dtype: Any) -> Any:
 
 
 def check_numeric(caller: str, name: str, leaf: Any) -> None:
-    """Refuse what has no sum: typed random keys, strings, objects."""
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None:
-        dtype = np.asarray(leaf).dtype
+    """Refuse what has no sum: typed random keys, strings, objects, what JAX has no arrays of."""
+    dtype = _dtype_of(leaf)
     extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
-    if extended or not (jnp.issubdtype(dtype, np.number) or dtype == np.bool_):
+    is_number = dtype == np.bool_ or (jnp.issubdtype(dtype, np.number) and dtype.kind != "m")
+    if extended or not is_number:
         raise ArgumentTypeError(
             f"{caller} cannot reduce {name}: it is {type(leaf).__name__} of dtype {dtype}.\n\n"
             "Only numbers and booleans have a sum or a mean.\n\n"
             "Take it out of the structure, or gather it instead."
         )
+    check_known(f"{caller} cannot reduce {name}", leaf)
+
+
+def check_known(refused: str, leaf: Any) -> None:
+    """Refuse what JAX has no arrays of.
+
+    Args:
+        refused: How the message begins: who cannot do what to which leaf.
+        leaf: An array, or what can be made one.
+    """
+    dtype = _dtype_of(leaf)
+    found = f"it is {type(leaf).__name__} of dtype {dtype}, which JAX does not have"
+    if isinstance(leaf, np.ma.MaskedArray):
+        found = "it is a masked array, and JAX has no masks"
+        remedy = "Pass value.filled(0), and the mask as an array beside it."
+    elif isinstance(leaf, jax.ShapeDtypeStruct):
+        found = "it is a jax.ShapeDtypeStruct, a shape without numbers"
+        remedy = "Pass an array of this shape."
+    elif not isinstance(dtype, np.dtype) or _exists(dtype):
+        return
+    elif dtype.kind in "fc":
+        same = np.dtype(f"{dtype.kind}{min(dtype.itemsize, 8 if dtype.kind == 'f' else 16)}")
+        remedy = f"Cast it first: value.astype({same.name!r})."
+    elif dtype.kind in "iu":
+        remedy = f"Cast it first: value.astype({dtype.newbyteorder('=').name!r})."
+    else:
+        remedy = (
+            "Take it out of the structure; outside of a step, "
+            "strategy.experimental_local_results(value) gives the values of the replicas."
+        )
+    raise ArgumentTypeError(f"{refused}: {found}.\n\n{remedy}")
+
+
+def check_integer(refused: str, leaf: Any) -> None:
+    """Refuse a Python integer that JAX's integer dtype does not hold.
+
+    Args:
+        refused: As for `check_known`.
+        leaf: Anything.
+    """
+    if not isinstance(leaf, int) or isinstance(leaf, bool):
+        return
+    bounds = np.iinfo(jax.dtypes.canonicalize_dtype(int))
+    if not bounds.min <= leaf <= bounds.max:
+        raise ReplicaValueError(
+            f"{refused}: it is the Python integer {leaf}, and {too_large(bounds)}"
+        )
+
+
+def _dtype_of(leaf: Any) -> Any:
+    dtype = getattr(leaf, "dtype", None)
+    return np.asarray(leaf).dtype if dtype is None else dtype
+
+
+def _exists(dtype: np.dtype[Any]) -> bool:
+    """Whether JAX has arrays of it, be it after 64 bits have become 32."""
+    if dtype.kind in "OSUMm" or dtype.type is np.void or not dtype.isnative:
+        return False
+    return dtype.kind not in "fc" or dtype.itemsize <= (8 if dtype.kind == "f" else 16)

@@ -35,10 +35,11 @@ def given_hints(caller: str, options: Any, experimental_hints: Any) -> Communica
             f"{caller} was given both options and experimental_hints.\n\n"
             "They are two names for one thing; give options alone."
         )
-    given = options if options is not None else experimental_hints
+    named = "experimental_hints" if options is None else "options"
+    given = experimental_hints if options is None else options
     if not isinstance(given, CommunicationOptions):
         raise ArgumentTypeError(
-            f"{caller} was given options={given!r}, of type {type(given).__name__}.\n\n"
+            f"{caller} was given {named}={given!r}, of type {type(given).__name__}.\n\n"
             "Options are jaxdist.experimental.CommunicationOptions(bytes_per_pack=..., "
             "timeout_seconds=...)."
         )

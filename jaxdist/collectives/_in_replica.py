@@ -8,14 +8,14 @@ import jax.numpy as jnp
 
 from jaxdist._typing import AxisNames, PyTree
 from jaxdist.collectives._default_sum import summed_by_default
-from jaxdist.collectives._dtypes import check_numeric, result_dtype
+from jaxdist.collectives._dtypes import check_integer, check_known, check_numeric, result_dtype
 from jaxdist.collectives._mark import assume_replicated
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.collectives._uneven_gather import current_log, note_asked, uneven_all_gather
 from jaxdist.collectives._users_code import users_code
 from jaxdist.collectives.algorithms import opaque
-from jaxdist.errors import ReplicaValueError, ShapeError
+from jaxdist.errors import ContextError, ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values import Handle, PerReplica, Sharded, is_sharded, undeclared
 
@@ -36,7 +36,7 @@ def all_reduce(
 
     `ops` are the `CrossDeviceOps` of the strategy; with None it is XLA that reduces.
     """
-    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=is_sharded)
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
     pieces = [leaf if is_sharded(leaf) else None for _, leaf in leaves]
     if any(p is not None for p in pieces):
         rest = [leaf for (_, leaf), p in zip(leaves, pieces, strict=True) if p is None]
@@ -130,9 +130,27 @@ def _brief(value: Any) -> str:
 
 
 def _reducible(caller: str, op: ReduceOp, path: Any, leaf: Any) -> Any:
-    check_numeric(caller, "value" + jax.tree_util.keystr(path), leaf)
+    name = "value" + jax.tree_util.keystr(path)
+    _check_own(caller, name, leaf)
+    check_integer(f"{caller} cannot reduce {name}", leaf)
+    check_numeric(caller, name, leaf)
     array = jnp.asarray(leaf)
     return array.astype(result_dtype(op, array.dtype))
+
+
+def _is_whole(value: Any) -> bool:
+    return is_sharded(value) or isinstance(value, PerReplica)
+
+
+def _check_own(caller: str, name: str, leaf: Any) -> None:
+    """Refuse the values of all replicas in the place of the one that a replica has."""
+    if isinstance(leaf, PerReplica):
+        raise ContextError(
+            f"{caller} was given {name}, a PerReplica, in a step.\n\n"
+            "In a step each replica has its own value, and a PerReplica is those of all.\n\n"
+            "Pass it to the step, strategy.run(step, args=(value, ...)), and use what the step "
+            "gets for it."
+        )
 
 
 def summed(value: T, axes: AxisNames) -> T:
@@ -145,8 +163,13 @@ def summed(value: T, axes: AxisNames) -> T:
 def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree:
     """Every leaf of all replicas, concatenated on `axis` in replica order."""
 
-    leaves, treedef = jax.tree.flatten_with_path(value)
-    named = {"value" + jax.tree_util.keystr(path): jnp.asarray(leaf) for path, leaf in leaves}
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
+    named = {"value" + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+    for name, leaf in named.items():
+        _check_own(caller, name, leaf)
+        check_integer(f"{caller} cannot concatenate {name}", leaf)
+        check_known(f"{caller} cannot concatenate {name}", leaf)
+    named = {name: jnp.asarray(leaf) for name, leaf in named.items()}
     dims = [gather_dim(caller, name, array, axis) for name, array in named.items()]
     note_asked(caller, named, tuple(sorted(set(dims))))
     pairs = zip(named.values(), dims, strict=True)

@@ -33,8 +33,8 @@ class CommunicationOptions:
     Args:
         bytes_per_pack: An all-reduce of many leaves becomes several, of packs of about this many
             bytes: the last leaf first, since backpropagation makes its gradient first. A pack is
-            closed when it has exceeded this size; dtypes are not mixed. 0 leaves the choice to
-            XLA, which makes one of leaves of one dtype.
+            closed when it has exceeded this size; dtypes are not mixed. With 0, small leaves go
+            together where that pays (`explain` says why), and XLA puts the others together.
         timeout_seconds: How long a collective between processes may take, in seconds. Within one
             process it has no effect.
         implementation: Has no effect: XLA chooses by platform.

@@ -61,7 +61,12 @@ def check_together(
     )
 
 
-def check_sum(name: str, value: PerReplica, dims: int | tuple[int, ...] | None) -> None:
+def check_sum(
+    name: str,
+    value: PerReplica,
+    dims: int | tuple[int, ...] | None,
+    caller: str = "Strategy.reduce",
+) -> None:
     """Refuse a sum of Python integers that JAX's integer dtype does not hold."""
     if value.is_global or not all(is_python(v) for v in value.values):
         return
@@ -73,7 +78,7 @@ def check_sum(name: str, value: PerReplica, dims: int | tuple[int, ...] | None) 
     for n in total.flat:
         if not bounds.min <= n <= bounds.max:
             raise ReplicaValueError(
-                f"Strategy.reduce(SUM, ...) of {name} gives {n}, and {too_large(bounds)}"
+                f"{caller}(SUM, ...) of {name} gives {n}, and {too_large(bounds)}"
             )
 
 

@@ -164,7 +164,8 @@ class _Walk:
         grouped = eqn.params.get("axis_index_groups") is not None
         if name in known.COLLECTIVES and named:
             if over & under:
-                raise DivergentCollectiveError(_may_not_reach(eqn, name))
+                where = self.source or _compat.source_of(eqn)
+                raise DivergentCollectiveError(_may_not_reach(where, name))
             if over:
                 self.found[self.way] = self._record(eqn, name, named, times)
         if name in known.EQUALISING and not grouped:
@@ -267,9 +268,10 @@ def _must_be_equal(eqn: Any) -> str:
     )
 
 
-def _may_not_reach(eqn: Any, name: str) -> str:
+def _may_not_reach(where: str, name: str) -> str:
+    article = "An" if name.startswith("a") else "A"
     return (
-        f"A {name} at {_compat.source_of(eqn)} stands under a branch or loop whose condition may "
+        f"{article} {name} at {where} stands under a branch or loop whose condition may "
         "differ between replicas.\n\n"
         "Replicas that take the other way never reach the collective, and those that take it "
         "wait for them for ever.\n\n"

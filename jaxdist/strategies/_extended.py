@@ -17,6 +17,10 @@ from jaxdist.strategies import _in_merge
 from jaxdist.strategies._where_called import check_across
 from jaxdist.values import Variable
 
+_INSIDE = (
+    "Inside a replica use jaxdist.get_replica_context().all_reduce, or call it in a merge_call."
+)
+
 
 class StrategyExtended:
     """A thin view of a strategy that exists because it is documented; `strategy.extended`.
@@ -103,6 +107,8 @@ class StrategyExtended:
             `tf.distribute.StrategyExtended.reduce_to`.
         """
         caller = "StrategyExtended.reduce_to"
+        check_across(self._strategy, "extended.reduce_to", _INSIDE)
+        reduce_op = collectives.reduce_op(caller, reduce_op)
         target = collectives.target_in_strategy(caller, destinations, self._strategy.layout)
         chosen = collectives.hints_of(caller, options, experimental_hints, packs=True)
         reduced = self._strategy.reduce(reduce_op, value, axis=None, options=chosen)
@@ -143,6 +149,8 @@ class StrategyExtended:
             `tf.distribute.StrategyExtended.batch_reduce_to`.
         """
         caller = "StrategyExtended.batch_reduce_to"
+        check_across(self._strategy, "extended.batch_reduce_to", _INSIDE)
+        reduce_op = collectives.reduce_op(caller, reduce_op)
         pairs = collectives.checked_pairs(caller, value_destination_pairs)
         chosen = collectives.hints_of(caller, options, experimental_hints, packs=True)
         layout = self._strategy.layout

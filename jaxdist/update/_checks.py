@@ -59,7 +59,7 @@ def checked_bytes(min_bytes: Any) -> float | None:
     return float(min_bytes)
 
 
-def check_gradients(grads: PyTree, params: PyTree) -> None:
+def check_gradients(grads: PyTree, params: PyTree, caller: str = "sharded_update") -> None:
     """Refuse gradients that are not those of these parameters; all leaves are named."""
     if params is None:
         return
@@ -67,7 +67,7 @@ def check_gradients(grads: PyTree, params: PyTree) -> None:
         params = params.fast
     lines = _differences(grads, params, "the parameter")
     if lines:
-        raise _do_not_fit(lines, "the parameters")
+        raise _do_not_fit(lines, "the parameters", caller)
 
 
 def explain(error: Exception, grads: PyTree, state: PyTree, params: PyTree) -> None:
@@ -106,11 +106,11 @@ def _differences(grads: PyTree, others: PyTree, what: str) -> list[str]:
     ]
 
 
-def _do_not_fit(lines: list[str], what: str) -> ShapeError:
+def _do_not_fit(lines: list[str], what: str, caller: str = "sharded_update") -> ShapeError:
     more = len(lines) - _MOST_LISTED
     listed = "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
     return ShapeError(
-        f"sharded_update: {len(lines)} gradient(s) do not fit {what}.\n\n{listed}\n\n"
+        f"{caller}: {len(lines)} gradient(s) do not fit {what}.\n\n{listed}\n\n"
         "Gradients have the structure and the shapes of the parameters that the state was made "
         "for. Gradients per example are clipped and averaged over the examples first; those "
         "of a part of the parameters need optax.masked or optax.partition."

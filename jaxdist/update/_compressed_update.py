@@ -16,7 +16,7 @@ from jaxdist.collectives import CompressedSum, Errors, ReduceOp
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.replica import HasLayout
-from jaxdist.update._checks import checked_transformation
+from jaxdist.update._checks import check_gradients, checked_transformation
 from jaxdist.update._nested import COMPRESSED, around, check_nesting
 from jaxdist.values import Cut, Sharded, cut_for, from_state
 
@@ -89,7 +89,9 @@ def compressed_update(
         An optax transformation.
 
     Raises:
-        ArgumentTypeError: `tx` is not optax's; in `update`, gradients that are no real numbers.
+        ArgumentTypeError: `tx` is not optax's; in `update`, gradients that are no real numbers, or
+            a state that is none.
+        ShapeError: In `update`, gradients that are not those of the parameters.
         ArgumentError: Unknown `compression` or `reduce_op`; workers that do not divide the
             replicas; a state of other replicas or workers; a `tx` in which there is another one,
             or a `sharded_update` that sums.
@@ -161,6 +163,12 @@ class _Update:
         self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
         check_nesting(CALLER, self.op)
+        if not isinstance(state, tuple) or len(state) != 2:
+            raise ArgumentTypeError(
+                f"{CALLER}: update was given a state of type {type(state).__name__}.\n\n"
+                "The state is (errors, state of the transformation).\n\n"
+                "Pass what tx.init(params), or the update before, gave."
+            )
         errors, inner = state
         if isinstance(errors, CompressionErrors):
             errors = CompressionErrors(*map(from_state, errors))
@@ -174,6 +182,7 @@ class _Update:
                 "Call it in the step that you pass to strategy.run."
             )
         how = None if frame is None else self._sum(frame.strategy.layout)
+        check_gradients(updates, params, CALLER)
         if how is not None:
             updates, errors = self._reduced(how, updates, errors)
         elif frame is not None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist.collectives import require_replicated
+from jaxdist.collectives import opaque, require_replicated
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values import Cut, pad_dim
 
@@ -43,7 +43,7 @@ class Replicas:
         """The piece of this replica, of the sum over all."""
         axes = cut.over(self.layout)
         array = pad_dim(array, cut.dim, cut.padding(self.pieces(cut)))
-        piece = jax.lax.psum_scatter(array, axes, scatter_dimension=cut.dim, tiled=True)
+        piece = jax.lax.psum_scatter(opaque(array), axes, scatter_dimension=cut.dim, tiled=True)
         others = tuple(a for a in self.axes if a not in axes)
         return jax.lax.psum(piece, others) if others else piece
 

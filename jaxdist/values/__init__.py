@@ -42,6 +42,7 @@ from jaxdist.values._variable import hold_all as hold_all
 from jaxdist.values._variable_access import Change as Change
 from jaxdist.values._variable_access import Site as Site
 from jaxdist.values._variable_access import find_sites_with as find_sites_with
+from jaxdist.values._variable_access import site as site
 from jaxdist.values._variable_across import check_can_combine as check_can_combine
 from jaxdist.values._variable_across import no_sum_of_all as no_sum_of_all
 from jaxdist.values._variable_binding import Origin as Origin

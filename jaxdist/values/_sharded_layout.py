@@ -1,5 +1,6 @@
 """Where the pieces of one array lie."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -58,7 +59,7 @@ def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharde
             return value
         return Sharded(jax.device_put(array, sharded_placement(value, layout).sharding), *cut)
     if len(array.sharding.device_set) > 1 and array.sharding.device_set != layout.device_set:
-        where = f"devices {sorted(str(d) for d in array.sharding.device_set)[:4]}"
+        where = _listed(array.sharding.device_set)
         raise ReplicaValueError(_of_others(name, value, layout, where))
     wanted = sharded_placement(value, layout).sharding
     if _compat.is_committed(array) and array.sharding.is_equivalent_to(wanted, array.ndim):
@@ -66,10 +67,16 @@ def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharde
     return Sharded(jax.device_put(array, wanted), *cut)
 
 
+def _listed(devices: Iterable[jax.Device]) -> str:
+    names = sorted(map(str, devices))
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f"devices {', '.join(names[:4])}{more}"
+
+
 def _of_others(name: object, value: Sharded, layout: ReplicaMesh, what: str) -> str:
     return (
         f"{name} is cut for other replicas: {value!r}, on {what}; this strategy has "
-        f"{layout.num_replicas} replicas on {[str(d) for d in layout.devices][:4]}.\n\n"
+        f"{layout.num_replicas} replicas on {_listed(layout.devices)}.\n\n"
         "An array in pieces stays with the strategy that cut it.\n\n"
         "Cut it anew: state = jaxdist.shard_state(state, strategy)."
     )

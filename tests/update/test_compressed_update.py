@@ -13,7 +13,7 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import MirroredStrategy, PerReplica, Sharded, compressed_update
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.training import Checkpoints
 from tests.strategies.oracle import refused
 
@@ -57,12 +57,13 @@ def test_training_comes_as_far_as_in_all_bits(compression: str, workers: int) ->
 @pytest.mark.parametrize("compression", ["bf16", "int8"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_seen_and_spoils_no_later_step(compression: str, bad: float) -> None:
-    good = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    # Of so many numbers XLA's maximum leaves nan out.
+    good = np.random.default_rng(0).normal(size=(8, 20_000)).astype(np.float32)
     spoilt = good.copy()
     spoilt[3, 1] = bad
     strategy = MirroredStrategy()
     tx = compressed_update(optax.apply_if_finite(optax.sgd(1.0), 5), compression, workers=2)
-    params = {"w": jnp.ones(4)}
+    params = {"w": jnp.ones(20_000)}
     with strategy.scope():
         state: Any = tx.init(params)
 
@@ -201,3 +202,18 @@ def test_what_is_not_sent_yet_is_kept_on_another_number_of_replicas(
     mean = -gradients.mean(0)
     assert np.abs(first - mean).max() > 1e-4
     np.testing.assert_allclose(first + second, mean, atol=2e-5)
+
+
+def test_gradients_and_states_that_do_not_fit_are_named() -> None:
+    strategy = MirroredStrategy()
+    tx = compressed_update(optax.adam(0.1), workers=2)
+    params = {"w": jnp.ones(3), "b": jnp.ones(2)}
+    with strategy.scope():
+        state: Any = tx.init(params)
+    wrongs: list[Any] = [None, {"w": params["w"]}, {**params, "b": None}]
+    for wrong in wrongs:
+        with refused(ShapeError, "compressed_update", "grads['b']: nothing", "float32[2]"):
+            strategy.run(lambda s, g=wrong: tx.update(g, s, params)[0], (state,))
+    for none in (None, [1, 2], (state[0],)):
+        with refused(ArgumentTypeError, "compressed_update", "tx.init(params)"):
+            strategy.run(lambda s: tx.update(params, s, params)[0], (none,))

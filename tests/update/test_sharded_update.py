@@ -430,3 +430,17 @@ def test_numpy_has_the_one_array_of_a_sharded_one_outside_of_steps() -> None:
     assert np.array(held).flags.writeable
     with refused(ArgumentTypeError, "Sharded(float32[5, 2]", "inside a step", "jnp.asarray"):
         strategy.run(lambda x: np.asarray(x).sum(), (held,))
+
+
+def test_complex_gradients_that_are_constants_are_brought_together() -> None:
+    # XLA ends the process where it sees that a complex constant is summed in pieces.
+    strategy = MirroredStrategy()
+    tx = sharded_update(optax.sgd(1.0), min_bytes=0)
+    params = {"w": jnp.zeros(16, jnp.complex64)}
+    with strategy.scope():
+        state = tx.init(params)
+
+    def step(params: Any, state: Any) -> Any:
+        return tx.update({"w": jnp.full(16, 2j, jnp.complex64)}, state, params)[0]
+
+    np.testing.assert_array_equal(strategy.run(step, (params, state))["w"], np.full(16, -2j))

@@ -16,6 +16,7 @@ from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._plan import Plan
 from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.collectives._reduction import Summing, reduced
+from jaxdist.collectives._together import check_sum
 from jaxdist.collectives.cross_device._base import CrossDeviceOps
 from jaxdist.collectives.cross_device._destinations import placed, target_of
 from jaxdist.collectives.cross_device._values import layout_of, on_mesh
@@ -72,6 +73,9 @@ class AlgorithmicOps(CrossDeviceOps):
         layout = layout_of(caller, values, destinations)
         if all(isinstance(v, Handle) for v in values):
             return self.all_reduced(reduce_op, [v.local for v in values], layout, options)
+        if reduce_op is ReduceOp.SUM:
+            for i, value in enumerate(values):
+                check_sum(f"value {i}", value, None, caller)
         placed_values = on_mesh(caller, values, layout)
         scalars = tuple(v.form is Form.SCALARS for v in placed_values)
         program = _program(self, reduce_op, layout, options, scalars)

@@ -3,14 +3,24 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
 from jaxdist.collectives._across import gather_across
+from jaxdist.collectives._dtypes import check_integer, check_known
 from jaxdist.collectives._hints import hints_of
+from jaxdist.collectives._in_replica import checked_results, gather_dim
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._reduce_op import ReduceOp, reduce_op
 from jaxdist.collectives._together import check_together
 from jaxdist.collectives.cross_device._destinations import placed, target_of
-from jaxdist.collectives.cross_device._values import as_per_replica, gather_handle, layout_of
-from jaxdist.errors import ArgumentError
+from jaxdist.collectives.cross_device._values import (
+    as_per_replica,
+    gather_handle,
+    layout_of,
+    local_shape,
+)
+from jaxdist.errors import ArgumentError, ReplicaValueError
 from jaxdist.values import Handle, PerReplica
 
 
@@ -64,7 +74,9 @@ class CrossDeviceOps:
             An array on the destinations.
 
         Raises:
-            ReplicaValueError: What cannot be a `PerReplica`, or too few devices for its values.
+            ReplicaValueError: What cannot be a `PerReplica`, or too few devices for its values; a
+                class of yours that gives something else than an array of its shape.
+            ContextError: In a step, outside of a merge function.
             ArgumentError: An op or destinations that do not exist.
             ShapeError: Values whose shapes or dtypes differ between replicas.
             NotImplementedError: The class says nothing of how.
@@ -82,7 +94,9 @@ class CrossDeviceOps:
         value = as_per_replica(caller, "per_replica_value", per_replica_value)
         check_together(caller, {"per_replica_value": value})
         target_of(caller, destinations, None)
-        return self.reduce_implementation(op, value, destinations, chosen)
+        result = self.reduce_implementation(op, value, destinations, chosen)
+        checked_results(self, [result], [local_shape(value)])
+        return result
 
     def batch_reduce(
         self,
@@ -126,7 +140,9 @@ class CrossDeviceOps:
         check_together(caller, {f"value {i}": v for i, (v, _) in enumerate(named)})
         for _, d in pairs:
             target_of(caller, d, None)
-        return self.batch_reduce_implementation(op, named, chosen)
+        results = self.batch_reduce_implementation(op, named, chosen)
+        checked_results(self, results, [local_shape(v) for v, _ in named])
+        return results
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
         """One value on all of `destinations`.
@@ -143,6 +159,8 @@ class CrossDeviceOps:
 
         Raises:
             ArgumentError: A `PerReplica`, or destinations that are none.
+            ArgumentTypeError: What JAX has no arrays of.
+            ReplicaValueError: A class of yours that gives something else than what it got.
 
         Example:
             >>> len(CrossDeviceOps().broadcast(1.0, ["cpu:0", "cpu:1"]).devices())
@@ -153,13 +171,12 @@ class CrossDeviceOps:
         """
         caller = f"{type(self).__name__}.broadcast"
         target_of(caller, destinations, None)
-        if isinstance(tensor, PerReplica):
-            raise ArgumentError(
-                f"{caller} was given {tensor!r}, a PerReplica.\n\n"
-                "It has a value for each replica already; what is broadcast is one value.\n\n"
-                "Reduce it first: ops.reduce('MEAN', value, destinations)."
-            )
-        return self.broadcast_implementation(tensor, destinations)
+        leaves = jax.tree.flatten_with_path(tensor, is_leaf=lambda x: isinstance(x, PerReplica))[0]
+        for path, leaf in leaves:
+            _check_one(caller, "tensor" + jax.tree_util.keystr(path), leaf)
+        result = self.broadcast_implementation(tensor, destinations)
+        _check_broadcast(f"{type(self).__name__}.broadcast_implementation", result, tensor)
+        return result
 
     def gather(
         self,
@@ -200,6 +217,7 @@ class CrossDeviceOps:
         _, chosen = self._checked(caller, ReduceOp.SUM, options, experimental_hints)
         value = as_per_replica(caller, "per_replica_value", per_replica_value)
         target_of(caller, destinations, None)
+        gather_dim(caller, "per_replica_value", local_shape(value), axis)
         return self.gather_implementation(value, destinations, axis, chosen)
 
     def reduce_implementation(
@@ -219,7 +237,9 @@ class CrossDeviceOps:
         """
         if type(self).batch_reduce_implementation is not CrossDeviceOps.batch_reduce_implementation:
             pairs = [(per_replica_value, destinations)]
-            return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
+            results = self.batch_reduce_implementation(reduce_op, pairs, options)
+            checked_results(self, results, [local_shape(per_replica_value)])
+            return results[0]
         raise NotImplementedError(
             f"{type(self).__name__} has no reduce_implementation.\n\n"
             "A subclass of CrossDeviceOps overrides reduce_implementation(reduce_op, "
@@ -273,6 +293,35 @@ class CrossDeviceOps:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _check_one(caller: str, name: str, leaf: Any) -> None:
+    """Refuse what is not one array."""
+    if isinstance(leaf, PerReplica):
+        raise ArgumentError(
+            f"{caller} was given {name}={leaf!r}, a PerReplica.\n\n"
+            "It has a value for each replica already; what is broadcast is one value.\n\n"
+            "Reduce it first: ops.reduce('MEAN', value, destinations)."
+        )
+    check_integer(f"{caller} cannot broadcast {name}", leaf)
+    check_known(f"{caller} cannot broadcast {name}", leaf)
+
+
+def _check_broadcast(what: str, result: Any, tensor: Any) -> None:
+    """Refuse a result that is not what was broadcast, by its structure and shapes."""
+    wanted, found = (jax.tree.flatten_with_path(x) for x in (tensor, result))
+    if found[1] != wanted[1]:
+        raise ReplicaValueError(
+            f"{what} gave {result!r}, of type {type(result).__name__}.\n\n"
+            f"It gives what it was given: {wanted[1]}."
+        )
+    for (path, have), (_, given) in zip(found[0], wanted[0], strict=True):
+        if np.shape(have) != np.shape(given):
+            raise ReplicaValueError(
+                f"{what} gave tensor{jax.tree_util.keystr(path)} of shape {list(np.shape(have))}, "
+                f"and it was given {list(np.shape(given))}.\n\n"
+                "It gives the array of this shape, on the destinations."
+            )
 
 
 def checked_pairs(caller: str, pairs: Any) -> list[tuple[Any, Any]]:

@@ -147,10 +147,12 @@ def _checked_workers(given: Any) -> tuple[str, ...]:
             "['/job:worker/task:0', '/job:worker/task:1']."
         )
     tasks = [_TASK.match(n) for n in names]
+    workers: list[Any] = []
     for name, task in zip(names, tasks, strict=True):
         if task is None:
-            runtime.device_from_name(name)
+            workers.append(runtime.device_from_name(name))
             continue
+        workers.append((task["job"].lower(), int(task["task"])))
         several = jax.process_count() > 1
         count = jax.process_count() if several else len(names)
         if int(task["task"]) >= count:
@@ -159,7 +161,7 @@ def _checked_workers(given: Any) -> tuple[str, ...]:
                 f"{caller} was given the worker {name!r}, and {what}.\n\n"
                 f"Tasks are numbered from 0 to {count - 1}."
             )
-    if len(set(map(str.lower, names))) < len(names):
+    if len(set(workers)) < len(names):
         raise ArgumentError(
             f"{caller} was given worker_devices={list(names)}, in which one comes twice.\n\n"
             "List each worker once."

@@ -1,5 +1,6 @@
 """Reduction at one device, and a broadcast."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -119,7 +120,9 @@ def _accumulated(
     with users_code(what, f"{layout.num_replicas} values {kind}"):
         result = accumulate([rows[i] for i in range(layout.num_replicas)])
     if isinstance(result, (int, float, complex)):
-        result = jnp.asarray(result, array.dtype)
+        # A number that the dtype does not hold is told below.
+        with contextlib.suppress(TypeError, OverflowError):
+            result = jnp.asarray(result, array.dtype)
     if not hasattr(result, "dtype") or not hasattr(result, "shape"):
         found = f"{result!r}, of type {type(result).__name__},"
     else:

@@ -12,19 +12,30 @@ from jaxdist import runtime
 from jaxdist.collectives._dtypes import check_numeric
 from jaxdist.collectives._in_replica import gather_dim, gathered
 from jaxdist.collectives.cross_device._destinations import devices_of
-from jaxdist.errors import ArgumentTypeError, ReplicaValueError
+from jaxdist.errors import ArgumentTypeError, ContextError, ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Handle, IndexedSlices, PerReplica, Variable, checked_per_replica
+from jaxdist.values import (
+    Form,
+    Handle,
+    IndexedSlices,
+    PerReplica,
+    Variable,
+    checked_per_replica,
+    site,
+)
 
 
 def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
     """`value` as a `PerReplica`; what is not distributed is the value of one replica.
 
     Raises:
-        ReplicaValueError: It is nothing that a replica could have.
+        ContextError: It is what one replica has, in a step.
+        ReplicaValueError: It is nothing that a replica could have, or traced, and where it lies
+            cannot be seen.
     """
     if isinstance(value, Variable):
         value = value.distributed
+    _check_placed(caller, name, value)
     rows = isinstance(value, PerReplica) and not value.is_global
     if isinstance(value, IndexedSlices) or (
         rows and any(isinstance(v, IndexedSlices) for v in value.values)
@@ -49,6 +60,30 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
     return found
 
 
+def _check_placed(caller: str, name: str, value: Any) -> None:
+    """Refuse what is of no known replicas while something is traced."""
+    if isinstance(value, Handle):
+        return
+    is_traced = isinstance(value, jax.core.Tracer)
+    if site().in_replica and (is_traced or isinstance(value, PerReplica)):
+        raise ContextError(
+            f"{caller} was called in a step, and {name} is no value of all replicas there: "
+            f"{value!r}.\n\n"
+            "In a step, a replica has its own value alone; a merge function gets those of all.\n\n"
+            "Call get_replica_context().all_reduce(op, value) or .all_gather(value, axis), or "
+            f"{caller} in merge_fn of get_replica_context().merge_call(merge_fn, args=(value,))."
+        )
+    rows = value.array if isinstance(value, PerReplica) and value.is_global else value
+    if isinstance(rows, jax.core.Tracer):
+        raise ReplicaValueError(
+            f"{caller} was given {name}={value!r} inside a trace (jax.jit, jax.grad ...), where "
+            "the layout of an array cannot be seen.\n\n"
+            "Which of its rows are of which replica is what the layout says.\n\n"
+            "Call strategy.reduce or strategy.gather, which know their replicas, or give the "
+            "values one by one: jaxdist.PerReplica([value_of_replica_0, ...])."
+        )
+
+
 def _distributed(value: Any) -> PerReplica:
     if isinstance(value, jax.Array) and isinstance(value.sharding, NamedSharding):
         spec = tuple(value.sharding.spec)
@@ -56,9 +91,25 @@ def _distributed(value: Any) -> PerReplica:
             return PerReplica.of_global(value)
         if value.is_fully_replicated:
             return PerReplica([value.addressable_data(0)] * len(value.sharding.device_set))
-    if not hasattr(value, "dtype"):
+    # Python numbers stay what they are: integers are checked as such.
+    if not hasattr(value, "dtype") and not isinstance(value, (int, float, complex)):
         value = np.asarray(value)
     return PerReplica([value])
+
+
+def local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:
+    """What the first replica has of a value."""
+    if isinstance(value, Handle):
+        first: Any = value.local
+    elif value.is_global:
+        rows = value.array
+        if value.form is Form.SCALARS:
+            return jax.ShapeDtypeStruct((), rows.dtype)
+        return jax.ShapeDtypeStruct((rows.shape[0] // count_of(value), *rows.shape[1:]), rows.dtype)
+    else:
+        first = value.values[0]
+    kind = first if hasattr(first, "dtype") else np.asarray(first)
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype)
 
 
 def count_of(value: PerReplica) -> int:
