@@ -15,6 +15,8 @@ from jaxdist.tpu import Slice, TPUSystem, slice_of
 from jaxdist.tpu._logical_shape import boxes, logical_shape
 from jaxdist.tpu.experimental import DeviceAssignment, Topology
 
+# With more, the compiler of libtpu ends the process (kMaxNumSlices).
+_MOST_SLICES = 511
 # The shape of the largest slice.
 _LARGEST = {
     "v2": (16, 16),
@@ -148,6 +150,11 @@ def _name(described: Slice) -> str:
 
 
 def _check_pod(described: Slice) -> None:
+    if described.num_slices > _MOST_SLICES:
+        raise TopologyError(
+            f"{described.num_slices:,} slices of {described.name} cannot be planned: the compiler "
+            f"of libtpu takes {_MOST_SLICES} at most.\n\nUse fewer and larger slices."
+        )
     chip = CHIPS[described.generation.removeprefix("tpu")]
     chips = int(np.prod(described.shape))
     if chips > chip.pod:
