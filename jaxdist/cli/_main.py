@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from jaxdist.cli._bench import add_bench
 from jaxdist.cli._info import show_info
+from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.cli._plan import add_plan
 from jaxdist.cli._train import train
 from jaxdist.errors import JaxdistError
@@ -86,15 +87,7 @@ def _add_train(
             "virtual CPU devices. A second run resumes from the newest checkpoint."
         ),
     )
-    parser.add_argument("config", help="a TOML file such as configs/digits_mirrored.toml")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="override an entry of the file; may be given many times",
-    )
+    add_job_arguments(parser)
     parser.add_argument(
         "--resume-from-previous",
         action="store_true",

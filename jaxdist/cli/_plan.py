@@ -1,7 +1,9 @@
 """`jaxdist plan`: what a job would need and take on a slice of TPUs that is not here."""
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from jaxdist import training
+from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.errors import ArgumentError
-from jaxdist.explain import Plan, Sweep
+from jaxdist.explain import Plan, Sweep, picture_path
 
 
 def add_plan(
@@ -30,7 +33,7 @@ def add_plan(
             "of a step. Needs libtpu, and no TPU."
         ),
     )
-    parser.add_argument("config", help="a TOML file, as for jaxdist train")
+    add_job_arguments(parser)
     parser.add_argument(
         "--topology", required=True, metavar="SLICE", help="such as v5p:8x8x8 or v5e:4x4"
     )
@@ -56,14 +59,6 @@ def add_plan(
         help="compile once: no one device to compare with, and no search for a batch that fits",
     )
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the assignment")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="override an entry of the file; may be given many times",
-    )
     parser.set_defaults(command=plan)
 
 
@@ -74,7 +69,9 @@ def plan(arguments: argparse.Namespace) -> int:
         Seconds to minutes of compilation; no device is touched.
     """
     topology = _topology(arguments.topology, arguments.slices)
-    _check_picture(arguments.png)
+    if arguments.png is not None:
+        training.require_extra("matplotlib", "draw an assignment (--png)")
+        picture_path(arguments.png)
     if arguments.sweep and arguments.rules:
         raise ArgumentError(
             f"--rules {arguments.rules} was given with --sweep, which tries all rules.\n\n"
@@ -95,21 +92,35 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def _found(job: Any, topology: str, arguments: argparse.Namespace) -> Plan | Sweep:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
-        task = progress.add_task("starting", total=None)
-
-        def report(what: str) -> None:
-            progress.update(task, description=what)
-
+    with _told() as report:
         given: dict[str, Any] = {
             "logical": arguments.logical,
             "global_batch": arguments.global_batch,
+            "report": report,
         }
         if arguments.sweep:
-            return training.sweep_job(job, topology, report=report, **given)
+            return training.sweep_job(job, topology, **given)
         given |= {"rules": arguments.rules, "quick": arguments.quick}
-        return training.plan_job(job, topology, report=report, **given)
+        return training.plan_job(job, topology, **given)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[Callable[[str], None]]:
+    """What is being done and since when: one line that changes, or lines in a file."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield lambda what: console.print(
+            f"jaxdist plan: {what}", markup=False, highlight=False, soft_wrap=True
+        )
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+        yield lambda what: progress.update(task, description=what)
 
 
 def _topology(name: str, slices: int | None) -> str:
@@ -123,13 +134,3 @@ def _topology(name: str, slices: int | None) -> str:
             "Leave one of the two out."
         )
     return f"{name}*{slices}"
-
-
-def _check_picture(path: Path | None) -> None:
-    """Before minutes are spent on what is drawn."""
-    if path is None:
-        return
-    training.require_extra("matplotlib", "draw an assignment (--png)")
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise ArgumentError(f"--png {path}: there is no folder {str(folder)!r}.\n\nMake it first.")

@@ -1,6 +1,7 @@
 """Plans of steps for slices of TPUs: what was found, as values and as tables and pictures."""
 
 from jaxdist.explain._assignment import Picture as Picture
+from jaxdist.explain._assignment import picture_path as picture_path
 from jaxdist.explain._parts import Memory as Memory
 from jaxdist.explain._parts import Times as Times
 from jaxdist.explain._parts import Traffic as Traffic

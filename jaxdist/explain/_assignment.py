@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxdist.errors import MissingExtraError
+from jaxdist.errors import ArgumentError, MissingExtraError
 from jaxdist.explain._words import plural
 from jaxdist.tpu.experimental import DeviceAssignment
 
@@ -82,7 +83,9 @@ class Picture:
 
         Raises:
             MissingExtraError: matplotlib is not installed.
+            ArgumentError: A path that no picture can be written to.
         """
+        target = picture_path(path)
         replicas, _ = self.grids
         x, y, z, cores = replicas.shape
         columns = min(z, 6)
@@ -96,7 +99,6 @@ class Picture:
             if plane < z:
                 self._panel(axis, flat[plane], plane, z, cores)
         figure.suptitle(self.title, fontsize=9)
-        target = Path(path)
         figure.savefig(target)
         return target
 
@@ -113,6 +115,36 @@ class Picture:
             colour = "white" if replica < count / 2 else "black"
             name = self._cell(i // cores, j, plane).split(",")[i % cores]
             axis.text(i, j, name, ha="center", va="center", fontsize=6, color=colour)
+
+
+def picture_path(path: str | Path) -> Path:
+    """The path of a picture that can be written, before minutes are spent on what it shows.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentError: No such folder, one that is not writable, a folder in the place of a file, or
+            a suffix of which matplotlib makes no picture.
+    """
+    formats = _figure(1, 1).canvas.get_supported_filetypes()
+    target = Path(path)
+    folder = target.absolute().parent
+    wanted = f"A picture was to be written to {str(path)!r}"
+    if not folder.is_dir():
+        raise ArgumentError(f"{wanted}, and there is no folder {str(folder)!r}.\n\nMake it first.")
+    if target.is_dir():
+        raise ArgumentError(
+            f"{wanted}, which is a folder.\n\nName a file in it: {str(target / 'plan.png')!r}."
+        )
+    if target.suffix.lower().removeprefix(".") not in formats:
+        raise ArgumentError(
+            f"{wanted}, and its suffix {target.suffix!r} names no format of pictures.\n\n"
+            f"Use {str(target.with_suffix('.png'))!r}, or one of {', '.join(sorted(formats))}."
+        )
+    if not os.access(target if target.exists() else folder, os.W_OK):
+        raise ArgumentError(
+            f"{wanted}, where this user may not write.\n\nName a file in another folder."
+        )
+    return target
 
 
 def _figure(width: float, height: float) -> Any:

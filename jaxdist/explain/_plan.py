@@ -121,6 +121,7 @@ class Plan:
 
         Raises:
             MissingExtraError: matplotlib is not installed.
+            ArgumentError: A path that no picture can be written to.
         """
         return self._picture.draw(path)
 

@@ -10,6 +10,7 @@ import jax
 
 from jaxdist import hlo
 from jaxdist.cost import Chip
+from jaxdist.errors import DeviceError
 from jaxdist.explain import Memory, Times, Traffic
 from jaxdist.program._carried import carried
 from jaxdist.program._compiled_program import CompiledProgram
@@ -50,7 +51,7 @@ def compiled_or_refused(program: Program) -> CompiledProgram | str:
         return program.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
+            raise _failed(program, "the compiler failed", error) from error
         return str(error)
 
 
@@ -59,7 +60,12 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
     held = _held(program)
     if isinstance(compiled, str):
         return Needs(_refusal(compiled, held, device), kept_state=_kept_state(program))
-    done = hlo.work(compiled.as_text())
+    try:
+        text = compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        # JAX has its own reader of what libtpu wrote, and may be older.
+        raise _failed(program, "JAX cannot read what the compiler wrote", error) from error
+    done = hlo.work(text)
     rows = compiled.explain().compiled
     traffic = _traffic(rows)
     sent = {link: sum(t.bytes_sent for t in traffic if t.link == link) for link in ("ICI", "DCN")}
@@ -74,6 +80,16 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
     memory = _memory(compiled, held, device)
     return Needs(
         memory, done.flops, done.memory_bytes, traffic, times, unknown, _kept_state(program)
+    )
+
+
+def _failed(program: Program, what: str, error: Exception) -> DeviceError:
+    device = getattr(program.layout.devices[0], "device_kind", program.layout.platform)
+    return DeviceError(
+        f"{program.name} cannot be planned for {device}: {what}. It said: "
+        f"{str(error).splitlines()[0]}\n\n"
+        f"This is JAX {jax.__version__}; newer versions of JAX and libtpu may do it: pip install "
+        "-U jax libtpu. Slices of other generations, and other rules, may work as it is."
     )
 
 

@@ -5,8 +5,11 @@ from collections.abc import Callable, Iterator
 from jaxdist.explain import Memory, Plan, size
 from jaxdist.program._needs import Needs
 
-# Compilations that a search for the largest batch may take.
-_MOST_TRIES = 4
+# Batches that a search for the largest one may try. The compiler refuses one that does not fit
+# before it writes code, which is nearly all of the time: those that fit are few.
+_MOST_TRIES, _MOST_FITTING = 6, 3
+# What a batch is to take of the memory beside the state, and what is enough of it.
+_AIM, _ENOUGH = 0.95, 0.8
 
 
 def advice(
@@ -66,17 +69,23 @@ def _of_batch(
     rows = made.rows_per_replica
     if rows is None or rows < 2:
         return
-    low, high = 0, rows  # rows that fit, rows that do not
-    peaks = {rows: made.memory.peak}
+    low, high, fitting = 0, rows, 0  # rows that fit, rows that do not, how many fitted
+    m = made.memory
+    state = m.arguments - m.batch
+    aim, enough = (int(state + part * (m.limit - state)) for part in (_AIM, _ENOUGH))
+    peaks: dict[int, int | None] = {0: state, rows: m.peak}
     for left in range(_MOST_TRIES, 0, -1):
-        if high - low <= max(1, low // 16):
-            break
         # Whether any batch fits is known from the smallest.
-        tried = 1 if left == 1 and not low else _next(low, high, peaks, made.memory.limit)
-        report(f"trying {tried} rows a replica")
+        tried = 1 if left == 1 and not low else _next(low, high, peaks, aim)
+        if tried - low <= low // 8 or tried >= high:
+            break
+        report(f"looking for a batch that fits: {tried:,} rows a replica")
         memory = needs_with(tried).memory
         peaks[tried] = memory.peak
         low, high = (tried, high) if memory.fits else (low, tried)
+        fitting += memory.fits
+        if fitting == _MOST_FITTING or (memory.fits and (memory.peak or 0) > enough):
+            break
     if low:
         needed = peaks[low]
         yield (
@@ -87,16 +96,20 @@ def _of_batch(
         yield f"A smaller batch alone does not help: {high:,} rows a replica do not fit either."
 
 
-def _next(low: int, high: int, peaks: dict[int, int | None], limit: int) -> int:
-    """Rows to try: where memory, which grows with the rows, would reach most of the limit."""
+def _next(low: int, high: int, peaks: dict[int, int | None], aim: int) -> int:
+    """Rows to try: where memory, which grows with the rows, would reach the aim.
+
+    No more than `low` where nothing between the two is worth a try.
+    """
     known = sorted((rows, peak) for rows, peak in peaks.items() if peak is not None)
-    guess = (low + high) // 2 if low else high // 4
-    # From the two that are nearest: the compiler does with less where there is less.
-    near = [row for row in known if row[0] >= low][:2]
+    guess = (low + high) // 2
+    # From the two that are nearest: the compiler does with less where there is less. Of nothing
+    # that ran, only the state is known; two refused batches say more.
+    near = [row for row in known if row[0] >= low and (low or row[0] or len(known) < 3)][:2]
     if len(near) == 2 and near[1][1] > near[0][1]:
         (r0, p0), (r1, p1) = near
-        guess = int(r0 + (0.95 * limit - p0) * (r1 - r0) / (p1 - p0))
-        guess = guess if low else min(guess, 3 * high // 4)
+        guess = int(r0 + (aim - p0) * (r1 - r0) / (p1 - p0))
+    guess = min(guess, high - 1)
     # A number that is easy to share.
-    guess -= guess % max(1, 1 << (guess.bit_length() - 4))
-    return min(max(guess, low + 1), high - 1)
+    guess -= guess % (1 << max(0, guess.bit_length() - 4))
+    return guess if low else max(guess, 1)

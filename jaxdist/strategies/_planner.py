@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from jaxdist import replica
@@ -13,6 +12,7 @@ from jaxdist.explain import Plan, seconds
 from jaxdist.program import Program
 from jaxdist.program._needs import Needs, compiled_or_refused, needs_of, read_needs
 from jaxdist.strategies import _fitting
+from jaxdist.strategies._background import started
 from jaxdist.strategies._base import Strategy
 from jaxdist.strategies._slice_axes import Axes
 from jaxdist.strategies._slices import Place, alone, place
@@ -63,13 +63,17 @@ def plan(
 def _planned(source: Source, where: Place, rows: int | None, quick: bool, report: Report) -> Plan:
     report(f"tracing for {where.name}")
     program = source.lower(where.strategy, rows)
+    alone = None if quick else _traced_alone(source, where, rows)
+    more = "" if quick else ", and for one device to compare with"
+    report(f"compiling for {where.name}{more}; minutes where arrays are large")
     # The compiler of XLA leaves Python free, and works on one core: both steps at the same time.
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        report(f"compiling for {where.name}")
-        compiling = pool.submit(compiled_or_refused, program)
-        single = None if quick else pool.submit(needs_of, *_traced_alone(source, where, rows))
-        needs = read_needs(program, where.device, compiling.result())
-        one = None if single is None else single.result()
+    compiling = started(compiled_or_refused, program)
+    single = None if alone is None else started(needs_of, *alone)
+    needs = read_needs(program, where.device, compiling.result())
+    one = None
+    if single is not None and needs.memory.fits:
+        report("compiling for one device, to compare with")
+        one = single.result()
     made = Plan(
         name=program.name,
         topology=where.name,
@@ -111,7 +115,7 @@ def _with_efficiency(made: Plan, one: Needs) -> Plan:
 
 
 def _needs(source: Source, where: Place, rows: int) -> Needs:
-    return needs_of(source.lower(where.strategy, rows), where.device)
+    return started(needs_of, source.lower(where.strategy, rows), where.device).result()
 
 
 def _rows(source: Source, where: Place, global_batch: int | None) -> int | None:

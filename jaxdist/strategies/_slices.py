@@ -15,6 +15,19 @@ from jaxdist.tpu import Slice, TPUSystem, slice_of
 from jaxdist.tpu._logical_shape import boxes, logical_shape
 from jaxdist.tpu.experimental import DeviceAssignment, Topology
 
+# With more, the compiler of libtpu ends the process (kMaxNumSlices).
+_MOST_SLICES = 511
+# The shape of the largest slice.
+_LARGEST = {
+    "v2": (16, 16),
+    "v3": (32, 32),
+    "v4": (16, 16, 16),
+    "v5e": (16, 16),
+    "v5p": (16, 16, 24),
+    "v6e": (16, 16),
+    "tpu7x": (16, 24, 24),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -137,12 +150,18 @@ def _name(described: Slice) -> str:
 
 
 def _check_pod(described: Slice) -> None:
+    if described.num_slices > _MOST_SLICES:
+        raise TopologyError(
+            f"{described.num_slices:,} slices of {described.name} cannot be planned: the compiler "
+            f"of libtpu takes {_MOST_SLICES} at most.\n\nUse fewer and larger slices."
+        )
     chip = CHIPS[described.generation.removeprefix("tpu")]
     chips = int(np.prod(described.shape))
     if chips > chip.pod:
+        largest = "x".join(map(str, _LARGEST[described.generation]))
         raise TopologyError(
             f"There is no slice {described.name}: it would have {chips:,} chips, and the largest "
             f"of {described.generation} has {chip.pod:,}.\n\n"
-            f"Use several slices, for instance {-(-chips // chip.pod)} of {chip.pod} chips or "
-            "fewer: a name ends with the number of slices, as in 'v5e:16x16*2'."
+            f"Use several slices, for instance {described.generation}:{largest}*"
+            f"{-(-chips // chip.pod)}, or fewer chips."
         )

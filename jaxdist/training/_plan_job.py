@@ -123,10 +123,15 @@ def sweep_job(
     rows = job.rows_per_replica * configured.strategy.num_replicas_in_sync
     rows = rows if global_batch is None else global_batch
     found = []
-    for rules, count in _layouts(job, topology, logical):
-        report(f"{rules}, logical devices {count}")
-        found.append(_candidate(job, topology, rules, count, rows, report))
+    layouts = list(_layouts(job, topology, logical))
+    for number, (rules, count) in enumerate(layouts, 1):
+        said = _counted(report, f"{number} of {len(layouts)}, ")
+        found.append(_candidate(job, topology, rules, count, rows, said))
     return Sweep(job.name, configured.name, rows, tuple(found))
+
+
+def _counted(report: Report, before: str) -> Report:
+    return lambda what: report(before + what)
 
 
 def _layouts(job: Job, topology: Any, logical: Any) -> Iterator[tuple[str, Any]]:

@@ -80,7 +80,8 @@ def test_sweep_ranks_the_rules_of_a_job_with_one_batch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["plan", DIGITS, "--topology", "v5e:1x2", "--sweep", *SMALL]) == 0
-    out = capsys.readouterr().out
+    out, told = capsys.readouterr()
+    assert "1 of 2, replicated, 2 x 1: compiling for v5e:1x2" in told
     assert "with 32 rows in a batch" in out
     assert "replicated" in out
     assert "sharded_update" in out
@@ -120,6 +121,9 @@ def test_a_sweep_compares_pieces_within_a_slice_where_there_are_several() -> Non
     [
         (["--topology", "v5e:3x2"], "nearest slices"),
         (["--topology", "v5e:64x64"], "largest of v5e has 256"),
+        (["--topology", "v5e:2x2", "--slices", "512"], "takes 511 at most"),
+        (["--topology", "v5p:9998x1"], "v5p:16x16x24*2, or fewer chips"),
+        (["--topology", "v5e:2x2x2"], "Use v5e:2x4, or v5e:2x2*2 for 2 slices"),
         (["--topology", "v5e:2x2*2", "--slices", "2"], "Leave one of the two out"),
         (["--topology", "v5e:2x2", "--slices", "0"], "from 1 on"),
         (["--topology", "v5e:2x2", "--logical", "3x1"], "do not divide"),
@@ -127,6 +131,9 @@ def test_a_sweep_compares_pieces_within_a_slice_where_there_are_several() -> Non
         (["--topology", "v5e:2x2", "--rules", "replicated", "--sweep"], "tries all rules"),
         (["--topology", "v5e:2x2", "--global-batch", "6"], "Use 4 or 8"),
         (["--topology", "v5e:2x2", "--png", "nowhere/at/all.png"], "there is no folder"),
+        (["--topology", "v5e:2x2", "--png", "plan.abc"], "Use 'plan.png', or one of"),
+        (["--topology", "v5e:2x2", "--png", "plan"], "Use 'plan.png', or one of"),
+        (["--topology", "v5e:2x2", "--png", "docs"], "Name a file in it: 'docs/plan.png'"),
     ],
 )
 def test_what_cannot_be_planned_is_an_error_in_words(
@@ -182,6 +189,38 @@ def test_a_plan_for_6144_chips_is_whole_and_takes_less_than_4_gib(tmp_path: Path
     assert picture.stat().st_size > 10_000
     kibibytes = int(done.stdout.split("peak")[-1])
     assert kibibytes < 4 << 20
+
+
+INTERRUPTED = """
+import signal, sys, threading
+from jaxdist.cli import main
+from jaxdist.program import Program
+
+first = threading.Lock()
+
+def compile_for_ever(program):
+    if first.acquire(blocking=False):
+        signal.raise_signal(signal.SIGINT)
+    threading.Event().wait()
+
+Program.compile = compile_for_ever
+sys.exit(main(["plan", sys.argv[1], "--topology", "v5e:2x2"]))
+"""
+
+
+def test_ctrl_c_does_not_wait_for_the_compiler_and_each_stage_is_told() -> None:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, DIGITS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 130, done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("jaxdist plan: ")]
+    assert told[-1] == "jaxdist plan: stopped by Ctrl-C"
+    assert "compiling for v5e:2x2, and for one device" in told[-2]
 
 
 def test_errors_of_plan_are_ours() -> None:

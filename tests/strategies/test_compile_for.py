@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 import jaxdist
 from jaxdist import cost, errors, explain, mesh, partition, tpu
+from jaxdist.program._compiled_program import CompiledProgram
 from jaxdist.strategies._slice_axes import Axes
 from jaxdist.tpu._logical_shape import logical_shape
 
@@ -273,6 +275,26 @@ def test_what_cannot_be_planned_is_refused_with_what_can(
 ) -> None:
     with pytest.raises(error, match=words):
         lowered().compile_for(topology, **more)
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [("compile", "the compiler failed"), ("as_text", "cannot read what the compiler wrote")],
+)
+def test_what_the_compiler_cannot_do_is_an_error_of_ours(
+    monkeypatch: pytest.MonkeyPatch, broken: str, words: str
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure\nand more")
+
+    def compiled(program: jaxdist.Program) -> Any:
+        executable: Any = SimpleNamespace(as_text=fail)
+        return CompiledProgram(program, executable)
+
+    replaced: Any = fail if broken == "compile" else compiled
+    monkeypatch.setattr(jaxdist.Program, "compile", replaced)
+    with pytest.raises(errors.DeviceError, match=f"TPU v5 lite: .*{words}.*RET_CHECK failure\n"):
+        lowered().compile_for("v5e:2x2", quick=True)
 
 
 def test_a_bare_topology_has_no_generation() -> None:

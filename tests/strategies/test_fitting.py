@@ -1,0 +1,63 @@
+"""The search for a batch that fits, against memory that is a known function of the rows."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxdist import cost, tpu
+from jaxdist.explain import Memory, Plan
+from jaxdist.program._needs import Needs
+from jaxdist.strategies import _fitting
+
+LIMIT = 16 << 30
+# What stands in the compiled program beside what grows with the rows.
+STATE, MOST_STATE = 1 << 20, LIMIT - (1 << 20)
+
+
+def memory_of(rows: int, state: int, whole: float, curve: float) -> Memory:
+    """`whole` bytes at a million rows, growing as their power `curve`."""
+    peak = state + math.ceil(whole * (rows / 1e6) ** curve)
+    return Memory(state, 0, 0, 0, 0, None, None, 0, peak, LIMIT, peak <= LIMIT)
+
+
+def plan_of(rows: int, memory: Memory) -> Plan:
+    topology = tpu.slice_of("v5e:1x1").topology
+    one = tpu.experimental.DeviceAssignment.build(topology, num_replicas=1)
+    chip = cost.CHIPS["v5e"]
+    return Plan("step", "v5e:1x1", chip, 1, 1, one, "", rows, memory, None, None, (), None)
+
+
+@given(
+    st.integers(2, 10**6),
+    st.integers(STATE, MOST_STATE),
+    st.floats(1.0, 100.0),
+    st.sampled_from([0.95, 1.0, 1.05]),
+)
+def test_the_batch_that_is_found_fits_is_nearly_the_largest_and_few_that_fit_are_tried(
+    rows: int, state: int, over: float, curve: float
+) -> None:
+    whole = over * (LIMIT - state) / (rows / 1e6) ** curve
+    tried: dict[int, Memory] = {}
+
+    def needs_with(fewer: int) -> Needs:
+        tried[fewer] = memory_of(fewer, state, whole, curve)
+        return Needs(tried[fewer])
+
+    made = plan_of(rows, memory_of(rows, state, whole, curve))
+    if made.memory.fits:
+        return
+    said = list(_fitting.advice(made, Needs(made.memory), needs_with, lambda what: None))
+    largest = int(1e6 * ((LIMIT - state) / whole) ** (1 / curve))
+    fitting = [fewer for fewer, memory in tried.items() if memory.fits]
+    assert all(0 < fewer < rows for fewer in tried)
+    assert len(tried) <= 6
+    # The compiler writes code for those that fit, which takes minutes.
+    assert len(fitting) <= 3
+    if largest < 1:
+        assert said[0].startswith("A smaller batch alone does not help: ")
+        return
+    found = max(fitting)
+    assert said[0].startswith(f"A batch of {found:,} rows a replica")
+    assert found <= largest + 1
+    assert found >= 0.6 * largest - 1
