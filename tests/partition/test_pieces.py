@@ -183,8 +183,15 @@ def by_linen(params: Any, x: Any) -> Any:
             ReplicaValueError,
             ["pytree", "adafactor", "jaxdist.sharded_update(tx)"],
         ),
+        (
+            lambda p, x: optax.flatten(optax.trace(0.9)).update(
+                p, optax.flatten(optax.trace(0.9)).init({"kernel": x})
+            ),
+            ReplicaValueError,
+            ["incompatible shapes", "flatten", "jaxdist.sharded_update(tx)"],
+        ),
     ],
-    ids=["norms", "shapes", "lax", "linen", "adafactor"],
+    ids=["norms", "shapes", "lax", "linen", "adafactor", "flatten"],
 )
 def test_what_takes_no_pieces_is_told_in_words_of_jaxdist(step: Any, error: Any, says: Any) -> None:
     strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -207,7 +214,7 @@ def test_masks_and_labels_of_trees_with_pieces_are_those_of_arrays() -> None:
         lambda x: None,
     ):
         assert tree_map(fn, pieces) == tree_map(fn, arrays)
-    state = optax.masked(optax.adam(0.1), tree_map(lambda x: x.ndim > 1, arrays)).init(pieces)
+    state: Any = optax.masked(optax.adam(0.1), tree_map(lambda x: x.ndim > 1, arrays)).init(pieces)
     assert state.inner_state[0].mu["b"] == optax.MaskedNode()
     assert state.inner_state[0].mu["w"].cut == pieces["w"].cut
 

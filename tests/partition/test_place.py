@@ -142,6 +142,21 @@ def test_state_that_belongs_to_no_parameter_is_updated_in_nnx_too(is_placed_firs
         np.testing.assert_allclose(raw(net)[path].whole(), value, rtol=1e-4, atol=1e-6)
 
 
+def test_state_without_its_module_is_placed_as_the_module() -> None:
+    strategy = grid(2, 1)
+    model = nnx.Dict(up=nnx.Linear(4, 8, rngs=nnx.Rngs(0)), norm=nnx.BatchNorm(8, rngs=nnx.Rngs(0)))
+    params = nnx.state(model, nnx.Param)
+    before: Any = (nnx.state(model), optax.adam(0.1).init(params))
+    rules = partition.Rules({"up/kernel": partition.Shard(0)}, partition.Shard())
+    state, of_optimizer = partition.place(strategy, before, rules)
+    assert before[0]["up"]["kernel"].get_raw_value().shape == (4, 8)
+    for tree in (state, of_optimizer[0].mu):
+        assert type(tree["up"]["kernel"]) is nnx.Param
+        assert tree["up"]["kernel"].get_raw_value().dim == 0
+        assert isinstance(tree["norm"]["scale"].get_raw_value(), Sharded)
+    assert state["norm"]["mean"].get_raw_value().sharding == strategy.replicated_sharding
+
+
 def test_boxes_of_linen_keep_their_names_and_are_placed_by_them() -> None:
     def boxed(*names: str) -> Any:
         return Partitioned(jnp.ones((8, 4)), names=names)
@@ -150,7 +165,8 @@ def test_boxes_of_linen_keep_their_names_and_are_placed_by_them() -> None:
     rules = partition.Rules(
         {"*/kernel": partition.ByNames({"embed": "replica", "mlp": "logical", "out": None})}
     )
-    placed, state = partition.place(grid(2, 2), (params, optax.adam(0.1).init(params)), rules)
+    both: Any = (params, optax.adam(0.1).init(params))
+    placed, state = partition.place(grid(2, 2), both, rules)
     for tree in (placed, state[0].mu):
         up, down = tree["up"]["kernel"], tree["down"]["kernel"]
         assert (up.names, down.names) == (("embed", "mlp"), ("mlp", "out"))
