@@ -97,16 +97,15 @@ class Shard:
                 f"Shard(axes={self.axes!r}) takes names of replica axes of the strategy, or "
                 "None for all of them."
             )
-        if isinstance(self.min_bytes, bool) or not isinstance(
-            self.min_bytes, (int, float, type(None))
-        ):
+        least: Any = self.min_bytes
+        if isinstance(least, bool) or not isinstance(least, (int, float, type(None))):
             raise ArgumentTypeError(
-                f"Shard(min_bytes={self.min_bytes!r}) takes a number of bytes or None.\n\n"
+                f"Shard(min_bytes={least!r}) takes a number of bytes or None.\n\n"
                 "None takes it from the cost model; 0 cuts every leaf that can be cut."
             )
-        if self.min_bytes is not None and not self.min_bytes >= 0:
+        if least is not None and not least >= 0:
             raise ArgumentError(
-                f"Shard(min_bytes={self.min_bytes!r}): a number of bytes is not negative.\n\n"
+                f"Shard(min_bytes={least!r}): a number of bytes is not negative.\n\n"
                 "None takes it from the cost model; 0 cuts every leaf that can be cut."
             )
 

@@ -43,7 +43,8 @@ def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
             f"something else in their places: {' '.join(text.split())}\n\n{held} Optimizers "
             "whose state has other shapes than the parameters (adafactor, flatten), or that look "
             "at the dims of what a mask leaves (muon), cannot take pieces.\n\n"
-            "Let sharded_update give them whole arrays: tx = jaxdist.sharded_update(tx)."
+            "Let sharded_update give them whole arrays: tx = jaxdist.sharded_update(tx). A tree "
+            "of masks or numbers comes first: jax.tree.map(lambda mask, grad: ..., masks, grads)."
         )
     return None
 
