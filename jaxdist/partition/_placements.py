@@ -103,7 +103,7 @@ class Shard:
                 f"Shard(min_bytes={least!r}) takes a number of bytes or None.\n\n"
                 "None takes it from the cost model; 0 cuts every leaf that can be cut."
             )
-        if least is not None and not least >= 0:
+        if self.min_bytes is not None and not self.min_bytes >= 0:
             raise ArgumentError(
                 f"Shard(min_bytes={least!r}): a number of bytes is not negative.\n\n"
                 "None takes it from the cost model; 0 cuts every leaf that can be cut."

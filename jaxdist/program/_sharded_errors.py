@@ -40,9 +40,11 @@ def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
     if ("pytree" in text and "Sharded" in text) or _is_of_optax(error):
         return ReplicaValueError(
             "A function of several pytrees was given one with arrays in pieces and another with "
-            f"something else in their places: {' '.join(text.split())}\n\n{held} Optimizers "
-            "whose state has other shapes than the parameters (adafactor, flatten), or that look "
-            "at the dims of what a mask leaves (muon), cannot take pieces.\n\n"
+            f"something else in their places: {' '.join(text.split())}\n\n{held} The state of an "
+            "optimizer is placed with its model: partition.place(strategy, (model, optimizer), "
+            "rules).\n\n"
+            "Optimizers whose state has other shapes than the parameters (adafactor, flatten), or "
+            "that look at the dims of what a mask leaves (muon), cannot take pieces.\n\n"
             "Let sharded_update give them whole arrays: tx = jaxdist.sharded_update(tx). A tree "
             "of masks or numbers comes first: jax.tree.map(lambda mask, grad: ..., masks, grads)."
         )

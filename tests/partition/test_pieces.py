@@ -162,7 +162,11 @@ class OfLinen(nn.Module):
 
 
 def by_linen(params: Any, x: Any) -> Any:
-    return jax.grad(lambda p: jnp.sum(OfLinen().apply({"params": {"Dense_0": p}}, x)))(params)
+    def total(params: Any) -> Any:
+        made: Any = OfLinen().apply({"params": {"Dense_0": params}}, x)
+        return made.sum()
+
+    return jax.grad(total)(params)
 
 
 @pytest.mark.parametrize(
