@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxdist import replica
@@ -41,12 +42,7 @@ def constrain(value: Any, placement: Placement | int) -> Any:
     """
     if isinstance(placement, int) and not isinstance(placement, bool):
         placement = Split(placement)
-    if not isinstance(placement, (Split, Replicate)):
-        raise ArgumentTypeError(
-            f"partition.constrain was given {placement!r}.\n\n"
-            "An intermediate value belongs to its replica, and is split over the logical devices "
-            "or not: Split(dim) or Replicate()."
-        )
+    placement = checked_activation("partition.constrain", placement)
     frame = replica.current_frame()
     if frame is None or not frame.inside_step or frame.strategy.layout.num_logical == 1:
         return value
@@ -55,7 +51,26 @@ def constrain(value: Any, placement: Placement | int) -> Any:
     return jax.tree.map(lambda x: _constrained(x, dim, axes), value)
 
 
+def checked_activation(caller: str, placement: Any) -> Split | Replicate:
+    """`placement`, if it is one for intermediate values."""
+    if isinstance(placement, (Split, Replicate)):
+        return placement
+    raise ArgumentTypeError(
+        f"{caller} was given {placement!r}.\n\n"
+        "An intermediate value belongs to its replica, and is split over the logical devices "
+        "or not: Split(dim) or Replicate()."
+    )
+
+
 def _constrained(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
+    if not hasattr(array, "ndim"):
+        try:
+            array = jnp.asarray(array)
+        except TypeError as error:
+            raise ArgumentTypeError(
+                f"partition.constrain was given a {type(array).__name__}, {array!r}, in a pytree "
+                "of arrays.\n\nPass the arrays alone."
+            ) from error
     spec: list[Any] = [None] * array.ndim
     if dim is not None:
         if not -array.ndim <= dim < array.ndim:

@@ -10,8 +10,9 @@ from flax import nnx
 from flax.core.meta import Partitioned
 
 from jaxdist._typing import PyTree
+from jaxdist.errors import ArgumentTypeError
 from jaxdist.partition._resolve import Leaf
-from jaxdist.values import Sharded, is_sharded
+from jaxdist.values import PerReplica, Sharded, Variable, is_sharded
 
 # Under which names Flax keeps what the dims of a variable are called.
 _NAMES = ("out_sharding", "sharding_names", "sharding")
@@ -36,8 +37,15 @@ def entries_of(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree
     entries: list[Entry] = []
     rebuilt: list[Any] = []
     seen: set[int] = set()
+    is_param = nnx.filterlib.to_predicate(wrt)
     for path, node in states:
         prefix = _joined(_key(k) for k in path)
+        if isinstance(node, (PerReplica, Variable)):
+            raise ArgumentTypeError(
+                f"partition.place was given a {type(node).__name__} at {prefix or 'the root'}.\n\n"
+                "It has its place: a PerReplica is one value for each replica, and a Variable lies "
+                "where its strategy made it.\n\nPlace arrays and NNX objects."
+            )
         in_optimizer = _is_optax_state(node) or "opt_state" in prefix.split("/")
         if isinstance(node, nnx.Pytree):
             entries += _of_graph(node, wrt, seen)
@@ -47,19 +55,22 @@ def entries_of(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree
         values = [x for _, x in inner]
         for i, (more, value) in enumerate(inner):
             name = _joined([prefix, *(_key(k) for k in more)])
-            own = value.value if isinstance(value, Partitioned) else value
+            own, names = _inside(value)
             if _is_array(own):
                 role = "optimizer" if in_optimizer else "parameter"
-                names = _names_of_box(value)
+                if isinstance(value, nnx.Variable) and not in_optimizer:
+                    role = "parameter" if is_param((), value) else "other"
                 leaf = Leaf(name, tuple(own.shape), own.dtype, names)
                 entries.append(Entry(leaf, own, role, _setter(values, i, value)))
         rebuilt.append(lambda values=values, shape=shape: jax.tree.unflatten(shape, values))
     return entries, lambda: jax.tree.unflatten(treedef, [make() for make in rebuilt])
 
 
-def _setter(values: list[Any], index: int, box: Any = None) -> Callable[[Any], None]:
+def _setter(values: list[Any], index: int, old: Any) -> Callable[[Any], None]:
     def put(value: Any) -> None:
-        values[index] = box.replace(value=value) if isinstance(box, Partitioned) else value
+        if isinstance(old, (nnx.Variable, Partitioned)):
+            value = jax.tree.unflatten(jax.tree.structure(old, is_leaf=is_sharded), [value])
+        values[index] = value
 
     return put
 
@@ -95,19 +106,24 @@ def _names_of(variable: Any, value: Any) -> tuple[str | None, ...] | None:
     return None
 
 
-def _names_of_box(value: Any) -> tuple[str | None, ...] | None:
-    """The names of dims that a box of Flax Linen holds."""
-    if not isinstance(value, Partitioned):
-        return None
-    return tuple(n if n is None or isinstance(n, str) else "/".join(n) for n in value.names)
+def _inside(value: Any) -> tuple[Any, tuple[str | None, ...] | None]:
+    """The array of a box of Flax Linen or a variable of NNX, and the names of its dims."""
+    if isinstance(value, nnx.Variable):
+        own = value.get_raw_value()
+        return own, _names_of(value, own) if _is_array(own) else None
+    if isinstance(value, Partitioned):
+        names = [n if n is None or isinstance(n, str) else "/".join(n) for n in value.names]
+        return value.value, tuple(names)
+    return value, None
 
 
 def _is_unit(x: Any) -> bool:
-    return isinstance(x, (Sharded, Partitioned))
+    return isinstance(x, (Sharded, Partitioned, nnx.Variable))
 
 
 def _is_state(x: Any) -> bool:
-    return isinstance(x, (nnx.Pytree, Sharded, Partitioned)) or _is_optax_state(x)
+    nodes = (nnx.Pytree, PerReplica, Variable)
+    return isinstance(x, nodes) or _is_unit(x) or _is_optax_state(x)
 
 
 def _is_optax_state(x: Any) -> bool:

@@ -45,10 +45,12 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
         The pytree in its places; NNX objects are the same ones.
 
     Raises:
-        ArgumentError: Leaves that no rule or two rules match, a rule that matches nothing, or
-            virtual replicas with leaves in pieces.
+        ArgumentError: Leaves that no rule or two rules match, a rule that matches nothing, a
+            filter `wrt` that makes parameters of nothing, virtual replicas with leaves in pieces,
+            or what is no array for JAX.
         ShapeError: A dim that is not there or does not divide.
-        ArgumentTypeError: No strategy, or no rules.
+        ArgumentTypeError: No strategy, no rules, or a leaf that has a place already: a
+            `PerReplica` or `jaxdist.Variable`.
         DeviceError: Arrays for devices that are only described.
 
     Example:
@@ -61,10 +63,23 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     layout = _checked_layout(strategy)
     own = checked_rules("partition.place", rules)
     entries, rebuilt = entries_of(tree, wrt)
+    _check_wrt(entries, wrt)
     where = _resolved(entries, own, layout)
     for entry, found in zip(entries, where, strict=True):
         entry.put(_placed(entry, found, layout))
     return rebuilt()
+
+
+def _check_wrt(entries: Sequence[Entry], wrt: Any) -> None:
+    """Refuse a filter that makes parameters of nothing: rules would have nothing to match."""
+    others = [e.leaf.path for e in entries if e.role == "other" and e.leaf.shape]
+    if wrt is nnx.Param or not others or any(e.role == "parameter" for e in entries):
+        return
+    raise ArgumentError(
+        f"partition.place(wrt={wrt!r}): none of {len(others)} NNX variable(s) is a parameter by "
+        f"this filter.\n\n{listed(others)}\n\n"
+        "Pass the class of the variables that rules are for, such as wrt=nnx.Param."
+    )
 
 
 def _resolved(entries: Sequence[Entry], rules: Rules, layout: ReplicaMesh) -> list[Resolved]:
@@ -101,15 +116,15 @@ def _chosen(paths: Sequence[str], rules: Rules, are_params: bool) -> dict[str, P
     several = [(path, [p for p, _ in pairs]) for path, pairs in found.items() if len(pairs) > 1]
     if several:
         raise ArgumentError(two_rules(several))
-    if are_params:
-        _check_all_match(found, rules)
+    if are_params or not any(found.values()):
+        _check_all_match(found, rules, are_params)
     placements = {path: pairs[0][1] for path, pairs in found.items() if pairs}
     if rules.otherwise is not None:
         placements |= {path: rules.otherwise for path in paths if path not in placements}
     return placements
 
 
-def _check_all_match(found: dict[str, Any], rules: Rules) -> None:
+def _check_all_match(found: dict[str, Any], rules: Rules, are_params: bool) -> None:
     used = {p for pairs in found.values() for p, _ in pairs}
     unused = [p for p, _ in rules.rules if p not in used]
     if unused and (rules.must_match or not used) and found:
@@ -127,6 +142,8 @@ def _check_all_match(found: dict[str, Any], rules: Rules) -> None:
             "Correct the pattern, or leave the rule out; Rules(..., must_match=False) is for "
             "rules that are shared by models."
         )
+    if not are_params:
+        return
     alone = [path for path, pairs in found.items() if not pairs]
     if alone and rules.otherwise is None:
         patterns = [p for p, _ in rules.rules]
@@ -181,10 +198,17 @@ def _placed(entry: Entry, found: Resolved, layout: ReplicaMesh) -> Any:
         abstract = jax.ShapeDtypeStruct(shape, value.dtype, sharding=found.sharding)
         return abstract if cut is None else Sharded(abstract, *cut)
     layout.check_is_there(f"partition.place of an array ({entry.leaf})")
-    if cut is None:
-        return jax.device_put(value, found.sharding)
-    padded = pad_dim(jnp.asarray(value), cut.dim, cut.padding(cut.pieces(layout)))
-    return Sharded(jax.device_put(padded, found.sharding), *cut)
+    try:
+        if cut is None:
+            return jax.device_put(value, found.sharding)
+        padded = pad_dim(jnp.asarray(value), cut.dim, cut.padding(cut.pieces(layout)))
+        return Sharded(jax.device_put(padded, found.sharding), *cut)
+    except (TypeError, RuntimeError) as error:
+        # What is no array for JAX, and what a donated step has taken.
+        raise ArgumentError(
+            f"partition.place cannot put {entry.leaf} on devices: {error}\n\n"
+            "Leave out what is no parameter, and place what is still there."
+        ) from error
 
 
 def _checked_layout(strategy: Any) -> ReplicaMesh:

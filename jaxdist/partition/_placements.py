@@ -1,7 +1,7 @@
 """Where a rule puts a leaf."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from jaxdist.errors import ArgumentError, ArgumentTypeError
@@ -61,7 +61,8 @@ class Shard:
             which cutting pays, by the latency of a collective, as `sharded_update` does.
 
     Raises:
-        ArgumentTypeError: `dim` or `split` is no integer, `axes` are no names.
+        ArgumentTypeError: `dim` or `split` is no integer, `axes` are no names, `min_bytes` is no
+            number.
         ArgumentError: `dim` and `split` are the same, or `min_bytes` is negative.
 
     Example:
@@ -87,16 +88,24 @@ class Shard:
             )
         if isinstance(self.axes, str):
             object.__setattr__(self, "axes", (self.axes,))
-        elif self.axes is not None:
+        elif isinstance(self.axes, Iterable):
             object.__setattr__(self, "axes", tuple(self.axes))
-        if self.axes is not None and not (self.axes and all(isinstance(a, str) for a in self.axes)):
+        given: Any = self.axes
+        is_names = isinstance(given, tuple) and given and all(isinstance(a, str) for a in given)
+        if given is not None and not is_names:
             raise ArgumentTypeError(
                 f"Shard(axes={self.axes!r}) takes names of replica axes of the strategy, or "
                 "None for all of them."
             )
+        least: Any = self.min_bytes
+        if isinstance(least, bool) or not isinstance(least, (int, float, type(None))):
+            raise ArgumentTypeError(
+                f"Shard(min_bytes={least!r}) takes a number of bytes or None.\n\n"
+                "None takes it from the cost model; 0 cuts every leaf that can be cut."
+            )
         if self.min_bytes is not None and not self.min_bytes >= 0:
             raise ArgumentError(
-                f"Shard(min_bytes={self.min_bytes!r}): a number of bytes is not negative.\n\n"
+                f"Shard(min_bytes={least!r}): a number of bytes is not negative.\n\n"
                 "None takes it from the cost model; 0 cuts every leaf that can be cut."
             )
 
@@ -113,7 +122,7 @@ class ByNames:
             the logical devices), an axis of the strategy's mesh, or None (neither).
 
     Raises:
-        ArgumentTypeError: A value that is no axis.
+        ArgumentTypeError: No mapping, or a value that is no axis.
 
     Example:
         >>> partition.ByNames({"embed": "replica", "mlp": "logical", "vocab": None})
@@ -123,7 +132,12 @@ class ByNames:
     axes: Mapping[str, str | None]
 
     def __post_init__(self) -> None:
-        for name, axis in dict(self.axes).items():
+        if not isinstance(self.axes, Mapping):
+            raise ArgumentTypeError(
+                f"ByNames takes a mapping from names of dims to axes, not {self.axes!r}.\n\n"
+                'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).'
+            )
+        for name, axis in self.axes.items():
             if axis is not None and not isinstance(axis, str):
                 raise ArgumentTypeError(
                     f"ByNames: {name!r} goes to {axis!r}, which is no axis.\n\n"

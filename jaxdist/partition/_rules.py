@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
 from jaxdist.errors import ArgumentError, ArgumentTypeError
-from jaxdist.partition._activations import constrain
+from jaxdist.partition._activations import checked_activation, constrain
 from jaxdist.partition._patterns import matches, nearest
 from jaxdist.partition._placements import ByNames, Placement, check_placement
 
@@ -53,6 +53,8 @@ class Rules:
     ) -> None:
         self.rules = _pairs("Rules", rules)
         self.activations = _pairs("Rules(activations=...)", activations)
+        for pattern, placement in self.activations:
+            checked_activation(f"Rules(activations=[({pattern!r}, ...)])", placement)
         self.otherwise = None if otherwise is None else check_placement("Rules", otherwise)
         self.must_match = must_match
 
@@ -66,6 +68,7 @@ class Rules:
             >>> print(partition.Rules([("bias", partition.Replicate())]).placement_of("a/kernel"))
             None
         """
+        path = _checked_path("Rules.placement_of", path)
         found = [(p, placement) for p, placement in self.rules if matches(p, path)]
         if len(found) > 1:
             raise ArgumentError(two_rules([(path, [p for p, _ in found])]))
@@ -92,6 +95,7 @@ class Rules:
             >>> rules.constrain(jnp.ones((2, 4)), "layers/0/mlp/hidden").shape
             (2, 4)
         """
+        name = _checked_path("Rules.constrain", name)
         found = [(p, placement) for p, placement in self.activations if matches(p, name)]
         if len(found) > 1:
             raise ArgumentError(two_rules([(name, [p for p, _ in found])]))
@@ -145,7 +149,22 @@ def listed(lines: Sequence[str]) -> str:
     return "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
 
 
+def _checked_path(caller: str, path: Any) -> str:
+    if isinstance(path, str):
+        return path
+    raise ArgumentTypeError(
+        f"{caller} takes a path, and was given {path!r}.\n\n"
+        'Write it with slashes: "layers/0/mlp/up/kernel".'
+    )
+
+
 def _pairs(caller: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
+    if not isinstance(rules, Iterable) or isinstance(rules, str):
+        raise ArgumentTypeError(
+            f"{caller} takes (pattern, placement) pairs or a mapping, and was given "
+            f"{type(rules).__name__}: {rules!r}.\n\n"
+            "Those of other rules are their .rules: Rules([*other.rules, (pattern, placement)])."
+        )
     given = list(rules.items()) if isinstance(rules, Mapping) else list(rules)
     pairs = []
     for pair in given:

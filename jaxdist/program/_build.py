@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxdist.collectives import told
+from jaxdist.errors import DivergentCollectiveError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program._logical_marks import marks_of_results
 from jaxdist.program._out_slot import OutSlot
@@ -58,7 +59,12 @@ def build(
     if layout.spmd and layout.num_logical > 1:
         check_inputs(signature, traced, names_in, layout, len(variables.read_only))
     axes = replica_axes_of(layout)
-    found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
+    try:
+        found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
+    except DivergentCollectiveError:
+        # A norm of pieces differs between replicas, and so does what hangs on it: a line search.
+        _check_pieces(signature, traced, layout, axes, names)
+        raise
     differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
     _check_pieces(signature, traced, layout, axes, names)
     combined = combined_variables(signature, traced, differs, layout.num_replicas) if axes else {}

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from jaxdist.errors import ShapeError
+from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values import Cut, Sharded, from_state, gathered, is_sharded, undeclared
 
@@ -36,19 +36,27 @@ def cuts_of(inputs: Sequence[HasCut]) -> dict[int, Cut]:
     return {i: slot.cut for i, slot in enumerate(inputs) if slot.cut is not None}
 
 
-def variables_of_whole(nodes: Sequence[Any]) -> dict[int, Any]:
-    """The variables of NNX objects that come in with anything but an array in pieces, by id."""
+def variables_of(nodes: Sequence[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The variables of NNX objects, by id: those that come in whole, and those in pieces."""
     found = [v for _, v in nnx.iter_graph(tuple(nodes)) if isinstance(v, nnx.Variable)]
-    return {id(v): v for v in found if not isinstance(v.get_raw_value(), Sharded)}
+    cut = {id(v): v for v in found if isinstance(v.get_raw_value(), Sharded)}
+    return {id(v): v for v in found if id(v) not in cut}, cut
 
 
-def restore_nodes(whole: dict[int, Any], nodes: Sequence[Any], layout: ReplicaMesh) -> None:
+def restore_nodes(
+    came: tuple[dict[int, Any], dict[int, Any]], nodes: Sequence[Any], layout: ReplicaMesh
+) -> None:
     """Give variables back the declaration that `nnx.Optimizer.update` took from them.
 
     The structure of NNX objects is fixed, so what came in whole goes out whole: `sharded_update`
     cuts whatever state is large enough.
+
+    Raises:
+        ReplicaValueError: What came in pieces would go out whole.
     """
-    for _, value in nnx.iter_graph(tuple(nodes)):
+    whole, cut = came
+    put_together = []
+    for path, value in nnx.iter_graph(tuple(nodes)):
         if isinstance(value, nnx.Variable):
             held = value.get_raw_value()
             restored = from_state(held)
@@ -56,6 +64,17 @@ def restore_nodes(whole: dict[int, Any], nodes: Sequence[Any], layout: ReplicaMe
                 restored = gathered(restored, layout)
             if restored is not held:
                 value.set_raw_value(restored)
+            if id(value) in cut and not is_sharded(restored):
+                put_together.append("/".join(map(str, path[1:])))
+    if put_together:
+        more = f" and {len(put_together) - 5} more" if len(put_together) > 5 else ""
+        raise ReplicaValueError(
+            f"The step put {len(put_together)} NNX variable(s) together that came in pieces: "
+            f"{', '.join(put_together[:5])}{more}.\n\n"
+            "Where a value is kept is fixed when the step is compiled. An optimizer in pieces "
+            "whose model is whole does this.\n\n"
+            "Place them together: jaxdist.partition.place(strategy, (model, optimizer), rules)."
+        )
 
 
 def check_piece(name: str, value: Sharded, layout: ReplicaMesh) -> None:

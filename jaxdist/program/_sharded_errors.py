@@ -35,12 +35,27 @@ def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
             f"pieces: {first}\n\n{held}\n\n"
             "Gather it before, jaxdist.partition.gather(value), or use jax.numpy, which gathers."
         )
-    if isinstance(error, (TypeError, ValueError)) and "pytree" in text and "Sharded" in text:
+    if not isinstance(error, (TypeError, ValueError)):
+        return None
+    if ("pytree" in text and "Sharded" in text) or _is_of_optax(error):
         return ReplicaValueError(
             "A function of several pytrees was given one with arrays in pieces and another with "
-            f"something else in their places: {' '.join(text.split())}\n\n{held} Optimizers "
-            "whose state has other shapes than the parameters (adafactor), or that look at the "
-            "dims of what a mask leaves (muon), cannot take pieces.\n\n"
-            "Let sharded_update give them whole arrays: tx = jaxdist.sharded_update(tx)."
+            f"something else in their places: {' '.join(text.split())}\n\n{held} The state of an "
+            "optimizer is placed with its model: partition.place(strategy, (model, optimizer), "
+            "rules).\n\n"
+            "Optimizers whose state has other shapes than the parameters (adafactor, flatten), or "
+            "that look at the dims of what a mask leaves (muon), cannot take pieces.\n\n"
+            "Let sharded_update give them whole arrays: tx = jaxdist.sharded_update(tx). A tree "
+            "of masks or numbers comes first: jax.tree.map(lambda mask, grad: ..., masks, grads)."
         )
     return None
+
+
+def _is_of_optax(error: Exception) -> bool:
+    """Whether a transformation of optax raised it."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        if str(traceback.tb_frame.f_globals.get("__name__", "")).startswith("optax."):
+            return True
+        traceback = traceback.tb_next
+    return False

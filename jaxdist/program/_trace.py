@@ -199,7 +199,7 @@ class LocalStep:
             for x, slot in zip(leaves, signature.inputs, strict=True)
         ]
         nodes = self._nodes(values[: self.graph_size])
-        whole = _sharded.variables_of_whole(nodes)
+        came = _sharded.variables_of(nodes)
         own = _sharded.entered(values, signature.inputs)[self.num_graph :]
         args, kwargs = unflatten(signature.treedef, signature.slots, own, nodes)
         context = ReplicaContext(self.strategy)
@@ -216,7 +216,7 @@ class LocalStep:
                 if better is None:
                     raise
                 raise better from error
-            _sharded.restore_nodes(whole, nodes, self.strategy.layout)
+            _sharded.restore_nodes(came, nodes, self.strategy.layout)
         self.cuts = _sharded.cuts_of(signature.inputs[: self.graph_size])
         state = signature.graph.leaves_of(nodes) if signature.graph else []
         results = [*state, *lifting.results(), *self._results(result)]

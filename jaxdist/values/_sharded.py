@@ -331,7 +331,7 @@ def _is_mark(held: Any) -> bool:
     pieces are then those of trees of arrays.
     """
     is_empty = isinstance(held, tuple) and not held
-    return held is None or is_empty or isinstance(held, (bool, np.bool_, str))
+    return is_empty or isinstance(held, (bool, np.bool_, str))
 
 
 register_pytree_with_keys(Sharded, _flatten_with_keys, _rebuild, _flatten)

@@ -78,7 +78,8 @@ def _of_others(name: object, value: Sharded, layout: ReplicaMesh, what: str) -> 
         f"{name} is cut for other replicas: {value!r}, on {what}; this strategy has "
         f"{layout.num_replicas} replicas on {_listed(layout.devices)}.\n\n"
         "An array in pieces stays with the strategy that cut it.\n\n"
-        "Cut it anew: state = jaxdist.shard_state(state, strategy)."
+        "Cut it anew: jaxdist.partition.place(strategy, tree, rules), or the state of a "
+        "sharded_update alone: state = jaxdist.shard_state(state, strategy)."
     )
 
 

@@ -136,8 +136,16 @@ def tree_map(fn: Any, *trees: Any) -> Any:
             ),
             "of 6 elements",
         ),
+        (
+            lambda p, x: jax.lax.while_loop(
+                lambda c: jnp.sum(jax.tree.leaves(c)[0]) > 1,
+                lambda c: tree_map(lambda w: w * jax.lax.psum(x.sum(), "replica"), c),
+                p,
+            ),
+            "reduce_sum",
+        ),
     ],
-    ids=["sum", "local", "array", "turned", "made", "index", "branch", "loop"],
+    ids=["sum", "local", "array", "turned", "made", "index", "branch", "loop", "search"],
 )
 def test_piece_that_is_taken_for_the_array_is_refused_with_the_remedy(step: Any, says: str) -> None:
     message = refused(step)
@@ -154,7 +162,11 @@ class OfLinen(nn.Module):
 
 
 def by_linen(params: Any, x: Any) -> Any:
-    return jax.grad(lambda p: OfLinen().apply({"params": {"Dense_0": p}}, x).sum())(params)
+    def total(params: Any) -> Any:
+        made: Any = OfLinen().apply({"params": {"Dense_0": params}}, x)
+        return made.sum()
+
+    return jax.grad(total)(params)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +195,15 @@ def by_linen(params: Any, x: Any) -> Any:
             ReplicaValueError,
             ["pytree", "adafactor", "jaxdist.sharded_update(tx)"],
         ),
+        (
+            lambda p, x: optax.flatten(optax.trace(0.9)).update(
+                p, optax.flatten(optax.trace(0.9)).init({"kernel": x})
+            ),
+            ReplicaValueError,
+            ["incompatible shapes", "flatten", "jaxdist.sharded_update(tx)"],
+        ),
     ],
-    ids=["norms", "shapes", "lax", "linen", "adafactor"],
+    ids=["norms", "shapes", "lax", "linen", "adafactor", "flatten"],
 )
 def test_what_takes_no_pieces_is_told_in_words_of_jaxdist(step: Any, error: Any, says: Any) -> None:
     strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -199,17 +218,18 @@ def test_what_takes_no_pieces_is_told_in_words_of_jaxdist(step: Any, error: Any,
 def test_masks_and_labels_of_trees_with_pieces_are_those_of_arrays() -> None:
     strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
     arrays = {"w": np.ones((4, 3), "float32"), "b": np.ones(4, "float32"), "s": np.float32(1)}
-    pieces = partition.place(strategy, arrays, {"*": Shard(0)})
+    pieces: Any = partition.place(strategy, arrays, {"*": Shard(0)})
     for fn in (
         lambda x: x.ndim > 1,
         lambda x: "matrix" if x.ndim > 1 else "other",
         lambda x: optax.MaskedNode(),
-        lambda x: None,
     ):
         assert tree_map(fn, pieces) == tree_map(fn, arrays)
-    state = optax.masked(optax.adam(0.1), tree_map(lambda x: x.ndim > 1, arrays)).init(pieces)
-    assert state.inner_state[0].mu["b"] == optax.MaskedNode()
-    assert state.inner_state[0].mu["w"].cut == pieces["w"].cut
+    tx = optax.masked(optax.adam(0.1), tree_map(lambda x: x.ndim > 1, arrays))
+    state: Any = tx.init(pieces)
+    of_adam = state.inner_state[0]
+    assert of_adam.mu["b"] == optax.MaskedNode()
+    assert getattr(of_adam.mu["w"], "cut", None) == pieces["w"].cut
 
 
 @pytest.mark.parametrize("is_placed_first", [False, True], ids=["state_first", "placed_first"])

@@ -142,6 +142,35 @@ def test_state_that_belongs_to_no_parameter_is_updated_in_nnx_too(is_placed_firs
         np.testing.assert_allclose(raw(net)[path].whole(), value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("placed", [0, 1], ids=["model", "optimizer"])
+def test_model_that_is_placed_without_its_optimizer_is_told(placed: int) -> None:
+    def step(net: Any, optimizer: Any, x: jax.Array) -> None:
+        grads = nnx.grad(lambda m: jnp.mean(m(x) ** 2))(net)
+        optimizer.update(net, jaxdist.get_replica_context().all_reduce("mean", grads))
+
+    strategy = grid(2, 1)
+    net = filled(lambda: nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    both = (net, nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param))
+    partition.place(strategy, both[placed], partition.fsdp(min_bytes=0))
+    with pytest.raises(jaxdist.errors.ReplicaValueError, match=r"\(model, optimizer\), rules"):
+        strategy.run(step, (*both, np.ones((2, 4), "float32")))
+
+
+def test_state_without_its_module_is_placed_as_the_module() -> None:
+    strategy = grid(2, 1)
+    model = nnx.Dict(up=nnx.Linear(4, 8, rngs=nnx.Rngs(0)), norm=nnx.BatchNorm(8, rngs=nnx.Rngs(0)))
+    params = nnx.state(model, nnx.Param)
+    before: Any = (nnx.state(model), optax.adam(0.1).init(params))
+    rules = partition.Rules({"up/kernel": partition.Shard(0)}, partition.Shard())
+    state, of_optimizer = partition.place(strategy, before, rules)
+    assert before[0]["up"]["kernel"].get_raw_value().shape == (4, 8)
+    for tree in (state, of_optimizer[0].mu):
+        assert type(tree["up"]["kernel"]) is nnx.Param
+        assert tree["up"]["kernel"].get_raw_value().dim == 0
+        assert isinstance(tree["norm"]["scale"].get_raw_value(), Sharded)
+    assert state["norm"]["mean"].get_raw_value().sharding == strategy.replicated_sharding
+
+
 def test_boxes_of_linen_keep_their_names_and_are_placed_by_them() -> None:
     def boxed(*names: str) -> Any:
         return Partitioned(jnp.ones((8, 4)), names=names)
@@ -150,7 +179,8 @@ def test_boxes_of_linen_keep_their_names_and_are_placed_by_them() -> None:
     rules = partition.Rules(
         {"*/kernel": partition.ByNames({"embed": "replica", "mlp": "logical", "out": None})}
     )
-    placed, state = partition.place(grid(2, 2), (params, optax.adam(0.1).init(params)), rules)
+    both: Any = (params, optax.adam(0.1).init(params))
+    placed, state = partition.place(grid(2, 2), both, rules)
     for tree in (placed, state[0].mu):
         up, down = tree["up"]["kernel"], tree["down"]["kernel"]
         assert (up.names, down.names) == (("embed", "mlp"), ("mlp", "out"))

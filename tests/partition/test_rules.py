@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import jaxdist
-from jaxdist import partition
+from jaxdist import PerReplica, partition
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.partition import ByNames, Replicate, Rules, Shard, Split
 from jaxdist.partition._patterns import matches, nearest
@@ -150,6 +151,14 @@ def test_rules_that_do_not_fit_are_told_with_what_would(
         (lambda: Shard(axes=()), ArgumentTypeError),
         (lambda: Shard(min_bytes=-1), ArgumentError),
         (lambda: ByNames({"embed": 3}), ArgumentTypeError),  # type: ignore[dict-item]
+        (lambda: ByNames(None), ArgumentTypeError),  # type: ignore[arg-type]
+        (lambda: Shard(axes=3), ArgumentTypeError),  # type: ignore[arg-type]
+        (lambda: partition.fsdp(min_bytes="1"), ArgumentTypeError),  # type: ignore[arg-type]
+        (lambda: partition.fsdp(min_bytes=True), ArgumentTypeError),
+        (lambda: Rules(partition.fsdp()), ArgumentTypeError),  # type: ignore[arg-type]
+        (lambda: Rules([], activations=[("a", Shard())]), ArgumentTypeError),
+        (lambda: Rules([]).placement_of(3), ArgumentTypeError),  # type: ignore[arg-type]
+        (lambda: Rules([]).constrain(1, 3), ArgumentTypeError),  # type: ignore[arg-type]
         (lambda: Rules([("a", Split)]), ArgumentTypeError),  # type: ignore[list-item]
         (lambda: Rules(["ab"]), ArgumentTypeError),  # type: ignore[list-item]
         (lambda: Rules([("a", Split(0)), ("a", Split(1))]), ArgumentError),
@@ -166,6 +175,22 @@ def test_what_is_no_rule_is_refused(make: Any, error: type[Exception] | None) ->
         return
     with pytest.raises(error):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: PerReplica(np.ones((2, 4))), ArgumentTypeError, "a PerReplica at x"),
+        (lambda: np.array(["a"], object), ArgumentError, "cannot put x, object"),
+        (lambda: nnx.BatchStat(jnp.ones(4)), ArgumentError, "wrt=.*none of 1 NNX variable"),
+        (lambda: optax.adam(0.1).init({"up": jnp.ones(4)}), ArgumentError, "path is x/0/mu/up"),
+    ],
+    ids=["per_replica", "no_numbers", "filter", "optimizer"],
+)
+def test_what_rules_cannot_place_is_told_by_its_path(make: Any, error: Any, says: str) -> None:
+    rules = [("uppp", Shard(0))] if says.endswith("up") else partition.fsdp(min_bytes=0)
+    with pytest.raises(error, match=says):
+        partition.place(grid(2, 1), {"x": make()}, rules, wrt=nnx.LoRAParam)
 
 
 def test_ready_rules_that_find_nothing_to_split_say_so() -> None:
