@@ -18,6 +18,7 @@ from jaxdist._compat._dispatch import fast_call_record as fast_call_record
 from jaxdist._compat._dispatch import make_dispatcher as make_dispatcher
 from jaxdist._compat._held_tracer import HeldTracer as HeldTracer
 from jaxdist._compat._host import on_host as on_host
+from jaxdist._compat._lowering import without_open_constraints as without_open_constraints
 from jaxdist._compat._op_by_op import Handler as Handler
 from jaxdist._compat._op_by_op import evaluate as evaluate
 from jaxdist._compat._op_by_op import inside as inside

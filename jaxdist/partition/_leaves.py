@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from flax.core.meta import Partitioned
 
 from jaxdist._typing import PyTree
 from jaxdist.partition._resolve import Leaf
-from jaxdist.values import is_sharded
+from jaxdist.values import Sharded, is_sharded
 
 # Under which names Flax keeps what the dims of a variable are called.
 _NAMES = ("out_sharding", "sharding_names", "sharding")
@@ -42,21 +43,23 @@ def entries_of(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree
             entries += _of_graph(node, wrt, seen)
             rebuilt.append(lambda node=node: node)
             continue
-        inner, shape = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_sharded)
+        inner, shape = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_unit)
         values = [x for _, x in inner]
         for i, (more, value) in enumerate(inner):
-            if _is_array(value):
-                name = _joined([prefix, *(_key(k) for k in more)])
+            name = _joined([prefix, *(_key(k) for k in more)])
+            own = value.value if isinstance(value, Partitioned) else value
+            if _is_array(own):
                 role = "optimizer" if in_optimizer else "parameter"
-                leaf = Leaf(name, tuple(value.shape), value.dtype)
-                entries.append(Entry(leaf, value, role, _setter(values, i)))
+                names = _names_of_box(value)
+                leaf = Leaf(name, tuple(own.shape), own.dtype, names)
+                entries.append(Entry(leaf, own, role, _setter(values, i, value)))
         rebuilt.append(lambda values=values, shape=shape: jax.tree.unflatten(shape, values))
     return entries, lambda: jax.tree.unflatten(treedef, [make() for make in rebuilt])
 
 
-def _setter(values: list[Any], index: int) -> Callable[[Any], None]:
+def _setter(values: list[Any], index: int, box: Any = None) -> Callable[[Any], None]:
     def put(value: Any) -> None:
-        values[index] = value
+        values[index] = box.replace(value=value) if isinstance(box, Partitioned) else value
 
     return put
 
@@ -92,8 +95,19 @@ def _names_of(variable: Any, value: Any) -> tuple[str | None, ...] | None:
     return None
 
 
+def _names_of_box(value: Any) -> tuple[str | None, ...] | None:
+    """The names of dims that a box of Flax Linen holds."""
+    if not isinstance(value, Partitioned):
+        return None
+    return tuple(n if n is None or isinstance(n, str) else "/".join(n) for n in value.names)
+
+
+def _is_unit(x: Any) -> bool:
+    return isinstance(x, (Sharded, Partitioned))
+
+
 def _is_state(x: Any) -> bool:
-    return isinstance(x, nnx.Pytree) or _is_optax_state(x) or is_sharded(x)
+    return isinstance(x, (nnx.Pytree, Sharded, Partitioned)) or _is_optax_state(x)
 
 
 def _is_optax_state(x: Any) -> bool:

@@ -114,6 +114,14 @@ def _check_all_match(found: dict[str, Any], rules: Rules) -> None:
     unused = [p for p, _ in rules.rules if p not in used]
     if unused and (rules.must_match or not used) and found:
         lines = [f"{p!r}; the nearest path is {nearest(p, found)}" for p in unused]
+        if not rules.must_match:
+            raise ArgumentError(
+                f"None of the {len(unused)} rules matches one of the {len(found)} parameters.\n\n"
+                f"{listed(lines)}\n\n"
+                "Rules that are ready to use go by the usual names of layers. Write rules for "
+                'the names of this model: partition.Rules([("path/of/kernel", '
+                "partition.Split(1))], otherwise=partition.Replicate())."
+            )
         raise ArgumentError(
             f"{len(unused)} rule(s) match no parameter.\n\n{listed(lines)}\n\n"
             "Correct the pattern, or leave the rule out; Rules(..., must_match=False) is for "

@@ -10,8 +10,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxdist.errors import ArgumentError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program._arguments import unflatten
+from jaxdist.program._in_slot import InSlot
 from jaxdist.program._program import Program
-from jaxdist.program._trace import InSlot
 from jaxdist.values import Kind, PerReplica, Sharded
 
 

@@ -71,16 +71,33 @@ class Flat:
     `GraphNode` into `nodes`.
     """
 
+    given: tuple[Any, Any]  # `(args, kwargs)`; arguments that are part of the program are `Static`
     treedef: PyTreeDef
     slots: tuple[Any, ...]
     dynamic: list[Any]
     nodes: list[Any]
     has_tracer: bool
 
-    def path(self, number: int, call: tuple[Any, Any]) -> str:
-        """The name of dynamic leaf `number`, from the call that it came from."""
-        paths = jax.tree_util.tree_flatten_with_path(call, is_leaf=is_unit)[0]
-        return argument_name(paths[self.slots.index(number)][0])
+    def paths(self) -> list[Any]:
+        """The pytree paths of all slots. Flattening with them is slow, so they are not kept."""
+        return [p for p, _ in jax.tree_util.tree_flatten_with_path(self.given, is_leaf=is_unit)[0]]
+
+    def name(self, number: int) -> str:
+        """The name of dynamic leaf `number`."""
+        return argument_name(self.paths()[self.slots.index(number)])
+
+    def names(self) -> list[str]:
+        """The names of all dynamic leaves."""
+        paths = zip(self.paths(), self.slots, strict=True)
+        return [argument_name(p) for p, s in paths if not isinstance(s, (Static, GraphNode))]
+
+    def node_names(self) -> tuple[str, ...]:
+        """The names of the NNX objects, each by the first place where it is."""
+        names: dict[int, str] = {}
+        for path, slot in zip(self.paths(), self.slots, strict=True):
+            if isinstance(slot, GraphNode):
+                names.setdefault(slot.index, argument_name(path))
+        return tuple(names[i] for i in range(len(names)))
 
 
 def is_unit(x: Any) -> bool:
@@ -118,7 +135,7 @@ def flatten(
             dynamic.append(leaf)
         else:
             slots.append(leaf if isinstance(leaf, Static) else Static(leaf))
-    return Flat(treedef, tuple(slots), dynamic, nodes, has_tracer)
+    return Flat(given, treedef, tuple(slots), dynamic, nodes, has_tracer)
 
 
 def is_dynamic(leaf: Any) -> bool:
@@ -137,7 +154,7 @@ def _is_traced(leaf: Any) -> bool:
     return isinstance(leaf, jax.core.Tracer)
 
 
-def check_hashable(caller: str, flat: Flat, call: tuple[Any, Any]) -> None:
+def check_hashable(caller: str, flat: Flat) -> None:
     """Refuse an object that is neither an array nor a pytree nor hashable, naming it."""
     for position, slot in enumerate(flat.slots):
         if not isinstance(slot, Static):
@@ -145,8 +162,7 @@ def check_hashable(caller: str, flat: Flat, call: tuple[Any, Any]) -> None:
         try:
             hash(slot)
         except TypeError as error:
-            paths = jax.tree_util.tree_flatten_with_path(call, is_leaf=is_unit)[0]
-            name = argument_name(paths[position][0])
+            name = argument_name(flat.paths()[position])
             raise ArgumentTypeError(
                 f"{caller} cannot take {name}: it is a {type(slot.value).__name__}, which is "
                 "neither an array nor a pytree, and cannot be hashed.\n\n"

@@ -11,7 +11,7 @@ import jax
 
 from jaxdist import _compat
 from jaxdist.errors import DonationError
-from jaxdist.program._arguments import Flat, argument_name, is_unit
+from jaxdist.program._arguments import Flat, argument_name
 
 _MOST_LISTED = 4
 
@@ -34,7 +34,7 @@ def is_about_deleted(error: Exception) -> bool:
 
 
 def deleted_arguments(
-    flat: Flat, given: tuple[Any, Any], name_of_state: Callable[[int], str], state: list[Any]
+    flat: Flat, name_of_state: Callable[[int], str], state: list[Any]
 ) -> list[str]:
     """The names of leaves of a call, and of NNX variables, whose buffers are gone."""
     found = [
@@ -42,8 +42,8 @@ def deleted_arguments(
         for i, x in enumerate(state)
         if _compat.any_deleted([x])
     ]
-    for path, unit in jax.tree_util.tree_flatten_with_path(given, is_leaf=is_unit)[0]:
-        for leaf in jax.tree.leaves(unit) if any(unit is x for x in flat.dynamic) else ():
+    for path, slot in zip(flat.paths(), flat.slots, strict=True):
+        for leaf in jax.tree.leaves(flat.dynamic[slot]) if isinstance(slot, int) else ():
             if _compat.any_deleted([leaf]):
                 found.append(f"{argument_name(path)}: {leaf.dtype}{list(leaf.shape)}")
     return found

@@ -17,16 +17,14 @@ from jaxdist.program._arguments import (
     Flat,
     Static,
     VariableItself,
-    argument_name,
     check_hashable,
     check_no_bare_variable,
     flatten,
-    is_unit,
     unflatten,
 )
 from jaxdist.program._bound_variables import BoundVariables
 from jaxdist.program._eagerly import EAGERLY
-from jaxdist.program._graph import KeptGraph
+from jaxdist.program._kept_graphs import KeptGraphs
 from jaxdist.program._options import static_numbers
 from jaxdist.program._trace import not_a_result
 from jaxdist.replica import current_frame
@@ -42,7 +40,6 @@ from jaxdist.values import (
 )
 
 MAX_TRACES = 8
-MAX_KEPT_GRAPHS = 8
 
 
 @dataclasses.dataclass(eq=False)
@@ -71,7 +68,7 @@ class Function:
         self._static_names = frozenset(static_argnames)
         self._static_numbers = static_numbers(fn, tuple(static_argnames))
         self._known: dict[Any, _Compiled] = {}
-        self._kept: dict[tuple[int, ...], KeptGraph] = {}
+        self._kept = KeptGraphs()
         self._num_traces = 0
 
     @property
@@ -104,9 +101,9 @@ class Function:
         if any(_is_uneven(leaf) for leaf in flat.dynamic):
             # One compiled function has one shape for all replicas; a step in it need not.
             return self._fn(*args, **kwargs)
-        check_hashable("jaxdist.function", flat, (args, kwargs))
+        check_hashable("jaxdist.function", flat)
         check_no_bare_variable("jaxdist.function", args, kwargs)
-        kept = self._graph_of(flat, (args, kwargs)) if flat.nodes else None
+        kept = self._kept.of(flat)
         strategy = None if frame is None else frame.strategy
         shape = kept.shape if kept else None
         origins = tuple(map(_origin, jax.tree.leaves(flat.dynamic)))
@@ -177,23 +174,6 @@ class Function:
 
         traced.__name__ = getattr(self._fn, "__name__", "function")
         return jax.jit(traced, compiler_options=compiled.options)
-
-    def _graph_of(self, flat: Flat, given: tuple[Any, Any]) -> KeptGraph:
-        key = tuple(id(n) for n in flat.nodes)
-        kept = self._kept.get(key)
-        if kept is None or not kept.is_current():
-            paths = jax.tree_util.tree_flatten_with_path(given, is_leaf=is_unit)[0]
-            names = {id(leaf): argument_name(path) for path, leaf in reversed(paths)}
-            held = self._kept
-            kept = KeptGraph(
-                tuple(flat.nodes),
-                tuple(names[id(n)] for n in flat.nodes),
-                lambda _: held.pop(key, None),
-            )
-            if len(held) >= MAX_KEPT_GRAPHS:
-                held.pop(next(iter(held)))
-            held[key] = kept
-        return kept
 
 
 def _origin(leaf: Any) -> Origin:

@@ -10,6 +10,8 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxdist.errors import ArgumentTypeError
+
 # A tangent is marked as the value is. On the way back a mark says of what follows, up to the next
 # mark, what on the way there it says of what came before; so its transpose turns it round.
 ASSIGN = Primitive("jaxdist_logical_device")
@@ -56,7 +58,7 @@ def on_device(fn: Callable[..., Any], device: int) -> Callable[..., Any]:
             for i, value in zip(traced, values, strict=True):
                 own[i] = value
             own_args, own_kwargs = jax.tree.unflatten(treedef, own)
-            return fn(*own_args, **own_kwargs)
+            return _checked(fn, fn(*own_args, **own_kwargs))
 
         placed.__name__ = f"{_NAME}{device}"
         return jax.jit(placed)([jnp.asarray(leaves[i]) for i in traced])
@@ -68,6 +70,21 @@ def _is_traced(leaf: Any) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)) and (
         not isinstance(leaf, bool)
     )
+
+
+def _checked(fn: Callable[..., Any], results: Any) -> Any:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(results):
+        is_array = _is_traced(leaf) or isinstance(leaf, bool) or hasattr(leaf, "__jax_array__")
+        if not is_array:
+            name = getattr(fn, "__name__", type(fn).__name__)
+            raise ArgumentTypeError(
+                f"TPUStrategy.on_logical_device: result{jax.tree_util.keystr(path)} of {name} is "
+                f"of type {type(leaf).__name__}.\n\n"
+                "One logical device computes the results, and the others get them as arrays.\n\n"
+                "Return arrays, or pytrees of them, and keep what is no array outside of the "
+                "function."
+            )
+    return results
 
 
 def device_of(eqn: Any) -> int | None:

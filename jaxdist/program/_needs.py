@@ -13,10 +13,10 @@ from jaxdist.cost import Chip
 from jaxdist.explain import Memory, Times, Traffic
 from jaxdist.program._carried import carried
 from jaxdist.program._compiled_program import CompiledProgram
+from jaxdist.program._in_slot import InSlot
 from jaxdist.program._leaf_roles import Role, roles
 from jaxdist.program._program import Program
 from jaxdist.program._reconciled import CompiledRow
-from jaxdist.program._trace import InSlot
 
 _REFUSED = re.compile(r"\((?P<needs>[\d.]+)(?P<of>[KMGT]?)\) exceeds available HBM "
                       r"\((?P<there>[\d.]+)(?P<unit>[KMGT]?)\)")  # fmt: skip

@@ -13,7 +13,7 @@ FIRST_ORDER = frozenset(
     bessel_i0e bessel_i1e bitcast_convert_type broadcast_in_dim broadcast_to cbrt ceil cholesky
     cholesky_update clamp clz complex concatenate conj conv_general_dilated convert_element_type
     copy cos cosh cumlogsumexp cummax cummin cumprod cumsum device_put digamma div dot_general
-    dynamic_slice dynamic_update_slice eig eigh eq eq_to erf erf_inv erfc exp exp2 expm1 fft
+    dynamic_slice dynamic_update_slice eig eigh empty2 eq eq_to erf erf_inv erfc exp exp2 expm1 fft
     floor gather ge geqp3 geqrf gt hessenberg householder_product igamma igamma_grad_a igammac
     imag integer_pow iota iota_2x32_shape is_finite le le_to lgamma log log1p log2 logistic lt
     jaxdist_open_piece jaxdist_piece

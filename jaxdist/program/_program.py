@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat
@@ -20,10 +19,11 @@ from jaxdist.program._compiled_program import CompiledProgram
 from jaxdist.program._explanation import Explanation
 from jaxdist.program._out_slot import OutSlot
 from jaxdist.program._placed_work import PlacedWork
+from jaxdist.program._program_text import shapes_text, text
 from jaxdist.program._reconciled import CompiledRow
+from jaxdist.program._replay import Replay
 from jaxdist.program._replication import TracedCollective
 from jaxdist.program._result_layouts import pinned
-from jaxdist.program._rewrite import PartialAutoRewrite
 from jaxdist.program._trace import Signature, Traced, scalar_form
 from jaxdist.program._uneven import cut
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables
@@ -85,7 +85,7 @@ class Program:
         real = dict(self.signature.uneven)
         slots = zip(self.input_names, self.signature.inputs, strict=True)
         return {
-            n: f"{s.kind.value} {s.dtype}{_listed(real.get(i), s.shape)}"
+            n: f"{s.kind.value} {s.dtype}{shapes_text(real.get(i), s.shape)}"
             for i, (n, s) in enumerate(slots)
         }
 
@@ -99,7 +99,7 @@ class Program:
         """
         real = self.traced.uneven
         return {
-            o.name: f"{o.kind.value} {o.dtype}{_listed(real.get(i), o.shape)}"
+            o.name: f"{o.kind.value} {o.dtype}{shapes_text(real.get(i), o.shape)}"
             for i, o in enumerate(self.outputs)
         }
 
@@ -108,8 +108,8 @@ class Program:
         specs = [o.spec(self.layout) for o in self.outputs]
         if self.layout.num_virtual is not None:
             results = self._call_virtually(leaves)
-        elif self._is_replayed:
-            results = self._replay(leaves, specs)
+        elif self._replay.is_needed:
+            results = self._replay.call(leaves, specs)
         else:
             results = self.traced.call(leaves, specs)
         results = [
@@ -138,48 +138,8 @@ class Program:
         return jax.lax.with_sharding_constraint(array, NamedSharding(layout.mesh, spec))
 
     @functools.cached_property
-    def _is_replayed(self) -> bool:
-        """Whether the trace has to be run operation by operation, to change some of it."""
-        return bool(self.combined) or self._is_rewritten
-
-    @functools.cached_property
-    def _is_rewritten(self) -> bool:
-        """Whether some operation cannot run as it is where only some axes are manual."""
-        automatic = frozenset(self.layout.mesh.axis_names) - self.traced.manual_axes
-        return bool(automatic) and self._rewrite.applies_to(self.traced.jaxpr)
-
-    @functools.cached_property
-    def _rewrite(self) -> PartialAutoRewrite:
-        automatic = frozenset(self.layout.mesh.axis_names) - self.traced.manual_axes
-        return PartialAutoRewrite(automatic, widens=self.layout.platform == "cpu")
-
-    def _replay(self, leaves: Sequence[Any], specs: Sequence[PartitionSpec]) -> list[Any]:
-        traced = self.traced
-        count = len(leaves)
-
-        def replica(*local: Any) -> list[Any]:
-            if self._is_rewritten:
-                results = self._rewrite.call(traced.jaxpr, local[count:])
-            else:
-                results = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, ()))(*local[count:])
-            axes = self.layout.replica_axes
-            for i, kind in self.combined.items():
-                results[i] = _graph_rules.combine(kind, local[i], results[i], axes)
-            return results
-
-        mapped = jax.shard_map(
-            replica,
-            mesh=self.layout.mesh,
-            in_specs=(
-                *(i.placement.manual_spec(self.layout) for i in self.signature.inputs),
-                *traced.eqn.params["in_specs"],
-            ),
-            out_specs=list(specs),
-            axis_names=traced.manual_axes,
-            check_vma=False,
-        )
-        results: list[Any] = mapped(*leaves, *traced.given(leaves))
-        return results
+    def _replay(self) -> Replay:
+        return Replay(self.layout, self.signature, self.traced, self.combined)
 
     def rebuild(self, results: Sequence[Any]) -> Any:
         """The step's result from flat global arrays: plain where equal, else `PerReplica`."""
@@ -217,7 +177,8 @@ class Program:
             donate_argnums=self.donated,
             out_shardings=pinned(self.layout, self.signature, self.traced, self.outputs),
         )
-        return jitted.lower(*(i.abstract() for i in self.signature.inputs))
+        with _compat.without_open_constraints():
+            return jitted.lower(*(i.abstract() for i in self.signature.inputs))
 
     def compiled(self) -> jax.stages.Compiled:
         """The compiled stage, with the options that this program needs."""
@@ -349,32 +310,7 @@ class Program:
         return self.planner(self, topology, logical=logical, global_batch=global_batch, quick=quick)
 
     def __repr__(self) -> str:
-        layout = self.layout
-        where = (
-            f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
-            f"{layout.platform}"
-        )
-        if layout.num_virtual is not None:
-            where = (
-                f"{layout.num_virtual} virtual replica(s) on {layout.num_places} device(s) of "
-                f"{layout.platform}"
-            )
-        lines = [
-            f"Program {self.name} for {where}",
-            *_section("inputs", self.inputs),
-            *_section("results", self.results),
-            "  collectives:",
-            *(f"    {c!r}" for c in self.traced_collectives),
-        ]
-        if not self.traced_collectives:
-            lines.append("    none")
-        if self.placed:
-            lines += ["  placed:", *(f"    {p!r}" for p in self.placed)]
-        return "\n".join(lines)
-
-
-def _listed(uneven: tuple[tuple[int, ...], ...] | None, shape: tuple[int, ...]) -> str:
-    return str(list(shape)) if uneven is None else ", ".join(str(list(s)) for s in uneven)
+        return text(self)
 
 
 def _named(program: Program, name: str) -> Callable[..., Any]:
@@ -383,9 +319,3 @@ def _named(program: Program, name: str) -> Callable[..., Any]:
 
     call.__name__ = name
     return call
-
-
-def _section(title: str, rows: dict[str, str]) -> list[str]:
-    shown = [f"    {name}: {what}" for name, what in list(rows.items())[:20]]
-    more = len(rows) - len(shown)
-    return [f"  {title}:", *shown, *([f"    and {more} more"] if more > 0 else [])]

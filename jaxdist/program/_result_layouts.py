@@ -7,8 +7,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program._carried import carried
+from jaxdist.program._in_slot import InSlot
 from jaxdist.program._out_slot import OutSlot
-from jaxdist.program._trace import InSlot, Signature, Traced
+from jaxdist.program._trace import Signature, Traced
 from jaxdist.values import Kind
 
 

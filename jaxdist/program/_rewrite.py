@@ -1,12 +1,13 @@
 """Replaying a trace with what cannot run where only some mesh axes are manual put in other words.
 
-Two things cannot: XLA's CPU backend aborts the process on reductions of bf16 (no compile option
-of ours reaches a program that is traced inside a user's own jit), and JAX refuses callbacks. What
-a step placed on one logical device gets its conditional here.
+Three things cannot: XLA's CPU backend aborts the process on reductions of bf16 (no compile option
+of ours reaches a program that is traced inside a user's own jit), JAX refuses callbacks, and XLA
+branches that end in different layouts. What a step placed on one logical device gets its
+conditional here.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,14 +17,16 @@ from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
 from jaxdist.program._in_region import InRegion
+from jaxdist.program._logical_layout import LOGICAL_LAYOUT
 from jaxdist.program._placed_region import Part, PlacedCall
 from jaxdist.program._placing import Together, is_marked, scheduled
-from jaxdist.program._subprograms import holds_programs, subprograms
+from jaxdist.program._subprograms import contains, holds_programs, subprograms
 
 _REDUCTIONS = frozenset(
     {"psum", "pmax", "pmin", "reduce_scatter", "psum_scatter", "psum_invariant"}
 )
 _INLINED = frozenset({"closed_call", "core_call"})
+_CONSTRAINTS = (LOGICAL_LAYOUT.name, "sharding_constraint")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +34,8 @@ class PartialAutoRewrite:
     """Rewrites for programs in which `automatic` axes are left to GSPMD.
 
     Reductions of bf16 are done in f32, if `widens`. A pure callback runs once on each logical
-    device, on the whole value. Operations that are placed on one logical device run there.
+    device, on the whole value. Branches do not end in a layout. Operations that are placed on one
+    logical device run there.
     """
 
     automatic: frozenset[str]
@@ -43,6 +47,7 @@ class PartialAutoRewrite:
             self._is_narrow(e)
             or e.primitive.name == "pure_callback"
             or is_marked(e)
+            or _has_constrained_branches(e)
             or any(self.applies_to(s) for s in _inner(e))
             for e in getattr(jaxpr, "jaxpr", jaxpr).eqns
         )
@@ -92,6 +97,14 @@ class PartialAutoRewrite:
             return [r.astype(v.aval.dtype) for r, v in zip(results, eqn.outvars, strict=True)]
         if eqn.primitive.name == "pure_callback":
             return self._callback(eqn, operands)
+        if _has_constrained_branches(eqn):
+            # At both ends, since the gradient of a branch ends where the branch begins.
+            barrier = jax.lax.optimization_barrier
+            branches = [
+                self._traced_again(b.jaxpr, b.consts, backward, barrier)
+                for b in eqn.params["branches"]
+            ]
+            return _bind(eqn, operands, {**eqn.params, "branches": tuple(branches)})
         if not any(self.applies_to(s) for s in _inner(eqn)):
             return _bind(eqn, operands, eqn.params)
         if eqn.primitive.name in _INLINED:
@@ -126,9 +139,16 @@ class PartialAutoRewrite:
         closed = self._traced_again(getattr(value, "jaxpr", value), _consts(value), backward)
         return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
 
-    def _traced_again(self, jaxpr: Any, consts: Sequence[Any], backward: bool = False) -> Any:
+    def _traced_again(
+        self,
+        jaxpr: Any,
+        consts: Sequence[Any],
+        backward: bool = False,
+        around: Callable[[Any], Any] = lambda x: x,
+    ) -> Any:
         def rewritten(*args: Any) -> list[Any]:
-            return self.call(jaxpr, args, consts, backward=backward)
+            results = self.call(jaxpr, [around(x) for x in args], consts, backward=backward)
+            return [around(x) for x in results]
 
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
         return jax.make_jaxpr(rewritten)(*avals)
@@ -144,6 +164,13 @@ class PartialAutoRewrite:
 def _bind(eqn: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
     results = _compat.bind_like(eqn, operands, params)
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _has_constrained_branches(eqn: Any) -> bool:
+    """Whether a conditional has a branch that may end in a layout, which XLA compares."""
+    return eqn.primitive.name == "cond" and any(
+        contains(branch, name) for branch in eqn.params["branches"] for name in _CONSTRAINTS
+    )
 
 
 def _widen(x: Any) -> Any:

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from jaxdist.errors import ShapeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Cut, Sharded, from_state, undeclared
+from jaxdist.values import Cut, Sharded, from_state, gathered, is_sharded, undeclared
 
 
 class HasCut(Protocol):
@@ -36,18 +36,41 @@ def cuts_of(inputs: Sequence[HasCut]) -> dict[int, Cut]:
     return {i: slot.cut for i, slot in enumerate(inputs) if slot.cut is not None}
 
 
-def restore_nodes(nodes: Sequence[Any]) -> None:
-    """Give variables back the declaration that `nnx.Optimizer.update` took from them."""
+def variables_of_whole(nodes: Sequence[Any]) -> dict[int, Any]:
+    """The variables of NNX objects that come in with anything but an array in pieces, by id."""
+    found = [v for _, v in nnx.iter_graph(tuple(nodes)) if isinstance(v, nnx.Variable)]
+    return {id(v): v for v in found if not isinstance(v.get_raw_value(), Sharded)}
+
+
+def restore_nodes(whole: dict[int, Any], nodes: Sequence[Any], layout: ReplicaMesh) -> None:
+    """Give variables back the declaration that `nnx.Optimizer.update` took from them.
+
+    The structure of NNX objects is fixed, so what came in whole goes out whole: `sharded_update`
+    cuts whatever state is large enough.
+    """
     for _, value in nnx.iter_graph(tuple(nodes)):
         if isinstance(value, nnx.Variable):
             held = value.get_raw_value()
             restored = from_state(held)
+            if id(value) in whole and is_sharded(restored):
+                restored = gathered(restored, layout)
             if restored is not held:
                 value.set_raw_value(restored)
 
 
 def check_piece(name: str, value: Sharded, layout: ReplicaMesh) -> None:
     """Refuse a piece that is not of the length that its declaration says."""
+    if value.dim >= getattr(value.held, "ndim", 0):
+        held = value.held
+        what = f"{held.dtype}{list(held.shape)}" if hasattr(held, "shape") else repr(held)
+        raise ShapeError(
+            f"The step returned {name} as a piece that is cut along dim {value.dim}, and it is "
+            f"{what}.\n\n"
+            "A function of pytrees put it there: jax.tree.map goes into a Sharded and takes the "
+            "piece for a leaf.\n\n"
+            "Call the function on whole arrays, jaxdist.partition.gather(tree), or return the "
+            "numbers in a pytree of their own: {name: fn(array) for name, array in ...}."
+        )
     count = value.cut.pieces(layout)
     rows, have = value.cut.rows(count), value.held.shape[value.dim]
     if rows != have:

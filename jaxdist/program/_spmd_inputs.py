@@ -10,8 +10,9 @@ from jaxdist import _compat
 from jaxdist.errors import ArgumentError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _primitives as known
+from jaxdist.program._in_slot import InSlot
 from jaxdist.program._logical_layout import LOGICAL_LAYOUT
-from jaxdist.program._trace import Argument, InSlot, Signature, Traced
+from jaxdist.program._trace import Argument, Signature, Traced
 
 
 def check_inputs(

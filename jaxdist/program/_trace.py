@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.extend.core import Literal
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from jaxdist import _compat
@@ -19,57 +19,11 @@ from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _captured, _graph_rules, _sharded
 from jaxdist.program._arguments import Static, unflatten
 from jaxdist.program._graph import GraphShape
+from jaxdist.program._in_slot import InSlot
+from jaxdist.program._sharded_errors import better_error
 from jaxdist.program._subprograms import contains
 from jaxdist.replica import Frame, ReplicaContext, entered
-from jaxdist.values import Cut, Form, Kind, PerReplica, Placement, Sharded
-
-
-@dataclasses.dataclass(frozen=True)
-class InSlot:
-    """One traced input: what arrives, and what a replica sees of it."""
-
-    placement: Placement
-    shape: tuple[int, ...]  # global
-    dtype: Any
-    weak_type: bool
-    is_scalar: bool  # a local scalar, held as one element of a global [R]
-    cut: Cut | None = None  # of one array in pieces
-
-    @property
-    def kind(self) -> Kind:
-        """Mirrored, per-replica or sharded."""
-        return self.placement.kind
-
-    @property
-    def sharding(self) -> NamedSharding:
-        """The layout over the whole mesh."""
-        return self.placement.sharding
-
-    def local_shape(self, num_replicas: int) -> tuple[int, ...]:
-        """The shape that one replica sees."""
-        if self.kind is Kind.MIRRORED:
-            return self.shape
-        if self.cut is not None:
-            return self.cut.local_shape(self.shape, self.cut_in(num_replicas))
-        return () if self.is_scalar else (self.shape[0] // num_replicas, *self.shape[1:])
-
-    def differs(self, axes: frozenset[str]) -> frozenset[str]:
-        """Of these replica axes, those over which replicas see different values."""
-        if self.cut is not None and self.cut.axes is not None:
-            return axes & frozenset(self.cut.axes)
-        return frozenset() if self.kind is Kind.MIRRORED else axes
-
-    def cut_in(self, num_replicas: int) -> int:
-        """How many pieces there are of one array in pieces."""
-        if self.cut is None or self.cut.axes is None:
-            return num_replicas
-        return math.prod(self.sharding.mesh.shape[a] for a in self.cut.axes)
-
-    def abstract(self) -> jax.ShapeDtypeStruct:
-        """Shape, dtype and layout, as JAX's lowering takes them."""
-        return jax.ShapeDtypeStruct(
-            self.shape, self.dtype, weak_type=self.weak_type, sharding=self.sharding
-        )
+from jaxdist.values import Cut, Form, PerReplica, Sharded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,6 +199,7 @@ class LocalStep:
             for x, slot in zip(leaves, signature.inputs, strict=True)
         ]
         nodes = self._nodes(values[: self.graph_size])
+        whole = _sharded.variables_of_whole(nodes)
         own = _sharded.entered(values, signature.inputs)[self.num_graph :]
         args, kwargs = unflatten(signature.treedef, signature.slots, own, nodes)
         context = ReplicaContext(self.strategy)
@@ -254,10 +209,15 @@ class LocalStep:
             lifting.body(values[self.graph_size : self.num_graph], read_only),
             entered(Frame(self.strategy, replica=context, variables=lifting)),
         ):
-            result = _captured.call(self.fn, args, kwargs)
+            try:
+                result = _captured.call(self.fn, args, kwargs)
+            except Exception as error:
+                better = better_error(error, self._names_of_pieces())
+                if better is None:
+                    raise
+                raise better from error
+            _sharded.restore_nodes(whole, nodes, self.strategy.layout)
         self.cuts = _sharded.cuts_of(signature.inputs[: self.graph_size])
-        if self.cuts:
-            _sharded.restore_nodes(nodes)
         state = signature.graph.leaves_of(nodes) if signature.graph else []
         results = [*state, *lifting.results(), *self._results(result)]
         self.shapes = tuple(jnp.shape(x) for x in results)
@@ -274,6 +234,13 @@ class LocalStep:
                 for kind, leaf in zip(graph.types, leaves, strict=True)
             ]
         return graph.merge(leaves)
+
+    def _names_of_pieces(self) -> list[str]:
+        graph, slots = self.signature.graph, self.signature.inputs
+        return [
+            graph.name(i) if graph and i < self.graph_size else _described(slots[i])
+            for i in _sharded.cuts_of(slots)
+        ]
 
     def _results(self, result: Any) -> list[Any]:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(
@@ -300,6 +267,10 @@ class LocalStep:
         self.template = jax.tree.unflatten(treedef, marks)
         self.paths = tuple(paths)
         return arrays
+
+
+def _described(slot: InSlot) -> str:
+    return f"{slot.dtype}{list(slot.shape)}, cut along dim {slot.cut.dim if slot.cut else None}"
 
 
 def not_a_result(name: str, leaf: Any, what: str) -> str:

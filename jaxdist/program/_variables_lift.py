@@ -11,7 +11,8 @@ from typing import Any
 
 from jaxdist.errors import ContextError, StateDivergenceError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.program._trace import InSlot, Signature, Traced
+from jaxdist.program._in_slot import InSlot
+from jaxdist.program._trace import Signature, Traced
 from jaxdist.program._variables import Lifting, Use
 from jaxdist.values import Kind, Placement, Variable, held_by, hold_all
 

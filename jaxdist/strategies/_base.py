@@ -9,33 +9,34 @@ from types import FunctionType
 from typing import Any, NoReturn, final
 
 import jax
-from jax.sharding import Mesh, NamedSharding
-from jax.tree_util import keystr
 
 from jaxdist import collectives, data, explain, replica
 from jaxdist._typing import PyTree
 from jaxdist._validate import call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
-from jaxdist.errors import (
-    ArgumentTypeError,
-    ContextError,
-    InputContextError,
-    MixedStrategyError,
-)
+from jaxdist.errors import ArgumentTypeError, ContextError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import EAGERLY, Program, Runner, RunOptions, variables_as_values
-from jaxdist.strategies import _check_gradients, _in_merge, _local
-from jaxdist.strategies._by_ops import ReducedByOps
+from jaxdist.strategies import _across, _check_gradients, _in_merge, _local
 from jaxdist.strategies._drift import DriftChecks
 from jaxdist.strategies._extended import StrategyExtended
+from jaxdist.strategies._facts import Facts
 from jaxdist.strategies._gradient_report import GradientReport
-from jaxdist.values import PerReplica, Sharded, current_binding
+from jaxdist.strategies._where_called import (
+    BEFORE,
+    check_across,
+    check_next,
+    check_not_in_function,
+    check_run,
+    check_scope,
+    instead,
+)
 
 _raw_frame = replica.FRAME.get
 _ref = weakref.ref
 
 
-class Strategy:
+class Strategy(Facts):
     """Copies of a step, the replicas, that run together; made through its subclasses.
 
     Laws (`tests/strategies/` runs them on every strategy):
@@ -58,7 +59,6 @@ class Strategy:
         `tf.distribute.Strategy`.
     """
 
-    layout: ReplicaMesh
     # Of one that runs the steps of another: `check_gradients` runs them on one device.
     stands_for: Any = None
 
@@ -79,72 +79,6 @@ class Strategy:
         self._known = self._runner.known
         self._extended = StrategyExtended(self)
         self._drift = DriftChecks(layout)
-
-    # Facts
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Number of replicas that run a step together; with `deterministic`, of virtual ones.
-
-        Example:
-            >>> MirroredStrategy().num_replicas_in_sync
-            8
-            >>> MirroredStrategy(["cpu:0", "cpu:1"], deterministic=True).num_replicas_in_sync
-            8
-        """
-        return self.layout.num_replicas
-
-    @property
-    def mesh(self) -> Mesh:
-        """The `jax.sharding.Mesh` of the strategy; its axes are Auto.
-
-        Example:
-            >>> MirroredStrategy().mesh.axis_names
-            ('replica', 'logical')
-        """
-        return self.layout.mesh
-
-    @property
-    def replica_axes(self) -> tuple[str, ...]:
-        """The mesh axes over which replicas run; `jax.lax.psum(x, strategy.replica_axes)` works.
-
-        Example:
-            >>> MirroredStrategy().replica_axes
-            ('replica',)
-        """
-        return self.layout.replica_axes
-
-    @property
-    def replicated_sharding(self) -> NamedSharding:
-        """The layout of a mirrored value: the whole array on every device.
-
-        Example:
-            >>> w = jax.device_put(np.ones(3), MirroredStrategy().replicated_sharding)
-            >>> w.is_fully_replicated
-            True
-        """
-        return self.layout.replicated
-
-    @property
-    def per_replica_sharding(self) -> NamedSharding:
-        """The layout of a per-replica value: dim 0 split over the replicas.
-
-        Example:
-            >>> x = jax.device_put(np.ones((16, 3)), MirroredStrategy().per_replica_sharding)
-            >>> x.addressable_shards[0].data.shape
-            (2, 3)
-        """
-        return self.layout.per_replica
-
-    @property
-    def cluster_resolver(self) -> Any | None:
-        """The resolver that this strategy was made from; None for strategies of one process.
-
-        Example:
-            >>> MirroredStrategy().cluster_resolver is None
-            True
-        """
-        return None
 
     @property
     def extended(self) -> StrategyExtended:
@@ -177,50 +111,12 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.scope`.
         """
-        self._check_scope()
+        check_scope(self)
         # A description holds no arrays: they stay where JAX puts them.
         first = self.layout.devices[0] if self.layout.described is None else None
         here = jax.default_device(first) if first is not None else contextlib.nullcontext()
         with replica.entered(replica.Frame(self)), here:
             yield self
-
-    def _check_scope(self) -> None:
-        frame = replica.current_frame()
-        if frame is None:
-            return
-        if frame.strategy is not self:
-            self._mixing("scope", frame)
-        if frame.inside_step:
-            self._not_here("scope", frame, "Enter the scope outside strategy.run.")
-
-    def _mixing(self, what: str, frame: replica.Frame) -> NoReturn:
-        raise MixedStrategyError(
-            f"{type(self).__name__}.{what} was called {frame.describe()}.\n\n"
-            "Another strategy is current there, and strategies do not mix: their values lie on "
-            "different devices.\n\n"
-            f"Leave the scope of that {type(frame.strategy).__name__} first (or call "
-            "jaxdist.experimental_set_strategy(None) if it was set that way), or use "
-            "jaxdist.get_strategy() inside it."
-        )
-
-    def _not_here(self, what: str, frame: replica.Frame, remedy: str) -> NoReturn:
-        raise ContextError(
-            f"{type(self).__name__}.{what} was called {frame.describe()}.\n\n"
-            f"It belongs outside, in the cross-replica context.\n\n{remedy}"
-        )
-
-    def _check_across(self, what: str, remedy: str) -> replica.Frame | None:
-        """The current frame, refused inside a replica and under another strategy."""
-        frame = replica.current_frame()
-        if frame is None or not frame.inside_step:
-            self.layout.check_is_there(f"strategy.{what}")
-        if frame is None:
-            return None
-        if frame.strategy is not self:
-            self._mixing(what, frame)
-        if frame.replica is not None:
-            self._not_here(what, frame, remedy)
-        return frame
 
     # Running
 
@@ -276,7 +172,7 @@ class Strategy:
         """
         # Every line here is paid at every step, so what is usual is asked first.
         if _raw_frame() is not None or replica.ambient:
-            self._check_run()
+            check_run(self)
         if type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
             call_arguments("strategy.run", args, kwargs)
         if EAGERLY:
@@ -291,11 +187,6 @@ class Strategy:
         except (RuntimeError, ValueError) as error:
             self._runner.explain(error, fn, args, kwargs, options)
             raise
-
-    def _check_run(self) -> None:
-        frame = replica.current_frame()
-        if frame is not None and (frame.strategy is not self or frame.inside_step):
-            self._refuse_run(frame)
 
     def _run_eagerly(
         self,
@@ -314,13 +205,6 @@ class Strategy:
     def _call_with(self, fn: Callable[..., Any], options: RunOptions) -> Callable[..., Any]:
         is_callable("strategy.run", fn)
         return self._runner.call_with(fn, options)
-
-    def _refuse_run(self, frame: replica.Frame) -> NoReturn:
-        if frame.strategy is not self:
-            self._mixing("run", frame)
-        self._not_here(
-            "run", frame, "A step cannot start another; call the function itself: fn(*args)."
-        )
 
     @final
     def lower(
@@ -358,7 +242,7 @@ class Strategy:
               collectives:
                 none
         """
-        self._check_run()
+        check_run(self)
         call_arguments("strategy.lower", args, kwargs)
         is_callable("strategy.lower", fn)
         program = self._runner.program(fn, args, kwargs, options)
@@ -427,7 +311,7 @@ class Strategy:
             >>> report.is_equal, round(report.factor)
             (False, 8)
         """
-        self._check_across("check_gradients", "Call it outside strategy.run, on the step.")
+        check_across(self, "check_gradients", "Call it outside strategy.run, on the step.")
         call_arguments("strategy.check_gradients", args, kwargs)
         is_callable("strategy.check_gradients", fn)
         return _check_gradients.check(self, fn, args, dict(kwargs or {}), options, rtol)
@@ -480,43 +364,16 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.reduce`.
         """
-        frame = self._check_across("reduce", _inside("all_reduce"))
+        frame = check_across(self, "reduce", instead("all_reduce"))
         value = variables_as_values(value)
         op = collectives.reduce_op("Strategy.reduce", reduce_op)
         in_merge = frame is not None and frame.in_merge
-        ops = self.communication.ops
+        packs = in_merge or self.communication.ops is not None
         chosen = self.communication.asked(
-            "Strategy.reduce", options, experimental_hints, packs=in_merge or ops is not None
+            "Strategy.reduce", options, experimental_hints, packs=packs
         )
-        if in_merge:
-            return _in_merge.reduce(op, value, axis, self.layout, self.communication, chosen)
-        value = collectives.slices_of_all(value)
-        if isinstance(value, PerReplica) and ops is None:
-            return collectives.reduce_across(op, "value", value, axis, self.layout)
-        leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_reduced_whole)
-        named = {"value" + keystr(path): collectives.slices_of_all(leaf) for path, leaf in leaves}
-        collectives.check_reducible(named, axis)
-        if ops is not None:
-            found = self._reduced_by_ops(op, named, axis, ReducedByOps(ops, self.layout, chosen))
-            return treedef.unflatten(found)
-        return treedef.unflatten(self._reduced_leaf(op, n, x, axis) for n, x in named.items())
-
-    def _reduced_leaf(self, op: ReduceOp, name: str, leaf: Any, axis: Any) -> Any:
-        if collectives.is_slices(leaf):
-            return collectives.reduce_slices_across(op, name, leaf, axis, self.layout)
-        if isinstance(leaf, Sharded):
-            return collectives.reduce_sharded(op, name, leaf, axis)
-        return collectives.reduce_across(op, name, leaf, axis, self.layout)
-
-    def _reduced_by_ops(
-        self, op: ReduceOp, named: dict[str, Any], axis: Any, by_ops: ReducedByOps
-    ) -> list[Any]:
-        theirs = {n: leaf for n, leaf in named.items() if by_ops.takes(leaf)}
-        found = dict(zip(theirs, by_ops.reduce(op, theirs, axis) if theirs else (), strict=True))
-        return [
-            found[n] if n in found else self._reduced_leaf(op, n, leaf, axis)
-            for n, leaf in named.items()
-        ]
+        where = _in_merge if in_merge else _across
+        return where.reduce(op, value, axis, self.layout, self.communication, chosen)
 
     @final
     def gather(
@@ -553,30 +410,13 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.gather`.
         """
-        frame = self._check_across("gather", _inside("all_gather"))
+        frame = check_across(self, "gather", instead("all_gather"))
         value = variables_as_values(value)
         chosen = self.communication.asked("Strategy.gather", options, experimental_hints)
         ops = self.communication.ops
         own = ops if collectives.overrides(ops, "gather_implementation") else None
-        if frame is not None and frame.in_merge:
-            return _in_merge.gather(value, axis, self.layout, own, chosen)
-        if isinstance(value, PerReplica) and own is None:
-            return collectives.gather_across("value", value, axis, self.layout)
-
-        leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_gathered_whole)
-        named = {"value" + keystr(path): leaf for path, leaf in leaves}
-        collectives.check_gatherable("Strategy.gather", named, axis)
-
-        def gathered(name: str, leaf: Any) -> Any:
-            if isinstance(leaf, Sharded):
-                return collectives.gather_sharded(name, leaf, axis)
-            if own is not None:
-                by_ops = ReducedByOps(own, self.layout, chosen)
-                if by_ops.takes(leaf):
-                    return by_ops.gather(name, leaf, axis)
-            return collectives.gather_across(name, leaf, axis, self.layout)
-
-        return treedef.unflatten(gathered(name, leaf) for name, leaf in named.items())
+        where = _in_merge if frame is not None and frame.in_merge else _across
+        return where.gather(value, axis, self.layout, own, chosen)
 
     @final
     def experimental_local_results(self, value: PyTree) -> tuple[Any, ...]:
@@ -597,13 +437,7 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.experimental_local_results`.
         """
-        if current_binding() is not None:
-            raise ContextError(
-                f"{type(self).__name__}.experimental_local_results was called inside a "
-                "jaxdist.function.\n\n"
-                "There the values of single replicas are not there yet.\n\n"
-                "Return the value, and take its local results outside."
-            )
+        check_not_in_function(self, "experimental_local_results")
         return _local.results(variables_as_values(value), self.layout)
 
     @final
@@ -631,7 +465,7 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.experimental_distribute_values_from_function`.
         """
-        self._check_across("experimental_distribute_values_from_function", _BEFORE)
+        check_across(self, "experimental_distribute_values_from_function", BEFORE)
         is_callable("experimental_distribute_values_from_function", value_fn)
         with replica.entered(None):
             return _local.from_function(value_fn, self.layout, unwrap=self._unwraps)
@@ -676,25 +510,8 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.experimental_distribute_dataset`.
         """
-        self._check_across("experimental_distribute_dataset", _BEFORE)
-        return data.distribute_dataset(
-            dataset, self.layout, options, check_context=self._check_input_context
-        )
-
-    def _check_input_context(self) -> None:
-        frame = replica.current_frame()
-        inside_step = frame is not None and frame.inside_step
-        if not inside_step and current_binding() is None:
-            return
-        where = "inside a jaxdist.function"
-        if frame is not None and inside_step:
-            where = frame.describe()
-        raise InputContextError(
-            f"next() of a distributed dataset was called {where}.\n\n"
-            "The function is traced once, and would keep that one batch.\n\n"
-            "Take the batch outside and pass it: strategy.run(step, args=(next(iterator),)), or "
-            "train_step(next(iterator))."
-        )
+        check_across(self, "experimental_distribute_dataset", BEFORE)
+        return data.distribute_dataset(dataset, self.layout, options, check_context=check_next)
 
     @final
     def distribute_datasets_from_function(
@@ -735,7 +552,7 @@ class Strategy:
         Source:
             `tf.distribute.Strategy.distribute_datasets_from_function`.
         """
-        self._check_across("distribute_datasets_from_function", _BEFORE)
+        check_across(self, "distribute_datasets_from_function", BEFORE)
         is_callable("distribute_datasets_from_function", dataset_fn)
         if self._unwraps and _asks_per_replica(options):
             raise NotImplementedError(
@@ -744,7 +561,7 @@ class Strategy:
                 "Leave experimental_replication_mode out."
             )
         return data.distribute_datasets_from_function(
-            dataset_fn, self.layout, options, check_context=self._check_input_context
+            dataset_fn, self.layout, options, check_context=check_next
         )
 
     def check_replicas(self, state: PyTree, every: int = 1) -> bool:
@@ -773,21 +590,6 @@ class Strategy:
         return f"{type(self).__name__}({self.layout!r})"
 
 
-_BEFORE = "Call it before strategy.run, and pass what it gives as an argument of the step."
-
-
-def _inside(instead: str) -> str:
-    return f"Inside a replica use jaxdist.get_replica_context().{instead}, or merge_call."
-
-
 def _asks_per_replica(options: data.InputOptions | None) -> bool:
     mode = data.InputReplicationMode.PER_REPLICA
     return options is not None and options.experimental_replication_mode is mode
-
-
-def _is_reduced_whole(x: Any) -> bool:
-    return _is_gathered_whole(x) or collectives.is_slices(x)
-
-
-def _is_gathered_whole(x: Any) -> bool:
-    return isinstance(x, (PerReplica, Sharded))

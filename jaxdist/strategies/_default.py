@@ -9,6 +9,7 @@ import jax
 from jaxdist import mesh, replica
 from jaxdist.errors import ContextError
 from jaxdist.strategies._base import Strategy
+from jaxdist.strategies._where_called import refuse_mixing
 
 
 @final
@@ -27,7 +28,7 @@ class DefaultStrategy(Strategy):
         """A block in which nothing changes; refused under another strategy's scope."""
         frame = replica.current_frame()
         if frame is not None and frame.strategy is not self:
-            self._mixing("scope", frame)
+            refuse_mixing(self, "scope", frame)
         yield self
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:  # type: ignore[override]

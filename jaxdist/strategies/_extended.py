@@ -14,6 +14,7 @@ from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.program import UpdateOfCopies
 from jaxdist.strategies import _in_merge
+from jaxdist.strategies._where_called import check_across
 from jaxdist.values import Variable
 
 
@@ -174,8 +175,8 @@ class StrategyExtended:
             `tf.distribute.StrategyExtended.broadcast_to`.
         """
         caller = "StrategyExtended.broadcast_to"
-        frame = self._strategy._check_across(
-            "extended.broadcast_to", "Inside a replica call it in a merge_call."
+        frame = check_across(
+            self._strategy, "extended.broadcast_to", "Inside a replica call it in a merge_call."
         )
         target = collectives.target_in_strategy(caller, destinations, self._strategy.layout)
         ops = self._strategy.communication.ops

@@ -51,9 +51,10 @@ def assign(strategy: Any, caller: str, value: PyTree, device: Any) -> PyTree:
     layout = _layout_here(strategy, caller)
 
     def one(path: Any, leaf: Any) -> Any:
+        name = "tensor" + jax.tree_util.keystr(path)
         if isinstance(leaf, (PerReplica, Sharded)):
-            raise _not_an_array(caller, "tensor" + jax.tree_util.keystr(path), leaf)
-        array = jnp.asarray(leaf.value() if isinstance(leaf, Variable) else leaf)
+            raise _not_an_array(caller, name, leaf)
+        array = _as_array(caller, name, leaf.value() if isinstance(leaf, Variable) else leaf)
         return array if layout.num_logical == 1 else assigned(array, number)
 
     return jax.tree_util.tree_map_with_path(one, value, is_leaf=lambda x: isinstance(x, _WHOLE))
@@ -162,7 +163,7 @@ def _each(strategy: Any, caller: str, value: PyTree, check: Check) -> PyTree:
 def _marked(caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh) -> Any:
     if isinstance(leaf, (PerReplica, Sharded)):
         raise _not_an_array(caller, name, leaf)
-    array = jnp.asarray(leaf)
+    array = _as_array(caller, name, leaf)
     parts = check(name, array.shape, array.dtype)
     return array if layout.num_logical == 1 else laid_out(array, parts, layout)
 
@@ -176,8 +177,10 @@ def _placed(caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh
         rows = _of_each_replica(caller, name, leaf.array, check, layout, scalars=scalars)
         shared = layout.replicas_per_place
         return PerReplica.of_global(rows, scalars=scalars, replicas_per_shard=shared)
-    if not isinstance(leaf, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
+    if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         leaf = np.asarray(leaf)
+        if not _is_numeric(leaf.dtype):
+            raise _not_an_array(caller, name, leaf)
     if placement_of(leaf, layout).kind is Kind.PER_REPLICA:
         return _of_each_replica(caller, name, leaf, check, layout, scalars=False)
     parts = check(name, leaf.shape, leaf.dtype)
@@ -258,7 +261,8 @@ def check_parts(
     for dim, (size, count) in enumerate(zip(shape, parts, strict=True)):
         if count < 1:
             raise ArgumentError(
-                f"{what}: partition_dimensions={list(parts)} wants {count} parts of dim {dim}.\n\n"
+                f"{what} has {size} element(s) in dim {dim}, and "
+                f"partition_dimensions={list(parts)} wants {count} parts of dim {dim}.\n\n"
                 "A dim is split into one part (not at all) or more.\n\n"
                 f"{_for_instance(shape, num_logical)}"
             )
@@ -292,10 +296,22 @@ def _for_instance(shape: tuple[int, ...], num_logical: int) -> str:
     return f"For {list(shape)} and {num_logical} logical device(s), pass for instance {parts}."
 
 
+def _as_array(caller: str, name: str, leaf: Any) -> jax.Array:
+    is_array = isinstance(leaf, jax.Array) or hasattr(leaf, "__jax_array__")
+    if not is_array and not _is_numeric(np.asarray(leaf).dtype):
+        raise _not_an_array(caller, name, leaf)
+    return jnp.asarray(leaf)
+
+
+def _is_numeric(dtype: Any) -> bool:
+    return dtype == np.bool_ or jnp.issubdtype(dtype, np.number)
+
+
 def _not_an_array(caller: str, name: str, leaf: Any) -> ArgumentTypeError:
+    what = f"n array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f" {type(leaf).__name__}"
     return ArgumentTypeError(
-        f"{caller}: {name} is a {type(leaf).__name__}.\n\n"
+        f"{caller}: {name} is a{what}.\n\n"
         "Logical devices hold the parts of arrays; inside of a step those of this replica's own "
         "value.\n\n"
-        "Pass an array, or a pytree of arrays."
+        "Pass an array of numbers, or a pytree of them."
     )

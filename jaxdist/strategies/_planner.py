@@ -14,6 +14,7 @@ from jaxdist.program import Program
 from jaxdist.program._needs import Needs, compiled_or_refused, needs_of, read_needs
 from jaxdist.strategies import _fitting
 from jaxdist.strategies._base import Strategy
+from jaxdist.strategies._slice_axes import Axes
 from jaxdist.strategies._slices import Place, alone, place
 
 # Lowers a step for a strategy, with so many rows of a batch for each replica.
@@ -30,13 +31,15 @@ class Source:
         lower: Lowers it.
         rows: Rows of a batch that a replica gets; None where nothing is per-replica.
         rules: How its state is laid out, as a word.
-        like: The strategy whose axis names it uses.
+        like: The strategy whose axes it has, and whose options of communication.
+        axes: Its axes, where they are not those of `like`.
     """
 
     lower: Lower
     rows: int | None
     rules: str = ""
     like: Strategy | None = None
+    axes: Axes | None = None
 
 
 def plan(
@@ -52,7 +55,7 @@ def plan(
     # The strategy of a scope around the call is not the one that is planned for.
     with replica.entered(None):
         report(f"describing {topology}")
-        where = place(topology, logical, source.like)
+        where = place(topology, logical, source.like, source.axes)
         rows = _rows(source, where, global_batch)
         return _planned(source, where, rows, quick, report)
 
@@ -92,7 +95,7 @@ def _planned(source: Source, where: Place, rows: int | None, quick: bool, report
 
 def _traced_alone(source: Source, where: Place, rows: int | None) -> tuple[Program, Chip]:
     """The step for one device of the same generation, and what that device has."""
-    single = alone(where, source.like)
+    single = alone(where, source.like, source.axes)
     return source.lower(single.strategy, rows), single.device
 
 

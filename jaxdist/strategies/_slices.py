@@ -4,13 +4,12 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from jax.sharding import AxisType, Mesh
 
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.cost import CHIPS, Chip, chip_of
 from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
-from jaxdist.mesh import ReplicaMesh
 from jaxdist.strategies._base import Strategy
+from jaxdist.strategies._slice_axes import Axes, by_slice
 from jaxdist.strategies._tpu import TPUStrategy
 from jaxdist.tpu import Slice, TPUSystem, slice_of
 from jaxdist.tpu._logical_shape import boxes, logical_shape
@@ -34,15 +33,23 @@ class Place:
         return self.chip.per_device(self.devices_per_chip)
 
 
-def place(topology: Any, logical: Any, like: Strategy | None = None) -> Place:
-    """A strategy on all cores of a slice, with axes named as those of another strategy.
+def place(
+    topology: Any, logical: Any, like: Strategy | None = None, axes: Axes | None = None
+) -> Place:
+    """A strategy on all cores of a slice.
+
+    Args:
+        topology: The slice.
+        logical: Logical devices of a replica.
+        like: A strategy whose axes it has, and whose options of communication.
+        axes: Its axes, where they are not those of `like`.
 
     Raises:
         TopologyError: No such slice, or one that is larger than a pod; logical devices that do not
             divide it.
         MissingExtraError: libtpu is not installed.
         ArgumentTypeError: What does not name a slice.
-        ArgumentError: A strategy whose mesh has several replica or logical axes.
+        ArgumentError: Axes that the slice cannot be shared between.
     """
     described = _named(topology)
     _check_pod(described)
@@ -51,15 +58,16 @@ def place(topology: Any, logical: Any, like: Strategy | None = None) -> Place:
     box = logical_shape(system.topology, described.num_slices, logical)
     count = int(np.prod(system.topology.mesh_shape)) // int(np.prod(box))
     assignment = DeviceAssignment.build(system.topology, list(box), num_replicas=count)
-    return _placed(described, resolver, assignment, like)
+    return _placed(described, resolver, assignment, like, _axes(like, axes))
 
 
-def alone(of: Place, like: Strategy | None = None) -> Place:
+def alone(of: Place, like: Strategy | None = None, axes: Axes | None = None) -> Place:
     """One device of the same generation."""
     described = slice_of(f"{slice_of(of.name).generation}:1x1")
     resolver = TPUClusterResolver(f"described:{_name(described)}")
     assignment = DeviceAssignment(resolver.tpu_system.topology, [[[0, 0, 0, 0]]])
-    return _placed(described, resolver, assignment, like)
+    wanted = _axes(like, axes)
+    return _placed(described, resolver, assignment, like, wanted and wanted.of_one)
 
 
 def boxes_of(topology: Any) -> tuple[int, ...]:
@@ -68,16 +76,28 @@ def boxes_of(topology: Any) -> tuple[int, ...]:
     return boxes(described.topology, described.num_slices)
 
 
+def num_slices_of(topology: Any) -> int:
+    """How many slices a name stands for."""
+    return _named(topology).num_slices
+
+
+def _axes(like: Strategy | None, axes: Axes | None) -> Axes | None:
+    return axes if axes is not None or like is None else Axes.of(like.layout)
+
+
 def _placed(
     described: Slice,
     resolver: TPUClusterResolver,
     assignment: DeviceAssignment,
     like: Strategy | None,
+    axes: Axes | None,
 ) -> Place:
+    if axes is not None and len(axes.replica) > 1:
+        assignment = by_slice(assignment, described.num_slices)
     strategy = TPUStrategy(resolver, assignment)
-    if like is not None:
-        layout = _with_names(strategy.layout, like.layout)
-        strategy._set_up(layout, like.communication)
+    if axes is not None:
+        layout = axes.applied(strategy.layout, described.num_slices)
+        strategy._set_up(layout, like.communication if like else strategy.communication)
     return Place(
         _name(described),
         strategy,
@@ -126,19 +146,3 @@ def _check_pod(described: Slice) -> None:
             f"Use several slices, for instance {-(-chips // chip.pod)} of {chip.pod} chips or "
             "fewer: a name ends with the number of slices, as in 'v5e:16x16*2'."
         )
-
-
-def _with_names(layout: ReplicaMesh, like: ReplicaMesh) -> ReplicaMesh:
-    """The same devices under the axis names of another layout."""
-    if len(like.replica_axes) > 1 or len(like.logical_axes) > 1:
-        raise ArgumentError(
-            f"The strategy has a mesh of axes {dict(like.mesh.shape)}, replicas over "
-            f"{like.replica_axes}, and how a slice would be shared between several axes is not "
-            "known.\n\nPlan the step with a strategy of one replica axis and at most one other."
-        )
-    logical = like.logical_axes[0] if like.logical_axes else None
-    if (like.replica_axes[0], logical) == layout.mesh.axis_names:
-        return layout
-    names = (like.replica_axes[0], logical or layout.logical_axes[0])
-    mesh = Mesh(layout.mesh.devices, names, axis_types=(AxisType.Auto,) * 2)
-    return ReplicaMesh(mesh, (names[0],), described=layout.described)

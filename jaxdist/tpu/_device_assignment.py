@@ -5,7 +5,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from jaxdist.errors import ArgumentError, CoordinateError, TopologyError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, CoordinateError, TopologyError
 from jaxdist.tpu import _build
 from jaxdist.tpu._order_mode import DeviceOrderMode
 from jaxdist.tpu._topology import Topology, integers
@@ -185,6 +185,8 @@ class DeviceAssignment:
             >>> assignment.lookup_replicas(1, 0)
             [8, 9, 10, 11, 12, 13, 14, 15]
         """
+        _check_integer("lookup_replicas", "task_id", task_id)
+        _check_integer("lookup_replicas", "logical_core", logical_core)
         found = self._replicas_of.get((task_id, logical_core))
         if found is None:
             there = sorted({task for task, logical in self._replicas_of})
@@ -247,6 +249,7 @@ class DeviceAssignment:
             ("replica", replica, self.num_replicas),
             ("logical_core", logical_core, self.num_cores_per_replica),
         ):
+            _check_integer(caller, name, index)
             if not 0 <= index < size:
                 raise CoordinateError(
                     f"{caller} was given {name}={index}, and this assignment has "
@@ -284,6 +287,14 @@ def _are_all_there(topology: Topology, places: np.ndarray) -> bool:
         return False
     tasks, _ = topology.tasks_and_ordinals(places)
     return bool((tasks >= 0).all()) and len(np.unique(places, axis=0)) == len(places)
+
+
+def _check_integer(caller: str, name: str, index: Any) -> None:
+    if not isinstance(index, (int, np.integer)):
+        raise ArgumentTypeError(
+            f"{caller} was given {name}={index!r} of type {type(index).__name__}.\n\n"
+            "Tasks, replicas and their logical devices are numbered; pass an integer."
+        )
 
 
 def _check_topology(caller: str, topology: Any) -> None:

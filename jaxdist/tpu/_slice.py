@@ -14,6 +14,8 @@ from jaxdist.tpu._topology import Topology
 # Cores of a chip that JAX shows as devices, as libtpu describes each generation. On a real v4 the
 # two cores of a chip run as one device unless it is started otherwise; the description has two.
 CORES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5e": 1, "v5p": 1, "v6e": 1, "tpu7x": 2}
+# Generations whose chips lie in x and y alone.
+_FLAT = frozenset({"v2", "v3", "v5e", "v6e"})
 # Chips of one host, at most, in x, y and z.
 _HOST = (2, 2, 1)
 _NAME = re.compile(r"^(?P<generation>\w+):(?P<shape>\d+(?:x\d+){1,2})(?:\*(?P<slices>\d+))?$")
@@ -47,8 +49,8 @@ class Slice:
     @property
     def name(self) -> str:
         """The name that libtpu has for one slice."""
-        flat = self.generation in ("v2", "v3", "v5e", "v6e")
-        return f"{self.generation}:{'x'.join(map(str, self.shape[: 2 if flat else 3]))}"
+        sizes = self.shape[: 2 if self.generation in _FLAT else 3]
+        return f"{self.generation}:{'x'.join(map(str, sizes))}"
 
     @functools.cached_property
     def cores(self) -> tuple[Core, ...]:
@@ -88,8 +90,8 @@ def slice_of(name: str) -> Slice:
         name: `"v4:2x2x1"`, `"v5e:4x4"`; `"v5e:4x4*2"` is two slices of 4x4 chips.
 
     Raises:
-        TopologyError: A name of another form, a generation that is not known, or a size that
-            hosts of 2x2 chips do not fill.
+        TopologyError: A name of another form, a generation that is not known, layers in z of one
+            that has none, or a size that hosts of 2x2 chips do not fill.
 
     Example:
         >>> jaxdist.tpu.slice_of("v4:2x2x2").topology
@@ -115,6 +117,13 @@ def slice_of(name: str) -> Slice:
     if min(x, y, z, count) < 1:
         raise TopologyError(
             f"{name!r} has a size of 0.\n\nEach size, and the number of slices, is 1 or more."
+        )
+    generation = match["generation"]
+    if z > 1 and generation in _FLAT:
+        raise TopologyError(
+            f"{name!r} has {z} layers of chips in z, and chips of {generation} lie in x and y "
+            f"alone.\n\nUse {generation}:{x}x{y * z} for as many chips, or "
+            f"{generation}:{x}x{y}*{z * count} for slices of {x}x{y}."
         )
     odd = [size for size in (x, y) if size > 1 and size % 2]
     if odd:

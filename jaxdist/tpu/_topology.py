@@ -193,11 +193,12 @@ class Topology:
 
     def place(self, caller: str, coordinates: Sequence[int]) -> tuple[int, ...]:
         """`coordinates` as an index into the mesh, or an error that names `caller`."""
-        place = tuple(int(c) for c in coordinates)
+        given = integers(f"{caller}: device_coordinates", coordinates)
+        place = tuple(given.ravel().tolist())
         sizes = tuple(self._mesh_shape.tolist())
-        if len(place) != len(sizes) or not _is_inside(place, sizes):
+        if given.ndim != 1 or len(place) != len(sizes) or not _is_inside(place, sizes):
             raise CoordinateError(
-                f"{caller} was given coordinates {list(place)}, and the mesh is "
+                f"{caller} was given coordinates {given.tolist()}, and the mesh is "
                 f"{list(sizes)} in {', '.join(AXES)}.\n\n"
                 f"Give {len(sizes)} coordinates, each from 0 to the size less 1: "
                 f"at most {[s - 1 for s in sizes]}."

@@ -51,7 +51,9 @@ class Job(Protocol):
         """Ways to lay out its state that it knows, the configured one first.
 
         Names are `"replicated"`, `"sharded_update"`, `"fsdp"`, `"tensor_parallel"` and
-        `"fsdp_tensor_parallel"`; the tensor-parallel ones need more than one logical device.
+        `"fsdp_tensor_parallel"`; the tensor-parallel ones need more than one logical device. For
+        `"fsdp_in_slice"` and `"fsdp_in_slice_tensor_parallel"` the strategy has the replica axes
+        `("slice", "replica")`: state is cut over the second, and whole in each slice.
         """
         ...
 

@@ -10,12 +10,16 @@ from jaxdist.explain import Candidate, Plan, Sweep
 from jaxdist.program import Program
 from jaxdist.strategies import Strategy
 from jaxdist.strategies._planner import Source, plan
-from jaxdist.strategies._slices import boxes_of, place
+from jaxdist.strategies._slice_axes import Axes
+from jaxdist.strategies._slices import boxes_of, num_slices_of, place
 from jaxdist.training._job import Job
 
 # A sweep tries tensor parallelism up to so many logical devices.
 _MOST_LOGICAL = 16
-_SPLIT = ("tensor_parallel", "fsdp_tensor_parallel")
+_SPLIT = ("tensor_parallel", "fsdp_tensor_parallel", "fsdp_in_slice_tensor_parallel")
+# Rules that lay replicas over slices and within them, and the axes for both.
+_IN_SLICE = ("fsdp_in_slice", "fsdp_in_slice_tensor_parallel")
+_SLICES = Axes.of_slices("slice", "replica")
 
 Report = Callable[[str], None]
 
@@ -128,7 +132,10 @@ def sweep_job(
 def _layouts(job: Job, topology: Any, logical: Any) -> Iterator[tuple[str, Any]]:
     """Rules with the logical devices that they are tried with."""
     powers = [n for n in boxes_of(topology) if 1 < n <= _MOST_LOGICAL and n & (n - 1) == 0]
+    one_slice = num_slices_of(topology) == 1
     for rules in job.rules:
+        if one_slice and rules in _IN_SLICE and rules != job.rules[0]:
+            continue  # what the same rules without slices are
         if logical is not None:
             yield rules, logical
         else:
@@ -162,7 +169,8 @@ def _candidate(
 
 
 def _source(job: Job, rules: str) -> Source:
-    return Source(functools.partial(_lower, job, rules), job.rows_per_replica, rules)
+    axes = _SLICES if rules in _IN_SLICE else None
+    return Source(functools.partial(_lower, job, rules), job.rows_per_replica, rules, axes=axes)
 
 
 def _lower(job: Job, rules: str, strategy: Strategy, rows: int | None) -> Program:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxdist._typing import PyTree
@@ -12,7 +13,7 @@ from jaxdist.mesh import ReplicaMesh
 from jaxdist.update._cuts import Cuts
 from jaxdist.update._leaves import Leaves
 from jaxdist.update._values import Replicas, Whole
-from jaxdist.values import Cut, Sharded, cut_for, pad_dim, placement_of
+from jaxdist.values import Cut, Sharded, cut_for, is_sharded, pad_dim, placement_of
 
 
 def cut_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
@@ -70,6 +71,24 @@ def made_outside(
     return made[0].rebuilt(
         [x if c is None else Sharded(x, *c) for x, c in zip(results, found, strict=True)]
     )
+
+
+def with_variables(state: PyTree, params: PyTree) -> PyTree:
+    """A state for parameters that NNX holds: arrays in pieces that are no variables become some.
+
+    NNX would make a variable of the array in a `Sharded`, and lose what it says of it.
+    """
+    if not any(map(_is_variable, jax.tree.leaves(params, is_leaf=_is_variable))):
+        return state
+    return jax.tree.map(
+        lambda x: nnx.Variable(x) if isinstance(x, Sharded) else x,
+        state,
+        is_leaf=lambda x: _is_variable(x) or is_sharded(x),
+    )
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, nnx.Variable)
 
 
 def _here(array: Any, layout: ReplicaMesh) -> Any:

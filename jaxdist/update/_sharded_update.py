@@ -14,7 +14,7 @@ from jaxdist.mesh import ReplicaMesh
 from jaxdist.replica import HasLayout
 from jaxdist.update import _checks
 from jaxdist.update._cuts import Cuts
-from jaxdist.update._init import cut_in_step, cut_outside, made_outside
+from jaxdist.update._init import cut_in_step, cut_outside, made_outside, with_variables
 from jaxdist.update._leaves import Leaves
 from jaxdist.update._nested import around, check_nesting
 from jaxdist.update._run import CALLER, Step
@@ -85,7 +85,7 @@ class _Update:
         """The first state."""
         check_nesting(CALLER, self.op)
         with around(CALLER):
-            return self._first(params)
+            return with_variables(self._first(params), params)
 
     def _first(self, params: PyTree) -> PyTree:
         frame = replica.current_frame()

@@ -66,3 +66,6 @@ class Arithmetic:
     __invert__ = on_operand(operator.invert)
     __getitem__ = on_operand(operator.getitem)
     __len__ = on_operand(len)
+    # Without it Python takes elements until there are none, and JAX clamps what is behind the end.
+    __iter__ = on_operand(iter)
+    __bool__ = on_operand(bool)

@@ -301,7 +301,8 @@ def from_state(value: Any) -> Any:
 
 def undeclared(array: Any, cut: Cut) -> Sharded:
     """A node that holds what the analysis of the step has to prove to be a piece."""
-    return _rebuild(cut, (array,))
+    value: Sharded = _rebuild(cut, (array,))
+    return value
 
 
 def _flatten_with_keys(value: Sharded) -> tuple[list[tuple[Any, Any]], Cut]:
@@ -312,11 +313,25 @@ def _flatten(value: Sharded) -> tuple[tuple[Any, ...], Cut]:
     return (value.held,), value.cut
 
 
-def _rebuild(cut: Cut, children: Iterable[Any]) -> Sharded:
+def _rebuild(cut: Cut, children: Iterable[Any]) -> Any:
+    [held] = children
+    if _is_mark(held):
+        return held
     value = object.__new__(Sharded)
-    [value._held] = children
+    value._held = held
     value.dim, value.size, value.axes, value.split = cut
     return value
+
+
+def _is_mark(held: Any) -> bool:
+    """Whether a function of pytrees put no array into a node, but what it has to say of it.
+
+    A mask, a label, or what is left of an array that was masked out (`optax.MaskedNode`). That
+    stands in the place of the node, as it would in the place of an array: masks of trees with
+    pieces are then those of trees of arrays.
+    """
+    is_empty = isinstance(held, tuple) and not held
+    return held is None or is_empty or isinstance(held, (bool, np.bool_, str))
 
 
 register_pytree_with_keys(Sharded, _flatten_with_keys, _rebuild, _flatten)

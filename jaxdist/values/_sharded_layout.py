@@ -6,7 +6,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _compat
-from jaxdist.errors import ReplicaValueError, ShardedArrayError
+from jaxdist.errors import ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._placement import Kind, Placement
 from jaxdist.values._sharded import Cut, Sharded, is_sharded, pad_dim
@@ -33,17 +33,19 @@ def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharde
     _check_axes(name, value, layout)
     count = cut.pieces(layout)
     if not hasattr(array, "ndim"):
-        raise ShardedArrayError(
-            f"{name} is a Sharded that holds a {type(array).__name__} in the place of a piece.\n\n"
-            "Transformations that mask parts of a tree (optax.masked, multi_transform, muon) put "
-            "it there, and what is masked is no array any more.\n\n"
-            "Let sharded_update do what needs whole arrays: jaxdist.sharded_update(tx) in the "
-            "place of tx."
+        raise ReplicaValueError(
+            f"{name} is a Sharded that holds a {type(array).__name__}, {array!r}, in the place of "
+            "an array.\n\n"
+            "A function of pytrees put it there: jax.tree.map goes into a Sharded and takes the "
+            "piece for a leaf.\n\n"
+            "Keep such values in a pytree of their own: jax.tree.map(fn, tree, "
+            "is_leaf=lambda x: isinstance(x, jaxdist.Sharded))."
         )
-    if cut.dim >= array.ndim:
+    # No cut of the array is shorter than the array.
+    if cut.dim >= array.ndim or array.shape[cut.dim] < cut.size:
         raise ReplicaValueError(
             f"{name} is {array.dtype}{list(array.shape)}, in a node that says that it is cut along "
-            f"dim {cut.dim}.\n\n"
+            f"dim {cut.dim} of {cut.size} elements.\n\n"
             "An optimizer whose state has other shapes than the parameters (adafactor) was "
             "initialised with parameters in pieces.\n\n"
             "Let sharded_update make and cut its state: tx = jaxdist.sharded_update(tx)."

@@ -1,7 +1,6 @@
 """Arithmetic on a variable is arithmetic on its value."""
 
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -30,13 +29,9 @@ class ValueOperators(Arithmetic):
         array: jax.Array = self.value()
         return array
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.value())
-
     __float__ = on_operand(float)
     __int__ = on_operand(int)
     __complex__ = on_operand(complex)
-    __bool__ = on_operand(bool)
     __index__ = on_operand(operator.index)
     __eq__ = on_operand(operator.eq)
     __ne__ = on_operand(operator.ne)

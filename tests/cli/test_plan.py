@@ -9,6 +9,7 @@ import pytest
 
 from jaxdist import _chips, errors, training
 from jaxdist.cli import main
+from jaxdist.training import _plan_job
 
 pytest.importorskip("libtpu")
 
@@ -84,6 +85,34 @@ def test_sweep_ranks_the_rules_of_a_job_with_one_batch(
     assert "replicated" in out
     assert "sharded_update" in out
     assert out.index("\n  1  ") < out.index("\n  2  ")
+
+
+SMALLEST = [
+    "model.layers=1",
+    "model.width=32",
+    "model.hidden=64",
+    "data.sequence_length=16",
+    "strategy.whole_below=1024",
+]
+
+
+def test_two_slices_have_pieces_within_a_slice(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = [word for entry in SMALLEST for word in ("--set", entry)]
+    arguments = ["plan", TOPICS, "--topology", "v5e:2x2", "--slices", "2", "--quick", *overrides]
+    assert main([*arguments, "--rules", "fsdp_in_slice"]) == 0
+    out = capsys.readouterr().out
+    assert "8 chips, 8 replicas x 1 logical device, fsdp_in_slice" in out
+    # Over the network between slices go pieces of a quarter.
+    assert "4 x 2" in next(line for line in out.splitlines() if "DCN   all-reduce" in line)
+
+
+def test_a_sweep_compares_pieces_within_a_slice_where_there_are_several() -> None:
+    job = training.load_job(TOPICS)
+    one, two = (
+        {rules for rules, _ in _plan_job._layouts(job, name, None)}
+        for name in ("v5e:2x4", "v5e:2x4*2")
+    )
+    assert two - one == {"fsdp_in_slice", "fsdp_in_slice_tensor_parallel"}
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 import jaxdist
 from jaxdist import Sharded, partition
-from jaxdist.errors import ReplicaValueError, ShardedArrayError
+from jaxdist.errors import (
+    ArgumentTypeError,
+    ReplicaValueError,
+    ShapeError,
+    ShardedArrayError,
+)
 from jaxdist.partition import Replicate, Rules, Shard
 from tests.update.test_every_transformation import batch, extra, loss, params_of, trained
 from tests.update.transformations import made
 
 STEPS = 2
-FEW = ("adam", "chain")
+FEW = ("adam", "chain", "masked")
 # One of each way to need more than a piece; `test_every_transformation` has all the others.
-MORE = ("adafactor", "add_noise", "apply_if_finite", "clip_by_block_rms", "lamb", "masked", "muon")
+MORE = ("adafactor", "add_noise", "apply_if_finite", "clip_by_block_rms", "lamb", "muon")
 # Matrices in pieces with padding and without, a vector in pieces, the rest whole.
 RULES = Rules(
     {"w": Shard(0, pad=True), "v": Shard(1), "b": Shard(pad=True)}, Replicate(), must_match=False
@@ -66,7 +72,7 @@ def test_transformation_of_pieces_is_that_of_the_arrays_or_is_refused(names: Any
             except (ShardedArrayError, ReplicaValueError):
                 continue
             allowed |= held
-        assert set(allowed) == {"adam"} & set(names)
+        assert set(allowed) == {"adam", "masked"} & set(names)
 
         def step(one: Any, two: Any, three: Any, rows: Any) -> Any:
             return (
@@ -137,6 +143,113 @@ def test_piece_that_is_taken_for_the_array_is_refused_with_the_remedy(step: Any,
     message = refused(step)
     assert says in message
     assert "jaxdist.sharded_update(tx)" in message
+
+
+class OfLinen(nn.Module):
+    """One dense layer that checks the shape of what it is given."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.Dense(6, use_bias=False)(x)
+
+
+def by_linen(params: Any, x: Any) -> Any:
+    return jax.grad(lambda p: OfLinen().apply({"params": {"Dense_0": p}}, x).sum())(params)
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "says"),
+    [
+        (
+            lambda p, x: tree_map(jnp.linalg.norm, p),
+            ShapeError,
+            ["result['kernel']", "cut along dim 1, and it is float32[]", "partition.gather(tree)"],
+        ),
+        (lambda p, x: tree_map(lambda w: w.shape, p), ShapeError, ["result['kernel']", "(4, 3)"]),
+        (
+            lambda p, x: jax.lax.exp(p["kernel"]),
+            ArgumentTypeError,
+            ["jax.lax", "float32[4, 6], cut along dim 1", "partition.gather(value)"],
+        ),
+        (
+            by_linen,
+            ShardedArrayError,
+            ["Flax Linen", '{"params": jaxdist.partition.gather(params)'],
+        ),
+        (
+            lambda p, x: optax.adafactor(0.1, min_dim_size_to_factor=2).update(
+                p, optax.adafactor(0.1, min_dim_size_to_factor=2).init({"kernel": x}), p
+            ),
+            ReplicaValueError,
+            ["pytree", "adafactor", "jaxdist.sharded_update(tx)"],
+        ),
+    ],
+    ids=["norms", "shapes", "lax", "linen", "adafactor"],
+)
+def test_what_takes_no_pieces_is_told_in_words_of_jaxdist(step: Any, error: Any, says: Any) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    params = partition.place(strategy, {"kernel": np.ones((4, 6), "float32")}, {"*": Shard(1)})
+    x = jax.device_put(np.ones((4, 4), "float32"), strategy.per_replica_sharding)
+    with pytest.raises(error) as caught:
+        strategy.lower(step, (params, x))
+    for part in says:
+        assert part in str(caught.value), str(caught.value)
+
+
+def test_masks_and_labels_of_trees_with_pieces_are_those_of_arrays() -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    arrays = {"w": np.ones((4, 3), "float32"), "b": np.ones(4, "float32"), "s": np.float32(1)}
+    pieces = partition.place(strategy, arrays, {"*": Shard(0)})
+    for fn in (
+        lambda x: x.ndim > 1,
+        lambda x: "matrix" if x.ndim > 1 else "other",
+        lambda x: optax.MaskedNode(),
+        lambda x: None,
+    ):
+        assert tree_map(fn, pieces) == tree_map(fn, arrays)
+    state = optax.masked(optax.adam(0.1), tree_map(lambda x: x.ndim > 1, arrays)).init(pieces)
+    assert state.inner_state[0].mu["b"] == optax.MaskedNode()
+    assert state.inner_state[0].mu["w"].cut == pieces["w"].cut
+
+
+@pytest.mark.parametrize("is_placed_first", [False, True], ids=["state_first", "placed_first"])
+def test_linen_trains_on_pieces_that_it_gathers_and_frozen_parameters_stay(
+    is_placed_first: bool,
+) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    labels = {"Dense_0": {"kernel": "free"}, "offset": "frozen"}
+    tx = optax.multi_transform({"free": optax.adam(0.1), "frozen": optax.set_to_zero()}, labels)
+    params = {
+        "Dense_0": {"kernel": np.ones((4, 6), "float32")},
+        "offset": np.ones(6, "float32"),
+    }
+    x = np.arange(16, dtype="float32").reshape(4, 4)
+
+    def step(params: Any, state: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            whole = partition.gather(params)
+            layers = {"Dense_0": whole["Dense_0"]}
+            return jnp.mean((OfLinen().apply({"params": layers}, x) + whole["offset"][None]) ** 2)
+
+        grads = jaxdist.get_replica_context().all_reduce("mean", jax.grad(loss)(params))
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def trained_on(strategy: jaxdist.Strategy, params: Any, rules: Any) -> Any:
+        if is_placed_first:
+            params = partition.place(strategy, params, rules)
+            state = tx.init(params)
+        else:
+            params, state = partition.place(strategy, (params, tx.init(params)), rules)
+        rows = jax.device_put(x, strategy.per_replica_sharding)
+        for _ in range(2):
+            params, state = strategy.run(step, (params, state, rows))
+        return partition.gather(params)
+
+    wanted = trained_on(jaxdist.OneDeviceStrategy("cpu:0"), params, partition.replicated())
+    found = trained_on(strategy, params, partition.fsdp(min_bytes=0))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
+    np.testing.assert_array_equal(found["offset"], params["offset"])
 
 
 @pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "op_by_op"])

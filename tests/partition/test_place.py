@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from flax.core.meta import Partitioned
 from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec
 
@@ -112,6 +113,49 @@ def test_state_of_other_shapes_than_the_parameters_is_replicated() -> None:
     rows = [v for k, v in raw(optimizer).items() if "v_row" in k and "kernel" in k]
     assert rows
     assert all(not isinstance(v, Sharded) and v.is_fully_replicated for v in rows)
+
+
+@pytest.mark.parametrize("is_placed_first", [False, True], ids=["state_first", "placed_first"])
+def test_state_that_belongs_to_no_parameter_is_updated_in_nnx_too(is_placed_first: bool) -> None:
+    strategy = grid(2, 1)
+    tx = jaxdist.sharded_update(optax.contrib.muon(1e-2, ns_steps=1), min_bytes=0)
+    net = filled(lambda: nnx.Linear(8, 4, rngs=nnx.Rngs(0)))
+    whole = filled(lambda: nnx.Linear(8, 4, rngs=nnx.Rngs(0)))
+    if is_placed_first:
+        partition.place(strategy, net, partition.fsdp(min_bytes=0))
+    optimizer = nnx.Optimizer(net, tx, wrt=nnx.Param)
+    if not is_placed_first:
+        partition.place(strategy, (net, optimizer), partition.fsdp(min_bytes=0))
+    [name] = [k for k in raw(optimizer) if "ns_coeffs" in k]
+    assert isinstance(raw(optimizer)[name], Sharded) is is_placed_first
+    of_whole = nnx.Optimizer(whole, optax.contrib.muon(1e-2, ns_steps=1), wrt=nnx.Param)
+
+    def step(net: Any, optimizer: Any, x: jax.Array) -> None:
+        grads = nnx.grad(lambda m: jnp.mean(m(x) ** 2))(net)
+        optimizer.update(net, jaxdist.get_replica_context().all_reduce("mean", grads))
+
+    x = np.eye(8, dtype="float32")
+    for _ in range(2):
+        strategy.run(step, (net, optimizer, jax.device_put(x, strategy.per_replica_sharding)))
+        jaxdist.OneDeviceStrategy("cpu:0").run(step, (whole, of_whole, x))
+    for path, value in raw(whole).items():
+        np.testing.assert_allclose(raw(net)[path].whole(), value, rtol=1e-4, atol=1e-6)
+
+
+def test_boxes_of_linen_keep_their_names_and_are_placed_by_them() -> None:
+    def boxed(*names: str) -> Any:
+        return Partitioned(jnp.ones((8, 4)), names=names)
+
+    params = {"up": {"kernel": boxed("embed", "mlp")}, "down": {"kernel": boxed("mlp", "out")}}
+    rules = partition.Rules(
+        {"*/kernel": partition.ByNames({"embed": "replica", "mlp": "logical", "out": None})}
+    )
+    placed, state = partition.place(grid(2, 2), (params, optax.adam(0.1).init(params)), rules)
+    for tree in (placed, state[0].mu):
+        up, down = tree["up"]["kernel"], tree["down"]["kernel"]
+        assert (up.names, down.names) == (("embed", "mlp"), ("mlp", "out"))
+        assert (up.value.dim, up.value.split) == (0, 1)
+        assert down.value.sharding.spec == PartitionSpec("logical")
 
 
 def test_what_is_no_parameter_is_replicated() -> None:

@@ -96,3 +96,22 @@ def test_pieces_are_gathered_in_their_group(
     else:
         largest = max(c.bytes_per_device for c in program.collectives if c.kind == "all-gather")
         assert largest <= 32 * WIDTH * 4
+
+
+def test_square_kernels_that_lie_both_ways_are_not_sent_between_devices() -> None:
+    strategy = on_tpu("described:v5e:4x4", [2, 2, 1, 1], 4)
+    split = strategy.experimental_split_to_logical_devices
+    square = jax.ShapeDtypeStruct((96, 96), "float32")
+    pair = (split(square, [1, 4]), split(square, [4, 1]))
+    shapes = jax.eval_shape(optax.adamw(1e-2).init, pair)
+    moments = jax.tree_util.tree_map_with_path(
+        lambda p, s: pair[p[-1].idx] if s.shape else s, shapes
+    )
+    state = (pair, moments)
+
+    def step(state: Any, gradients: Any) -> Any:
+        weights, moments = state
+        updates, moments = optax.adamw(1e-2).update(gradients, moments, weights)
+        return optax.apply_updates(weights, updates), moments
+
+    assert not strategy.lower(step, (state, pair)).compile().collectives

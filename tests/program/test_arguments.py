@@ -213,6 +213,21 @@ def test_an_unhashable_object_is_named_with_what_to_do(args: Any, kwargs: Any, n
     assert "register_dataclass" in str(error.value)
 
 
+def test_a_static_argument_of_several_leaves_is_one_place_to_the_names_of_the_others() -> None:
+    strategy = jaxdist.MirroredStrategy()
+    options = RunOptions(static_argnames=("sizes",))
+
+    def step(sizes: Any, x: Any) -> Any:
+        return x
+
+    sizes = (1, (2, 3), {}.get)
+    with pytest.raises(ArgumentTypeError, match=r"cannot take args\[1\]\['x'\]"):
+        strategy.run(step, (sizes, {"w": ONE, "x": _Unhashable()}), options=options)
+    uneven = jaxdist.PerReplica([np.ones(i) for i in (1, 2)])
+    with pytest.raises(jaxdist.errors.ReplicaValueError, match=r"args\[1\]\['x'\]"):
+        strategy.run(step, (sizes, {"w": ONE, "x": uneven}), options=options)
+
+
 # Nothing is kept that the user let go.
 
 

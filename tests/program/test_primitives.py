@@ -135,6 +135,8 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "hessenberg": lambda x: lax.linalg.hessenberg(_m(x)),
     "householder_product": lambda x: lax.linalg.householder_product(_m(x), x[:4]),
     "imag": lambda x: lax.imag(_c(x)),
+    # What a branch leaves out of what the gradient needs; JAX makes it zeros.
+    "empty2": lambda x: jax.grad(lambda x: lax.cond(x[0] > 0, jnp.square, jnp.sin, x).sum())(x),
     "integer_pow": lambda x: x**3,
     "iota": lambda x: lax.iota(jnp.int32, 8),
     "iota_2x32_shape": lambda x: _bind("iota_2x32_shape", shape=(4,)),

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxdist
-from jaxdist import cost, errors, explain, tpu
+from jaxdist import cost, errors, explain, mesh, partition, tpu
+from jaxdist.strategies._slice_axes import Axes
 from jaxdist.tpu._logical_shape import logical_shape
 
 pytest.importorskip("libtpu")
@@ -295,19 +296,12 @@ def _uneven() -> jaxdist.Program:
     return jaxdist.MirroredStrategy().lower(lambda x: x.sum(), (jaxdist.PerReplica(values),))
 
 
-def _two_axes() -> jaxdist.Program:
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
-    strategy = jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("a", "b"))
-    return strategy.lower(lambda x: x, (1.0,))
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (_with_variable, "variable total"),
         (_deterministic, "deterministic=True"),
         (_uneven, "different shapes"),
-        (_two_axes, "replicas over"),
     ],
 )
 def test_steps_that_belong_to_one_strategy_are_refused(
@@ -317,9 +311,80 @@ def test_steps_that_belong_to_one_strategy_are_refused(
         make().compile_for("v5e:2x2")
 
 
+def on_mesh(shape: tuple[int, ...], names: str, replica_axes: str) -> jaxdist.MirroredStrategy:
+    own = jax.sharding.Mesh(np.array(jax.devices()).reshape(shape), tuple(names))
+    return jaxdist.MirroredStrategy(mesh=own, replica_axes=tuple(replica_axes))
+
+
+def test_state_in_pieces_within_a_slice_is_planned_for_slices() -> None:
+    strategy = on_mesh((2, 4), "sd", "sd")
+
+    def made() -> tuple[Net, Any]:
+        net = Net()
+        return net, nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+
+    net, optimizer = nnx.eval_shape(made)
+    partition.place(strategy, (net, optimizer), partition.fsdp(min_bytes=4 * WIDTH**2, axes=("d",)))
+    x: Any = jax.ShapeDtypeStruct((8 * ROWS, WIDTH), jnp.float32)
+    program = strategy.lower(nnx_step, (net, optimizer, jaxdist.PerReplica.of_global(x), "mean"))
+    plan = program.compile_for("v5p:2x2x2*3", quick=True)
+    assert plan.num_replicas == 24
+    kernel, small = 4 * WIDTH**2, 4 * 3 * WIDTH
+    assert plan.memory.parameters == kernel // 8 + small
+    # Pieces, and small arrays with padding, are all-reduced: of three slices 2/3 are sent twice.
+    across = plan.bytes_sent("DCN") / (2 * 2 / 3)
+    assert kernel // 8 + small // 8 <= across < kernel // 4
+    # The ring of the assignment begins in the first slice and ends there; the axis does not.
+    slices = plan.assignment.core_assignment[:, 0, 2] // 2
+    assert slices.tolist() == [0] * 8 + [1] * 8 + [2] * 8
+
+
+@given(
+    st.sampled_from(["a", "ab", "abc", "ba", "cab"]),
+    st.permutations("abcd"),
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 2, 4]),
+)
+def test_axes_over_a_slice_keep_its_replicas_in_order(
+    replica: str, names: list[str], kept: int, logical: int
+) -> None:
+    layout = mesh.build(jax.devices(), num_logical=logical)
+    sizes = dict.fromkeys(names, kept)
+    of_logical = [name for name in names if name not in replica]
+    sizes |= dict.fromkeys(of_logical, 1) | {of_logical[-1]: logical}
+    axes = Axes(tuple(names), tuple(replica), sizes)
+    before = math.prod(kept for _ in replica[:-1])
+    if layout.num_replicas % before:
+        with pytest.raises(errors.ArgumentError, match=f"a multiple of {before} replicas"):
+            axes.applied(layout, 1)
+        return
+    made = axes.applied(layout, 1)
+    assert made.mesh.axis_names == tuple(names)
+    assert made.replica_axes == tuple(replica)
+    assert (made.device_grid == layout.device_grid).all()
+    assert all(made.mesh.shape[name] == kept for name in replica[:-1])
+    assert axes.of_one.applied(mesh.build(jax.devices()[:1]), 1).num_replicas == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "topology", "more", "words"),
+    [
+        (((2, 4), "ab", "ab"), "v5e:1x1", {}, "1 replicas .* a multiple of 2 replicas"),
+        (((2, 2, 2), "abc", "abc"), "v5e:1x1*3", {}, "3 for 'a', 2 for 'b'.* a multiple of 6"),
+        (((2, 2, 2), "abc", "a"), "v5e:4x4", {"logical": 2}, "'b' of 2, 'c' of 2.* a shape of 4"),
+    ],
+)
+def test_axes_that_a_slice_cannot_have_are_refused(
+    strategy: Any, topology: str, more: dict[str, Any], words: str
+) -> None:
+    program = on_mesh(*strategy).lower(lambda x: x, (1.0,))
+    with pytest.raises(errors.ArgumentError, match=f"(?s){words}"):
+        program.compile_for(topology, **more)
+
+
 def test_axis_names_of_the_strategy_stay() -> None:
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
-    strategy = jaxdist.MirroredStrategy(mesh=mesh, replica_axes=("data",))
+    data = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    strategy = jaxdist.MirroredStrategy(mesh=data, replica_axes=("data",))
     program = strategy.lower(lambda x: jax.lax.psum(x, "data"), (np.ones(256, "float32"),))
     plan = program.compile_for(tpu.slice_of("v5e:2x2"), quick=True)
     assert plan.traffic[0].devices == 4

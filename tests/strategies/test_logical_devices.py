@@ -124,6 +124,40 @@ def test_marks_change_no_value_and_marked_results_come_back_as_they_are_marked()
     assert made["rows"].array.sharding.is_equivalent_to(layout.per_replica, 3)
 
 
+def test_branches_may_lie_in_different_ways() -> None:
+    def chosen(w: Any, turn: Any) -> Any:
+        one = jax.lax.cond(turn > 0, lambda v: SPLIT(v, [1, 4]), lambda v: SPLIT(v, [4, 1]), w)
+        two = jax.lax.cond(turn > 0, lambda v: SPLIT(2 * v, [1, 4]), lambda v: 3 * v, w)
+        by_hand = jax.lax.with_sharding_constraint
+        several = jax.lax.switch(
+            turn.astype(int),
+            [
+                REPLICATE,
+                jax.jit(lambda v: by_hand(v * v, PartitionSpec(None, "logical"))),
+                lambda v: by_hand(v, PartitionSpec("logical")),
+            ],
+            w,
+        )
+        return one + two + several
+
+    def step(w: Any, turn: Any) -> Any:
+        value, gradient = jax.value_and_grad(lambda w: (w * chosen(w, turn)).sum())(w)
+        return value, gradient, chosen(w, turn)
+
+    w = _random(8, 8)
+    for made in (
+        TWO_BY_FOUR.run(step, (w, 1.0)),
+        jax.jit(TWO_BY_FOUR.run, static_argnums=0)(step, (w, 1.0)),
+    ):
+        value, gradient, result = made
+        np.testing.assert_allclose(result, 3 * w + w * w, rtol=1e-5)
+        np.testing.assert_allclose(value, (3 * w**2 + w**3).sum(), rtol=1e-4)
+        np.testing.assert_allclose(gradient, 6 * w + 3 * w**2, rtol=1e-4, atol=1e-5)
+    _, gradient, result = TWO_BY_FOUR.run(step, (w, 0.0))
+    np.testing.assert_allclose(result, 5 * w, rtol=1e-5)
+    np.testing.assert_allclose(gradient, 10 * w, rtol=1e-4)
+
+
 def test_op_by_op_a_mark_is_the_value_itself() -> None:
     def step(x: Any) -> Any:
         return SPLIT(x, [2, 2]) + REPLICATE(x)
@@ -219,7 +253,7 @@ _REFUSED: list[tuple[Any, ...]] = [
     ((4, 8), [1, 2], ArgumentError, ["2 part(s)", "4 logical device(s)", "[1, 4]"]),
     ((4, 8), [8, 1], ShapeError, ["4 element(s) in dim 0", "8 parts", "[1, 4]"]),
     ((2, 3), [4, 1], ShapeError, ["2 element(s) in dim 0", "No dim of [2, 3]"]),
-    ((4, 8), [0, 4], ArgumentError, ["0 parts of dim 0"]),
+    ((4, 8), [0, 4], ArgumentError, ["4 element(s) in dim 0, and", "0 parts of dim 0"]),
     ((4, 8), "14", ArgumentTypeError, ["'14'", "[1, 2] splits dim 1"]),
     ((4, 8), [1, 4.0], ArgumentTypeError, ["[1, 4.0]"]),
 ]
@@ -241,6 +275,12 @@ def test_what_cannot_be_split_outside_of_a_step_is_refused() -> None:
         SPLIT({"w": np.zeros((2, 6))}, [1, 4])
     with refused(ArgumentError, "dim 0 lies over the replicas"):
         SPLIT(PerReplica([np.zeros((4, 2))] * 2), [4, 1])
+    for wrong in ("text", object(), np.array(["a", "b", "c", "d"])):
+        for call in (REPLICATE, lambda x: SPLIT(x, [4])):
+            with refused(ArgumentTypeError, "tensor['w'] is a", "array of numbers"):
+                call({"w": wrong})
+            with refused(ArgumentTypeError, "tensor['w'] is a", "array of numbers"):
+                TWO_BY_FOUR.lower(lambda _, c=call, w=wrong: c({"w": w}), (1.0,))
     state = jaxdist.shard_state({"m": np.zeros(1 << 20, "float32")}, TWO_BY_FOUR)
     with refused(ArgumentTypeError, "Sharded"):
         REPLICATE(state)

@@ -199,9 +199,10 @@ def test_a_gradient_from_outside_of_the_step_is_that_of_the_function() -> None:
         return h.sum() + TWO_BY_FOUR.on_logical_device(2)(lambda w: jnp.sin(w).sum())(w)
 
     w = _random(4, 4)
-    got = jax.jit(jax.grad(lambda w: jnp.sum(TWO_BY_FOUR.run(step, (w, rows)).array)))(w)
+    gradient = jax.grad(lambda w: jnp.sum(TWO_BY_FOUR.run(step, (w, rows)).array))
     want = jax.grad(lambda w: jax.nn.relu(x @ w).sum() + 2 * jnp.sin(w).sum())(w)
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    for got in (jax.jit(gradient)(w), gradient(w)):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_only_what_feeds_nothing_else_is_placed_and_nothing_beyond_a_collective() -> None:
@@ -345,6 +346,14 @@ def test_a_logical_device_that_is_not_there_is_refused() -> None:
             on(wrong)
     with refused(ArgumentTypeError, "needs a function"):
         on(1)(3)  # type: ignore[arg-type]
+    with refused(ArgumentTypeError, "tensor[0] is a str"):
+        FOUR_BY_TWO.lower(lambda x: assign(["text", x], 0), (1.0,))
+    with refused(ArgumentTypeError, "result['y'] of named is of type str"):
+
+        def named(x: Any) -> Any:
+            return {"x": x, "y": "text"}
+
+        FOUR_BY_TWO.lower(on(1)(named), (1.0,))
     with refused(ContextError, "outside of a step", "experimental_split_to_logical_devices"):
         assign(np.ones(2), 0)
     with refused(ContextError, "outside of a step"):

@@ -157,6 +157,16 @@ def test_replicas_and_logical_devices_out_of_range_are_refused(replica: int, log
             method(replica, logical)
 
 
+def test_numbers_of_replicas_that_are_no_integers_are_refused() -> None:
+    wrongs: list[Any] = [None, "0", 0.5, [0]]
+    for wrong in wrongs:
+        for method in (PAIRS.coordinates, PAIRS.tpu_device, PAIRS.lookup_replicas):
+            with refused(ArgumentTypeError, f"{method.__name__} was given", f"={wrong!r}"):
+                method(wrong, 0)
+            with refused(ArgumentTypeError, f"{method.__name__} was given logical_core={wrong!r}"):
+                method(0, wrong)
+
+
 def test_tasks_without_replicas_are_refused() -> None:
     with refused(TopologyError, "lookup_replicas(1, 0)", "[0]"):
         PAIRS.lookup_replicas(1, 0)

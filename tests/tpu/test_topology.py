@@ -149,6 +149,15 @@ def test_coordinates_outside_the_mesh_are_refused(place: list[int]) -> None:
         _two_by_two().task_ordinal_at_coordinates(place)
 
 
+@pytest.mark.parametrize("place", [None, 0.5, "0000", [0, 0, 0, 0.7], ["0", 0, 0, 0]], ids=repr)
+def test_coordinates_that_are_no_integers_are_refused(place: Any) -> None:
+    for method in ("tpu_device_ordinal_at_coordinates", "tpu_device_name_at_coordinates"):
+        with refused(ArgumentTypeError, f"{method}: device_coordinates is made of integers"):
+            getattr(_two_by_two(), method)(place)
+    with refused(CoordinateError, "coordinates 3, and"):
+        _two_by_two().task_ordinal_at_coordinates(3)  # type: ignore[arg-type]
+
+
 def test_coordinates_of_devices_count_from_the_first_chip_that_is_there() -> None:
     part = [c for c in tpu.slice_of("v5e:4x4").cores if c.coords[0] >= 2]
     topology, devices = tpu.topology_of(part)
@@ -184,6 +193,8 @@ def test_processes_with_different_numbers_of_devices_are_refused() -> None:
         ("v9:2x2", ["'v9'", "v6e"]),
         ("v5e:0x2", ["size of 0"]),
         ("v5e:2x2*0", ["size of 0"]),
+        ("v5e:2x2x2", ["2 layers", "x and y alone", "v5e:2x4", "v5e:2x2*2"]),
+        ("v3:4x4x4*2", ["4 layers", "v3:4x16", "v3:4x4*8"]),
         ("v5e:3x2", ["3 is odd", "v5e:2x2 and v5e:4x2"]),
     ],
 )

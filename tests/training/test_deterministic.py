@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,15 @@ def test_the_digits_job_has_the_same_bits_on_1_2_4_and_8_devices_after_200_steps
     assert first[0][-1] < first[0][0] / 4
     for devices in 2, 4, 8:
         assert _train(tmp_path / str(devices), devices, 200) == first
-    # Half on eight devices and half on two.
-    _train(tmp_path / "resumed", 8, 100)
+    # The first half is that of eight devices, and the second runs on two.
+    checkpoints = tmp_path / "resumed" / "checkpoints"
+    shutil.copytree(tmp_path / "8" / "checkpoints", checkpoints)
+    shutil.rmtree(checkpoints / "200")
+    (checkpoints / "manifests" / "200.json").unlink()
     assert _train(tmp_path / "resumed", 2, 200) == first
+    assert (
+        json.loads((tmp_path / "resumed" / "metrics.json").read_text())["resumed_from_step"] == 100
+    )
 
 
 def test_a_number_of_virtual_replicas_that_does_not_fit_is_refused() -> None:

@@ -117,6 +117,20 @@ def test_bad_declaration_is_refused(make: Any, error: type[Exception], match: st
         make()
 
 
+def test_it_is_iterated_and_has_a_truth_value_as_an_array(
+    strategy: jaxdist.MirroredStrategy,
+) -> None:
+    held = cut_for(np.arange(10.0, dtype="float32").reshape(5, 2), Cut(0, 5), strategy.layout)
+
+    def rows(x: Sharded) -> Any:
+        return [row for row, _ in zip(x, range(9), strict=False)]
+
+    np.testing.assert_array_equal(strategy.run(rows, (held,)), held.whole())
+    np.testing.assert_array_equal(rows(held), held.whole())
+    with pytest.raises(ValueError, match="truth value"):
+        bool(held)
+
+
 def test_piece_has_no_whole(strategy: jaxdist.MirroredStrategy) -> None:
     held = cut_for(np.zeros(7), Cut(0, 7), strategy.layout)
     with pytest.raises(jaxdist.errors.ReplicaValueError, match="a piece of 3 of the 7"):

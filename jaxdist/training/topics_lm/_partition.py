@@ -7,7 +7,16 @@ from jaxdist.errors import ArgumentError
 from jaxdist.partition import Rules
 from jaxdist.training._schema import OptimizerConfig
 
-NAMES = ("replicated", "tensor_parallel", "fsdp", "fsdp_tensor_parallel")
+NAMES = (
+    "replicated",
+    "tensor_parallel",
+    "fsdp",
+    "fsdp_tensor_parallel",
+    "fsdp_in_slice",
+    "fsdp_in_slice_tensor_parallel",
+)
+# The replica axis within a slice, where replicas have one for slices too.
+_WITHIN = ("replica",)
 
 
 def rules_of(name: str, whole_below: int = 0) -> Rules:
@@ -32,6 +41,10 @@ def rules_of(name: str, whole_below: int = 0) -> Rules:
         return partition.fsdp(min_bytes=whole_below)
     if name == "fsdp_tensor_parallel":
         return partition.fsdp_tensor_parallel(min_bytes=whole_below)
+    if name == "fsdp_in_slice":
+        return partition.fsdp(min_bytes=whole_below, axes=_WITHIN)
+    if name == "fsdp_in_slice_tensor_parallel":
+        return partition.fsdp_tensor_parallel(min_bytes=whole_below, axes=_WITHIN)
     raise ArgumentError(
         f"The language model has no rules {name!r}.\n\nIt has {', '.join(map(repr, NAMES))}."
     )

@@ -1,0 +1,140 @@
+"""One call of a step, read against the strategy: what it has to run, and on what."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxdist import _compat
+from jaxdist.errors import ShapeError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.program._arguments import Flat
+from jaxdist.program._graph import KeptGraph
+from jaxdist.program._in_slot import in_slot, must_move
+from jaxdist.program._program import Program
+from jaxdist.program._trace import Signature
+from jaxdist.program._uneven import padded, uneven_shapes
+from jaxdist.values import (
+    Kind,
+    PerReplica,
+    Sharded,
+    check_virtual_rows,
+    checked_per_replica,
+    checked_sharded,
+)
+
+
+@dataclasses.dataclass
+class Call:
+    """One call, taken apart and read against the strategy."""
+
+    flat: Flat
+    signature: Signature
+    leaves: list[Any]
+    kept: KeptGraph | None
+    moved: bool  # some leaf is not passed on as it came
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether somebody else traces, and nothing can be compiled here."""
+        return self.flat.has_tracer or _compat.inside_trace()
+
+    def leaves_of(self, program: Program) -> Sequence[Any]:
+        """What the program takes: the leaves, between the variables that it has beside them."""
+        variables = program.variables
+        return variables.around(self.leaves) if variables else self.leaves
+
+    def settle(self, program: Program, results: Sequence[Any]) -> Any:
+        """The step's result, after its state was put in place."""
+        rebuilt = program.rebuild(results)
+        if not program.has_state:
+            return rebuilt
+        variables = program.variables
+        state, result = rebuilt
+        if self.kept is not None:
+            self.kept.write(state[: variables.after] if variables else state)
+        if variables:
+            variables.write(state[variables.after :])
+        return result
+
+
+def read(flat: Flat, kept: KeptGraph | None, layout: ReplicaMesh) -> Call:
+    """Check every leaf, and put it where the program takes it; variables of NNX objects go first.
+
+    Raises:
+        ShapeError: Values of replicas do not fit; all arguments that do not are named.
+        ReplicaValueError: A value of another strategy.
+    """
+    leaves = kept.read() if kept else []
+    num_state = len(leaves)
+    values, uneven, moved = _checked_values(flat, num_state, layout)
+    leaves += values
+    inputs = []
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Sharded):
+            pieces = checked_sharded(_LeafName(flat, kept, i - num_state), leaf, layout)
+            moved = moved or pieces is not leaf
+            leaf = pieces
+        slot = in_slot(leaf, layout)
+        inputs.append(slot)
+        is_virtual = layout.num_virtual is not None
+        if is_virtual and slot.kind is Kind.PER_REPLICA and not isinstance(leaf, PerReplica):
+            check_virtual_rows(_LeafName(flat, kept, i - num_state), leaf, layout)
+        leaf = leaf.array if isinstance(leaf, (PerReplica, Sharded)) else leaf
+        if must_move(leaf, slot) and layout.described is None:
+            leaf, moved = jax.device_put(leaf, slot.sharding), True
+        leaves[i] = leaf
+    graph = kept.shape if kept else None
+    signature = Signature(flat.treedef, flat.slots, tuple(inputs), graph, uneven=tuple(uneven))
+    return Call(flat, signature, leaves, kept, moved)
+
+
+def _checked_values(
+    flat: Flat, num_state: int, layout: ReplicaMesh
+) -> tuple[list[Any], list[tuple[int, Any]], bool]:
+    """The dynamic leaves, those that are padded with their shapes, and whether some are new."""
+    values: list[Any] = []
+    uneven: list[tuple[int, Any]] = []
+    misfits: list[ShapeError] = []
+    moved = False
+    for number, leaf in enumerate(flat.dynamic):
+        if isinstance(leaf, PerReplica):
+            shapes = None if leaf.is_global else uneven_shapes(leaf, layout)
+            if shapes is not None:
+                uneven.append((num_state + number, shapes))
+                leaf = padded(leaf, shapes, layout)
+            try:
+                checked = checked_per_replica(_LeafName(flat, None, number), leaf, layout)
+            except ShapeError as error:
+                misfits.append(error)
+                checked = leaf
+            moved = moved or checked is not leaf or shapes is not None
+            leaf = checked
+        values.append(leaf)
+    if misfits:
+        raise _together(misfits)
+    return values, uneven, moved
+
+
+def _together(errors: list[ShapeError]) -> ShapeError:
+    """One error for all arguments that do not fit, with what the first one advises."""
+    if len(errors) == 1:
+        return errors[0]
+    found = [str(error).partition("\n\n") for error in errors]
+    return ShapeError("\n".join(first for first, _, _ in found) + f"\n\n{found[0][2]}")
+
+
+@dataclasses.dataclass
+class _LeafName:
+    """The name of a leaf, found only when a message needs it; variables have negative numbers."""
+
+    flat: Flat
+    kept: KeptGraph | None
+    number: int
+
+    def __str__(self) -> str:
+        if self.kept is not None and self.number < 0:
+            shape = self.kept.shape
+            return shape.name(len(shape.paths) + self.number)
+        return self.flat.name(self.number)

@@ -1,0 +1,40 @@
+"""How a program is shown: inputs and results with their kinds, and what was asked for."""
+
+from typing import Any
+
+
+def text(program: Any) -> str:
+    """The `repr` of a `Program`."""
+    layout = program.layout
+    where = (
+        f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
+        f"{layout.platform}"
+    )
+    if layout.num_virtual is not None:
+        where = (
+            f"{layout.num_virtual} virtual replica(s) on {layout.num_places} device(s) of "
+            f"{layout.platform}"
+        )
+    lines = [
+        f"Program {program.name} for {where}",
+        *_section("inputs", program.inputs),
+        *_section("results", program.results),
+        "  collectives:",
+        *(f"    {c!r}" for c in program.traced_collectives),
+    ]
+    if not program.traced_collectives:
+        lines.append("    none")
+    if program.placed:
+        lines += ["  placed:", *(f"    {p!r}" for p in program.placed)]
+    return "\n".join(lines)
+
+
+def shapes_text(uneven: tuple[tuple[int, ...], ...] | None, shape: tuple[int, ...]) -> str:
+    """One shape, or those of all replicas where they differ."""
+    return str(list(shape)) if uneven is None else ", ".join(str(list(s)) for s in uneven)
+
+
+def _section(title: str, rows: dict[str, str]) -> list[str]:
+    shown = [f"    {name}: {what}" for name, what in list(rows.items())[:20]]
+    more = len(rows) - len(shown)
+    return [f"  {title}:", *shown, *([f"    and {more} more"] if more > 0 else [])]

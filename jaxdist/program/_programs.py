@@ -1,0 +1,114 @@
+"""The programs of one function under one strategy."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxdist import _compat
+from jaxdist.program._build import build
+from jaxdist.program._call import Call
+from jaxdist.program._difference import difference
+from jaxdist.program._donated import check_numbers, donated_leaves
+from jaxdist.program._program import Program
+from jaxdist.program._retrace import RetraceWatch, place
+from jaxdist.program._trace import Signature
+from jaxdist.program._variables_lift import NO_VARIABLES
+
+
+@dataclasses.dataclass
+class Ready:
+    """A program with its executable, and what the C++ call path needs (made at the first call)."""
+
+    program: Program
+    compiled: jax.stages.Compiled
+    record: Any = None
+    has_record: bool = False
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """Flat results, and from then on a record for the C++ call path."""
+        results = self.compiled(*leaves)
+        if not self.has_record:
+            self.record = _compat.fast_call_record(
+                self.compiled, len(leaves), results, self.program.template
+            )
+            self.has_record = True
+        return results
+
+
+class Programs:
+    """Traces and compiles a function, once for each signature of its calls.
+
+    The function and the strategy are asked for when they are needed: neither is kept alive.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[], Any],
+        strategy: Callable[[], Any],
+        donated: tuple[int, ...],
+        watch: RetraceWatch,
+    ) -> None:
+        self._fn = fn
+        self._strategy = strategy
+        self._donated = donated
+        self._watch = watch
+        self._ready: dict[Signature, Ready] = {}
+        # Traced by `traced` and not compiled yet.
+        self._only_traced: dict[Signature, Program] = {}
+        # The variables that the last program touched; the next one probably does as well.
+        self._variables = NO_VARIABLES
+
+    def get(self, signature: Signature) -> Ready | None:
+        """The compiled program for this signature, if there is one."""
+        return self._ready.get(signature)
+
+    def ready(self, call: Call) -> Ready:
+        """The compiled program of a call, made at the first one."""
+        known = self._ready.get(call.signature)
+        return self._new(call) if known is None else known
+
+    def traced(self, call: Call) -> Program:
+        """The program of a call, without compiling it."""
+        ready = self._ready.get(call.signature)
+        if ready is not None:
+            return ready.program
+        known = self._only_traced.get(call.signature)
+        if known is not None:
+            return known
+        program = self.build(call)
+        if not call.is_traced:
+            self._only_traced[call.signature] = program
+        return program
+
+    def build(self, call: Call) -> Program:
+        """Trace and analyse a call; nothing is kept."""
+        fn = self._fn()
+        flat, signature = call.flat, call.signature
+        check_numbers(self._donated, flat.given[0])
+        program = build(
+            fn,
+            signature,
+            self._strategy(),
+            flat.names(),
+            self._donated,
+            donated_leaves(self._donated, flat, signature.graph),
+            place(fn),
+            self._variables,
+        )
+        if program.variables:
+            self._variables = program.variables
+        return program
+
+    def _new(self, call: Call) -> Ready:
+        fn, signature = self._fn(), call.signature
+        program = self._only_traced.pop(signature, None) or self.build(call)
+        if self._ready:
+            last = next(reversed(self._ready))
+            changed = difference(last, signature, call.flat.names())
+            self._watch.new_program(fn, len(self._ready) + 1, changed)
+        else:
+            self._watch.new_function(fn)
+        ready = self._ready[signature] = Ready(program, program.compiled())
+        return ready

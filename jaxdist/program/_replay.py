@@ -1,0 +1,76 @@
+"""Running a trace operation by operation, where some of it has to be changed."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import PartitionSpec
+
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.program import _graph_rules
+from jaxdist.program._rewrite import PartialAutoRewrite
+from jaxdist.program._trace import Signature, Traced
+
+
+class Replay:
+    """A trace run anew: NNX variables are combined, and what cannot run as it is is rewritten."""
+
+    def __init__(
+        self,
+        layout: ReplicaMesh,
+        signature: Signature,
+        traced: Traced,
+        combined: dict[int, type],
+    ) -> None:
+        self._layout = layout
+        self._signature = signature
+        self._traced = traced
+        self._combined = combined
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the trace has to be changed at all."""
+        return bool(self._combined) or self._is_rewritten
+
+    @functools.cached_property
+    def _is_rewritten(self) -> bool:
+        """Whether some operation cannot run as it is where only some axes are manual."""
+        return bool(self._automatic) and self._rewrite.applies_to(self._traced.jaxpr)
+
+    @property
+    def _automatic(self) -> frozenset[str]:
+        return frozenset(self._layout.mesh.axis_names) - self._traced.manual_axes
+
+    @functools.cached_property
+    def _rewrite(self) -> PartialAutoRewrite:
+        return PartialAutoRewrite(self._automatic, widens=self._layout.platform == "cpu")
+
+    def call(self, leaves: Sequence[Any], specs: Sequence[PartitionSpec]) -> list[Any]:
+        """Run on global arrays, with results laid out as `specs` say."""
+        traced, layout = self._traced, self._layout
+        count = len(leaves)
+
+        def replica(*local: Any) -> list[Any]:
+            if self._is_rewritten:
+                results = self._rewrite.call(traced.jaxpr, local[count:])
+            else:
+                results = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, ()))(*local[count:])
+            for i, kind in self._combined.items():
+                results[i] = _graph_rules.combine(kind, local[i], results[i], layout.replica_axes)
+            return results
+
+        mapped = jax.shard_map(
+            replica,
+            mesh=layout.mesh,
+            in_specs=(
+                *(i.placement.manual_spec(layout) for i in self._signature.inputs),
+                *traced.eqn.params["in_specs"],
+            ),
+            out_specs=list(specs),
+            axis_names=traced.manual_axes,
+            check_vma=False,
+        )
+        results: list[Any] = mapped(*leaves, *traced.given(leaves))
+        return results

@@ -1,0 +1,46 @@
+"""What JAX, Flax and optax say of arrays in pieces, in words of jaxdist."""
+
+from collections.abc import Sequence
+
+import flax.errors
+
+from jaxdist.errors import ArgumentTypeError, JaxdistError, ReplicaValueError, ShardedArrayError
+
+
+def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
+    """The error to raise in the place of one that a step raised which has arrays in pieces.
+
+    Args:
+        error: What the step raised.
+        names: Of the arguments in pieces.
+
+    Returns:
+        None where the pieces have nothing to do with it.
+    """
+    if isinstance(error, JaxdistError) or not names:
+        return None
+    text = str(error)
+    first = text.partition("\n")[0]
+    held = f"{len(names)} argument(s) are in pieces, such as {names[0]}."
+    if isinstance(error, flax.errors.ScopeParamShapeError):
+        return ShardedArrayError(
+            f"A module of Flax Linen was given parameters in pieces: {first}\n\n"
+            f"{held} Linen looks at the shape of each parameter, and finds that of the piece.\n\n"
+            "Gather them where the module is applied, inside of what is differentiated: "
+            'state.apply_fn({"params": jaxdist.partition.gather(params)}, x).'
+        )
+    if isinstance(error, (TypeError, ValueError)) and "__jax_array__" in text:
+        return ArgumentTypeError(
+            f"A function that takes only arrays, such as those of jax.lax, was given an array in "
+            f"pieces: {first}\n\n{held}\n\n"
+            "Gather it before, jaxdist.partition.gather(value), or use jax.numpy, which gathers."
+        )
+    if isinstance(error, (TypeError, ValueError)) and "pytree" in text and "Sharded" in text:
+        return ReplicaValueError(
+            "A function of several pytrees was given one with arrays in pieces and another with "
+            f"something else in their places: {' '.join(text.split())}\n\n{held} Optimizers "
+            "whose state has other shapes than the parameters (adafactor), or that look at the "
+            "dims of what a mask leaves (muon), cannot take pieces.\n\n"
+            "Let sharded_update give them whole arrays: tx = jaxdist.sharded_update(tx)."
+        )
+    return None

@@ -1,0 +1,99 @@
+"""How the replicas of a slice are shared between the axes of a mesh."""
+
+import dataclasses
+import math
+from typing import Self
+
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from jaxdist.errors import ArgumentError
+from jaxdist.mesh import ReplicaMesh
+from jaxdist.tpu.experimental import DeviceAssignment
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """Axes of a mesh, to be laid over a slice.
+
+    Of several replica axes the first goes across slices, where there are several; on one slice it
+    keeps its size, as the axes between the first and the last do. The last takes what is left.
+
+    Args:
+        names: All axes, in the order of the mesh.
+        replica: Those of the replicas, the slowest first.
+        sizes: How many positions each has where it is from.
+    """
+
+    names: tuple[str, ...]
+    replica: tuple[str, ...]
+    sizes: dict[str, int]
+
+    @classmethod
+    def of(cls, layout: ReplicaMesh) -> Self:
+        """The axes of a strategy."""
+        return cls(layout.mesh.axis_names, layout.replica_axes, dict(layout.mesh.shape))
+
+    @classmethod
+    def of_slices(cls, outer: str, inner: str) -> Self:
+        """Replicas over slices, and within each of them."""
+        return cls((outer, inner), (outer, inner), {outer: 1, inner: 1})
+
+    @property
+    def of_one(self) -> Self:
+        """The same axes for one device."""
+        return dataclasses.replace(self, sizes=dict.fromkeys(self.names, 1))
+
+    def applied(self, layout: ReplicaMesh, num_slices: int) -> ReplicaMesh:
+        """The devices of a layout, replica by replica, under these axes.
+
+        Raises:
+            ArgumentError: The slices or the logical devices cannot be shared so.
+        """
+        logical = tuple(name for name in self.names if name not in self.replica)
+        names = self.names
+        if not logical:
+            logical = layout.logical_axes
+            names += logical
+        sizes = self._of_replicas(layout.num_replicas, num_slices)
+        sizes += self._of_logical(logical, layout.num_logical)
+        order = self.replica + logical
+        grid = layout.device_grid.reshape(sizes).transpose([order.index(name) for name in names])
+        mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+        return ReplicaMesh(mesh, self.replica, described=layout.described)
+
+    def _of_replicas(self, count: int, num_slices: int) -> tuple[int, ...]:
+        if len(self.replica) == 1:
+            return (count,)
+        first, *between = (self.sizes[name] for name in self.replica[:-1])
+        kept = (num_slices if num_slices > 1 else first, *between)
+        if count % math.prod(kept):
+            held = ", ".join(
+                f"{size} for {name!r}" for name, size in zip(self.replica, kept, strict=False)
+            )
+            raise ArgumentError(
+                f"{count:,} replicas of a slice cannot be shared between the axes {self.replica}: "
+                f"with {held}, nothing whole is left for {self.replica[-1]!r}.\n\n"
+                f"Use a slice, or logical devices, with a multiple of {math.prod(kept):,} replicas."
+            )
+        return (*kept, count // math.prod(kept))
+
+    def _of_logical(self, names: tuple[str, ...], count: int) -> tuple[int, ...]:
+        if len(names) == 1:
+            return (count,)
+        sizes = tuple(self.sizes[name] for name in names)
+        if math.prod(sizes) != count:
+            held = ", ".join(f"{name!r} of {self.sizes[name]}" for name in names)
+            raise ArgumentError(
+                f"{count} logical devices cannot be shared between the axes {held}.\n\n"
+                f"Leave logical out, or pass a shape of {math.prod(sizes)}."
+            )
+        return sizes
+
+
+def by_slice(assignment: DeviceAssignment, num_slices: int) -> DeviceAssignment:
+    """The same replicas, those of the first slice first: a ring may begin within one."""
+    cores = assignment.core_assignment
+    depth = int(assignment.topology.mesh_shape[2]) // num_slices
+    order = np.argsort(cores[:, 0, 2] // depth, kind="stable")
+    return DeviceAssignment(assignment.topology, cores[order])

@@ -1,0 +1,124 @@
+"""Where a method of a strategy may be called: what is refused elsewhere, and with which advice."""
+
+from typing import NoReturn
+
+from jaxdist import replica
+from jaxdist.errors import ContextError, InputContextError, MixedStrategyError
+from jaxdist.strategies._facts import Facts
+from jaxdist.values import current_binding
+
+BEFORE = "Call it before strategy.run, and pass what it gives as an argument of the step."
+
+
+def instead(method: str) -> str:
+    """The advice to use this method of the replica."""
+    return f"Inside a replica use jaxdist.get_replica_context().{method}, or merge_call."
+
+
+def refuse_mixing(strategy: Facts, what: str, frame: replica.Frame) -> NoReturn:
+    """Another strategy is current.
+
+    Raises:
+        MixedStrategyError: Always.
+    """
+    raise MixedStrategyError(
+        f"{type(strategy).__name__}.{what} was called {frame.describe()}.\n\n"
+        "Another strategy is current there, and strategies do not mix: their values lie on "
+        "different devices.\n\n"
+        f"Leave the scope of that {type(frame.strategy).__name__} first (or call "
+        "jaxdist.experimental_set_strategy(None) if it was set that way), or use "
+        "jaxdist.get_strategy() inside it."
+    )
+
+
+def check_across(strategy: Facts, what: str, remedy: str) -> replica.Frame | None:
+    """The current frame, refused inside a replica and under another strategy.
+
+    Raises:
+        ContextError: Inside a replica.
+        MixedStrategyError: Another strategy is current.
+    """
+    frame = replica.current_frame()
+    if frame is None or not frame.inside_step:
+        strategy.layout.check_is_there(f"strategy.{what}")
+    if frame is None:
+        return None
+    if frame.strategy is not strategy:
+        refuse_mixing(strategy, what, frame)
+    if frame.replica is not None:
+        _refuse_here(strategy, what, frame, remedy)
+    return frame
+
+
+def check_scope(strategy: Facts) -> None:
+    """Refuse `scope` inside a step, and under another strategy.
+
+    Raises:
+        ContextError: Inside a replica.
+        MixedStrategyError: Another strategy is current.
+    """
+    frame = replica.current_frame()
+    if frame is None:
+        return
+    if frame.strategy is not strategy:
+        refuse_mixing(strategy, "scope", frame)
+    if frame.inside_step:
+        _refuse_here(strategy, "scope", frame, "Enter the scope outside strategy.run.")
+
+
+def check_run(strategy: Facts) -> None:
+    """Refuse `run` inside a step, and under another strategy.
+
+    Raises:
+        ContextError: Inside a replica, or in a merge function.
+        MixedStrategyError: Another strategy is current.
+    """
+    frame = replica.current_frame()
+    if frame is None or (frame.strategy is strategy and not frame.inside_step):
+        return
+    if frame.strategy is not strategy:
+        refuse_mixing(strategy, "run", frame)
+    remedy = "A step cannot start another; call the function itself: fn(*args)."
+    _refuse_here(strategy, "run", frame, remedy)
+
+
+def check_not_in_function(strategy: Facts, what: str) -> None:
+    """Refuse values of single replicas inside a `jaxdist.function`.
+
+    Raises:
+        ContextError: Inside one.
+    """
+    if current_binding() is not None:
+        raise ContextError(
+            f"{type(strategy).__name__}.{what} was called inside a jaxdist.function.\n\n"
+            "There the values of single replicas are not there yet.\n\n"
+            "Return the value, and take its local results outside."
+        )
+
+
+def check_next() -> None:
+    """Refuse the next batch of a distributed dataset inside what is traced.
+
+    Raises:
+        InputContextError: Inside a step or a `jaxdist.function`.
+    """
+    frame = replica.current_frame()
+    inside_step = frame is not None and frame.inside_step
+    if not inside_step and current_binding() is None:
+        return
+    where = "inside a jaxdist.function"
+    if frame is not None and inside_step:
+        where = frame.describe()
+    raise InputContextError(
+        f"next() of a distributed dataset was called {where}.\n\n"
+        "The function is traced once, and would keep that one batch.\n\n"
+        "Take the batch outside and pass it: strategy.run(step, args=(next(iterator),)), or "
+        "train_step(next(iterator))."
+    )
+
+
+def _refuse_here(strategy: Facts, what: str, frame: replica.Frame, remedy: str) -> NoReturn:
+    raise ContextError(
+        f"{type(strategy).__name__}.{what} was called {frame.describe()}.\n\n"
+        f"It belongs outside, in the cross-replica context.\n\n{remedy}"
+    )
