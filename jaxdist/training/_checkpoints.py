@@ -13,6 +13,7 @@ from jax.sharding import Sharding
 
 from jaxdist._typing import PyTree
 from jaxdist.errors import ArgumentTypeError, CheckpointError, DamagedCheckpointError
+from jaxdist.training import _checkpoint_errors
 from jaxdist.training._interrupts import interrupts_wait
 from jaxdist.training._manifest import find_damage, remove_other_manifests, write_manifest
 from jaxdist.training._orbax import UnreadableError, open_manager, read_arrays, read_notes, write
@@ -27,8 +28,6 @@ from jaxdist.training._saved_pieces import (
 from jaxdist.values import Variable
 
 _MANIFESTS = "manifests"
-_DAMAGED = "damaged"
-_MOST_LISTED = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +98,7 @@ class Checkpoints:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._manager = open_manager(self.directory, keep=keep)
         except Exception as error:
-            raise CheckpointError(
-                f"The checkpoint directory {str(self.directory)!r} cannot be used: "
-                f"{type(error).__name__}: {error}.\n\n"
-                "It must be a directory that you may read and write, or one that can be made."
-            ) from error
+            raise _checkpoint_errors.cannot_be_used(self.directory, error) from error
 
     def steps(self) -> tuple[int, ...]:
         """The steps of the complete checkpoints, oldest first."""
@@ -145,11 +140,9 @@ class Checkpoints:
                 write(self._manager, step, state, plain)
                 self._write_manifest(step)
             except Exception as error:
-                raise CheckpointError(
-                    f"Checkpoint {step} cannot be written to {self.directory}: "
-                    f"{type(error).__name__}: {error}.\n\n"
-                    f"{self._what_is_left(step)} Free space on the disk or choose another "
-                    "directory, and run again."
+                others = [s for s in self.steps() if s != step]
+                raise _checkpoint_errors.cannot_be_written(
+                    self.directory, step, others, error
                 ) from error
 
     def restore(self, step: int, *, like: PyTree, sharding: Sharding | None = None) -> Restored:
@@ -190,7 +183,7 @@ class Checkpoints:
             wanted.update((name, as_saved(records, name)) for name in now)
             problems = differences(records, wanted)
             if problems:
-                raise self._of_another_model(step, problems)
+                raise _checkpoint_errors.of_another_model(self.directory, step, problems)
             arrays = read_arrays(
                 self._manager, step, wanted, sharding, _but(layouts_of_pieces(like), now)
             )
@@ -265,23 +258,10 @@ class Checkpoints:
 
     def _damaged(self, step: int, problems: list[str]) -> DamagedCheckpointError:
         before = [s for s in self.steps() if s < step]
-        if before:
-            remedy = (
-                f"Resume from the one before, step {before[-1]}: `jaxdist train` does so with "
-                "--resume-from-previous, restore_latest with skip_damaged=True. The damaged one "
-                f"is moved to {self.directory / _DAMAGED}."
-            )
-        else:
-            remedy = (
-                f"There is none before it. Copy it back from elsewhere, or move {self.path(step)} "
-                "away to start from the beginning."
-            )
-        return DamagedCheckpointError(
-            f"Checkpoint {step} in {self.directory} is damaged.\n\n{_listed(problems)}\n\n{remedy}"
-        )
+        return _checkpoint_errors.damaged(self.directory, step, before, problems)
 
     def _set_aside(self, step: int) -> Path:
-        folder = self.directory / _DAMAGED
+        folder = self.directory / _checkpoint_errors.DAMAGED
         folder.mkdir(exist_ok=True)
         target = folder / str(step)
         if target.exists():
@@ -290,17 +270,6 @@ class Checkpoints:
         self._manifest(step).unlink(missing_ok=True)
         self._manager.reload()
         return target
-
-    def _what_is_left(self, step: int) -> str:
-        left = [s for s in self.steps() if s != step]
-        return f"The last complete one is of step {left[-1]}." if left else "There is none yet."
-
-    def _of_another_model(self, step: int, problems: list[str]) -> CheckpointError:
-        return CheckpointError(
-            f"Checkpoint {step} in {self.directory} is of another model or optimizer: "
-            f"{len(problems)} of its leaves differ.\n\n{_listed(problems)}\n\n"
-            "Use the configuration that it was made with, or another checkpoint directory."
-        )
 
 
 def _plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
@@ -325,8 +294,3 @@ def _changed(records: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]
 
 def _but(layouts: dict[str, Sharding], names: Mapping[str, Any]) -> dict[str, Sharding]:
     return {n: s for n, s in layouts.items() if n not in names}
-
-
-def _listed(lines: list[str]) -> str:
-    more = len(lines) - _MOST_LISTED
-    return "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])

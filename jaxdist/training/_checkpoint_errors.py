@@ -1,0 +1,63 @@
+"""What is told of a checkpoint that cannot be written, or cannot be what is wanted."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxdist.errors import CheckpointError, DamagedCheckpointError
+
+DAMAGED = "damaged"  # the folder of those that were set aside
+_MOST_LISTED = 10
+
+
+def cannot_be_used(directory: Path, error: Exception) -> CheckpointError:
+    """The error for a directory that Orbax does not take."""
+    return CheckpointError(
+        f"The checkpoint directory {str(directory)!r} cannot be used: "
+        f"{type(error).__name__}: {error}.\n\n"
+        "It must be a directory that you may read and write, or one that can be made."
+    )
+
+
+def cannot_be_written(
+    directory: Path, step: int, others: Sequence[int], error: Exception
+) -> CheckpointError:
+    """The error for a checkpoint that was not completed; `others` are complete."""
+    left = f"The last complete one is of step {others[-1]}." if others else "There is none yet."
+    return CheckpointError(
+        f"Checkpoint {step} cannot be written to {directory}: {type(error).__name__}: {error}.\n\n"
+        f"{left} Free space on the disk or choose another directory, and run again."
+    )
+
+
+def damaged(
+    directory: Path, step: int, before: Sequence[int], problems: list[str]
+) -> DamagedCheckpointError:
+    """The error for files that are not what was written; `before` are the steps before it."""
+    if before:
+        remedy = (
+            f"Resume from the one before, step {before[-1]}: `jaxdist train` does so with "
+            "--resume-from-previous, restore_latest with skip_damaged=True. The damaged one "
+            f"is moved to {directory / DAMAGED}."
+        )
+    else:
+        remedy = (
+            "There is none before it. Copy it back from elsewhere, or move "
+            f"{directory / str(step)} away to start from the beginning."
+        )
+    return DamagedCheckpointError(
+        f"Checkpoint {step} in {directory} is damaged.\n\n{_listed(problems)}\n\n{remedy}"
+    )
+
+
+def of_another_model(directory: Path, step: int, problems: list[str]) -> CheckpointError:
+    """The error for leaves that differ from those wanted."""
+    return CheckpointError(
+        f"Checkpoint {step} in {directory} is of another model or optimizer: "
+        f"{len(problems)} of its leaves differ.\n\n{_listed(problems)}\n\n"
+        "Use the configuration that it was made with, or another checkpoint directory."
+    )
+
+
+def _listed(lines: list[str]) -> str:
+    more = len(lines) - _MOST_LISTED
+    return "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
