@@ -1,6 +1,7 @@
 """One pass over a distributed dataset."""
 
-from collections.abc import Callable, Iterator
+import collections
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, NotRequired, TypedDict, cast
 
@@ -18,6 +19,7 @@ from jaxdist.data._optional import OptionalBatch
 from jaxdist.data._prefetch import Prefetcher
 from jaxdist.data._readers import Reader
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, OutOfRangeError
+from jaxdist.values import Feed, current_binding
 
 
 class IteratorState(TypedDict):
@@ -78,7 +80,7 @@ class _Producer:
         return state
 
 
-class DistributedIterator(Iterator[PyTree]):
+class DistributedIterator(Iterator[PyTree], Feed):
     """One pass over a `DistributedDataset`; `iter(dataset)` makes it.
 
     Also a context manager: leaving it ends the reading ahead. So do the end of the data, an
@@ -113,6 +115,8 @@ class DistributedIterator(Iterator[PyTree]):
 
     def _start(self, state: IteratorState) -> None:
         self._state: IteratorState = state
+        # Taken for a call that failed; each with the state after it.
+        self._again: collections.deque[tuple[PyTree, IteratorState]] = collections.deque()
         assembler = self._assembler(state.get("padded_rows", 0))
         producer = _Producer(self._reader, assembler, state)
         self._prefetcher = Prefetcher(producer, self._reader.close, depth=self._depth)
@@ -123,10 +127,15 @@ class DistributedIterator(Iterator[PyTree]):
     def __next__(self) -> PyTree:
         if self._check_context is not None:
             self._check_context()
+        binding = current_binding()
+        return self.take() if binding is None else binding.next_of(self)
+
+    def take(self) -> PyTree:
+        """The next batch, wherever it is asked for."""
         if self._closed_by:
             raise _is_closed(self._closed_by, self._state["steps"])
         try:
-            batch, state = self._prefetcher.take()
+            batch, state = self._again.popleft() if self._again else self._prefetcher.take()
         except StopIteration:
             raise
         except BaseException as error:
@@ -135,6 +144,15 @@ class DistributedIterator(Iterator[PyTree]):
             raise
         self._state = state
         return batch
+
+    def position(self) -> IteratorState:
+        """Where it stands, whether or not the dataset can tell."""
+        return self._state
+
+    def put_back(self, taken: Sequence[tuple[PyTree, Any]], before: Any) -> None:
+        """Give these batches again."""
+        self._again.extendleft(reversed(taken))
+        self._state = before
 
     def get_next(self) -> PyTree:
         """The next batch.
@@ -175,7 +193,7 @@ class DistributedIterator(Iterator[PyTree]):
             if self._closed_by:
                 raise _is_closed(self._closed_by, self._state["steps"])
             try:
-                batch, _ = self._prefetcher.peek()
+                batch, _ = self._again[0] if self._again else self._prefetcher.peek()
             except StopIteration:
                 raise _no_spec() from None
             self._spec, self._has_spec = spec_of(batch), True

@@ -7,6 +7,7 @@ import jax
 
 from jaxdist import _compat
 from jaxdist.errors import ContextError
+from jaxdist.program._draws import Draws
 from jaxdist.values import Origin, Variable
 
 
@@ -19,8 +20,12 @@ class BoundVariables:
         values: Sequence[Any],
         arguments: Sequence[Any],
         origins: Sequence[Origin],
+        draws: Draws,
+        batches: Sequence[Sequence[Any]],
     ) -> None:
         self._known = known
+        self._draws = draws
+        self._batches = batches
         self._trace = _compat.current_trace()
         # Kept with the arguments, whose numbers stay theirs as long as they live.
         self._origins = {id(x): (x, origin) for x, origin in zip(arguments, origins, strict=True)}
@@ -58,6 +63,17 @@ class BoundVariables:
         """Where the argument, or the variable's array, lies that a traced value stands for."""
         found = self._origins.get(id(value))
         return None if found is None else found[1]
+
+    def next_of(self, feed: Any) -> Any:
+        """What stands for the next batch of an iterator among the arguments."""
+        if _compat.current_trace() is not self._trace:
+            raise ContextError(
+                "next() of a distributed dataset was called inside a transformation (jax.jit, "
+                "scan, cond, grad) in a jaxdist.function.\n\n"
+                "A transformation is traced on its own, and has what is passed to it.\n\n"
+                "Take the batch before it, and pass it."
+            )
+        return self._draws.next_of(feed, self._batches)
 
     def written(self) -> dict[int, Any]:
         """New arrays of the known variables that were assigned, in the layouts that they had."""

@@ -7,7 +7,6 @@ from typing import Any, overload
 
 import jax
 from flax import nnx
-from jax.sharding import NamedSharding
 
 from jaxdist import _compat
 from jaxdist._validate import is_callable
@@ -23,15 +22,23 @@ from jaxdist.program._arguments import (
     unflatten,
 )
 from jaxdist.program._bound_variables import BoundVariables
+from jaxdist.program._draws import (
+    Draws,
+    UnevenBatchError,
+    current_draws,
+    is_uneven,
+    serving,
+    shapes_of,
+    taken_out,
+)
 from jaxdist.program._eagerly import EAGERLY
+from jaxdist.program._function_call import FunctionCall
 from jaxdist.program._kept_graphs import KeptGraphs
 from jaxdist.program._options import static_numbers
 from jaxdist.program._trace import not_a_result
 from jaxdist.replica import current_frame
 from jaxdist.runtime import CPU_STEPS
 from jaxdist.values import (
-    Origin,
-    PerReplica,
     Variable,
     bound,
     current_binding,
@@ -68,6 +75,7 @@ class Function:
         self._static_names = frozenset(static_argnames)
         self._static_numbers = static_numbers(fn, tuple(static_argnames))
         self._known: dict[Any, _Compiled] = {}
+        self._counts: dict[Any, tuple[int, ...]] = {}  # batches that a call takes
         self._kept = KeptGraphs()
         self._num_traces = 0
 
@@ -98,28 +106,43 @@ class Function:
         if EAGERLY or inside or current_binding() is not None or _compat.must_interpret():
             return self._fn(*args, **kwargs)
         flat = flatten(args, kwargs, self._static_names, self._static_numbers)
-        if any(_is_uneven(leaf) for leaf in flat.dynamic):
-            # One compiled function has one shape for all replicas; a step in it need not.
+        # One compiled function has one shape for all replicas; a step in it need not.
+        if any(is_uneven(leaf) for leaf in flat.dynamic):
             return self._fn(*args, **kwargs)
         check_hashable("jaxdist.function", flat)
         check_no_bare_variable("jaxdist.function", args, kwargs)
+        flat, draws = taken_out(getattr(self._fn, "__name__", "function"), flat)
+        try:
+            return self._run(flat, draws, None if frame is None else frame.strategy)
+        except UnevenBatchError:
+            draws.put_back()
+        except BaseException:
+            draws.put_back()
+            raise
+        return self._fn(*args, **kwargs)
+
+    def _run(self, flat: Flat, draws: Draws, strategy: Any) -> Any:
         kept = self._kept.of(flat)
-        strategy = None if frame is None else frame.strategy
         shape = kept.shape if kept else None
-        origins = tuple(map(_origin, jax.tree.leaves(flat.dynamic)))
-        key = (flat.treedef, flat.slots, shape, strategy, origins)
         state = kept.read() if kept else []
-        compiled = self._known.get(key)
+        asked: Any = (flat.treedef, flat.slots, shape, strategy)
+        if draws.counts:
+            # How many batches it takes may depend on the shapes of all arguments.
+            asked = (*asked, shapes_of(flat.dynamic))
+            draws.take(self._counts.get(asked, ()))
+        given = FunctionCall(flat, shape, state, draws)
+        compiled = self._known.get((asked, given.key()))
         if compiled is None:
-            compiled = self._known[key] = self._settled(flat, shape, state, origins, ())
+            compiled = self._settled(given, asked, ())
         while True:
             CPU_STEPS.make_room()
-            results = compiled.call(held_by(compiled.variables), state, flat.dynamic)
+            held = held_by(compiled.variables)
+            with serving(draws):
+                results = compiled.call(held, state, flat.dynamic, draws.batches)
             if not compiled.unknown:
                 break
             # Other shapes led to other variables.
-            compiled = self._settled(flat, shape, state, origins, compiled.all_variables)
-            self._known[key] = compiled
+            compiled = self._settled(given, asked, compiled.all_variables)
         CPU_STEPS.dispatched(results)
         variables, after, result = results
         try:
@@ -131,40 +154,45 @@ class Function:
         return result
 
     def _settled(
-        self,
-        flat: Flat,
-        shape: Any,
-        state: Sequence[Any],
-        origins: tuple[Origin, ...],
-        variables: tuple[Variable, ...],
+        self, given: FunctionCall, asked: Any, variables: tuple[Variable, ...]
     ) -> _Compiled:
-        """The function with all the variables that it meets as inputs."""
-        options = None
+        """The function with all the variables and batches that it meets as inputs."""
+        options, draws = None, given.draws
         for _ in range(MAX_TRACES):
             compiled = _Compiled(variables, options=options)
-            compiled.call = self._jitted(compiled, flat, shape, origins)
-            compiled.call.trace(held_by(variables), state, flat.dynamic)
-            if not compiled.unknown and compiled.options == options:
+            compiled.call = self._jitted(compiled, given)
+            before = draws.counts
+            # More may be taken while it is traced.
+            batches = [list(b) for b in draws.batches]
+            with serving(draws):
+                compiled.call.trace(held_by(variables), given.state, given.flat.dynamic, batches)
+            draws.give_back_unused()
+            if not compiled.unknown and compiled.options == options and draws.counts == before:
+                self._counts[asked] = draws.counts
+                self._known[(asked, given.key())] = compiled
                 return compiled
             variables, options = compiled.all_variables, compiled.options
+        met = f"another variable every time; last {variables[-1].label!r}" if variables else ""
         raise ContextError(
-            f"{self!r} was traced {MAX_TRACES} times, and met another variable every time; last "
-            f"{variables[-1].label!r}.\n\n"
-            "Which variables a function uses is part of what is compiled.\n\n"
+            f"{self!r} was traced {MAX_TRACES} times, and met "
+            f"{met or 'another number of batches every time'}.\n\n"
+            "Which variables and how many batches a function uses is part of what is compiled.\n\n"
             "Choose them by an argument, not by state that changes from call to call."
         )
 
-    def _jitted(
-        self, compiled: _Compiled, flat: Flat, shape: Any, origins: tuple[Origin, ...]
-    ) -> Any:
-        treedef, slots = flat.treedef, flat.slots
+    def _jitted(self, compiled: _Compiled, given: FunctionCall) -> Any:
+        treedef, slots, shape = given.flat.treedef, given.flat.slots, given.shape
+        origins = given.origins()
 
-        def traced(values: list[Any], state: list[Any], dynamic: list[Any]) -> Any:
+        def traced(
+            values: list[Any], state: list[Any], dynamic: list[Any], batches: list[list[Any]]
+        ) -> Any:
             self._num_traces += 1
-            arguments = jax.tree.leaves(dynamic)
-            binding = BoundVariables(compiled.variables, values, arguments, origins)
+            draws = current_draws()
+            arguments = jax.tree.leaves((dynamic, batches))
+            binding = BoundVariables(compiled.variables, values, arguments, origins, draws, batches)
             nodes = shape.merge(state) if shape is not None else ()
-            args, kwargs = unflatten(treedef, slots, dynamic, nodes)
+            args, kwargs = unflatten(treedef, draws.in_place(slots), dynamic, nodes)
             with bound(binding):
                 result = _captured.call(self._fn, args, kwargs)
             compiled.unknown += binding.unknown
@@ -174,29 +202,6 @@ class Function:
 
         traced.__name__ = getattr(self._fn, "__name__", "function")
         return jax.jit(traced, compiler_options=compiled.options)
-
-
-def _origin(leaf: Any) -> Origin:
-    if not isinstance(leaf, jax.Array):
-        return _NOWHERE
-    if len(leaf.sharding.device_set) == 1 and not _names_axes(leaf.sharding):
-        return _ON_ONE_DEVICE
-    return Origin(leaf.sharding, _compat.is_committed(leaf))
-
-
-def _names_axes(sharding: Any) -> bool:
-    """Whether a layout says over which axes; virtual replicas share even one device."""
-    return isinstance(sharding, NamedSharding) and any(sharding.spec)
-
-
-_NOWHERE = Origin(None, False)
-_ON_ONE_DEVICE = Origin(None, True)
-
-
-def _is_uneven(leaf: Any) -> bool:
-    if not isinstance(leaf, PerReplica) or leaf.is_global:
-        return False
-    return len({jax.numpy.shape(v) for v in leaf.values}) > 1
 
 
 def _checked(result: Any) -> Any:
@@ -235,6 +240,10 @@ def function(
     is one program with one dispatch. Inside a step, inside another such function, with uneven
     per-replica values, and under `config.run_eagerly` it is the Python function itself.
 
+    A `DistributedIterator` may be an argument: `next(iterator)` and `iterator.get_next()` in the
+    function take new batches at each call, as many as when it was traced. They are taken before
+    the program starts, and go back where the call fails.
+
     Shapes:
         Arguments mean what their layouts say, as outside: laid out over the replicas, each
         replica gets its rows. An array that is computed in the function is whole for each.
@@ -253,8 +262,9 @@ def function(
 
     Raises:
         ArgumentTypeError: `func` is not callable, or returns an NNX object.
-        ContextError: A variable is made in it, data are read in it, or it meets other variables
-            at every trace.
+        ContextError: A variable is made in it, it meets other variables at every trace, or it
+            takes batches of an iterator that is not an argument.
+        OutOfRangeError: It takes more batches than its iterator has left.
 
     Example:
         >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])

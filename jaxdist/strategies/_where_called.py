@@ -97,23 +97,18 @@ def check_not_in_function(strategy: Facts, what: str) -> None:
 
 
 def check_next() -> None:
-    """Refuse the next batch of a distributed dataset inside what is traced.
+    """Refuse the next batch of a distributed dataset inside a step.
 
     Raises:
-        InputContextError: Inside a step or a `jaxdist.function`.
+        InputContextError: Inside one.
     """
     frame = replica.current_frame()
-    inside_step = frame is not None and frame.inside_step
-    if not inside_step and current_binding() is None:
+    if frame is None or not frame.inside_step:
         return
-    where = "inside a jaxdist.function"
-    if frame is not None and inside_step:
-        where = frame.describe()
     raise InputContextError(
-        f"next() of a distributed dataset was called {where}.\n\n"
-        "The function is traced once, and would keep that one batch.\n\n"
-        "Take the batch outside and pass it: strategy.run(step, args=(next(iterator),)), or "
-        "train_step(next(iterator))."
+        f"next() of a distributed dataset was called {frame.describe()}.\n\n"
+        "The step is traced once, and would keep that one batch.\n\n"
+        "Take the batch outside and pass it: strategy.run(step, args=(next(iterator),))."
     )
 
 

@@ -2,6 +2,7 @@
 
 from jaxdist.values._distributed import DistributedValues as DistributedValues
 from jaxdist.values._elementwise import ELEMENTWISE as ELEMENTWISE
+from jaxdist.values._feed import Feed as Feed
 from jaxdist.values._handle import Handle as Handle
 from jaxdist.values._handle import own_value as own_value
 from jaxdist.values._in_pairs import Combine as Combine

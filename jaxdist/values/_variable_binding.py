@@ -22,6 +22,10 @@ class Binding(Protocol):
         """Where the array lies that a traced value stands for; None for what was computed."""
         ...
 
+    def next_of(self, feed: Any) -> Any:
+        """The next batch of an iterator."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Origin:

@@ -1,5 +1,6 @@
 """`jaxdist.function`: a whole function compiled, with the variables that it uses."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,12 @@ from jaxdist import (
     VariableSynchronization,
     get_replica_context,
 )
-from jaxdist.errors import ArgumentTypeError, ContextError
+from jaxdist.errors import (
+    ArgumentTypeError,
+    ContextError,
+    InputContextError,
+    OutOfRangeError,
+)
 from tests.program.counting import compilations
 
 ROWS = np.arange(24.0, dtype=np.float32).reshape(24, 1)
@@ -291,6 +297,100 @@ def test_what_cannot_be_compiled_says_what_to_do(two: Strategy) -> None:
         jaxdist.function(3)  # type: ignore[call-overload]
     assert next(iterator) is not None
     iterator.close()
+
+
+def _numbers(strategy: Strategy, *sizes: int) -> Any:
+    batches = [10.0 * i + np.arange(n, dtype=np.float32) for i, n in enumerate(sizes)]
+    return strategy.experimental_distribute_dataset(batches)
+
+
+def _sum_of_two(a: Any, b: Any) -> Any:
+    return a.sum() + 100 * b.sum()
+
+
+def _sums_two(strategy: Strategy) -> Any:
+    def train_step(iterator: Any) -> Any:
+        first, second = next(iterator), iterator.get_next()
+        sums = strategy.run(_sum_of_two, (first, second))
+        return strategy.reduce("sum", sums, axis=None)
+
+    return train_step
+
+
+def test_iterator_that_is_an_argument_gives_new_batches_at_each_call(two: Strategy) -> None:
+    train_step = jaxdist.function(_sums_two(two))
+    found, expected = [], []
+    for _ in range(2):
+        with iter(_numbers(two, 4, 4, 4, 4, 4)) as ours, iter(_numbers(two, 4, 4, 4, 4)) as theirs:
+            found += [float(train_step(ours)) for _ in range(2)]
+            expected += [float(_sums_two(two)(theirs)) for _ in range(2)]
+            with pytest.raises(OutOfRangeError, match=r"2 batch.*ended: 1 were left"):
+                train_step(ours)
+            np.testing.assert_array_equal(two.gather(next(ours), 0), 40 + np.arange(4))
+    assert found == expected
+    # Without batches, then with those that it met; not again for the iterator of another pass.
+    assert train_step.experimental_get_tracing_count() == 2
+
+
+def test_uneven_batches_of_an_argument_run_as_they_are(two: Strategy) -> None:
+    @jaxdist.function
+    def train_step(iterator: Any, scale: Any) -> Any:
+        sums = two.run(lambda x: x.sum(), (next(iterator),))
+        return scale * two.reduce("sum", sums, axis=None)
+
+    with iter(_numbers(two, 4, 3, 4)) as iterator:
+        assert [float(train_step(iterator, 2.0)) for _ in range(3)] == [12.0, 66.0, 172.0]
+    with iter(_numbers(two, 3, 4)) as iterator:
+        assert [float(train_step(iterator, 2.0)) for _ in range(2)] == [6.0, 92.0]
+
+
+def test_number_of_batches_may_depend_on_shapes(two: Strategy) -> None:
+    @jaxdist.function
+    def train_step(batches: dict[str, Any], x: Any) -> Any:
+        sums = [two.run(lambda x: x.sum(), (next(batches["it"]),)) for _ in range(len(x))]
+        return sum(two.reduce("sum", s, axis=None) for s in sums)
+
+    with iter(_numbers(two, *[2] * 8)) as iterator:
+        counts = [1, 2, 1, 2, 2]
+        found = [float(train_step({"it": iterator}, np.ones(k))) for k in counts]
+        assert iterator.get_state()["steps"] == 8
+    each = [20.0 * i + 1 for i in range(8)]
+    assert found == [sum(each[sum(counts[:i]) :][:k]) for i, k in enumerate(counts)]
+
+
+def test_call_that_fails_gives_its_batches_back(two: Strategy) -> None:
+    @jaxdist.function
+    def loops(iterator: Any) -> Any:
+        for batch in iterator:
+            two.run(lambda x: x, (batch,))
+
+    @jaxdist.function
+    def fails(iterator: Any, times: Any) -> Any:
+        for _ in range(len(times)):
+            next(iterator)
+        raise KeyError("in the function")
+
+    @jaxdist.function
+    def transforms(iterator: Any) -> Any:
+        return jax.jit(lambda: next(iterator))()
+
+    endless = two.experimental_distribute_dataset(itertools.repeat(np.ones(2)))
+    with iter(_numbers(two, 2, 2, 2)) as iterator, iter(endless) as without_end:
+        for times in range(4):
+            with pytest.raises(KeyError):
+                fails(iterator, np.ones(times))
+        with pytest.raises(OutOfRangeError, match=r"4 batch.*3 were left"):
+            loops(iterator)
+        with pytest.raises(ContextError, match="more than 100 batches"):
+            loops(without_end)
+        with pytest.raises(ContextError, match="inside a transformation"):
+            transforms(iterator)
+        with pytest.raises(InputContextError, match="Pass the iterator to it"):
+            jaxdist.function(lambda: next(iterator))()
+        assert iterator.get_state()["steps"] == 0
+        assert jax.tree.leaves(iterator.element_spec)[0].shape == (1,)
+        found = [float(two.reduce("sum", batch, axis=0)) for batch in iterator]
+    assert found == [1.0, 21.0, 41.0]
 
 
 def test_arguments_mean_what_their_layouts_say(two: Strategy) -> None:
