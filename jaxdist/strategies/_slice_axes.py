@@ -9,6 +9,7 @@ from jax.sharding import AxisType, Mesh
 
 from jaxdist.errors import ArgumentError
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.strategies._base import Strategy
 from jaxdist.tpu.experimental import DeviceAssignment
 
 
@@ -89,6 +90,19 @@ class Axes:
                 f"Leave logical out, or pass a shape of {math.prod(sizes)}."
             )
         return sizes
+
+
+# The axes of rules that lay state over the replicas of a slice.
+SLICES = Axes.of_slices("slice", "replica")
+
+
+def share_slices(strategy: Strategy, num_slices: int) -> None:
+    """Give a strategy whose replicas are in the order of slices an axis for slices.
+
+    Raises:
+        ArgumentError: The replicas do not divide by the slices.
+    """
+    strategy._set_up(SLICES.applied(strategy.layout, num_slices), strategy.communication)
 
 
 def by_slice(assignment: DeviceAssignment, num_slices: int) -> DeviceAssignment:
