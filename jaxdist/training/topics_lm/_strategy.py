@@ -12,9 +12,9 @@ from jaxdist import tpu
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.errors import ConfigError, TopologyError
 from jaxdist.strategies import MirroredStrategy, Strategy, TPUStrategy
-from jaxdist.strategies._slice_axes import by_slice
+from jaxdist.strategies._slice_axes import assignment_of_slices
 from jaxdist.tpu._logical_shape import logical_shape
-from jaxdist.tpu.experimental import DeviceAssignment, initialize_tpu_system
+from jaxdist.tpu.experimental import initialize_tpu_system
 from jaxdist.training.topics_lm._schema import TopicsConfig
 from jaxdist.training.topics_lm._slices import is_in_slice, over_slices, slice_of_device, told
 
@@ -44,10 +44,7 @@ def topics_strategy(config: TopicsConfig) -> Strategy:
         raise ConfigError(
             f"strategy.logical_devices is {config.strategy.logical_devices!r}. {error}"
         ) from None
-    replicas = math.prod(topology.mesh_shape.tolist()) // math.prod(box)
-    assignment = DeviceAssignment.build(topology, list(box), num_replicas=replicas)
-    if is_in_slice(config):
-        assignment = by_slice(assignment, apart)
+    assignment = assignment_of_slices(topology, box, apart)
     return over_slices(TPUStrategy(resolver, assignment), config, there)
 
 
