@@ -17,6 +17,7 @@ from rich.console import Console
 
 import jaxdist
 from jaxdist import training
+from jaxdist.cli import main
 from jaxdist.data import batches
 from jaxdist.errors import CheckpointError, ConfigError
 from jaxdist.training import _optimizer, topics_lm
@@ -182,6 +183,14 @@ def test_tpus_that_say_their_slice_are_put_in_its_order_and_counted() -> None:
 def test_slices_that_the_devices_do_not_have_are_named(entries: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         training.make_strategy(_loaded(*_IN_SLICE, *entries).values)
+
+
+def test_slices_that_do_not_divide_end_the_command_with_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sets = [word for e in (*_TINY, *_IN_SLICE, "strategy.slices=3") for word in ("--set", e)]
+    assert main(["train", str(DATA_PARALLEL), *sets]) == 2
+    assert "Set strategy.slices to 2 or 4." in capsys.readouterr().err
 
 
 # The job
