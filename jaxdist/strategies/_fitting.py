@@ -48,6 +48,13 @@ def advice(
                 f"FSDP keeps 1/{replicas} of parameters and optimizer on each replica: "
                 + _verdict(m, of_optimizer + of_parameters)
             )
+    if "in_slice" in made.rules and made.num_slices > 1:
+        state = m.optimizer + m.parameters
+        found.append(
+            f"{made.rules.replace('_in_slice', '')} keeps 1/{replicas} of parameters and optimizer "
+            f"on each replica, in place of 1/{replicas // made.num_slices}, and gathers parameters "
+            "over the network between slices: " + _verdict(m, state - state // made.num_slices)
+        )
     if needs_with is not None:
         found += _of_batch(made, needs_with, report)
     return tuple(found)

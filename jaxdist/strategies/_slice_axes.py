@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -9,7 +10,8 @@ from jax.sharding import AxisType, Mesh
 
 from jaxdist.errors import ArgumentError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.tpu.experimental import DeviceAssignment
+from jaxdist.strategies._base import Strategy
+from jaxdist.tpu.experimental import DeviceAssignment, Topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +93,39 @@ class Axes:
         return sizes
 
 
-def by_slice(assignment: DeviceAssignment, num_slices: int) -> DeviceAssignment:
-    """The same replicas, those of the first slice first: a ring may begin within one."""
-    cores = assignment.core_assignment
-    depth = int(assignment.topology.mesh_shape[2]) // num_slices
-    order = np.argsort(cores[:, 0, 2] // depth, kind="stable")
-    return DeviceAssignment(assignment.topology, cores[order])
+# The axes of rules that lay state over the replicas of a slice.
+SLICES = Axes.of_slices("slice", "replica")
+
+
+def share_slices(strategy: Strategy, num_slices: int) -> None:
+    """Give a strategy whose replicas are in the order of slices an axis for slices.
+
+    Raises:
+        ArgumentError: The replicas do not divide by the slices.
+    """
+    strategy._set_up(SLICES.applied(strategy.layout, num_slices), strategy.communication)
+
+
+def assignment_of_slices(
+    topology: Topology, box: Sequence[int], num_slices: int
+) -> DeviceAssignment:
+    """As many replicas as fit, those of the first slice first, in each along a ring of its own.
+
+    Args:
+        topology: The cores; further slices lie behind the first one in z.
+        box: What one replica spans, within a slice.
+        num_slices: How many slices.
+    """
+    x, y, z, cores = topology.mesh_shape.tolist()
+    depth, size = z // num_slices, math.prod(box)
+    shape, count = list(box), x * y * z * cores // size
+    if num_slices == 1 or len(topology.missing_devices):
+        made = DeviceAssignment.build(topology, shape, num_replicas=count)
+        order = np.argsort(made.core_assignment[:, 0, 2] // depth, kind="stable")
+        return DeviceAssignment(topology, made.core_assignment[order])
+    of_tasks = topology.device_coordinates
+    of_first = of_tasks[(of_tasks[:, :, 2] < depth).all(1)]
+    first = Topology(mesh_shape=[x, y, depth, cores], device_coordinates=of_first)
+    one = DeviceAssignment.build(first, shape, num_replicas=count // num_slices).core_assignment
+    offsets = np.arange(num_slices)[:, None, None, None] * np.array([0, 0, depth, 0])
+    return DeviceAssignment(topology, (one + offsets).reshape(count, size, 4))

@@ -9,7 +9,7 @@ from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.cost import CHIPS, Chip, chip_of
 from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
 from jaxdist.strategies._base import Strategy
-from jaxdist.strategies._slice_axes import Axes, by_slice
+from jaxdist.strategies._slice_axes import Axes, assignment_of_slices
 from jaxdist.strategies._tpu import TPUStrategy
 from jaxdist.tpu import Slice, TPUSystem, slice_of
 from jaxdist.tpu._logical_shape import boxes, logical_shape
@@ -69,8 +69,7 @@ def place(
     resolver = TPUClusterResolver(f"described:{_name(described)}")
     system = resolver.tpu_system
     box = logical_shape(system.topology, described.num_slices, logical)
-    count = int(np.prod(system.topology.mesh_shape)) // int(np.prod(box))
-    assignment = DeviceAssignment.build(system.topology, list(box), num_replicas=count)
+    assignment = assignment_of_slices(system.topology, box, described.num_slices)
     return _placed(described, resolver, assignment, like, _axes(like, axes))
 
 
@@ -105,8 +104,6 @@ def _placed(
     like: Strategy | None,
     axes: Axes | None,
 ) -> Place:
-    if axes is not None and len(axes.replica) > 1:
-        assignment = by_slice(assignment, described.num_slices)
     strategy = TPUStrategy(resolver, assignment)
     if axes is not None:
         layout = axes.applied(strategy.layout, described.num_slices)

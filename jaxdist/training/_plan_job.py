@@ -10,16 +10,15 @@ from jaxdist.explain import Candidate, Plan, Sweep
 from jaxdist.program import Program
 from jaxdist.strategies import Strategy
 from jaxdist.strategies._planner import Source, plan
-from jaxdist.strategies._slice_axes import Axes
+from jaxdist.strategies._slice_axes import SLICES
 from jaxdist.strategies._slices import boxes_of, num_slices_of, place
 from jaxdist.training._job import Job
 
 # A sweep tries tensor parallelism up to so many logical devices.
 _MOST_LOGICAL = 16
 _SPLIT = ("tensor_parallel", "fsdp_tensor_parallel", "fsdp_in_slice_tensor_parallel")
-# Rules that lay replicas over slices and within them, and the axes for both.
+# Rules that lay replicas over slices and within them.
 _IN_SLICE = ("fsdp_in_slice", "fsdp_in_slice_tensor_parallel")
-_SLICES = Axes.of_slices("slice", "replica")
 
 Report = Callable[[str], None]
 
@@ -174,7 +173,7 @@ def _candidate(
 
 
 def _source(job: Job, rules: str) -> Source:
-    axes = _SLICES if rules in _IN_SLICE else None
+    axes = SLICES if rules in _IN_SLICE else None
     return Source(functools.partial(_lower, job, rules), job.rows_per_replica, rules, axes=axes)
 
 

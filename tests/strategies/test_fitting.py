@@ -1,5 +1,6 @@
 """The search for a batch that fits, against memory that is a known function of the rows."""
 
+import dataclasses
 import math
 
 from hypothesis import given
@@ -61,3 +62,23 @@ def test_the_batch_that_is_found_fits_is_nearly_the_largest_and_few_that_fit_are
     assert said[0].startswith(f"A batch of {found:,} rows a replica")
     assert found <= largest + 1
     assert found >= 0.6 * largest - 1
+
+
+def test_pieces_within_a_slice_that_do_not_fit_are_told_of_pieces_over_all_slices() -> None:
+    topology = tpu.slice_of("v5e:2x2*2").topology
+    eight = tpu.experimental.DeviceAssignment.build(topology, num_replicas=8)
+    peak = LIMIT + (1 << 30)
+    memory = Memory(2 << 30, 4 << 30, 0, 0, 0, None, None, 0, peak, LIMIT, False)
+    made = dataclasses.replace(
+        plan_of(1, memory),
+        rules="fsdp_in_slice_tensor_parallel",
+        num_slices=2,
+        assignment=eight,
+    )
+    [said] = _fitting.advice(made, Needs(memory), None, lambda what: None)
+    assert said.startswith("fsdp_tensor_parallel keeps 1/8 ")
+    assert "in place of 1/4" in said
+    # Half of the 6 GiB of state.
+    assert said.endswith("3 GiB less, 14 GiB, fits.")
+    plain = dataclasses.replace(made, rules="fsdp")
+    assert not _fitting.advice(plain, Needs(memory), None, lambda what: None)

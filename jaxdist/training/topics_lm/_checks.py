@@ -64,19 +64,28 @@ def _check_partition(loaded: LoadedConfig[TopicsConfig]) -> None:
     config, where = loaded.values, loaded.origin("strategy.partition")
     name, count = config.strategy.partition, num_logical(config)
     is_split = "tensor_parallel" in name
+    in_slice = "fsdp_in_slice_tensor_parallel" if is_split else "fsdp_in_slice"
+    split = "fsdp_in_slice_tensor_parallel" if "in_slice" in name else "fsdp_tensor_parallel"
     if is_split and count == 1:
         raise ConfigError(
             f"{where}: strategy.partition is {name!r}, and strategy.logical_devices is 1, so "
             "there is nothing to split parameters over.\n\n"
             "Set strategy.logical_devices to 2 or more, or strategy.partition to "
-            f"{'fsdp' if 'fsdp' in name else 'replicated'!r}."
+            f"{name.removesuffix('_tensor_parallel') if 'fsdp' in name else 'replicated'!r}."
         )
     if not is_split and count > 1:
         raise ConfigError(
             f"{where}: strategy.partition is {name!r}, and strategy.logical_devices is {count}: "
             f"the {count} devices of a replica would all do the same.\n\n"
-            "Set strategy.partition to 'tensor_parallel' or 'fsdp_tensor_parallel', or "
+            f"Set strategy.partition to 'tensor_parallel' or {split!r}, or "
             "strategy.logical_devices to 1."
+        )
+    slices = config.strategy.slices
+    if slices > 1 and "in_slice" not in name:
+        raise ConfigError(
+            f"{loaded.origin('strategy.slices')}: strategy.slices is {slices}, and "
+            f"strategy.partition is {name!r}, which has no use for slices.\n\n"
+            f"Set strategy.slices to 1, or strategy.partition to {in_slice!r}."
         )
     update = config.optimizer.update
     if (update == "compressed" and name != "replicated") or (update == "sharded" and is_split):

@@ -28,9 +28,15 @@ class StrategyConfig:
     devices: Literal["auto"] | tuple[str, ...] = entry("auto", length=NOT_EMPTY)
     virtual_slice: str = entry("v5e:2x4", length=NOT_EMPTY)
     logical_devices: int | str = entry(1, within=Within(1, 2**20), length=NOT_EMPTY)
-    partition: Literal["replicated", "tensor_parallel", "fsdp", "fsdp_tensor_parallel"] = entry(
-        "replicated"
-    )
+    slices: int = entry(1, within=Within(1, 2**20))
+    partition: Literal[
+        "replicated",
+        "tensor_parallel",
+        "fsdp",
+        "fsdp_tensor_parallel",
+        "fsdp_in_slice",
+        "fsdp_in_slice_tensor_parallel",
+    ] = entry("replicated")
     whole_below: int = entry(4096, within=Within(0))
 
 

@@ -12,9 +12,11 @@ from jaxdist import tpu
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.errors import ConfigError, TopologyError
 from jaxdist.strategies import MirroredStrategy, Strategy, TPUStrategy
+from jaxdist.strategies._slice_axes import assignment_of_slices
 from jaxdist.tpu._logical_shape import logical_shape
-from jaxdist.tpu.experimental import DeviceAssignment, initialize_tpu_system
+from jaxdist.tpu.experimental import initialize_tpu_system
 from jaxdist.training.topics_lm._schema import TopicsConfig
+from jaxdist.training.topics_lm._slices import is_in_slice, over_slices, slice_of_device, told
 
 
 def topics_strategy(config: TopicsConfig) -> Strategy:
@@ -22,27 +24,28 @@ def topics_strategy(config: TopicsConfig) -> Strategy:
 
     On TPUs, and on CPU devices laid out as the virtual slice, it is a `TPUStrategy` whose device
     assignment has the logical devices of a replica side by side; on listed devices and on GPUs a
-    `MirroredStrategy`. The virtual devices must have been asked for before.
+    `MirroredStrategy`. The virtual devices must have been asked for before. Where the partition
+    lays state within slices, replicas have the axes `("slice", "replica")`.
     """
     listed, backend = config.strategy.devices, jax.default_backend()
-    count = num_logical(config)
     if listed != "auto":
-        return _mirrored(MirroredStrategy(list(listed)).mesh.devices.ravel().tolist(), count)
+        devices = MirroredStrategy(list(listed)).mesh.devices.ravel().tolist()
+        return _mirrored(devices, config)
     if backend not in ("cpu", "tpu"):
-        return _mirrored(jax.local_devices(), count)
+        return _mirrored(jax.local_devices(), config)
     name = "" if backend == "tpu" else f"virtual:{config.strategy.virtual_slice}"
     resolver = TPUClusterResolver(name)
     topology = initialize_tpu_system(resolver)
-    slices = {getattr(device, "slice_index", 0) for device in jax.devices()}
+    there = told(jax.devices()) if backend == "tpu" else _named(config)
+    apart = there or 1
     try:
-        box = logical_shape(topology, len(slices), config.strategy.logical_devices)
+        box = logical_shape(topology, apart, config.strategy.logical_devices)
     except TopologyError as error:
         raise ConfigError(
             f"strategy.logical_devices is {config.strategy.logical_devices!r}. {error}"
         ) from None
-    replicas = math.prod(topology.mesh_shape.tolist()) // math.prod(box)
-    assignment = DeviceAssignment.build(topology, list(box), num_replicas=replicas)
-    return TPUStrategy(resolver, experimental_device_assignment=assignment)
+    assignment = assignment_of_slices(topology, box, apart)
+    return over_slices(TPUStrategy(resolver, assignment), config, there)
 
 
 def num_logical(config: TopicsConfig) -> int:
@@ -56,9 +59,20 @@ def num_cpu_devices(config: TopicsConfig) -> int:
     return tpu.slice_of(config.strategy.virtual_slice).num_cores
 
 
-def _mirrored(devices: Sequence[Any], count: int) -> Strategy:
+def _named(config: TopicsConfig) -> int | None:
+    """Slices in the name of the virtual slice, where it has several: `v5e:2x2*2`."""
+    number = tpu.slice_of(config.strategy.virtual_slice).num_slices
+    return number if number > 1 else None
+
+
+def _mirrored(devices: Sequence[Any], config: TopicsConfig) -> Strategy:
+    count, there = num_logical(config), None
+    if is_in_slice(config):
+        there = told(devices)
+        # Those of the first slice first, so that a slice is a row of the mesh.
+        devices = sorted(devices, key=slice_of_device) if there else devices
     if count == 1:
-        return MirroredStrategy(devices)
+        return over_slices(MirroredStrategy(devices), config, there)
     if len(devices) % count:
         fitting = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
         raise ConfigError(
@@ -66,7 +80,8 @@ def _mirrored(devices: Sequence[Any], count: int) -> Strategy:
             f"it.\n\nSet it to one of {fitting}."
         )
     grid = np.asarray(devices, dtype=object).reshape(-1, count)
-    return MirroredStrategy(mesh=Mesh(grid, ("replica", "logical")), replica_axes=("replica",))
+    made = MirroredStrategy(mesh=Mesh(grid, ("replica", "logical")), replica_axes=("replica",))
+    return over_slices(made, config, there)
 
 
 def _sizes(text: str) -> list[int]:

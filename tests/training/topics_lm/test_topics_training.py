@@ -6,6 +6,7 @@ import io
 import json
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,11 +17,13 @@ from rich.console import Console
 
 import jaxdist
 from jaxdist import training
+from jaxdist.cli import main
 from jaxdist.data import batches
 from jaxdist.errors import CheckpointError, ConfigError
 from jaxdist.training import _optimizer, topics_lm
 from jaxdist.training._evaluate import evaluate
 from jaxdist.training._optimizer import make_optimizer
+from jaxdist.training.topics_lm import _slices
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("topics_lm_*.toml"))
 DATA_PARALLEL = next(path for path in CONFIGS if "data_parallel" in path.name)
@@ -118,6 +121,78 @@ def test_every_layout_has_the_losses_of_one_device_over_50_steps(
     assert means[0]["loss"] == pytest.approx(means[1]["loss"], rel=1e-4)
 
 
+_IN_SLICE = ("strategy.partition=fsdp_in_slice", "strategy.whole_below=0")
+
+
+def _bytes_of_parameters(of: _Trained) -> int:
+    """On one device."""
+    state = jax.tree.leaves(nnx.state(of.model, nnx.Param))
+    return sum(x.addressable_shards[0].data.nbytes for x in state)
+
+
+def test_pieces_within_two_slices_have_the_losses_of_data_parallel_and_half_of_its_bytes() -> None:
+    whole, pieces = (
+        _trained("strategy.virtual_slice=v5e:2x2", *more, steps=4)
+        for more in ((), (*_IN_SLICE, "strategy.slices=2"))
+    )
+    assert dict(pieces.strategy.mesh.shape) == {"slice": 2, "replica": 2, "logical": 1}
+    np.testing.assert_allclose(pieces.losses, whole.losses, rtol=1e-5)
+    assert _bytes_of_parameters(pieces) == _bytes_of_parameters(whole) // 2
+
+
+_LISTED = "strategy.devices=['cpu:3', 'cpu:1', 'cpu:5', 'cpu:0']"
+
+
+@pytest.mark.parametrize(
+    ("entries", "rows"),
+    [
+        # Replicas lie along a ring of chips: 0 1, 2 3, 4 5, 6 7 in rows.
+        (["strategy.slices=2"], [[0, 1, 3, 5], [7, 6, 4, 2]]),
+        (["strategy.slices=4"], [[0, 1], [3, 5], [7, 6], [4, 2]]),
+        (["strategy.virtual_slice=v5e:2x2*2"], [[0, 1, 3, 2], [4, 5, 7, 6]]),
+        ([_LISTED, "strategy.slices=2"], [[3, 1], [5, 0]]),
+    ],
+    ids=["halves", "quarters", "named", "listed"],
+)
+def test_slices_are_rows_of_the_mesh(entries: list[str], rows: list[list[int]]) -> None:
+    strategy = training.make_strategy(_loaded(*_IN_SLICE, *entries).values)
+    assert strategy.layout.replica_axes == ("slice", "replica")
+    assert [[d.id for d in row.ravel()] for row in strategy.mesh.devices] == rows
+
+
+def test_tpus_that_say_their_slice_are_put_in_its_order_and_counted() -> None:
+    tpus = [SimpleNamespace(platform="tpu", slice_index=i) for i in (1, 0, 1, 0)]
+    assert _slices.told(tpus) == 2
+    assert _slices.told(jax.devices()) is None
+    with pytest.raises(ConfigError, match=r"\{0: 1, 1: 2\}(.|\n)*Name 1 of each"):
+        _slices.told(tpus[:3])
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        (["strategy.slices=3"], r"slices is 3, and 8 replicas(.|\n)*slices to 2 or 4\."),
+        (["strategy.slices=9"], r"slices is 9, and 8 replicas(.|\n)*slices to 8\."),
+        (
+            ["strategy.virtual_slice=v5e:2x2*2", "strategy.slices=4"],
+            r"slices is 4, and the devices are 2(.|\n)*set it to 2\.",
+        ),
+    ],
+    ids=["between", "beyond", "named"],
+)
+def test_slices_that_the_devices_do_not_have_are_named(entries: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        training.make_strategy(_loaded(*_IN_SLICE, *entries).values)
+
+
+def test_slices_that_do_not_divide_end_the_command_with_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sets = [word for e in (*_TINY, *_IN_SLICE, "strategy.slices=3") for word in ("--set", e)]
+    assert main(["train", str(DATA_PARALLEL), *sets]) == 2
+    assert "Set strategy.slices to 2 or 4." in capsys.readouterr().err
+
+
 # The job
 
 
@@ -205,6 +280,9 @@ def test_a_shipped_file_has_a_strategy_that_shares_its_batch(path: Path) -> None
         ("strategy.logical_devices=2", r"2 devices of a replica would all do the same(.|\n)*or"),
         ("strategy.partition=tensor_parallel", r"is 1, so(.|\n)*partition to 'replicated'"),
         ("strategy.partition=fsdp_tensor_parallel", r"strategy\.partition to 'fsdp'"),
+        ("strategy.slices=0", r"slices must lie between 1"),
+        ("strategy.slices=2", r"'replicated', which has no use(.|\n)*to 'fsdp_in_slice'\."),
+        ("strategy.partition=fsdp_in_slice_tensor_parallel", r"partition to 'fsdp_in_slice'\."),
         ("strategy.partition=zero", r"must be 'replicated' or 'tensor_parallel' or 'fsdp' or"),
     ],
 )
