@@ -47,7 +47,9 @@ def tensor_parallel() -> Rules:
     The kernels into a block (`query`, `key`, `value`; `up`, `gate`) are split by their outputs,
     the kernels out of it (`out`; `down`) by their inputs, so that one all-reduce at the end of
     each block is all that a forward pass needs. The projection to the vocabulary is split by its
-    outputs, the rest is replicated. Heads must be divided by the logical devices.
+    outputs, the rest is replicated. Heads must be divided by the logical devices. Kernels of
+    layers that are stacked in one array (`nnx.scan`) have one dim more in front, and need rules
+    of their own.
 
     Example:
         >>> rules = partition.tensor_parallel()
