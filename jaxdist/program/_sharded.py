@@ -1,5 +1,6 @@
 """Arrays in pieces on their way into a step and out of it."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -12,6 +13,8 @@ from jax.sharding import NamedSharding
 from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values import Cut, Sharded, from_state, gathered, is_sharded, undeclared
+
+_LOG = logging.getLogger("jaxdist")
 
 
 class HasCut(Protocol):
@@ -49,23 +52,36 @@ def restore_nodes(
     """Give variables back the declaration that `nnx.Optimizer.update` took from them.
 
     The structure of NNX objects is fixed, so what came in whole goes out whole: `sharded_update`
-    cuts whatever state is large enough.
+    cuts whatever state is large enough. That state is gathered in every step is logged.
 
     Raises:
         ReplicaValueError: What came in pieces would go out whole.
     """
     whole, cut = came
     put_together = []
+    gathered_bytes: dict[str, int] = {}
     for path, value in nnx.iter_graph(tuple(nodes)):
         if isinstance(value, nnx.Variable):
             held = value.get_raw_value()
             restored = from_state(held)
             if id(value) in whole and is_sharded(restored):
                 restored = gathered(restored, layout)
+                name = "/".join(map(str, path[1:]))
+                gathered_bytes[name] = restored.size * restored.dtype.itemsize
             if restored is not held:
                 value.set_raw_value(restored)
             if id(value) in cut and not is_sharded(restored):
                 put_together.append("/".join(map(str, path[1:])))
+    if gathered_bytes:
+        _LOG.warning(
+            "%d NNX variable(s) came in whole, are updated in pieces, and are gathered in every "
+            "step, %s bytes: %s%s. Make the optimizer in strategy.scope(), or place it with the "
+            "model (jaxdist.partition.place), and it is kept in pieces",
+            len(gathered_bytes),
+            f"{sum(gathered_bytes.values()):,}",
+            ", ".join(list(gathered_bytes)[:5]),
+            " ..." if len(gathered_bytes) > 5 else "",
+        )
     if put_together:
         more = f" and {len(put_together) - 5} more" if len(put_together) > 5 else ""
         raise ReplicaValueError(

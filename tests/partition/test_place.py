@@ -1,5 +1,6 @@
 """`place`: models, optimizers and abstract shapes in their places."""
 
+import contextlib
 from typing import Any
 
 import jax
@@ -140,6 +141,29 @@ def test_state_that_belongs_to_no_parameter_is_updated_in_nnx_too(is_placed_firs
         jaxdist.OneDeviceStrategy("cpu:0").run(step, (whole, of_whole, x))
     for path, value in raw(whole).items():
         np.testing.assert_allclose(raw(net)[path].whole(), value, rtol=1e-4, atol=1e-6)
+
+
+def test_state_that_is_gathered_in_every_step_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = grid(2, 1)
+    tx = jaxdist.sharded_update(optax.sgd(0.1, momentum=0.9), min_bytes=0)
+
+    def step(net: Any, optimizer: Any, x: jax.Array) -> None:
+        optimizer.update(net, nnx.grad(lambda m: jnp.mean(m(x) ** 2))(net))
+
+    x = jax.device_put(np.eye(8, dtype="float32"), strategy.per_replica_sharding)
+    told = []
+    for is_in_scope in (True, False):
+        net = filled(lambda: nnx.Linear(8, 4, use_bias=False, rngs=nnx.Rngs(0)))
+        with strategy.scope() if is_in_scope else contextlib.nullcontext():
+            optimizer = nnx.Optimizer(net, tx, wrt=nnx.Param)
+        caplog.clear()
+        strategy.run(step, (net, optimizer, x))
+        told.append([r.getMessage() for r in caplog.records if "came in whole" in r.getMessage()])
+        kept = [v for k, v in raw(optimizer).items() if "trace" in k]
+        assert [isinstance(v, Sharded) for v in kept] == [is_in_scope]
+    assert told[0] == []
+    assert len(told[1]) == 1
+    assert "128 bytes: opt_state/0/trace/kernel" in told[1][0]
 
 
 @pytest.mark.parametrize("placed", [0, 1], ids=["model", "optimizer"])
