@@ -24,6 +24,7 @@ class TopicsJob(ConfiguredJob):
 
     Example:
         >>> from jaxdist.training import LoadedConfig
+        >>> from jaxdist.training.topics_lm import TopicsConfig
         >>> job = TopicsJob(LoadedConfig(TopicsConfig(), {}))
         >>> job.rows_per_replica, job.rules[0]
         (4, 'replicated')
