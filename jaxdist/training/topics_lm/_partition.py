@@ -1,20 +1,22 @@
 """How the parameters of the language model lie on the devices."""
 
 import dataclasses
+from typing import Literal, get_args
 
 from jaxdist import partition
 from jaxdist.errors import ArgumentError
 from jaxdist.partition import Rules
 from jaxdist.training._schema import OptimizerConfig
 
-NAMES = (
+Partition = Literal[
     "replicated",
     "tensor_parallel",
     "fsdp",
     "fsdp_tensor_parallel",
     "fsdp_in_slice",
     "fsdp_in_slice_tensor_parallel",
-)
+]
+NAMES: tuple[str, ...] = get_args(Partition)
 # The replica axis within a slice, where replicas have one for slices too.
 _WITHIN = ("replica",)
 

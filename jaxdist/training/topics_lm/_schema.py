@@ -17,6 +17,7 @@ from jaxdist.training._schema import (
     Within,
     entry,
 )
+from jaxdist.training.topics_lm._partition import Partition
 
 _RUN = "runs/topics_lm_data_parallel"
 
@@ -29,14 +30,7 @@ class StrategyConfig:
     virtual_slice: str = entry("v5e:2x4", length=NOT_EMPTY)
     logical_devices: int | str = entry(1, within=Within(1, 2**20), length=NOT_EMPTY)
     slices: int = entry(1, within=Within(1, 2**20))
-    partition: Literal[
-        "replicated",
-        "tensor_parallel",
-        "fsdp",
-        "fsdp_tensor_parallel",
-        "fsdp_in_slice",
-        "fsdp_in_slice_tensor_parallel",
-    ] = entry("replicated")
+    partition: Partition = entry("replicated")
     whole_below: int = entry(4096, within=Within(0))
 
 
