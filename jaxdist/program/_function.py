@@ -136,12 +136,12 @@ class Function:
             compiled = self._settled(given, asked, ())
         while True:
             CPU_STEPS.make_room()
-            held = held_by(compiled.variables)
+            held, counts = held_by(compiled.variables), draws.counts
             with serving(draws):
                 results = compiled.call(held, state, flat.dynamic, draws.batches)
-            if not compiled.unknown:
+            if not compiled.unknown and draws.counts == counts:
                 break
-            # Other shapes led to other variables.
+            # Other shapes led to other variables, or to more batches.
             compiled = self._settled(given, asked, compiled.all_variables)
         CPU_STEPS.dispatched(results)
         variables, after, result = results

@@ -6,6 +6,9 @@ import flax.errors
 
 from jaxdist.errors import ArgumentTypeError, JaxdistError, ReplicaValueError, ShardedArrayError
 
+# What a transformation calls to do its work.
+_BENEATH = frozenset({"jax", "jaxlib", "numpy", "jaxdist", "flax"})
+
 
 def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
     """The error to raise in the place of one that a step raised which has arrays in pieces.
@@ -52,10 +55,12 @@ def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
 
 
 def _is_of_optax(error: Exception) -> bool:
-    """Whether a transformation of optax raised it."""
+    """Whether a transformation of optax raised it, and no function of the user's that it calls."""
+    raised_in = ""
     traceback = error.__traceback__
     while traceback is not None:
-        if str(traceback.tb_frame.f_globals.get("__name__", "")).startswith("optax."):
-            return True
+        name = str(traceback.tb_frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] not in _BENEATH:
+            raised_in = name
         traceback = traceback.tb_next
-    return False
+    return raised_in.startswith("optax.")

@@ -215,6 +215,19 @@ def test_what_takes_no_pieces_is_told_in_words_of_jaxdist(step: Any, error: Any,
         assert part in str(caught.value), str(caught.value)
 
 
+def test_error_of_a_function_that_a_transformation_calls_stays_what_it_is() -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    params: Any = partition.place(strategy, {"kernel": np.ones((4, 6), "float32")}, {"*": Shard(1)})
+
+    def schedule(count: Any) -> Any:
+        raise ValueError("the schedule of this user")
+
+    tx = optax.scale_by_schedule(schedule)
+    with pytest.raises(ValueError, match="^the schedule of this user") as caught:
+        strategy.lower(lambda p: tx.update(p, tx.init(p))[0], (params,))
+    assert type(caught.value) is ValueError
+
+
 def test_masks_and_labels_of_trees_with_pieces_are_those_of_arrays() -> None:
     strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
     arrays = {"w": np.ones((4, 3), "float32"), "b": np.ones(4, "float32"), "s": np.float32(1)}
