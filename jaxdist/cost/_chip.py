@@ -5,6 +5,7 @@ together is halved: `ici_bytes_per_second` and `dcn_bytes_per_second` are what l
 """
 
 import dataclasses
+import math
 from typing import Any
 
 from jaxdist.errors import ArgumentError
@@ -27,7 +28,7 @@ class Chip:
         ici_bytes_per_second: What it sends to its neighbours, over all its links.
         dcn_bytes_per_second: What it sends to other slices.
         devices: Devices that JAX makes of it on a TPU VM.
-        pod: Chips of the largest slice.
+        pod: Chips of the largest slice in x, y and z.
         source: Where the numbers are from.
         ici_source: Where the bandwidth inside a slice is from.
         dcn_source: Where the bandwidth between slices is from.
@@ -46,10 +47,21 @@ class Chip:
     ici_bytes_per_second: float
     dcn_bytes_per_second: float
     devices: int
-    pod: int
+    pod: tuple[int, ...]
     source: str
     ici_source: str
     dcn_source: str
+
+    @property
+    def pod_chips(self) -> int:
+        """Chips of the largest slice.
+
+        Example:
+            >>> from jaxdist import cost
+            >>> cost.CHIPS["v5p"].pod, cost.CHIPS["v5p"].pod_chips
+            ((16, 16, 24), 6144)
+        """
+        return math.prod(self.pod)
 
     def per_device(self, devices: int) -> "Chip":
         """The share of one of so many devices that share the chip.
@@ -79,7 +91,7 @@ _ROWS = (
         248e9,
         3.125e9,
         2,
-        256,
+        (16, 16),
         _CACM,
         f"4 x 496 Gbit/s a chip, {_CACM}",
         "assumed: one 100 Gbit/s card for 8 cores",
@@ -92,7 +104,7 @@ _ROWS = (
         328e9,
         3.125e9,
         2,
-        1024,
+        (32, 32),
         f"{_DOCS}/v3",
         f"4 x 656 Gbit/s a chip, {_CACM}",
         "assumed: one 100 Gbit/s card for 8 cores",
@@ -105,7 +117,7 @@ _ROWS = (
         270e9,
         6.25e9,
         1,
-        4096,
+        (16, 16, 16),
         f"{_DOCS}/v4",
         f"6 x 45 GB/s a chip, {_BOOK}; memory {_DOCS}/v4",
         f"50 Gbit/s a chip, {_BOOK}",
@@ -118,7 +130,7 @@ _ROWS = (
         200e9,
         3.125e9,
         1,
-        256,
+        (16, 16),
         f"{_DOCS}/v5e",
         f"400 GB/s a chip in both directions, {_DOCS}/v5e",
         f"25 Gbit/s a chip: 6.4 Tbit/s for 256, {_DOCS}/v5e",
@@ -131,7 +143,7 @@ _ROWS = (
         600e9,
         6.25e9,
         1,
-        6144,
+        (16, 16, 24),
         f"{_DOCS}/v5p",
         f"1200 GB/s a chip in both directions, {_DOCS}/v5p",
         f"50 Gbit/s a chip, {_DOCS}/v5p",
@@ -144,7 +156,7 @@ _ROWS = (
         400e9,
         12.5e9,
         1,
-        256,
+        (16, 16),
         f"{_DOCS}/v6e",
         f"800 GB/s a chip in both directions, {_DOCS}/tpu7x",
         f"100 Gbit/s a chip, {_DOCS}/tpu7x",
@@ -157,7 +169,7 @@ _ROWS = (
         600e9,
         12.5e9,
         2,
-        9216,
+        (16, 24, 24),
         f"{_DOCS}/tpu7x",
         f"1200 GB/s a chip in both directions, {_DOCS}/tpu7x",
         f"100 Gbit/s a chip, {_DOCS}/tpu7x",

@@ -17,16 +17,6 @@ from jaxdist.tpu.experimental import DeviceAssignment, Topology
 
 # With more, the compiler of libtpu ends the process (kMaxNumSlices).
 _MOST_SLICES = 511
-# The shape of the largest slice.
-_LARGEST = {
-    "v2": (16, 16),
-    "v3": (32, 32),
-    "v4": (16, 16, 16),
-    "v5e": (16, 16),
-    "v5p": (16, 16, 24),
-    "v6e": (16, 16),
-    "tpu7x": (16, 24, 24),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,11 +144,11 @@ def _check_pod(described: Slice) -> None:
         )
     chip = CHIPS[described.generation.removeprefix("tpu")]
     chips = int(np.prod(described.shape))
-    if chips > chip.pod:
-        largest = "x".join(map(str, _LARGEST[described.generation]))
+    if chips > chip.pod_chips:
+        largest = "x".join(map(str, chip.pod))
         raise TopologyError(
             f"There is no slice {described.name}: it would have {chips:,} chips, and the largest "
-            f"of {described.generation} has {chip.pod:,}.\n\n"
+            f"of {described.generation} has {chip.pod_chips:,}.\n\n"
             f"Use several slices, for instance {described.generation}:{largest}*"
-            f"{-(-chips // chip.pod)}, or fewer chips."
+            f"{-(-chips // chip.pod_chips)}, or fewer chips."
         )

@@ -223,7 +223,7 @@ def test_error_of_a_function_that_a_transformation_calls_stays_what_it_is() -> N
         raise ValueError("the schedule of this user")
 
     tx = optax.scale_by_schedule(schedule)
-    with pytest.raises(ValueError, match="^the schedule of this user") as caught:
+    with pytest.raises(ValueError, match=r"^the schedule of this user") as caught:
         strategy.lower(lambda p: tx.update(p, tx.init(p))[0], (params,))
     assert type(caught.value) is ValueError
 
