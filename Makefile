@@ -1,7 +1,7 @@
 # `make setup` once, then the rest. PYTHON=... uses another environment.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check test docs bench size
+.PHONY: setup check test test-long docs bench size
 
 setup:  ## virtual environment with the pinned tools
 	python3 -m venv .venv
@@ -14,6 +14,9 @@ check:  ## format, lint, types: seconds
 
 test:  ## unit tests, contracts, doctests, documentation, on 8 virtual devices: minutes
 	$(PYTHON) -m pytest -n 3
+
+test-long:  ## all of `make test`, and every row of its tables and fuzzes: an hour or two
+	$(PYTHON) -m pytest -n 3 --long
 
 docs:  ## every link and every code block of README, docs/ and notebooks/, warnings as errors
 	$(PYTHON) -m pytest tests/test_documentation.py

@@ -31,6 +31,27 @@ if _OPTION.upper() not in os.environ:
     jax.config.update(_OPTION, True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--long` runs whole tables and long fuzzes, of which the ordinary run has a fixed sample."""
+    parser.addoption("--long", action="store_true", help="run tests marked `long` as well")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tables and fuzzes ask `tests.tables` how long they may be."""
+    if config.getoption("--long"):
+        os.environ["JAXDIST_TEST_LONG"] = "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests marked `long` unless they are asked for."""
+    if config.getoption("--long"):
+        return
+    long = [item for item in items if item.get_closest_marker("long") is not None]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item.get_closest_marker("long") is None]
+
+
 @pytest.fixture(autouse=True)
 def _optimized(request: pytest.FixtureRequest) -> Iterator[None]:
     """Machine code is optimized as users have it, where the test is marked so."""
