@@ -123,6 +123,15 @@ class Batches:
             return INFINITE_CARDINALITY
         return self.batches_per_epoch * self.repeat
 
+    def cardinality_of_multiples(self, divisor: int) -> int:
+        """Batches in one pass whose number of examples is a multiple of `divisor`."""
+        whole, rest = divmod(self.num_examples, self.batch_size)
+        count = whole * (self.batch_size % divisor == 0)
+        count += not self.drop_remainder and rest > 0 and rest % divisor == 0
+        if self.repeat is None:
+            return INFINITE_CARDINALITY if count else 0
+        return count * self.repeat
+
     def restarted(self) -> "Batches":
         """The same data with epochs counted from 0, apart from passes over this object."""
         return Batches(
@@ -151,6 +160,10 @@ class Batches:
         if self.repeat is None:
             raise TypeError("batches(..., repeat=None) has no end, so it has no len().")
         return self.cardinality
+
+    def __bool__(self) -> bool:
+        # `len` is an error where there is no end.
+        return True
 
     def __repr__(self) -> str:
         return (

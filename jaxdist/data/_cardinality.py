@@ -22,7 +22,7 @@ def cardinality_of(dataset: Any) -> int:
         return int(own())
     try:
         count = len(dataset)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return UNKNOWN_CARDINALITY
     return INFINITE_CARDINALITY if count == _LONGEST_LEN else count
 

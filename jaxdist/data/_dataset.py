@@ -6,6 +6,7 @@ from typing import TypeVar
 from jaxdist import _validate
 from jaxdist._typing import PyTree
 from jaxdist.data._assemble import Assembler
+from jaxdist.data._cardinality import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from jaxdist.data._iterator import DistributedIterator
 from jaxdist.data._readers import Reader
 
@@ -57,7 +58,7 @@ class DistributedDataset(Iterable[PyTree]):
 
     def _begin(self) -> DistributedIterator:
         return DistributedIterator(
-            self._open_reader(),
+            self._open_reader,
             self._assembler,
             depth=self._depth,
             check_context=self._check_context,
@@ -83,10 +84,25 @@ class DistributedDataset(Iterable[PyTree]):
     def cardinality(self) -> int:
         """Batches in one pass, `INFINITE_CARDINALITY`, or `UNKNOWN_CARDINALITY`.
 
-        Counted where the dataset has a `len`, and `partial_batch` is not `DROP`; there is no
-        `len` of the distributed dataset, as in `tf.distribute`.
+        Counted where the dataset tells how many elements it has. With `partial_batch=DROP` the
+        sizes of its batches decide, which only `jaxdist.data.batches` tells.
         """
         return self._cardinality
+
+    def __len__(self) -> int:
+        if self._cardinality == INFINITE_CARDINALITY:
+            raise TypeError(f"{self!r} has no end, so it has no len().")
+        if self._cardinality == UNKNOWN_CARDINALITY:
+            raise TypeError(
+                f"{self!r} does not tell how many batches it has, so it has no len().\n\n"
+                "A list, jaxdist.data.batches, and a dataset with a len() do, but not where "
+                "partial_batch=DROP leaves batches out by their shapes."
+            )
+        return self._cardinality
+
+    def __bool__(self) -> bool:
+        # An object with __len__ would be false where it is empty, and an error where unknown.
+        return True
 
     def reduce(self, initial_state: S, reduce_func: Callable[[S, PyTree], S]) -> S:
         """Go through one pass, carrying a state from batch to batch.

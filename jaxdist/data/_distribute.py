@@ -13,6 +13,7 @@ from jaxdist.data._context import InputContext
 from jaxdist.data._dataset import CheckContext, DistributedDataset
 from jaxdist.data._group import Grouper
 from jaxdist.data._options import InputOptions, check_for_dataset, check_for_function
+from jaxdist.data._partial_batch import PartialBatch
 from jaxdist.data._place import Placer
 from jaxdist.data._readers import GroupReader, ParallelReader, Reader
 from jaxdist.data._sources import Source
@@ -84,7 +85,9 @@ def distribute_dataset(
             placer, layout.num_replicas, options.partial_batch, drops, source.batch_size or rows
         ),
         depth=max(options.experimental_per_replica_buffer_size, 0),
-        cardinality=cardinality_of_steps([source.cardinality], 1, options.partial_batch),
+        cardinality=source.cardinality_of_multiples(layout.num_replicas)
+        if options.partial_batch is PartialBatch.DROP
+        else cardinality_of_steps([source.cardinality], 1, options.partial_batch),
         check_context=check_context,
     )
 

@@ -22,6 +22,8 @@ class Element:
 
     leaves: list[Leaf]
     treedef: PyTreeDef
+    # Of all leaves but scalars; None where there are scalars alone.
+    rows: int | None
 
     def names(self) -> list[str]:
         """What each leaf is called in messages."""
@@ -44,7 +46,11 @@ class ElementReader:
         is_first = self._treedef is None
         if is_first or treedef != self._treedef or [a.dtype for a in arrays] != self._dtypes:
             self._meet(raw, arrays, treedef, index)
-        return Element(arrays, treedef)
+        counts = {a.shape[0] for a in arrays if a.ndim}
+        element = Element(arrays, treedef, next(iter(counts), None))
+        if len(counts) > 1:
+            raise _rows_differ(self._caller, element, index)
+        return element
 
     def _meet(self, raw: Any, arrays: list[Any], treedef: PyTreeDef, index: int) -> None:
         _check_numeric(self._caller, raw, arrays, index)
@@ -138,6 +144,29 @@ def _check_numeric(caller: str, raw: Any, arrays: list[Any], index: int) -> None
             "Encode such leaves as numbers (np.unique(x, return_inverse=True) for names), or "
             "leave them out of the batch."
         )
+
+
+def _rows_differ(caller: str, element: Element, index: int) -> ShapeError:
+    named = [
+        (name, leaf)
+        for name, leaf in zip(element.names(), element.leaves, strict=True)
+        if leaf.ndim
+    ]
+    (first, like), count = named[0], named[0][1].shape[0]
+    others = [(name, leaf) for name, leaf in named if leaf.shape[0] != count]
+    lines = [f"{name} is {brief(x)}: {x.shape[0]} rows" for name, x in [(first, like), *others]]
+    other, rows = others[0][0], others[0][1].shape[0]
+    longer, shorter = (first, other) if count > rows else (other, first)
+    fewer, more = sorted((count, rows))
+    return ShapeError(
+        f"{caller}: the leaves of element {index} of the dataset have different numbers of "
+        f"rows.\n\n{listed(lines)}\n\n"
+        "Row i of every leaf is example i, so all leaves have the same dim 0; shared out each on "
+        "its own, a replica would get rows that do not belong together.\n\n"
+        f"Give {shorter} {more} rows, or cut {longer} to {fewer}. What is no example (a table, a "
+        "weight of each class) is an argument of the step: strategy.run(step, (batch, table)). "
+        "In a batch of one example every leaf has a dim 0 of 1."
+    )
 
 
 def _describe(treedef: PyTreeDef, dtypes: list[Any]) -> str:

@@ -61,7 +61,7 @@ class Grouper:
         is_full = len(present) == self._num_replicas
         if self._policy is not PartialBatch.UNEVEN and not (is_full and _are_alike(present)):
             if self._policy is PartialBatch.DROP:
-                examples = sum(map(_num_examples, present))
+                examples = sum(1 if e.rows is None else e.rows for e in present)
                 # A dataset that has ended stays so.
                 return self._drops.leave_out(examples, index, is_last=not is_full)
             raise _shapes_differ(slots, index) if is_full else self._incomplete(slots, index)
@@ -126,10 +126,6 @@ def _column(slots: Sequence[Slot], leaf: int) -> list[Leaf]:
 def _are_alike(elements: list[Element]) -> bool:
     shapes = [[leaf.shape for leaf in e.leaves] for e in elements]
     return all(s == shapes[0] for s in shapes)
-
-
-def _num_examples(element: Element) -> int:
-    return max(leaf.shape[0] if leaf.ndim else 1 for leaf in element.leaves)
 
 
 def _shapes_differ(slots: list[Slot], index: int, *, from_dim: int = 0) -> ShapeError:

@@ -98,20 +98,21 @@ class DistributedIterator(Iterator[PyTree], Feed):
 
     def __init__(
         self,
-        reader: Reader,
+        open_reader: Callable[[], Reader],
         assembler: Callable[[int], Assembler],
         *,
         depth: int,
         check_context: Callable[[], None] | None = None,
     ) -> None:
-        self._reader = reader
+        self._open_reader = open_reader
+        self._reader = open_reader()
         self._assembler = assembler
         self._depth = depth
         self._check_context = check_context
         self._spec: PyTree = None
         self._has_spec = False
         self._closed_by = ""
-        self._start({"steps": 0, "source": reader.position()})
+        self._start({"steps": 0, "source": self._reader.position()})
 
     def _start(self, state: IteratorState) -> None:
         self._state: IteratorState = state
@@ -180,6 +181,35 @@ class DistributedIterator(Iterator[PyTree], Feed):
             return OptionalBatch((next(self),))
         except StopIteration:
             return OptionalBatch(())
+
+    def initialize(self) -> list[Any]:
+        """Begin a new pass, as the loops of version 1 do before each epoch.
+
+        Before the first batch was given it does nothing.
+
+        Returns:
+            An empty list: there are no operations to run.
+
+        Raises:
+            ContextError: The dataset gives its elements only once; the pass goes on.
+
+        Example:
+            >>> iterator = iter(MirroredStrategy().experimental_distribute_dataset([np.arange(8)]))
+            >>> for epoch in range(2):
+            ...     _ = iterator.initialize()
+            ...     print(sum(1 for batch in iterator))
+            1
+            1
+
+        Source:
+            `initialize` of the iterators of `tf.compat.v1.distribute`.
+        """
+        if self._closed_by or self._state["steps"]:
+            reader = self._open_reader()
+            self._prefetcher.close()
+            self._reader, self._closed_by = reader, ""
+            self._start({"steps": 0, "source": reader.position()})
+        return []
 
     @property
     def element_spec(self) -> PyTree:

@@ -28,19 +28,13 @@ class FixedRows:
 
     def fit(self, elements: Sequence[Element], index: int) -> list[int]:
         """The real rows of each element; 0 for one that has scalars alone."""
-        counts = [self._count(element, index) for element in elements]
+        counts = [element.rows or 0 for element in elements]
         largest = max(counts)
         if not self.rows:
             self.rows = rounded_up(largest, self._multiple)
         if largest > self.rows:
             raise self._too_large(elements[counts.index(largest)], largest, index)
         return counts
-
-    def _count(self, element: Element, index: int) -> int:
-        counts = {leaf.shape[0] for leaf in element.leaves if leaf.ndim}
-        if len(counts) > 1:
-            raise self._no_common_count(element, index)
-        return counts.pop() if counts else 0
 
     def _too_large(self, element: Element, count: int, index: int) -> ShapeError:
         lines = [f"{n} is {brief(x)}" for n, x in zip(element.names(), element.leaves, strict=True)]
@@ -52,21 +46,6 @@ class FixedRows:
             "one decides, so that the step is compiled once.\n\n"
             f"Give a batch of the full size first ({up} rows or more), cut the larger ones to "
             f"{self.rows} rows, or use partial_batch=UNEVEN."
-        )
-
-    def _no_common_count(self, element: Element, index: int) -> ShapeError:
-        lines = [
-            f"{name} is {brief(leaf)}: {leaf.shape[0]} rows"
-            for name, leaf in zip(element.names(), element.leaves, strict=True)
-            if leaf.ndim
-        ]
-        return ShapeError(
-            f"{self._caller} cannot pad batch {index} of the dataset: its leaves have different "
-            f"numbers of rows.\n\n{listed(lines)}\n\n"
-            "With partial_batch=PAD one mask says which rows are real, so all leaves have one row "
-            "for each example.\n\n"
-            "Give them the same dim 0, or use partial_batch=UNEVEN, which splits each leaf on its "
-            "own."
         )
 
 

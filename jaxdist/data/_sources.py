@@ -42,6 +42,12 @@ class Source:
             return UNKNOWN_CARDINALITY
         return cardinality_of(self._dataset)
 
+    def cardinality_of_multiples(self, divisor: int) -> int:
+        """Elements of one pass whose rows are a multiple of `divisor`."""
+        data = self._dataset
+        is_known = isinstance(data, Batches)
+        return data.cardinality_of_multiples(divisor) if is_known else UNKNOWN_CARDINALITY
+
     def open(self) -> SingleReader:
         """Begin a pass."""
         if self._is_one_shot:

@@ -52,12 +52,13 @@ class Splitter:
             raise _cannot_split(element, index, self._num_replicas, self._policy)
         if self._policy is PartialBatch.PAD:
             return self._padded(element, index)
-        if self._num_replicas == 1 or not self._uneven_rows(element):
+        rows = element.rows or 0
+        if self._num_replicas == 1 or rows % self._num_replicas == 0:
             return element.treedef.unflatten([self._placer.split(x) for x in element.leaves])
         if self._policy is PartialBatch.UNEVEN:
             return element.treedef.unflatten([self._placer.scatter(x) for x in element.leaves])
         if self._policy is PartialBatch.DROP:
-            return self._drops.leave_out(max(self._uneven_rows(element)), index)
+            return self._drops.leave_out(rows, index)
         raise _cannot_split(element, index, self._num_replicas, self._policy)
 
     def _padded(self, element: Element, index: int) -> PyTree:
@@ -68,29 +69,24 @@ class Splitter:
         mask = np.arange(rows) < count if has_rows else np.asarray(True)
         return element.treedef.unflatten(leaves), self._placer.split(mask)
 
-    def _uneven_rows(self, element: Element) -> list[int]:
-        rows = [leaf.shape[0] for leaf in element.leaves]
-        return [count for count in rows if count % self._num_replicas]
-
 
 def _cannot_split(
     element: Element, index: int, num_replicas: int, policy: PartialBatch
 ) -> ShapeError:
     scalars: list[str] = []
     uneven: list[str] = []
-    counts: set[int] = set()
     for name, leaf in zip(element.names(), element.leaves, strict=True):
         if not leaf.ndim:
             scalars.append(f"{name} is a scalar ({leaf.dtype}): it has no dim 0 to split")
         elif policy is PartialBatch.ERROR and leaf.shape[0] % num_replicas:
             rows = leaf.shape[0]
-            counts.add(rows)
             uneven.append(
                 f"{name} is {brief(leaf)}: dim 0 has {rows} rows, and {rows} is not a multiple "
                 f"of {num_replicas}"
             )
-    remedies = [_remedy(rows, num_replicas) for rows in sorted(counts)]
-    if counts:
+    remedies: list[str] = []
+    if uneven:
+        remedies.append(_remedy(element.rows or 0, num_replicas))
         remedies.append(
             "drop_remainder=True leaves an incomplete last batch out; partial_batch=UNEVEN or PAD "
             "keeps it."

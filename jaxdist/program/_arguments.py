@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 
 from jaxdist.errors import ArgumentTypeError
-from jaxdist.values import PerReplica, Sharded, Variable
+from jaxdist.values import Feed, PerReplica, Sharded, Variable
 
 
 class Static:
@@ -155,10 +155,15 @@ def _is_traced(leaf: Any) -> bool:
 
 
 def check_hashable(caller: str, flat: Flat) -> None:
-    """Refuse an object that is neither an array nor a pytree nor hashable, naming it."""
+    """Refuse an object that is neither an array nor a pytree nor hashable, naming it.
+
+    And an iterator: as part of the program it would be asked once, when the step is traced.
+    """
     for position, slot in enumerate(flat.slots):
         if not isinstance(slot, Static):
             continue
+        if isinstance(slot.value, Iterator) and not isinstance(slot.value, Feed):
+            raise _is_iterator(caller, argument_name(flat.paths()[position]), slot.value)
         try:
             hash(slot)
         except TypeError as error:
@@ -171,6 +176,18 @@ def check_hashable(caller: str, flat: Flat) -> None:
                 "Register its class as a pytree (jax.tree_util.register_dataclass), make it "
                 "hashable, or pass the arrays that it holds."
             ) from error
+
+
+def _is_iterator(caller: str, name: str, value: Any) -> ArgumentTypeError:
+    kind = type(value).__name__
+    return ArgumentTypeError(
+        f"{caller} was given {name}, an iterator ({kind}).\n\n"
+        "What is no array and no pytree becomes part of the program: the iterator would be asked "
+        "when the step is traced, and every later call would compute with that one element.\n\n"
+        f"Take the element outside and pass it: next({name}). jaxdist.function takes the iterator "
+        "of strategy.experimental_distribute_dataset(dataset) as an argument, and then gives new "
+        "batches at every call."
+    )
 
 
 def check_no_bare_variable(caller: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

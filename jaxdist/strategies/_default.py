@@ -1,7 +1,7 @@
 """The strategy where no other is current."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn, final
 
 import jax
@@ -30,18 +30,6 @@ class DefaultStrategy(Strategy):
         if frame is not None and frame.strategy is not self:
             refuse_mixing(self, "scope", frame)
         yield self
-
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:  # type: ignore[override]
-        """The dataset itself."""
-        return dataset
-
-    def distribute_datasets_from_function(  # type: ignore[override]
-        self, dataset_fn: Callable[[Any], Any], options: Any = None
-    ) -> Any:
-        """What `dataset_fn` returns."""
-        from jaxdist import data
-
-        return dataset_fn(data.InputContext())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise ContextError(

@@ -101,11 +101,11 @@ def test_too_few_elements_for_the_first_step_are_not_told_to_drop_all() -> None:
 
 def test_shapes_that_differ_in_one_step_name_the_leaf_and_both_shapes() -> None:
     elements = [{"x": np.zeros((2, 3), np.float32), "y": np.zeros(2)}] * 3
-    elements += [{"x": np.zeros((1, 3), np.float32), "y": np.zeros(2)}]
+    elements += [{"x": np.zeros((2, 4), np.float32), "y": np.zeros(2)}]
     data = distribute_datasets_from_function(lambda _: elements, _layout(2), ERROR)
     with pytest.raises(
         ShapeError,
-        match=r"step 1[^$]*batch\['x'\] is float32\[2, 3\] for replica 0 and float32\[1, 3\] "
+        match=r"step 1[^$]*batch\['x'\] is float32\[2, 3\] for replica 0 and float32\[2, 4\] "
         r"for replica 1",
     ) as caught:
         list(data)

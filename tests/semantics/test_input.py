@@ -136,21 +136,6 @@ def test_one_device_has_no_pipeline_for_each_replica() -> None:
         strategy.distribute_datasets_from_function(lambda _: [np.zeros(2)], PER_REPLICA)
 
 
-def test_the_default_strategy_gives_back_the_dataset_itself() -> None:
-    default = jaxdist.get_strategy()
-    dataset, contexts = [np.zeros(2)], []
-
-    def dataset_fn(context: InputContext) -> Any:
-        contexts.append(context)
-        return dataset
-
-    assert default.experimental_distribute_dataset(dataset) is dataset
-    assert default.distribute_datasets_from_function(dataset_fn) is dataset
-    (context,) = contexts
-    assert (context.num_input_pipelines, context.input_pipeline_id) == (1, 0)
-    assert context.num_replicas_in_sync == 1
-
-
 # Reading ahead
 
 
