@@ -52,36 +52,29 @@ def has_strategy() -> bool:
     return frame is not None and frame.strategy is not _default()
 
 
-def get_replica_context() -> ReplicaContext:
-    """The replica that the caller runs in.
+# The annotation says that there may be none, and does not make each step that is checked for types
+# ask: what runs in a step has one. (The standard library writes `re.Match.group` so.)
+def get_replica_context() -> ReplicaContext | Any:
+    """The replica that the caller runs in, or None across replicas.
 
     Returns:
-        Inside a step its `ReplicaContext`; outside every strategy that of the default one, whose
-        `replica_id_in_sync_group` is the Python integer 0.
-
-    Raises:
-        ContextError: In a strategy's scope or in a merge function, which are no replica
-            (`tf.distribute` returns None there). `in_cross_replica_context` asks which it is.
+        Inside a step its `ReplicaContext`. None in a strategy's scope, in a merge function, and
+        after `experimental_set_strategy`: the code there runs once, for all replicas, and
+        `get_strategy()` has what it needs (`reduce`, `gather`). Outside every strategy the
+        context of the default one, whose `replica_id_in_sync_group` is the Python integer 0.
 
     Example:
         >>> MirroredStrategy().run(lambda: get_replica_context().num_replicas_in_sync)
         8
+        >>> with MirroredStrategy().scope():
+        ...     print(get_replica_context())
+        None
 
     Source:
         `tf.distribute.get_replica_context`.
     """
     frame = replica.current_frame()
-    if frame is None:
-        return _default_replica()
-    if frame.replica is None:
-        raise ContextError(
-            f"get_replica_context() was called {frame.describe()}.\n\n"
-            "There is no replica there: the code runs once, for all of them.\n\n"
-            "Call it inside the function that you pass to strategy.run. Across replicas, use "
-            "strategy.reduce and strategy.gather; jaxdist.in_cross_replica_context() tells which "
-            "side the caller is on."
-        )
-    return frame.replica
+    return _default_replica() if frame is None else frame.replica
 
 
 def in_cross_replica_context() -> bool:

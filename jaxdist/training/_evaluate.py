@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxdist.collectives import ReduceOp
 from jaxdist.data import InputOptions, PartialBatch
-from jaxdist.errors import ShapeError
+from jaxdist.errors import ContextError, ShapeError
 from jaxdist.strategies import Strategy, get_replica_context
 
 WEIGHT = "weight"
@@ -31,6 +31,9 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
     Returns:
         `{name: sum of weight * value, ..., "weight": sum of weight}` in float32.
 
+    Raises:
+        ContextError: Across replicas, in a scope or a merge function.
+
     Example:
         >>> strategy = MirroredStrategy()
         >>> def step(x):
@@ -40,6 +43,13 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
         >>> float(sums["x"]), float(sums["weight"])
         (105.0, 15.0)
     """
+    context = get_replica_context()
+    if context is None:
+        raise ContextError(
+            "training.weighted_sums was called across replicas: in a strategy's scope or in a "
+            "merge function.\n\nIt adds up the rows of one replica with those of the others.\n\n"
+            "Call it inside the function that you pass to strategy.run."
+        )
     weight = weight.astype(jnp.float32)
     counts = weight > 0
     sums = {
@@ -48,7 +58,7 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
         for name, value in per_row.items()
     }
     sums[WEIGHT] = jnp.sum(weight)
-    reduced: dict[str, jax.Array] = get_replica_context().all_reduce(ReduceOp.SUM, sums)
+    reduced: dict[str, jax.Array] = context.all_reduce(ReduceOp.SUM, sums)
     return reduced
 
 

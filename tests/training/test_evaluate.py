@@ -12,7 +12,7 @@ from flax import nnx
 
 import jaxdist
 from jaxdist.data import batches
-from jaxdist.errors import ShapeError
+from jaxdist.errors import ContextError, ShapeError
 from jaxdist.training import evaluate, weighted_sums
 from jaxdist.training.digits._recipe import DigitsNet, evaluation_step
 from jaxdist.training.digits._schema import ModelConfig
@@ -139,3 +139,8 @@ def test_the_digits_have_the_same_accuracy_and_loss_on_1_3_and_8_replicas(
         assert found["weight"] == held_out
         assert found["accuracy"] == pytest.approx(accuracy, abs=1e-12)
         assert found["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_weighted_sums_across_replicas_is_refused_with_the_remedy() -> None:
+    with _strategy(2).scope(), pytest.raises(ContextError, match="Call it inside the function"):
+        weighted_sums({"value": jnp.ones(2)}, jnp.ones(2))
