@@ -17,6 +17,7 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
       ContextError             RuntimeError  called inside or outside the wrong context
         MixedStrategyError                   two strategies where only one can be
         InputContextError    ValueError too  data read where a function is traced
+        SeveralProcessesError ValueError too a strategy of one process in a job of several
       DivergentCollectiveError RuntimeError  a collective that some replicas may never reach
       ReplicaDriftError        RuntimeError  replicas that should hold the same bits and do not
       BackendStartedError      RuntimeError  asked for devices after JAX had started
@@ -97,6 +98,15 @@ class MixedStrategyError(ContextError):
 
 class InputContextError(ContextError, ValueError):
     """Raised when the next batch is asked for inside a step or a traced function."""
+
+
+class SeveralProcessesError(ContextError, ValueError):
+    """Raised when a strategy of one process is made in a job of several, or for devices of others.
+
+    Source:
+        `tf.distribute.MirroredStrategy`: a `RuntimeError` for remote workers, a `ValueError` for
+        devices of which some are remote.
+    """
 
 
 class DivergentCollectiveError(JaxdistError, RuntimeError):

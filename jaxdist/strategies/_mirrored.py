@@ -12,11 +12,15 @@ from jaxdist.collectives import communication_of
 from jaxdist.errors import ArgumentError
 from jaxdist.strategies._base import Strategy
 from jaxdist.strategies._deterministic import with_virtual_replicas
+from jaxdist.strategies._processes import check_one_process
 
 
 @final
 class MirroredStrategy(Strategy):
     """A replica on each device; state is mirrored and stays the same by all-reduced updates.
+
+    In a job of several processes it has to be told that one process alone is meant:
+    `MirroredStrategy(jax.local_devices())`.
 
     Args:
         devices: Names or `jax.Device`s; None or `[]` is all accelerators of this process, or all
@@ -34,6 +38,7 @@ class MirroredStrategy(Strategy):
             `docs/deterministic.md`.
 
     Raises:
+        SeveralProcessesError: In a job of several processes, devices of others, or no devices.
         DeviceError: Devices that do not exist, are listed twice, or are of different kinds.
         ArgumentError: Both `devices` and `mesh`, axes that the mesh does not have, devices that
             do not divide the virtual replicas, or `cross_device_ops` with `deterministic`.
@@ -78,6 +83,7 @@ class MirroredStrategy(Strategy):
                     "A mesh has its devices already; leave devices out."
                 )
             layout = meshes.adopt(mesh, replica_axes)
+            check_one_process("MirroredStrategy", layout, were_chosen=True)
             layout = with_virtual_replicas("MirroredStrategy", layout, deterministic)
             self._set_up(layout, communication)
             return
@@ -93,5 +99,7 @@ class MirroredStrategy(Strategy):
             if devices
             else runtime.default_devices()
         )
-        layout = with_virtual_replicas("MirroredStrategy", meshes.build(chosen), deterministic)
+        layout = meshes.build(chosen)
+        check_one_process("MirroredStrategy", layout, were_chosen=bool(devices))
+        layout = with_virtual_replicas("MirroredStrategy", layout, deterministic)
         self._set_up(layout, communication)

@@ -8,11 +8,14 @@ from jaxdist import mesh, runtime
 from jaxdist.collectives import communication_of
 from jaxdist.strategies._base import Strategy
 from jaxdist.strategies._deterministic import with_virtual_replicas
+from jaxdist.strategies._processes import check_one_process
 
 
 @final
 class OneDeviceStrategy(Strategy):
     """One replica on one device: the same code as on many, and the oracle for it.
+
+    In a job of several processes each has its own, which is logged.
 
     Args:
         device: `"cpu:0"`, `"GPU:1"`, a full documented name, or a `jax.Device`.
@@ -24,6 +27,7 @@ class OneDeviceStrategy(Strategy):
 
     Raises:
         DeviceError: No such device.
+        SeveralProcessesError: A device of another process.
         ArgumentError: A number of virtual replicas that is no power of two.
 
     Example:
@@ -44,6 +48,7 @@ class OneDeviceStrategy(Strategy):
         deterministic: bool | int = False,
     ) -> None:
         layout = mesh.build([runtime.device_from_name(device)])
+        check_one_process("OneDeviceStrategy", layout, were_chosen=True)
         layout = with_virtual_replicas("OneDeviceStrategy", layout, deterministic)
         self._set_up(
             layout, communication_of("OneDeviceStrategy", None, options, experimental_hints)

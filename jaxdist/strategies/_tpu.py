@@ -10,6 +10,7 @@ from jaxdist.collectives import communication_of
 from jaxdist.errors import ArgumentTypeError, TopologyError
 from jaxdist.strategies import _logical_devices
 from jaxdist.strategies._base import Strategy
+from jaxdist.strategies._processes import say_alone
 from jaxdist.tpu import TPUSystem
 from jaxdist.tpu.experimental import DeviceAssignment
 
@@ -76,6 +77,8 @@ class TPUStrategy(Strategy):
             described=described,
             spmd=bool(experimental_spmd_xla_partitioning),
         )
+        if described is None and layout.is_local:
+            say_alone("TPUStrategy")
         self._set_up(layout, communication_of("TPUStrategy", None, options, experimental_hints))
 
     @property
