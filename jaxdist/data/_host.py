@@ -4,20 +4,7 @@ from typing import Any
 
 import numpy as np
 
-# On CPU, JAX takes over a NumPy buffer that starts at such an address instead of copying it,
-# whatever `may_alias` says (jaxlib, `kImmutableZeroCopy`).
-_ALIGNMENT_BYTES = 64
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """An uninitialised array that CPU devices can take over without a copy."""
-    size_bytes = dtype.itemsize
-    for rows in shape:
-        size_bytes *= rows
-    raw = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
-    # `__array_interface__` costs a third of `.ctypes`.
-    start = -raw.__array_interface__["data"][0] % _ALIGNMENT_BYTES
-    return np.ndarray(shape, dtype, raw, start)
+from jaxdist.values import aligned_empty
 
 
 def own(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:

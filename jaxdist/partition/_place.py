@@ -15,7 +15,7 @@ from jaxdist.partition._placements import Placement, Replicate
 from jaxdist.partition._resolve import Resolved, resolve
 from jaxdist.partition._rules import Rules, checked_rules, listed, two_rules
 from jaxdist.replica import HasLayout
-from jaxdist.values import Sharded, pad_dim
+from jaxdist.values import Sharded, owned, pad_dim
 
 T = TypeVar("T")
 
@@ -200,7 +200,7 @@ def _placed(entry: Entry, found: Resolved, layout: ReplicaMesh) -> Any:
     layout.check_is_there(f"partition.place of an array ({entry.leaf})")
     try:
         if cut is None:
-            return jax.device_put(value, found.sharding)
+            return jax.device_put(owned(value), found.sharding)
         padded = pad_dim(jnp.asarray(value), cut.dim, cut.padding(cut.pieces(layout)))
         return Sharded(jax.device_put(padded, found.sharding), *cut)
     except (TypeError, RuntimeError) as error:

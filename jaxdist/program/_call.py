@@ -22,6 +22,7 @@ from jaxdist.values import (
     check_virtual_rows,
     checked_per_replica,
     checked_sharded,
+    owned,
 )
 
 
@@ -81,7 +82,8 @@ def read(flat: Flat, kept: KeptGraph | None, layout: ReplicaMesh) -> Call:
         is_virtual = layout.num_virtual is not None
         if is_virtual and slot.kind is Kind.PER_REPLICA and not isinstance(leaf, PerReplica):
             check_virtual_rows(_LeafName(flat, kept, i - num_state), leaf, layout)
-        leaf = leaf.array if isinstance(leaf, (PerReplica, Sharded)) else leaf
+        # See Note [Who owns host memory]: the step may still read it after the call has returned.
+        leaf = owned(leaf.array if isinstance(leaf, (PerReplica, Sharded)) else leaf)
         if must_move(leaf, slot) and layout.described is None:
             leaf, moved = jax.device_put(leaf, slot.sharding), True
         leaves[i] = leaf

@@ -44,6 +44,7 @@ from jaxdist.values import (
     current_binding,
     held_by,
     hold_all,
+    owned_leaves,
 )
 
 MAX_TRACES = 8
@@ -125,6 +126,9 @@ class Function:
         kept = self._kept.of(flat)
         shape = kept.shape if kept else None
         state = kept.read() if kept else []
+        # See Note [Who owns host memory]
+        flat.dynamic[:] = owned_leaves(flat.dynamic)
+        state = owned_leaves(state)
         asked: Any = (flat.treedef, flat.slots, shape, strategy)
         if draws.counts:
             # How many batches it takes may depend on the shapes of all arguments.

@@ -13,7 +13,7 @@ from jaxdist.program._donation import has_repeats
 from jaxdist.program._graph import KeptGraph
 from jaxdist.program._variables_lift import LiftedVariables
 from jaxdist.runtime import CPU_STEPS
-from jaxdist.values import held_by
+from jaxdist.values import held_by, owned_leaves
 
 
 class Slow:
@@ -106,6 +106,8 @@ class Planned:
         written, read_only = _NONE, _NONE
         if variables:
             written, read_only = held_by(variables.written), held_by(variables.read_only)
+        if step.owns:
+            leaves, rest, named = owned_leaves((leaves, rest, named))
         if step.donates and has_repeats((leaves, written, rest, named, read_only)):
             return step.slow(*args, **kwargs)
         if step.finds_deleted and any_deleted(

@@ -22,6 +22,7 @@ from jaxdist.program._in_flight import counted, must_count
 from jaxdist.program._inside_trace import run_inside_trace
 from jaxdist.program._kept_graphs import KeptGraphs
 from jaxdist.program._op_by_op import OpByOpStep
+from jaxdist.program._owning import has_host_arrays, owning
 from jaxdist.program._planned import Plan, Planned, Slow
 from jaxdist.program._program import Program
 from jaxdist.program._programs import Programs
@@ -56,6 +57,8 @@ class Step:
         self.donates = bool(self._donated)
         # Whether the steps in flight have to be counted.
         self.bounded = False
+        # Whether arrays of the host have to be copied first.
+        self.owns = False
         # Whether the call paths look for deleted buffers, since JAX would look too late.
         self.finds_deleted = self.donates and may_crash(self._layout)
         self._dispatcher = _compat.make_dispatcher(self.name, self._miss)
@@ -96,6 +99,8 @@ class Step:
         if must_count(program):
             CPU_STEPS.dispatched(results)
             self._bound()
+        if has_host_arrays(call):
+            self._own()
         plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
         if program.variables or not plain:
             self._plan(call, args, kwargs, program.variables)
@@ -168,6 +173,12 @@ class Step:
         if not self.bounded:
             self.bounded = True
             self._replace_direct(counted(self.direct))
+
+    def _own(self) -> None:
+        """Copy arrays of the host from now on."""
+        if not self.owns:
+            self.owns = True
+            self._replace_direct(owning(self.direct))
 
     def _replace_direct(self, direct: Callable[..., Any]) -> None:
         if self.call is self.direct:

@@ -23,7 +23,7 @@ from jaxdist.program._in_slot import InSlot
 from jaxdist.program._sharded_errors import better_error
 from jaxdist.program._subprograms import contains
 from jaxdist.replica import Frame, ReplicaContext, entered
-from jaxdist.values import Cut, Form, PerReplica, Sharded
+from jaxdist.values import Cut, Form, PerReplica, Sharded, owned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +140,8 @@ def trace_local(
         check_vma=False,
     )
     closed = jax.make_jaxpr(mapped)(*(_without_layout(i) for i in signature.inputs))
+    # The program may be compiled later than now, when the caller has other numbers in them.
+    closed = closed.replace(consts=[owned(c) for c in closed.consts])
     eqn = closed.jaxpr.eqns[-1]
     consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     arguments = {v: Argument(i) for i, v in enumerate(closed.jaxpr.invars)}

@@ -16,7 +16,7 @@ from jaxdist.program._arguments import Static
 from jaxdist.program._joined import Groups, Slot, run_joined
 from jaxdist.program._joined_ops import Const, same
 from jaxdist.program._trace import Argument, Signature, Traced, trace, trace_local
-from jaxdist.values import PerReplica
+from jaxdist.values import PerReplica, owned
 
 # Gathers whose sizes depend on gathers before them need a round of tracing each.
 MAX_ROUNDS = 16
@@ -70,7 +70,7 @@ def padded(value: PerReplica, shapes: Shapes, layout: ReplicaMesh) -> PerReplica
     for array, device in zip(value.values, layout.device_grid[:, 0], strict=True):
         widths = [(0, n - have) for n, have in zip(largest, array.shape, strict=True)]
         on_host = isinstance(array, np.ndarray)
-        whole = np.pad(array, widths) if on_host else jnp.pad(array, widths)
+        whole = owned(np.pad(array, widths)) if on_host else jnp.pad(array, widths)
         pieces.append(jax.device_put(whole, device))
     shape = (largest[0] * layout.num_replicas, *largest[1:])
     return PerReplica.of_global(

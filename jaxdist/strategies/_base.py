@@ -446,6 +446,14 @@ class Strategy(Facts):
     ) -> PyTree:
         """Make per-replica values by calling `value_fn` once for each replica of this process.
 
+        Shapes:
+            Arrays `[b, ...]` of one shape and dtype are one global array `[R*b, ...]`, scalars
+            `[R]`. Arrays of different shapes, Python numbers and other objects are held as they
+            are, one for each replica.
+
+        Cost:
+            One copy of each array to its replica's devices; steps that take it copy nothing.
+
         Args:
             value_fn: Function of a `ValueContext`; it runs outside every strategy.
 

@@ -15,7 +15,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.program import UpdateOfCopies
 from jaxdist.strategies import _in_merge
 from jaxdist.strategies._where_called import check_across
-from jaxdist.values import Variable
+from jaxdist.values import Variable, owned
 
 _INSIDE = (
     "Inside a replica use jaxdist.get_replica_context().all_reduce, or call it in a merge_call."
@@ -382,7 +382,7 @@ class StrategyExtended:
         frame = replica.current_frame()
         if frame is not None and frame.in_merge:
             return value
-        return jax.tree.map(lambda x: jax.device_put(x, target), value)
+        return jax.tree.map(lambda x: jax.device_put(owned(x), target), value)
 
     def __repr__(self) -> str:
         return f"StrategyExtended({self._strategy!r})"

@@ -1,16 +1,17 @@
 """Values of single replicas: taking them out, and making them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat, data
 from jaxdist._typing import PyTree
 from jaxdist.errors import ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Kind, PerReplica, Sharded, placement_of
+from jaxdist.values import Kind, PerReplica, Sharded, checked_per_replica, placement_of
 
 
 def results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
@@ -89,7 +90,7 @@ def from_function(
         for r in layout.local_replicas
     ]
     if unwrap:
-        return made[0]
+        return jax.tree.map(lambda x: _placed([x], layout).values[0], made[0])
     flat = [jax.tree.flatten(m, is_leaf=lambda x: x is None) for m in made]
     treedef = flat[0][1]
     for r, (_, other) in enumerate(flat):
@@ -100,4 +101,21 @@ def from_function(
                 "Return the same structure for every replica."
             )
     columns = zip(*[leaves for leaves, _ in flat], strict=True)
-    return jax.tree.unflatten(treedef, [PerReplica(c) for c in columns])
+    return jax.tree.unflatten(treedef, [_placed(c, layout) for c in columns])
+
+
+def _placed(values: Sequence[Any], layout: ReplicaMesh) -> PerReplica:
+    """One value for each replica, on the devices where they are arrays alike.
+
+    Python numbers stay as they are, since `Strategy.reduce` adds them up exactly; values of
+    different shapes stay one by one, and are padded when a step takes them.
+    """
+    value = PerReplica(values)
+    are_arrays = all(isinstance(v, (jax.Array, np.ndarray, np.generic)) for v in values)
+    if not are_arrays or any(isinstance(v, jax.core.Tracer) for v in values):
+        return value
+    are_numbers = all(isinstance(v, jax.Array) or v.dtype.kind not in "OSUMm" for v in values)
+    are_alike = len({(v.shape, v.dtype) for v in values}) == 1
+    if not are_numbers or not are_alike or layout.described is not None:
+        return value
+    return checked_per_replica("value", value, layout)

@@ -13,7 +13,7 @@ from jaxdist.mesh import ReplicaMesh
 from jaxdist.update._cuts import Cuts
 from jaxdist.update._leaves import Leaves
 from jaxdist.update._values import Replicas, Whole
-from jaxdist.values import Cut, Sharded, cut_for, is_sharded, pad_dim, placement_of
+from jaxdist.values import Cut, Sharded, cut_for, is_sharded, owned, pad_dim, placement_of
 
 
 def cut_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
@@ -38,7 +38,9 @@ def cut_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
         whole = array.whole() if isinstance(array, Sharded) else array
         cut = cuts.of_leaf(whole, path)
         made.append(
-            jax.device_put(whole, layout.replicated) if cut is None else cut_for(whole, cut, layout)
+            jax.device_put(owned(whole), layout.replicated)
+            if cut is None
+            else cut_for(whole, cut, layout)
         )
     return leaves.rebuilt(made)
 
@@ -93,5 +95,5 @@ def _is_variable(x: Any) -> bool:
 
 def _here(array: Any, layout: ReplicaMesh) -> Any:
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
-        return array
+        return owned(array)
     return jax.device_put(array, placement_of(array, layout).sharding)

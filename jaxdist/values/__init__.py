@@ -11,6 +11,9 @@ from jaxdist.values._indexed_slices import IndexedSlices as IndexedSlices
 from jaxdist.values._numbers import check_integers as check_integers
 from jaxdist.values._numbers import is_python as is_python
 from jaxdist.values._numbers import too_large as too_large
+from jaxdist.values._owned import aligned_empty as aligned_empty
+from jaxdist.values._owned import owned as owned
+from jaxdist.values._owned import owned_leaves as owned_leaves
 from jaxdist.values._per_replica import Form as Form
 from jaxdist.values._per_replica import PerReplica as PerReplica
 from jaxdist.values._per_replica import shards_by_replica as shards_by_replica

@@ -9,6 +9,7 @@ import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.values._owned import owned
 
 
 @final
@@ -42,8 +43,9 @@ class IndexedSlices:
     __slots__ = ("dense_shape", "indices", "values")
 
     def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
-        self.values: Any = values if hasattr(values, "dtype") else jnp.asarray(values)
-        self.indices: Any = indices if hasattr(indices, "dtype") else jnp.asarray(indices)
+        # See Note [Who owns host memory]
+        self.values: Any = owned(values) if hasattr(values, "dtype") else jnp.asarray(values)
+        self.indices: Any = owned(indices) if hasattr(indices, "dtype") else jnp.asarray(indices)
         self.dense_shape = None if dense_shape is None else tuple(dense_shape)
         found = f"values {_brief(self.values)} and indices {_brief(self.indices)}"
         if not jnp.issubdtype(self.indices.dtype, np.integer):

@@ -13,6 +13,7 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._distributed import DistributedValues
+from jaxdist.values._owned import owned
 
 
 class Form(enum.Enum):
@@ -40,8 +41,9 @@ class PerReplica(DistributedValues):
         shapes are held one by one.
 
     Cost:
-        Making one from values that are not on the devices yet costs nothing until it is used:
-        `Strategy.run` then copies each value to its replica. No collective is run.
+        NumPy arrays among the values are copied on the host, so that the caller may overwrite
+        them; else making one costs nothing until it is used: `Strategy.run` then copies each
+        value to its replica. No collective is run.
 
     Args:
         values: One value for each replica, in replica order.
@@ -80,7 +82,7 @@ class PerReplica(DistributedValues):
                 "PerReplica(values) was given no values.\n\n"
                 "Give one value for each replica, in replica order."
             )
-        self._flat = (held, _ONE_BY_ONE)
+        self._flat = (tuple(map(_as_it_is_now, held)), _ONE_BY_ONE)
 
     @classmethod
     def of_global(
@@ -92,7 +94,7 @@ class PerReplica(DistributedValues):
             In: global `[R*b, ...]`, or `[R]` with `scalars=True`.
 
         Cost:
-            None.
+            None; a NumPy array is copied on the host.
 
         Args:
             array: The global array.
@@ -107,7 +109,7 @@ class PerReplica(DistributedValues):
             [2.0, 3.0]
         """
         form = Form.SCALARS if scalars else Form.ROWS
-        return _rebuild((form, replicas_per_shard), (array,))
+        return _rebuild((form, replicas_per_shard), (owned(array),))
 
     @property
     def _held(self) -> "Held":
@@ -205,6 +207,13 @@ class PerReplica(DistributedValues):
     __pow__ = __float__ = __int__ = __getitem__ = __bool__ = __index__ = _no_arithmetic
     __iter__ = _no_arithmetic
     __array__ = _no_arithmetic
+
+
+def _as_it_is_now(value: Any) -> Any:
+    """A value that does not change when the caller writes to what it was made of."""
+    if isinstance(value, list):
+        return [_as_it_is_now(v) for v in value]
+    return owned(value)
 
 
 def _cut(shards: Sequence[jax.Array], count: int) -> tuple[jax.Array, ...]:

@@ -12,6 +12,7 @@ from jaxdist import _compat
 from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._numbers import check_integers
+from jaxdist.values._owned import owned
 from jaxdist.values._per_replica import Form, PerReplica
 from jaxdist.values._variable_binding import origin_of
 
@@ -162,7 +163,7 @@ def checked_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) ->
         return value
     _check_rows(name, array, layout)
     return PerReplica.of_global(
-        jax.device_put(array, layout.per_replica),
+        jax.device_put(owned(array), layout.per_replica),
         scalars=value.form is Form.SCALARS,
         replicas_per_shard=layout.replicas_per_place,
     )
@@ -258,7 +259,7 @@ def _placed_one_by_one(name: object, value: PerReplica, layout: ReplicaMesh) -> 
             f"{name} is a PerReplica with {len(values)} values, and the strategy has {expected} "
             f"replicas in this process.\n\nGive one value for each replica: {expected} values."
         )
-    arrays = [_as_array(name, i, v) for i, v in enumerate(values)]
+    arrays = [owned(_as_array(name, i, v)) for i, v in enumerate(values)]
     shapes = {(a.shape, str(a.dtype)) for a in arrays}
     if len(shapes) > 1:
         found = ", ".join(f"replica {i}: {a.dtype}{list(a.shape)}" for i, a in enumerate(arrays))

@@ -15,6 +15,7 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._arithmetic import Arithmetic
+from jaxdist.values._owned import owned
 from jaxdist.values._piece_marks import as_piece, opened
 from jaxdist.values._variable_access import site
 
@@ -138,7 +139,7 @@ class Sharded(Arithmetic):
             )
         self.dim, self.size, self.axes, self.split = dim, size, axes, split
         # What is made by hand is declared to be a piece; what functions of pytrees make is not.
-        self._held = as_piece(array, self.cut)
+        self._held = as_piece(owned(array), self.cut)
 
     @property
     def array(self) -> Any:

@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxdist import _compat
 from jaxdist.errors import ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.values._owned import owned
 from jaxdist.values._placement import Kind, Placement
 from jaxdist.values._sharded import Cut, Sharded, is_sharded, pad_dim
 
@@ -57,7 +58,8 @@ def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharde
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         if isinstance(array, (jax.core.Tracer, jax.ShapeDtypeStruct)):
             return value
-        return Sharded(jax.device_put(array, sharded_placement(value, layout).sharding), *cut)
+        held = jax.device_put(owned(array), sharded_placement(value, layout).sharding)
+        return Sharded(held, *cut)
     if len(array.sharding.device_set) > 1 and array.sharding.device_set != layout.device_set:
         where = _listed(array.sharding.device_set)
         raise ReplicaValueError(_of_others(name, value, layout, where))

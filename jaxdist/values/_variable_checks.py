@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.values._owned import owned
 from jaxdist.values._per_replica import PerReplica
 from jaxdist.values._variable_enums import VariableAggregation, VariableSynchronization
 
@@ -72,7 +73,7 @@ def initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) -> Any:
             "A variable outlives the trace that the value belongs to.\n\n"
             "Make the variable before strategy.run or jax.jit, and use it in there."
         )
-    array = value if isinstance(value, (jax.Array, np.ndarray)) else jnp.asarray(value)
+    array = owned(value) if isinstance(value, (jax.Array, np.ndarray)) else jnp.asarray(value)
     if dtype is not None or not isinstance(array, jax.Array) or getattr(array, "weak_type", False):
         array = jnp.asarray(array, dtype=jnp.dtype(dtype) if dtype is not None else None)
         array = jax.lax.convert_element_type(array, array.dtype)

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jaxdist import _compat
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._in_pairs import in_pairs
+from jaxdist.values._owned import owned
 from jaxdist.values._per_replica import PerReplica
 from jaxdist.values._placement import Kind, Placement, checked_per_replica
 from jaxdist.values._variable_enums import VariableAggregation
@@ -54,7 +55,7 @@ class Home:
             return jnp.asarray(value)
         self.layout.check_is_there("A Variable")
         if not self.per_replica:
-            return jax.device_put(value, self.sharding)
+            return jax.device_put(owned(value), self.sharding)
         copies = PerReplica([value] * len(self.layout.local_replicas))
         return checked_per_replica("value", copies, self.layout).array
 

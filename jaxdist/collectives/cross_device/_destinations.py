@@ -11,7 +11,7 @@ from jaxdist import runtime
 from jaxdist._typing import PyTree
 from jaxdist.errors import ArgumentError, DeviceError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Handle, PerReplica, Variable
+from jaxdist.values import Handle, PerReplica, Variable, owned
 
 
 def target_of(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any:
@@ -72,7 +72,7 @@ def placed(value: PyTree, target: Any) -> PyTree:
     """A pytree of arrays on a target; what is traced stays where it is."""
 
     def put(leaf: Any) -> Any:
-        return leaf if isinstance(leaf, jax.core.Tracer) else jax.device_put(leaf, target)
+        return leaf if isinstance(leaf, jax.core.Tracer) else jax.device_put(owned(leaf), target)
 
     return jax.tree.map(put, value)
 
