@@ -26,7 +26,6 @@ from jaxdist.values import (
     checked_per_replica,
     is_mirrored,
     origin_of,
-    owned,
     placement_of,
 )
 
@@ -59,13 +58,13 @@ def _reduce_same(
         total = jnp.sum(array, axis=on, dtype=result_dtype(op, array.dtype))
         return settled(total * jnp.asarray(layout.num_replicas, total.dtype))
     if op is ReduceOp.MEAN or layout.num_replicas == 1:
-        return owned(value)
+        return value
     if is_mirrored(value, layout):
         array = jnp.asarray(value)
         array = array.astype(result_dtype(op, array.dtype))
         return settled(array * jnp.asarray(layout.num_replicas, array.dtype))
     if isinstance(value, (int, float, np.ndarray, np.generic)) and not np.any(value):
-        return owned(value)
+        return value
     raise ArgumentError(
         f"Strategy.reduce(SUM, ...) was given {name}, a {type(value).__name__} that is not "
         f"distributed: it has one value, and the strategy has {layout.num_replicas} replicas.\n\n"
@@ -248,7 +247,7 @@ def gather_across(
                     return jnp.concatenate([value] * layout.num_replicas, axis=dim)
                 copies = [_to_host(value)] * layout.num_replicas
                 return _from_host(np.concatenate(copies, axis=dim), like=value)
-        return owned(value)
+        return value
     if not value.is_global and _is_traced(value):
         value = checked_per_replica(name, value, layout)
     if not value.is_global:

@@ -11,26 +11,25 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 
 from jaxdist.errors import ArgumentTypeError
+from jaxdist.program._exact import exact
 from jaxdist.values import Feed, PerReplica, Sharded, Variable
 
 
 class Static:
     """A value that is part of the program; a pytree node without leaves that turns into it."""
 
-    __slots__ = ("value",)
+    __slots__ = ("key", "value")
 
     def __init__(self, value: Any) -> None:
         self.value = value
+        # See Note [Equal constants]
+        self.key = exact(value)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Static)
-            and type(self.value) is type(other.value)
-            and bool(self.value == other.value)
-        )
+        return isinstance(other, Static) and bool(self.key == other.key)
 
     def __hash__(self) -> int:
-        return hash((type(self.value), self.value))
+        return hash(self.key)
 
     def __repr__(self) -> str:
         return repr(self.value)

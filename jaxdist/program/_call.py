@@ -10,6 +10,7 @@ from jaxdist import _compat
 from jaxdist.errors import ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program._arguments import Flat
+from jaxdist.program._exact import exact_structure
 from jaxdist.program._graph import KeptGraph
 from jaxdist.program._in_slot import in_slot, must_move
 from jaxdist.program._program import Program
@@ -88,7 +89,10 @@ def read(flat: Flat, kept: KeptGraph | None, layout: ReplicaMesh) -> Call:
             leaf, moved = jax.device_put(leaf, slot.sharding), True
         leaves[i] = leaf
     graph = kept.shape if kept else None
-    signature = Signature(flat.treedef, flat.slots, tuple(inputs), graph, uneven=tuple(uneven))
+    structure = exact_structure(flat.treedef)
+    signature = Signature(
+        flat.treedef, flat.slots, tuple(inputs), graph, uneven=tuple(uneven), structure=structure
+    )
     return Call(flat, signature, leaves, kept, moved)
 
 

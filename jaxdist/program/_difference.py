@@ -8,7 +8,7 @@ from jaxdist.program._trace import Signature
 
 def difference(before: Signature, now: Signature, names: Sequence[str]) -> str:
     """What tells two signatures apart, in words."""
-    if before.treedef != now.treedef:
+    if (before.treedef, before.structure) != (now.treedef, now.structure):
         return "the structure of its arguments"
     if before.slots != now.slots:
         pairs = zip(before.slots, now.slots, strict=False)

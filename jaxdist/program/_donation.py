@@ -41,7 +41,7 @@ class DonatingCall:
         one_device: bool,
         finds_deleted: bool,
     ) -> None:
-        self._dispatch = dispatch
+        self.dispatch = dispatch
         self._slow = slow
         self._one_device = one_device
         self._finds_deleted = finds_deleted
@@ -73,12 +73,12 @@ class DonatingCall:
             return self._slow(*args, **kwargs)
         if may_repeat and has_repeats((args, kwargs)):
             return self._slow(*args, **kwargs)
-        return self._dispatch(*args, **kwargs)
+        return self.dispatch(*args, **kwargs)
 
     def _on_one_device(self, *args: Any, **kwargs: Any) -> Any:
         """One device refuses repeated buffers in good order, so there XLA does the looking."""
         try:
-            return self._dispatch(*args, **kwargs)
+            return self.dispatch(*args, **kwargs)
         except ValueError as error:
             if "donate" not in str(error) or not has_repeats((args, kwargs)):
                 raise

@@ -32,6 +32,7 @@ from jaxdist.program._draws import (
     taken_out,
 )
 from jaxdist.program._eagerly import EAGERLY
+from jaxdist.program._exact import exact_structure
 from jaxdist.program._function_call import FunctionCall
 from jaxdist.program._kept_graphs import KeptGraphs
 from jaxdist.program._options import static_numbers
@@ -78,6 +79,7 @@ class Function:
         self._known: dict[Any, _Compiled] = {}
         self._counts: dict[Any, tuple[int, ...]] = {}  # batches that a call takes
         self._kept = KeptGraphs()
+        self._is_exact: dict[Any, bool] = {}
         self._num_traces = 0
 
     @property
@@ -129,7 +131,7 @@ class Function:
         # See Note [Who owns host memory]
         flat.dynamic[:] = owned_leaves(flat.dynamic)
         state = owned_leaves(state)
-        asked: Any = (flat.treedef, flat.slots, shape, strategy)
+        asked: Any = (flat.treedef, self._structure(flat.treedef), flat.slots, shape, strategy)
         if draws.counts:
             # How many batches it takes may depend on the shapes of all arguments.
             asked = (*asked, shapes_of(flat.dynamic))
@@ -156,6 +158,12 @@ class Function:
             written = [compiled.variables[i] for i in sorted(variables)]
             hold_all(written, [variables[i] for i in sorted(variables)])
         return result
+
+    def _structure(self, treedef: Any) -> Any:
+        """`exact_structure`; whether there is one is asked once for structures that are equal."""
+        found = exact_structure(treedef) if self._is_exact.get(treedef, True) else None
+        self._is_exact[treedef] = found is not None
+        return found
 
     def _settled(
         self, given: FunctionCall, asked: Any, variables: tuple[Variable, ...]

@@ -13,13 +13,16 @@ from jax.tree_util import PyTreeDef
 
 from jaxdist import _compat
 from jaxdist.errors import ArgumentTypeError, StateDivergenceError
+from jaxdist.program._exact import exact_graph
 
 
 @dataclasses.dataclass(frozen=True)
 class GraphShape:
     """What is static of the NNX objects of a call; part of the program's key."""
 
-    graphdef: Any
+    graphdef: Any = dataclasses.field(compare=False)
+    # What is compared of it.
+    exact: Any
     treedef: PyTreeDef
     paths: tuple[tuple[Any, ...], ...]
     types: tuple[type, ...]
@@ -35,7 +38,7 @@ class GraphShape:
     def leaves_of(self, nodes: tuple[Any, ...]) -> list[Any]:
         """The leaves of `nodes`, which a step was run on; the graph must be as it was."""
         after, leaves = shape_of(nodes)
-        if after.graphdef != self.graphdef or after.treedef != self.treedef:
+        if after.exact != self.exact or after.treedef != self.treedef:
             raise StateDivergenceError(self._changed(after))
         return leaves
 
@@ -76,7 +79,7 @@ def shape_of(
     ]
     paths = tuple(path for path, _ in flat)
     types = tuple(kind for _, kind in flat)
-    return GraphShape(graphdef, treedef, paths, types, arguments), leaves
+    return GraphShape(graphdef, exact_graph(graphdef), treedef, paths, types, arguments), leaves
 
 
 class KeptGraph:

@@ -10,6 +10,7 @@ from flax import nnx
 from jaxdist._compat import any_deleted
 from jaxdist.program._arguments import Flat, GraphNode, Static, flatten
 from jaxdist.program._donation import has_repeats
+from jaxdist.program._exact import exact, exact_structure
 from jaxdist.program._graph import KeptGraph
 from jaxdist.program._variables_lift import LiftedVariables
 from jaxdist.runtime import CPU_STEPS
@@ -87,7 +88,7 @@ class Planned:
                 static = [args[i] for i in plan.static_numbers]
                 static += [kwargs[n] for n in plan.static_names]
                 nodes = [args[i] for i in plan.node_numbers]
-                key = (len(args), *[(type(s), s) for s in static])
+                key = (len(args), *map(exact, static))
                 kept = step.kept_for(nodes) if nodes else None
                 known = kept.dispatchers.setdefault(self, {}) if kept else known
                 hash(key)
@@ -99,6 +100,8 @@ class Planned:
             rest = tuple(a for i, a in enumerate(args) if i not in self._taken)
             named = {k: v for k, v in kwargs.items() if k not in plan.static_names}
             leaves = kept.read() if kept else leaves
+        if step.tells_structures_apart:
+            key = (key, exact_structure(jax.tree.structure((rest, named))))
         dispatch = known.get(key)
         is_new = dispatch is None
         if dispatch is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxdist.errors import DonationError
 from jaxdist.program._deleted import is_about_deleted
+from jaxdist.program._exact import exact
 from jaxdist.program._options import RunOptions, checked
 from jaxdist.program._program import Program
 from jaxdist.program._retrace import RetraceWatch
@@ -50,7 +51,7 @@ class Runner:
         chosen = _DEFAULT if options is None else checked(options)
         if type(fn).__name__ == "function":
             return self._weakly(fn, chosen)
-        key = (fn, chosen) if _is_hashable(fn) else (id(fn), chosen)
+        key = (exact(fn), chosen) if _is_hashable(fn) else (id(fn), chosen)
         step = self._strong.get(key)
         if step is None:
             step = self._strong[key] = self._new(fn, chosen)

@@ -18,6 +18,7 @@ from jaxdist.program._call import Call, read
 from jaxdist.program._deleted import deleted_arguments, guarded, was_given_away
 from jaxdist.program._donated import check_numbers, check_once
 from jaxdist.program._donation import DonatingCall, may_crash
+from jaxdist.program._exact import by_structure
 from jaxdist.program._in_flight import counted, must_count
 from jaxdist.program._inside_trace import run_inside_trace
 from jaxdist.program._kept_graphs import KeptGraphs
@@ -57,11 +58,14 @@ class Step:
         self.donates = bool(self._donated)
         # Whether the steps in flight have to be counted.
         self.bounded = False
+        # Whether structures that JAX takes for equal have to be told apart.
+        self.tells_structures_apart = False
         # Whether arrays of the host have to be copied first.
         self.owns = False
         # Whether the call paths look for deleted buffers, since JAX would look too late.
         self.finds_deleted = self.donates and may_crash(self._layout)
-        self._dispatcher = _compat.make_dispatcher(self.name, self._miss)
+        self._is_guarded = False
+        self._dispatcher: Callable[..., Any] = _compat.make_dispatcher(self.name, self._miss)
         self._donating = DonatingCall(
             self._dispatcher,
             self.slow,
@@ -99,6 +103,8 @@ class Step:
         if must_count(program):
             CPU_STEPS.dispatched(results)
             self._bound()
+        if call.signature.structure is not None:
+            self._tell_structures_apart()
         if has_host_arrays(call):
             self._own()
         plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
@@ -165,22 +171,39 @@ class Step:
     def guard(self) -> None:
         """Look for deleted buffers from now on: another step of the strategy donates some."""
         if not self.finds_deleted:
-            self.finds_deleted = True
-            self._replace_direct(guarded(self.direct, self.slow))
+            self.finds_deleted = self._is_guarded = True
+            self._renew_direct()
 
     def _bound(self) -> None:
         """Count the steps in flight from now on."""
         if not self.bounded:
             self.bounded = True
-            self._replace_direct(counted(self.direct))
+            self._renew_direct()
 
     def _own(self) -> None:
         """Copy arrays of the host from now on."""
         if not self.owns:
             self.owns = True
-            self._replace_direct(owning(self.direct))
+            self._renew_direct()
 
-    def _replace_direct(self, direct: Callable[..., Any]) -> None:
+    def _tell_structures_apart(self) -> None:
+        """Have a C++ call path for each structure from now on; see Note [Equal constants]."""
+        if not self.tells_structures_apart:
+            self.tells_structures_apart = True
+            self._dispatcher = by_structure(lambda: _compat.make_dispatcher(self.name, self._miss))
+            self._renew_direct()
+
+    def _renew_direct(self) -> None:
+        """Put what has to be done at each call around the C++ call path."""
+        self._donating.dispatch = direct = self._dispatcher
+        if self.donates:
+            direct = self._donating
+        if self._is_guarded:
+            direct = guarded(direct, self.slow)
+        if self.bounded:
+            direct = counted(direct)
+        if self.owns:
+            direct = owning(direct)
         if self.call is self.direct:
             self.call = direct
         self.direct = direct

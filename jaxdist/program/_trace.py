@@ -39,6 +39,8 @@ class Signature:
     lifting: Any = dataclasses.field(default=None, compare=False)
     # Inputs that are padded to one shape: their number, and the real shape on each replica.
     uneven: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
+    # What tells `treedef` from others that are equal to it; see Note [Equal constants].
+    structure: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -325,23 +325,17 @@ def _function_constant(s: Any, a: np.ndarray) -> Any:
     return _Later(f)
 
 
-# Reducing, gathering, sending.
+# Reducing, gathering, sending. (What is not distributed is its own mean: the caller's object.)
 
-WAYS["reduce"] = lambda s, a: s.reduce("MEAN", a, axis=None)
 WAYS["reduce over a dim"] = lambda s, a: s.reduce("MEAN", a, axis=0)
 WAYS["reduce a PerReplica"] = lambda s, a: s.reduce("MEAN", PerReplica(_pieces(s, a)), axis=None)
 WAYS["reduce_to"] = lambda s, a: s.extended.reduce_to("MEAN", a, "cpu:1")
 WAYS["batch_reduce_to"] = lambda s, a: s.extended.batch_reduce_to("MEAN", [(a, "cpu:1")])
 WAYS["gather"] = lambda s, a: s.gather(PerReplica(_pieces(s, a)), axis=0)
-WAYS["gather one"] = lambda s, a: _gathered(s, a)
 WAYS["broadcast_to"] = lambda s, a: s.extended.broadcast_to(a, "cpu:1")
 WAYS["broadcast_to all"] = lambda s, a: s.extended.broadcast_to(
     a, PerReplica([0] * s.num_replicas_in_sync)
 )
-
-
-def _gathered(s: Any, a: np.ndarray) -> Any:
-    return s.gather(a, axis=0) if s.num_replicas_in_sync == 1 else 0.0
 
 
 for _ops in (

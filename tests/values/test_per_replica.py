@@ -34,7 +34,7 @@ def test_values_are_those_given_in_order(values: Any) -> None:
 
 
 def test_values_held_one_by_one_are_the_same_objects_and_may_be_anything() -> None:
-    given = [np.ones(2), "text", None]
+    given = [jnp.ones(2), "text", None, object()]
     held = PerReplica(given)
     assert not held.is_global
     assert all(a is b for a, b in zip(held.values, given, strict=True))
