@@ -9,22 +9,28 @@ import jax
 BARRIERS_HOLD = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
 
 
-# What keeps barriers until everything is fused, and loops out of nested functions, where JAX 0.10
-# cannot emit a barrier.
-_BARRIERS_ON_OLD_CPU = {
-    "xla_disable_hlo_passes": "cse_barrier_expander,small-while-loop-hoisting",
-}
+# What XLA's CPU compiler may not do to a program that has to compute the same bits in other
+# surroundings. Its algebraic simplifier writes `x / s` as `x * (1 / s)` where nothing else uses a
+# broadcast `s`, and what uses it depends on passes that run for several devices only. The other
+# two are for JAX 0.10: what drops barriers before everything is fused, and what moves loops into
+# nested functions, where it cannot emit a barrier.
+_SIMPLIFIER = ("algsimp",)
+_BARRIERS_ON_OLD_CPU = ("cse_barrier_expander", "small-while-loop-hoisting")
 
 
 def exact_options(platform: str) -> dict[str, bool | str]:
     """Compile options of programs that have to compute the same bits in other surroundings.
 
-    JAX 0.10 on CPU drops optimization barriers before it fuses; GPUs may choose algorithms that
-    add in any order. Waits for the end of JAX 0.10, and for a way to ask for determinism.
+    XLA's passes on CPU depend on the number of devices, and those of JAX 0.10 drop optimization
+    barriers before they fuse; GPUs may choose algorithms that add in any order. Waits for the end
+    of JAX 0.10, and for a way to ask for determinism.
     """
     if platform == "gpu":
         return {"xla_gpu_deterministic_ops": True}
-    return {} if BARRIERS_HOLD or platform != "cpu" else dict(_BARRIERS_ON_OLD_CPU)
+    if platform != "cpu":
+        return {}
+    passes = _SIMPLIFIER if BARRIERS_HOLD else (*_BARRIERS_ON_OLD_CPU, *_SIMPLIFIER)
+    return {"xla_disable_hlo_passes": ",".join(passes)}
 
 
 def are_set_by_flags(options: dict[str, Any]) -> bool:
