@@ -29,14 +29,16 @@ _GPUS = (
     ("T4", "pcie-3", "ethernet-25"),
 )
 
+_GPU_COORDS = 3  # domain, host of the domain, GPU of the host
+
 _GUESSES = {"tpu": ("tpu-v5e-ici", "tpu-v5e-dcn"), "gpu": ("pcie-4", "ethernet-100")}
 
 
 def links_of(layout: ReplicaMesh) -> Links:
     """What joins the replicas of one worker of this layout, and what joins its workers.
 
-    A worker is a slice of TPUs, a machine of GPUs, a process of CPU devices. Measured links stand
-    for those of the table (`jaxdist.config.links`).
+    A worker is a slice of TPUs, an NVLink domain of GPUs, a process of CPU devices. Measured links
+    stand for those of the table (`jaxdist.config.links`).
 
     Example:
         >>> from jaxdist import cost
@@ -77,14 +79,22 @@ def for_devices(link: Link, count: int) -> Link:
 
 
 def worker_of(device: Any) -> int:
-    """The number of the worker that a device belongs to."""
-    worker = getattr(device, "slice_index", None)
+    """The number of the worker that a device belongs to.
+
+    A worker is where the fast links reach: a slice of TPUs, the NVLink domain of GPUs (a machine,
+    or a rack of them), a process of CPU devices. XLA writes the domain of a GPU first in its
+    `coords`; the `slice_index` of GPUs that are only described is 0 everywhere.
+    """
     if device.platform == "cpu":
         # All processes of one machine are in one slice, and are joined by gloo all the same.
         return int(device.process_index)
+    worker = getattr(device, "slice_index", None)
     if device.platform == "tpu":
         # The hosts of one slice are joined by the slice's own links.
         return int(worker or 0)
+    coords = getattr(device, "coords", None)
+    if coords is not None and len(coords) == _GPU_COORDS:
+        return int(coords[0])
     return int(device.process_index if worker is None else worker)
 
 

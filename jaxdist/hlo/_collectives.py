@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from jaxdist.hlo import _text
 from jaxdist.hlo._groups import GROUPS, PAIRS, Groups, connected, decoded, pairs_in
@@ -22,6 +22,10 @@ KINDS = (
 _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="[^"]*"')
 _SLICES = re.compile(r"_xla_megascale_target=(?P<target>\"[^\"]*\"|\{\{.*?\}\})")
+# The compiler for TPUs lays a collective over other work by writing it into several fusions: the
+# first begins it, the others go on with it.
+_LAID_OVER = re.compile(r"channel_id=(\d+).*async_collective_fusion_config")
+_BEGINS = 'custom_call_target="AsyncCollectiveStart"'
 _TRANSFERS = {"ONE_TO_ONE": "collective-permute"}
 
 
@@ -93,23 +97,38 @@ class _Walk:
     def __init__(self, module: Module) -> None:
         self.module = module
         self.found: dict[tuple[str, str], CompiledCollective] = {}
+        computations = module.computations.values()
+        self._begun = {
+            channel[1]
+            for c in computations
+            if _begins(c)
+            for i in c.values()
+            if (channel := _LAID_OVER.search(i.rest))
+        }
 
     def computation(self, name: str, times: int | None, *, in_loop: bool, in_branch: bool) -> None:
-        for instruction in self.module.computations.get(name, {}).values():
+        for written in self.module.computations.get(name, {}).values():
+            instruction = _text.started(written)
             for inner, factor, loop, branch in self._inside(name, instruction):
                 all_times = None if times is None or factor is None else times * factor
                 self.computation(
                     inner, all_times, in_loop=in_loop or loop, in_branch=in_branch or branch
                 )
             kind = _kind(instruction)
-            if kind is not None:
+            if kind is not None and not self._goes_on(name, instruction):
                 self._add((name, instruction.name), kind, instruction, times, in_loop, in_branch)
+
+    def _goes_on(self, name: str, instruction: Instruction) -> bool:
+        """Whether this is more of a collective that another fusion has begun."""
+        channel = _LAID_OVER.search(instruction.rest)
+        has_begun = channel is not None and channel[1] in self._begun
+        return has_begun and not _begins(self.module.computations[name])
 
     def _inside(
         self, name: str, instruction: Instruction
     ) -> Iterator[tuple[str, int | None, bool, bool]]:
         """Computations that an instruction runs: which, how often, in a loop, in a branch."""
-        if instruction.opcode in ("async-update", "async-done"):
+        if instruction.opcode.endswith(("-update", "-done")):
             return
         count: int | None = None
         if instruction.opcode == "while":
@@ -147,10 +166,9 @@ class _Walk:
         operands = instruction.operands
         if instruction.opcode == "send":
             operands = operands[:1]
-        if instruction.opcode == "send":
             results = _received(instruction, within)
         else:
-            results = _results(kind, instruction)
+            results = _text.num_bytes(instruction.shape)
         operand_bytes = sum(_text.num_bytes(within[o].shape) for o in operands if o in within)
         if not any(o in within for o in operands):
             operand_bytes = results
@@ -198,8 +216,12 @@ class _Walk:
         return raw, decoded(raw, self.module.participants), ()
 
 
+def _begins(computation: Mapping[str, Instruction]) -> bool:
+    return any(_BEGINS in i.rest for i in computation.values())
+
+
 def _kind(instruction: Instruction) -> str | None:
-    opcode = instruction.opcode.removesuffix("-start")
+    opcode = instruction.opcode
     transfer = _BETWEEN_SLICES.search(instruction.rest) if opcode == "send" else None
     if transfer is not None:
         return _TRANSFERS.get(transfer[1], transfer[1].lower().replace("_", "-"))
@@ -213,15 +235,6 @@ def _received(send: Instruction, within: dict[str, Instruction]) -> int:
         if other.opcode == "recv" and meeting and meeting[0] in other.rest:
             send = other
     return _text.num_bytes(_text.elements(send.shape)[0])
-
-
-def _results(kind: str, instruction: Instruction) -> int:
-    shapes = _text.elements(instruction.shape)
-    is_start = instruction.opcode.endswith("-start")
-    if is_start and kind in ("all-gather", "collective-permute", "collective-broadcast"):
-        # (operands, results, and numbers that the runtime waits on).
-        return _text.num_bytes(shapes[1])
-    return _text.num_bytes(instruction.shape)
 
 
 _CORES = re.compile(r"\{(?P<slices>[\d,:]+)\}x\{(?P<cores>[\d,:]+)\}")

@@ -52,6 +52,7 @@ class Module:
 
     header: str = ""
     entry: str = ""
+    unread: list[str] = dataclasses.field(default_factory=list)  # lines of computations
     computations: dict[str, dict[str, Instruction]] = dataclasses.field(default_factory=dict)
     tables: dict[str, dict[int, str]] = dataclasses.field(
         default_factory=lambda: {name: dict[int, str]() for name in _TABLES}
@@ -103,6 +104,8 @@ def read(text: str) -> Module:
                 module.entry = computation["name"]
         elif instruction := _instruction(line):
             here[instruction.name] = instruction
+        elif here is not module.computations[""] and line.strip():
+            module.unread.append(line.strip())
     return module
 
 
@@ -148,7 +151,35 @@ def _parts(text: str) -> Iterator[str]:
 
 def elements(shape: str) -> list[str]:
     """The elements of a tuple shape; a shape that is none is its own."""
-    return list(_parts(shape[1:-1])) if shape.startswith("(") else [shape]
+    return [p.strip() for p in _parts(shape[1:-1])] if shape.startswith("(") else [shape]
+
+
+# Started by instructions of their own, with results in other places.
+_OWN_STARTS = frozenset({"async-start", "copy-start"})
+# Their older starts give (operands, results, ...); those of all others give results only.
+_WITH_OPERANDS = frozenset({"all-gather", "collective-permute", "collective-broadcast"})
+
+
+def started(i: Instruction) -> Instruction:
+    """A start such as `fusion-start` as the operation that it starts, with the results of that.
+
+    There are two ways to write one. Since JAX 0.12 all give `((operands), results, numbers that the
+    runtime waits on)`; before, that depends on the operation.
+
+    Example:
+        >>> new = Instruction("s", "((f32[8]), f32[2], u32[])", "reduce-scatter-start", ("x",), "")
+        >>> started(new).opcode, started(new).shape
+        ('reduce-scatter', 'f32[2]')
+    """
+    opcode = i.opcode.removesuffix("-start")
+    if opcode == i.opcode or i.opcode in _OWN_STARTS:
+        return i
+    parts = elements(i.shape)
+    has_operands = i.shape.startswith("(") and (
+        parts[0].startswith("(") or opcode in _WITH_OPERANDS
+    )
+    shape = parts[1] if has_operands and len(parts) > 1 else i.shape
+    return dataclasses.replace(i, opcode=opcode, shape=shape)
 
 
 def num_bytes(shape: str) -> int:

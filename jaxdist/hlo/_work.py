@@ -3,15 +3,13 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from jaxdist.hlo import _text
+from jaxdist.hlo._known import PRODUCTS, Call, call_of, name_of_line, target_of, uncounted
+from jaxdist.hlo._products import dims, products
 from jaxdist.hlo._text import Instruction, Module
 from jaxdist.hlo._trips import trips
-
-Shape = tuple[int, ...]
 
 # Instructions that move nothing themselves: names for what is there, or what others are made of.
 _NAMES = frozenset(
@@ -20,13 +18,10 @@ _NAMES = frozenset(
         "conditional", "after-all", "partition-id", "replica-id", "domain", "opt-barrier",
     }
 )  # fmt: skip
-_DIMS = re.compile(r"\[([\d,<=]*)\]")
-_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
-_WINDOW = re.compile(r"window=\{([^}]*)\}")
-_GROUPS = re.compile(r"(feature|batch)_group_count=(\d+)")
-_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 # The memory space in a layout; 0 is HBM, which is not written.
 _SPACE = re.compile(r"S\((\d+)\)")
+_ROOM = re.compile(r"[su]8\[\d+\]")
+_OF_LIBRARIES = (Call.PRODUCT, Call.CONVOLUTION)
 _ARRAY = re.compile(r"[a-z]+\d*[a-z0-9]*\[[\d,<=]*\](?:\{[^{}]*\})?")
 
 
@@ -36,12 +31,15 @@ class Work:
 
     `flops` are the multiplications and additions of matrix products and convolutions,
     `memory_bytes` what is read from and written to its main memory. `unknown_loops` is how many
-    loops decide while running; each counts as one turn.
+    loops decide while running; each counts as one turn. `unknown` names what runs and is not
+    counted, because its text does not tell, or this version does not know it: solvers, kernels of
+    Pallas and Triton, fused attention, new instructions.
     """
 
     flops: int
     memory_bytes: int
     unknown_loops: int = 0
+    unknown: tuple[str, ...] = ()
 
 
 def work(text: str) -> Work:
@@ -69,66 +67,69 @@ class _Count:
     def __init__(self, module: Module) -> None:
         self._module = module
         self._known: dict[str, Work] = {}
-        self._fused: dict[str, int] = {}
+        self._fused: dict[str, Work] = {}
 
     def total(self) -> Work:
-        return self._computation(self._module.entry)
+        lines = tuple(map(name_of_line, self._module.unread))
+        return _sum([self._computation(self._module.entry), Work(0, 0, unknown=lines)])
 
     def _computation(self, name: str) -> Work:
         if name not in self._known:
             self._known[name] = Work(0, 0)  # nothing calls itself
             within = self._module.computations.get(name, {})
-            parts = [self._instruction(within, i) for i in within.values()]
+            parts = [self._instruction(within, _text.started(i)) for i in within.values()]
             self._known[name] = _sum(parts)
         return self._known[name]
 
     def _instruction(self, within: dict[str, Instruction], i: Instruction) -> Work:
         if i.opcode == "while":
-            called = dict(i.called)
             count = trips(self._module, within, i)
-            turn = _sum([self._computation(n) for n in called.values()])
+            turn = _sum([self._computation(n) for n in dict(i.called).values()])
             turns = 1 if count is None else count
-            unknown = turn.unknown_loops + (count is None)
-            return Work(turn.flops * turns, turn.memory_bytes * turns, unknown)
+            loops = turn.unknown_loops + (count is None)
+            return Work(turn.flops * turns, turn.memory_bytes * turns, loops, turn.unknown)
         if i.opcode == "conditional":
             # One branch runs: the one with most work.
             branches = [self._computation(n) for _, n in i.called]
-            return max(branches, key=lambda w: (w.flops, w.memory_bytes), default=Work(0, 0))
+            most = max(branches, key=lambda w: (w.flops, w.memory_bytes), default=Work(0, 0))
+            return dataclasses.replace(most, unknown=_sum(branches).unknown)
         if i.opcode == "call" or (i.opcode.startswith("async-start") and not _is_wire(i)):
             return _sum([self._computation(n) for _, n in i.called])
         if i.opcode in _NAMES or i.opcode.endswith(("-done", "-update")):
             return Work(0, 0)
-        return Work(self._flops(within, i), self._traffic(within, i))
+        if i.opcode == "custom-call" and call_of(i) is Call.NAME:
+            return Work(0, 0)
+        done = self._products(within, i)
+        return dataclasses.replace(done, memory_bytes=self._traffic(within, i))
 
-    def _flops(self, within: dict[str, Instruction], i: Instruction) -> int:
-        if i.opcode == "convolution":
-            return _convolution(within, i)
-        if i.opcode == "dot":
-            return _dot(within, i)
-        if i.opcode != "fusion":
-            return 0
-        name = _fused(i)
-        if name not in self._fused:
-            inside = self._module.computations.get(name, {})
-            self._fused[name] = sum(self._flops(inside, j) for j in inside.values())
-        return self._fused[name]
+    def _products(self, within: dict[str, Instruction], i: Instruction) -> Work:
+        """Matrix products, and what cannot be counted; no traffic."""
+        if i.opcode == "fusion":
+            name = _fused(i)
+            if name not in self._fused:
+                inside = self._module.computations.get(name, {})
+                self._fused[name] = _sum([self._products(inside, j) for j in inside.values()])
+            return self._fused[name]
+        if i.opcode in PRODUCTS or (i.opcode == "custom-call" and call_of(i) in _OF_LIBRARIES):
+            count = products(within, i)
+            return Work(count, 0) if count is not None else Work(0, 0, unknown=(_name(i),))
+        name = uncounted(i)
+        return Work(0, 0, unknown=(name,) if name else ())
 
     def _traffic(self, within: dict[str, Instruction], i: Instruction) -> int:
         if i.opcode in ("dynamic-slice", "slice", "gather"):
-            return 2 * _in_memory(i.shape)
+            # A part of what is in memory.
+            is_there = bool(_in_memory(_shape(within, i.operands[0])))
+            return _in_memory(i.shape) + (_text.num_bytes(i.shape) if is_there else 0)
         if i.opcode == "dynamic-update-slice":
             return 2 * _in_memory(_shape(within, i.operands[1]))
         if i.opcode == "fusion":
             return self._of_fusion(within, i)
-        if i.opcode == "slice-start":
-            # ((operand), result, numbers that the runtime waits on); a part of what is in memory.
-            result = _text.elements(i.shape)[1]
-            return _text.num_bytes(result) + _in_memory(result)
         read = sum(_in_memory(_shape(within, o)) for o in dict.fromkeys(i.operands))
         if i.opcode in ("copy-start", "async-start", "send", "recv"):
             # (result, operand, numbers that the runtime waits on).
             return read + _in_memory(_text.elements(i.shape)[0])
-        return read + _in_memory(i.shape)
+        return read + sum(_in_memory(shape) for shape in _written_by(i))
 
     def _of_fusion(self, within: dict[str, Instruction], i: Instruction) -> int:
         inside = self._module.computations.get(_fused(i), {})
@@ -158,7 +159,8 @@ class _Count:
             if name not in user.operands:
                 continue
             if user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == name:
-                total += _elements(user.shape) * whole // max(1, _elements(inside[name].shape))
+                all_elements = max(1, math.prod(dims(inside[name].shape)))
+                total += math.prod(dims(user.shape)) * whole // all_elements
             elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
                 continue  # in place
             elif user.opcode == "bitcast":
@@ -191,7 +193,21 @@ def _sum(parts: Sequence[Work]) -> Work:
         sum(p.flops for p in parts),
         sum(p.memory_bytes for p in parts),
         sum(p.unknown_loops for p in parts),
+        tuple(dict.fromkeys(name for p in parts for name in p.unknown)),
     )
+
+
+def _name(i: Instruction) -> str:
+    return f"custom-call to {target_of(i)}" if i.opcode == "custom-call" else i.opcode
+
+
+def _written_by(i: Instruction) -> list[str]:
+    """The shapes of results. Room for a library to work in comes last, as bytes, and is none."""
+    shapes = _text.elements(i.shape)
+    is_library = i.opcode == "custom-call" and target_of(i).startswith("__cu")
+    if is_library and len(shapes) > 1 and _ROOM.match(shapes[-1]):
+        return shapes[:-1]
+    return shapes
 
 
 def _shape(within: dict[str, Instruction], name: str) -> str:
@@ -206,69 +222,3 @@ def _in_memory(shape: str) -> int:
         if space is None or space[1] == "0":
             total += _text.num_bytes(array)
     return total
-
-
-def _dims(shape: str) -> Shape:
-    found = _DIMS.search(shape)
-    return tuple(int(d.lstrip("<=")) for d in found[1].split(",") if d) if found else ()
-
-
-def _elements(shape: str) -> int:
-    return math.prod(_dims(shape))
-
-
-def _dot(within: dict[str, Instruction], i: Instruction) -> int:
-    lhs = _dims(_shape(within, i.operands[0]))
-    contracted = _CONTRACTED.search(i.rest)
-    sizes = [lhs[int(d)] for d in contracted[1].split(",") if d] if contracted and lhs else []
-    return 2 * math.prod(_dims(i.shape)) * math.prod(sizes)
-
-
-def _convolution(within: dict[str, Instruction], i: Instruction) -> int:
-    """Twice the products, of which those with padding are none."""
-    labels = _LABELS.search(i.rest)
-    lhs, rhs = (_dims(_shape(within, o)) for o in i.operands[:2])
-    out = _dims(i.shape)
-    if labels is None or not lhs or not rhs:
-        return 0
-    of_lhs, of_rhs, of_out = labels[1], labels[2], labels[3]
-    groups = {m[1]: int(m[2]) for m in _GROUPS.finditer(i.rest)}
-    places = list(_windows(i))
-    spatial = sorted(c for c in of_out if c.isdigit())
-    products = rhs[of_rhs.index("i")] * out[of_out.index("f")]
-    # XLA writes the number of output features for all groups, that of input features for one.
-    products *= lhs[of_lhs.index("b")] // groups.get("batch", 1)
-    for number, dim in enumerate(spatial):
-        window = places[number] if number < len(places) else _Window()
-        sizes = (lhs[of_lhs.index(dim)], rhs[of_rhs.index(dim)], out[of_out.index(dim)])
-        products *= window.valid(*sizes)
-    return 2 * products
-
-
-@dataclasses.dataclass(frozen=True)
-class _Window:
-    """How a kernel moves along one dim."""
-
-    stride: int = 1
-    low: int = 0
-    of_input: int = 1  # dilation
-    of_kernel: int = 1
-
-    def valid(self, size: int, kernel: int, out: int) -> int:
-        """Pairs of a place of the result and one of the kernel that meet an element."""
-        at = np.arange(out)[:, None] * self.stride + np.arange(kernel) * self.of_kernel - self.low
-        inside = (at >= 0) & (at <= (size - 1) * self.of_input) & (at % self.of_input == 0)
-        return int(inside.sum())
-
-
-def _windows(i: Instruction) -> Iterator[_Window]:
-    found = _WINDOW.search(i.rest)
-    fields = dict(part.split("=") for part in found[1].split()) if found else {}
-    count = len(fields.get("size", "").split("x")) if fields.get("size") else 0
-    for dim in range(count):
-
-        def of(name: str, default: int, dim: int = dim) -> int:
-            values = fields.get(name, "").split("x")
-            return int(values[dim].split("_")[0]) if values != [""] else default
-
-        yield _Window(of("stride", 1), of("pad", 0), of("lhs_dilate", 1), of("rhs_dilate", 1))

@@ -28,6 +28,8 @@ class Explanation:
         ignored: Hints that were given and have no effect, with the reason.
         links: What joins the devices, from which times are predicted.
         placed: What runs on one logical device of each replica.
+        unknown: What the compiled program holds and jaxdist does not know: it may communicate, and
+            is not counted.
 
     Example:
         >>> def step(x):
@@ -44,6 +46,7 @@ class Explanation:
     ignored: tuple[str, ...]
     links: cost.Links
     placed: tuple[PlacedWork, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     @property
     def num_collectives(self) -> int | None:
@@ -81,6 +84,11 @@ class Explanation:
             parts.append("The compiled program has none.")
         else:
             parts += [_compiled_table(self.compiled), self._totals()]
+        if self.unknown:
+            parts.append(
+                "Not counted: this version of jaxdist does not know it; it may communicate"
+            )
+            parts += [f"  {name}" for name in self.unknown]
         if self.asked:
             parts.append(_asked_table(self.asked))
         parts += _choices(self.asked)
@@ -130,6 +138,7 @@ def explained(
         tuple(dict.fromkeys((*told.ignored.values(), *by_plan))),
         links,
         placed,
+        hlo.unknown(text),
     )
 
 

@@ -35,6 +35,7 @@ class Needs:
     times: Times | None = None
     unknown_loops: int = 0
     kept_state: int = 0  # bytes of old state that stay beside the new one
+    unknown: tuple[str, ...] = ()  # what runs and is not counted
 
 
 def needs_of(program: Program, device: Chip) -> Needs:
@@ -79,7 +80,14 @@ def read_needs(program: Program, device: Chip, compiled: CompiledProgram | str) 
     unknown = done.unknown_loops + sum(row.times is None for row in rows)
     memory = _memory(compiled, held, device)
     return Needs(
-        memory, done.flops, done.memory_bytes, traffic, times, unknown, _kept_state(program)
+        memory,
+        done.flops,
+        done.memory_bytes,
+        traffic,
+        times,
+        unknown,
+        _kept_state(program),
+        done.unknown,
     )
 
 

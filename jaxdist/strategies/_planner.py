@@ -146,4 +146,9 @@ def _notes(where: Place, needs: Needs) -> tuple[str, ...]:
         )
     if needs.unknown_loops:
         notes.append("Loops that decide while running were counted as one turn.")
+    if needs.unknown:
+        notes.append(
+            "Operations of these are not counted, because their number is not known: "
+            f"{', '.join(needs.unknown)}. Compute takes longer than this plan says."
+        )
     return tuple(notes)

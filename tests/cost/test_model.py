@@ -236,6 +236,32 @@ def test_links_follow_from_the_devices(
     assert (links.inner.name, links.outer and links.outer.name) == (inner, outer)
 
 
+@pytest.mark.parametrize(
+    ("domains", "hosts", "gpus", "kind", "inner"),
+    [(4, 1, 8, "NVIDIA H100 80GB HBM3", "nvlink-4"), (2, 18, 4, "NVIDIA GB200", "nvlink-5")],
+)
+def test_described_gpus_are_told_apart_by_nvlink_domain(
+    domains: int, hosts: int, gpus: int, kind: str, inner: str
+) -> None:
+    """As the CUDA plugin describes `4x1x8` and `2x18x4`: `slice_index` is 0 on all."""
+    places = list(itertools.product(range(domains), range(hosts), range(gpus)))
+    devices = [
+        SimpleNamespace(
+            platform="gpu",
+            device_kind=kind,
+            process_index=domain * hosts + host,
+            slice_index=0,
+            coords=[domain, host, gpu],
+        )
+        for domain, host, gpu in places
+    ]
+    assert [cost.worker_of(d) for d in devices] == [domain for domain, _, _ in places]
+    layout: Any = SimpleNamespace(devices=devices, platform="gpu")
+    links = cost.links_of(layout)
+    assert links.inner.name == inner
+    assert links.outer is not None
+
+
 def test_unknown_device_is_a_guess_that_says_so() -> None:
     links = cost.links_of(_layout("gpu", "Zeta 9", 1, False))
     assert links.inner.source.startswith("a guess: the table has no row for 'Zeta 9'")

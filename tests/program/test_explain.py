@@ -21,7 +21,7 @@ import jaxdist
 from jaxdist import cost
 from jaxdist.collectives import Told
 from jaxdist.program import _explanation, _primitives
-from tests.test_hlo_compiled import EXPECTED, every_collective
+from tests.hlo.test_compiled import EXPECTED, every_collective
 
 X = jaxdist.PerReplica([np.arange(16.0, dtype="float32")] * 8)
 
@@ -283,6 +283,20 @@ def test_program_whose_lines_xla_lost_is_not_guessed_at() -> None:
     report = _explanation.explained("f", program.layout, (other,), Told(), text)
     assert [a.outcome for a in report.asked] == ["unknown"]
     assert not any(c.added for c in report.compiled)
+
+
+def test_what_the_reader_does_not_know_is_named_and_what_it_knows_is_not() -> None:
+    program = jaxdist.MirroredStrategy().lower(lambda x: x + 1, (1.0,))
+    text = program.compile().as_text()
+    assert program.compile().explain().unknown == ()
+    line = '  %other = f32[] custom-call(), custom_call_target="my_kernel"\n'
+    changed = re.sub(r"(?m)^(ENTRY .*)$", r"\1\n" + line, text)
+    report = _explanation.explained("f", program.layout, (), Told(), changed)
+    assert report.unknown == ("custom-call to my_kernel",)
+    told = "it may communicate\n  custom-call to my_kernel"
+    assert told in str(report)
+    for name in "not know it", "my_kernel":
+        assert name in report._repr_html_()
 
 
 def test_program_without_collectives_says_so() -> None:

@@ -100,3 +100,75 @@ def test_traffic_holds_what_goes_in_and_out_and_not_what_stays_in_fast_memory() 
     for found in (looped, unrolled):
         assert weights <= found.memory_bytes < 1.1 * weights
     assert looped.flops == unrolled.flops
+
+
+# As XLA's own tests have them: gemm_rewriter_test, cudnn_fused_conv_rewriter_test.
+CONFIG = (
+    '{"gemm_backend_config":{"alpha_real":1,"beta":0,"dot_dimension_numbers":{'
+    '"lhs_contracting_dimensions":["2"],"rhs_contracting_dimensions":["1"],'
+    '"lhs_batch_dimensions":["0"],"rhs_batch_dimensions":["0"]},"epilogue":"DEFAULT"}}'
+)
+GEMM = """
+%a = f32[3,5,7]{2,1,0} parameter(0)
+%b = f32[3,7,11]{2,1,0} parameter(1)
+%g = (f32[3,5,11]{2,1,0}, s8[80000]{0}) custom-call(%a, %b), \
+custom_call_target="__cublas$gemm", backend_config=CONFIG
+"""
+CONVOLUTIONS = """
+%x = f8e4m3fn[2,6,6,16]{3,2,1,0} parameter(0)
+%k = f8e4m3fn[32,3,3,16]{3,2,1,0} parameter(1)
+%scale = f32[] parameter(2)
+%bias = f32[32]{0} parameter(3)
+%side = f32[2,4,4,32]{3,2,1,0} parameter(4)
+%graph = (f8e4m3fn[2,4,4,32]{3,2,1,0}, f32[], u8[0]{0}) custom-call(%x, %k, %scale), \
+window={size=3x3}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convForwardGraph", \
+backend_config={"cudnn_conv_backend_config":{"serialized_graph":"28:[f32]conv();"}}
+%relu = (f32[2,4,4,32]{3,2,1,0}, u8[4096]{0}) custom-call(%x, %k, %bias, %side), \
+window={size=3x3}, dim_labels=b01f_o01i->b01f, \
+custom_call_target="__cudnn$convBiasActivationForward"
+"""
+
+
+@pytest.mark.parametrize("config", [CONFIG, '"' + CONFIG.replace('"', '\\"') + '"'])
+def test_products_of_cublas_are_read_from_the_configuration_of_the_call(config: str) -> None:
+    found = hlo.work(GEMM.replace("CONFIG", config))
+    assert found.flops == 2 * 3 * 5 * 7 * 11
+    assert found.memory_bytes == 4 * (3 * 5 * 7 + 3 * 7 * 11 + 3 * 5 * 11)
+    assert found.unknown == ()
+
+
+def test_convolutions_of_cudnn_with_more_operands_and_results_count_like_plain_ones() -> None:
+    found = hlo.work(CONVOLUTIONS)
+    assert found.flops == 2 * (2 * 2 * 4 * 4 * 32 * 9 * 16)
+    assert found.unknown == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "named", "may_communicate"),
+    [
+        ('%r = f32[4] custom-call(%a), custom_call_target="my_kernel"', "to my_kernel", True),
+        ("%r = f32[4] custom-call(%a)", "to nothing named", True),
+        ("%r = ((f32[4]), f32[4]) all-reduce-twice-start(%a)", "all-reduce-twice", True),
+        ("%r is f32[4] all-reduce(%a)", "the line '%r is f32", True),
+        ('%r = f32[4] custom-call(%a), custom_call_target="lapack_spotrf_ffi"', "lapack", False),
+        ('%r = f32[4] custom-call(%a), custom_call_target="__cudnn$fmhaSoftmax"', "fmha", False),
+        ("%r = f32[4] ragged-dot(%a, %a)", "ragged-dot", False),
+        ('%r = f32[4] custom-call(%a), custom_call_target="__cublas$gemm"', "gemm", False),
+        ("%r = f32[4] dot(%a, %a)", "dot", False),
+        ("%r = f32[4] convolution(%a, %a)", "convolution", False),
+    ],
+)
+@pytest.mark.parametrize("where", ["entry", "fusion", "loop"])
+def test_what_is_not_known_is_named_wherever_it_stands(
+    line: str, named: str, may_communicate: bool, where: str
+) -> None:
+    inside = f"%in (a: f32[4]) -> f32[4] {{\n  %a = f32[4] parameter(0)\n  {line}\n}}\n"
+    call = {
+        "entry": line,
+        "fusion": "%f = f32[4] fusion(%a), kind=kCustom, calls=%in",
+        "loop": "%w = f32[4] while(%a), condition=%in, body=%in",
+    }[where]
+    text = f"{inside if where != 'entry' else ''}ENTRY %main (a: f32[4]) -> f32[4] {{\n"
+    text += f"  %a = f32[4] parameter(0)\n  {call}\n}}\n"
+    assert [n for n in hlo.work(text).unknown if named in n]
+    assert bool([n for n in hlo.unknown(text) if named in n]) == may_communicate

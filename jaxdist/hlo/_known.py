@@ -1,0 +1,135 @@
+"""What this room knows of HLO: instructions, and the calls of libraries that compilers make.
+
+What is not here is not taken for nothing: it is named in reports.
+"""
+
+import enum
+import re
+
+from jaxdist.hlo._text import Instruction, read
+
+# Opcodes of XLA (hlo_opcode.h) that move their operands and results, and have no matrix product.
+_MOVE = frozenset(
+    """
+    abs acos acosh add add-dependency after-all and asin asinh atan2 atanh batch-norm-grad
+    batch-norm-inference batch-norm-training bitcast bitcast-convert broadcast call cbrt ceil clamp
+    compare complex concatenate conditional constant convert copy cosh cosine
+    count-leading-zeros divide domain dynamic-reshape dynamic-slice dynamic-update-slice erf
+    exponential exponential-minus-one fft floor gather get-dimension-size get-tuple-element imag
+    infeed iota is-finite log log-plus-one logistic map maximum minimum mulhi multiply negate not
+    opt-barrier or outfeed pad parameter partition-id popcnt power real recv reduce
+    reduce-precision reduce-window remainder replica-id reshape reverse rng rng-bit-generator
+    rng-get-and-update-state round-nearest-afz round-nearest-even rsqrt scatter select
+    select-and-scatter send set-dimension-size shift-left shift-right-arithmetic
+    shift-right-logical sign sine sinh slice sort sqrt stochastic-convert subtract tan tanh topk
+    transpose tuple while xor
+    """.split()
+)
+_COLLECTIVES = frozenset(
+    {
+        "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute",
+        "ragged-all-to-all", "reduce-scatter",
+    }
+)  # fmt: skip
+PRODUCTS = frozenset({"convolution", "dot", "scaled-dot"})
+# Their products are known to no reader here.
+_SOLVERS = frozenset({"cholesky", "triangular-solve", "ragged-dot"})
+_KNOWN = _MOVE | _COLLECTIVES | PRODUCTS | _SOLVERS | {"async", "custom-call", "fusion"}
+_ASYNC = re.compile(r"-(start|update|done)$")
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+
+
+class Call(enum.Enum):
+    """What a custom call does, by its target."""
+
+    PRODUCT = "product"  # of matrices: cuBLAS
+    CONVOLUTION = "convolution"  # cuDNN
+    MOVE = "move"  # reads its operands and writes its results
+    NAME = "name"  # another name for what is there, or room for what will be
+    SOLVE = "solve"  # on one device, with operations that nobody counts here
+    UNKNOWN = "unknown"
+
+
+# Beginnings of targets; the first that fits.
+_CALLS = (
+    ("__cublas$lt$grouped", Call.SOLVE),
+    ("__cublas$gemm", Call.PRODUCT),
+    ("__cublas$lt$matmul", Call.PRODUCT),
+    ("__cudnn$convReorderFilter", Call.MOVE),
+    ("__cudnn$conv", Call.CONVOLUTION),
+    ("__cudnn$norm", Call.MOVE),
+    ("__cudnn$fmha", Call.SOLVE),
+    ("__cub$", Call.MOVE),
+    ("__gpu$TopK", Call.MOVE),
+    ("TopK", Call.MOVE),
+    ("cu_threefry2x32", Call.MOVE),
+    ("AssumeGatherIndicesInBound", Call.MOVE),
+    ("GatherScatterIndicesBitpacked", Call.MOVE),
+    ("MoveToHost", Call.MOVE),
+    ("MoveToDevice", Call.MOVE),
+    ("AllocateBuffer", Call.NAME),
+    ("AsyncCollective", Call.NAME),  # beside the collective that it is about
+    ("ConcatBitcast", Call.NAME),
+    ("annotate_device_placement", Call.NAME),
+    ("Sharding", Call.NAME),
+    ("SPMDFullToShardShape", Call.NAME),
+    ("SPMDShardToFullShape", Call.NAME),
+    ("__cublas$triangularSolve", Call.SOLVE),
+    ("cublas_", Call.SOLVE),
+    ("cusolver_", Call.SOLVE),
+    ("cusparse_", Call.SOLVE),
+    ("hipsolver_", Call.SOLVE),
+    ("lapack_", Call.SOLVE),
+    ("blas_", Call.SOLVE),
+    ("xla_ffi_python_", Call.SOLVE),  # a callback, on the host
+)
+
+
+def target_of(i: Instruction) -> str:
+    """The target of a custom call."""
+    found = _TARGET.search(i.rest)
+    return found[1] if found else ""
+
+
+def call_of(i: Instruction) -> Call:
+    """What a custom call does."""
+    target = target_of(i)
+    return next((kind for start, kind in _CALLS if target.startswith(start)), Call.UNKNOWN)
+
+
+def uncounted(i: Instruction) -> str:
+    """The name of an instruction whose products nobody counts; "" where all is known."""
+    opcode = _ASYNC.sub("", i.opcode)
+    if opcode == "custom-call" and call_of(i) in (Call.SOLVE, Call.UNKNOWN):
+        return f"custom-call to {target_of(i) or 'nothing named'}"
+    return opcode if opcode in _SOLVERS or opcode not in _KNOWN else ""
+
+
+def unknown(text: str) -> tuple[str, ...]:
+    """What in optimized HLO text may communicate, and is not known: instructions, calls, lines.
+
+    A call to a solver or to Python communicates with no other device, and is not named here.
+
+    Args:
+        text: What `jax.stages.Compiled.as_text` gives.
+
+    Example:
+        >>> from jaxdist import hlo
+        >>> hlo.unknown('%x = f32[4] custom-call(%y), custom_call_target="my_kernel"')
+        ('custom-call to my_kernel',)
+    """
+    module = read(text)
+    found = dict.fromkeys(name_of_line(line) for line in module.unread)
+    for computation in module.computations.values():
+        for i in computation.values():
+            opcode = _ASYNC.sub("", i.opcode)
+            if opcode == "custom-call" and call_of(i) is not Call.UNKNOWN:
+                continue
+            if opcode not in _SOLVERS and (name := uncounted(i)):
+                found[name] = None
+    return tuple(found)
+
+
+def name_of_line(line: str) -> str:
+    """A line of a computation that is no instruction, as reports name it."""
+    return f"the line {line[:60]!r}"

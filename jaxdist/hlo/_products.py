@@ -1,0 +1,125 @@
+"""Operations of one matrix product or convolution, as an instruction or as a call of a library."""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxdist.hlo import _text
+from jaxdist.hlo._known import Call, call_of, target_of
+from jaxdist.hlo._text import Instruction
+
+Shape = tuple[int, ...]
+
+_DIMS = re.compile(r"\[([\d,<=]*)\]")
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_WINDOW = re.compile(r"window=\{([^}]*)\}")
+_GROUPS = re.compile(r"(feature|batch)_group_count=(\d+)")
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_OF_GEMM = re.compile(r'"lhs_contracting_dimensions":(\[[^\]]*\])')
+
+
+def products(within: dict[str, Instruction], i: Instruction) -> int | None:
+    """Multiplications and additions of an instruction; None where its text does not tell."""
+    if i.opcode in ("dot", "scaled-dot"):
+        return _dot(within, i, _CONTRACTED.search(i.rest))
+    if i.opcode == "convolution":
+        lhs, rhs = (_shape_of(within, o) for o in i.operands[:2])
+        return _convolution(i, lhs, rhs, dims(i.shape))
+    kind = call_of(i)
+    if kind is Call.PRODUCT:
+        return _dot(within, i, _OF_GEMM.search(i.rest.replace('\\"', '"')))
+    if kind is Call.CONVOLUTION:
+        return _convolution(i, *_of_cudnn(within, i))
+    return None
+
+
+def dims(shape: str) -> Shape:
+    """The sizes of an array shape; of a tuple those of the first array."""
+    found = _DIMS.search(shape)
+    return tuple(int(d.lstrip("<=")) for d in found[1].split(",") if d) if found else ()
+
+
+def _shape_of(within: dict[str, Instruction], name: str) -> Shape:
+    return dims(within[name].shape) if name in within else ()
+
+
+def _dot(
+    within: dict[str, Instruction], i: Instruction, contracted: re.Match[str] | None
+) -> int | None:
+    if contracted is None or i.operands[0] not in within:
+        return None
+    lhs = _shape_of(within, i.operands[0])
+    sizes = [lhs[d] for d in _numbers(contracted[1])]
+    return 2 * math.prod(dims(_text.elements(i.shape)[0])) * math.prod(sizes)
+
+
+def _numbers(text: str) -> Iterator[int]:
+    """`1,2` and `["1","2"]` alike."""
+    listed: Any = json.loads(text) if text.startswith("[") else text.split(",")
+    return (int(d) for d in listed if d != "")
+
+
+def _of_cudnn(within: dict[str, Instruction], i: Instruction) -> tuple[Shape, Shape, Shape]:
+    """Input, filter and output of the forward convolution that a call of cuDNN belongs to.
+
+    The labels and the window of a gradient are those of its forward convolution.
+    """
+    one, other = (_shape_of(within, o) for o in i.operands[:2])
+    result = dims(_text.elements(i.shape)[0])
+    target = target_of(i)
+    if "convBackwardInput" in target:
+        return result, other, one
+    return (one, result, other) if "convBackwardFilter" in target else (one, other, result)
+
+
+def _convolution(i: Instruction, lhs: Shape, rhs: Shape, out: Shape) -> int | None:
+    """Twice the products, of which those with padding are none."""
+    labels = _LABELS.search(i.rest)
+    if labels is None or not lhs or not rhs:
+        return None
+    of_lhs, of_rhs, of_out = labels[1], labels[2], labels[3]
+    groups = {m[1]: int(m[2]) for m in _GROUPS.finditer(i.rest)}
+    places = list(_windows(i))
+    spatial = sorted(c for c in of_out if c.isdigit())
+    count = rhs[of_rhs.index("i")] * out[of_out.index("f")]
+    # XLA writes the number of output features for all groups, that of input features for one.
+    count *= lhs[of_lhs.index("b")] // groups.get("batch", 1)
+    for number, dim in enumerate(spatial):
+        window = places[number] if number < len(places) else _Window()
+        sizes = (lhs[of_lhs.index(dim)], rhs[of_rhs.index(dim)], out[of_out.index(dim)])
+        count *= window.valid(*sizes)
+    return 2 * count
+
+
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """How a kernel moves along one dim."""
+
+    stride: int = 1
+    low: int = 0
+    of_input: int = 1  # dilation
+    of_kernel: int = 1
+
+    def valid(self, size: int, kernel: int, out: int) -> int:
+        """Pairs of a place of the result and one of the kernel that meet an element."""
+        at = np.arange(out)[:, None] * self.stride + np.arange(kernel) * self.of_kernel - self.low
+        inside = (at >= 0) & (at <= (size - 1) * self.of_input) & (at % self.of_input == 0)
+        return int(inside.sum())
+
+
+def _windows(i: Instruction) -> Iterator[_Window]:
+    found = _WINDOW.search(i.rest)
+    fields = dict(part.split("=") for part in found[1].split()) if found else {}
+    count = len(fields.get("size", "").split("x")) if fields.get("size") else 0
+    for dim in range(count):
+
+        def of(name: str, default: int, dim: int = dim) -> int:
+            values: Sequence[str] = fields.get(name, "").split("x")
+            return int(values[dim].split("_")[0]) if values != [""] else default
+
+        yield _Window(of("stride", 1), of("pad", 0), of("lhs_dilate", 1), of("rhs_dilate", 1))
