@@ -1,8 +1,17 @@
 """Checks that two rooms or more use."""
 
+import math
+import numbers
+import operator
+import os
+from collections.abc import Iterable
 from typing import Any
 
-from jaxdist.errors import ArgumentTypeError
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
 
 
 def call_arguments(caller: str, args: Any, kwargs: Any) -> None:
@@ -27,6 +36,163 @@ def is_callable(caller: str, fn: Any) -> None:
             "Pass the function itself and its arguments apart: "
             "strategy.run(step, args=(state, batch)), not strategy.run(step(state, batch))."
         )
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: its `repr`, cut to one line, and its type."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = object.__repr__(value)
+    text = " ".join(text.split())
+    text = text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+    return f"{text}, of type {type(value).__name__}"
+
+
+MAX_SHOWN = 80
+
+
+def as_flag(caller: str, name: str, value: Any) -> bool:
+    """`value` as a bool; anything else is refused, since every object is true or false."""
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise ArgumentTypeError(
+            f"{caller} was given {name}={shown(value)}.\n\n"
+            f"{name} is either True or False.\n\nPass {name}=True or {name}=False."
+        )
+    return bool(value)
+
+
+def as_integer(
+    caller: str,
+    name: str,
+    value: Any,
+    *,
+    least: int | None = None,
+    most: int | None = None,
+    example: int | None = None,
+    remedy: str | None = None,
+    wrong_type: type[JaxdistError] = ArgumentTypeError,
+) -> int:
+    """`value` as an int between `least` and `most`; a bool is none, and raises `wrong_type`."""
+    rule = f"{name} is one integer{_between(least, most)}."
+    shows = example if example is not None else least if least is not None else 0
+    way = remedy or f"Pass for instance {name}={shows}."
+    try:
+        if type(value).__name__ in ("bool", "bool_"):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise wrong_type(f"{caller} was given {name}={shown(value)}.\n\n{rule}\n\n{way}") from None
+    if (least is not None and number < least) or (most is not None and number > most):
+        raise ArgumentError(f"{caller} was given {name}={number}.\n\n{rule}\n\n{way}")
+    return number
+
+
+def as_number(
+    caller: str,
+    name: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    is_finite: bool = True,
+    example: float | None = None,
+) -> float:
+    """`value` as a float that is not nan, from `least` up."""
+    rule = f"{name} is a {'finite ' if is_finite else ''}number{_between(least, None)}."
+    way = f"Pass for instance {name}={least if example is None else example}."
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ArgumentTypeError(f"{caller} was given {name}={shown(value)}.\n\n{rule}\n\n{way}")
+    wrong = math.isnan(value) or (is_finite and math.isinf(value))
+    if wrong or (least is not None and value < least):
+        raise ArgumentError(f"{caller} was given {name}={value!r}.\n\n{rule}\n\n{way}")
+    return float(value)
+
+
+def _between(least: float | None, most: float | None) -> str:
+    if least is None:
+        return "" if most is None else f" up to {most}"
+    return f" from {least}" + (" up" if most is None else f" to {most}")
+
+
+def check_instance(
+    caller: str, name: str, value: Any, kinds: type | tuple[type, ...], what: str, remedy: str
+) -> None:
+    """Refuse a `value` of another type than `kinds`, which the message calls `what`."""
+    if not isinstance(value, kinds):
+        raise ArgumentTypeError(
+            f"{caller} was given {name}={shown(value)}.\n\n{name} is {what}.\n\n{remedy}"
+        )
+
+
+def check_text(caller: str, name: str, value: Any, example: str) -> None:
+    """Refuse a `value` that is no text, or is empty."""
+    if not isinstance(value, str) or not value:
+        kind = ArgumentError if isinstance(value, str) else ArgumentTypeError
+        raise kind(
+            f"{caller} was given {name}={shown(value)}.\n\n{name} is a text that is not empty."
+            f"\n\nPass for instance {name}={example!r}."
+        )
+
+
+def as_path(caller: str, name: str, value: Any, example: str) -> str:
+    """`value` as the text of a path."""
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        raise ArgumentTypeError(
+            f"{caller} was given {name}={shown(value)}.\n\n{name} is a path, as a text or a "
+            f"pathlib.Path.\n\nPass for instance {name}={example!r}."
+        )
+    path = os.fspath(value)
+    if not path or "\0" in path:
+        raise ArgumentError(
+            f"{caller} was given {name}={path!r}, which names no file.\n\n"
+            f"Pass for instance {name}={example!r}."
+        )
+    return str(path)
+
+
+def as_array(caller: str, name: str, value: Any) -> jax.Array:
+    """`value` as an array of JAX, or an error that names it."""
+    if isinstance(value, jax.Array):
+        return value
+    try:
+        return jnp.asarray(value)
+    except OverflowError:
+        raise ArgumentError(
+            f"{caller} was given {name}={shown(value)}.\n\nPython integers become int32, which "
+            "ends at -2147483648 and 2147483647.\n\nPass a float, or turn on 64 bits: "
+            "jax.config.update('jax_enable_x64', True)."
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(
+            f"{caller} was given {name}={shown(value)}.\n\n{name} is an array or a number."
+            "\n\nPass an array of jax or numpy whose dtype is a number or bool."
+        ) from error
+
+
+def as_arrays(caller: str, name: str, tree: Any) -> Any:
+    """A pytree whose leaves are arrays of JAX, or an error that names the leaf."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: as_array(caller, name + jax.tree_util.keystr(path), leaf), tree
+    )
+
+
+def is_array(value: Any) -> bool:
+    """Whether JAX takes `value` for an array: also tracers, numbers, and shapes with a dtype."""
+    if isinstance(value, (jax.Array, jax.ShapeDtypeStruct, bool, int, float, complex)):
+        return True
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcV"
+
+
+def as_list(caller: str, name: str, value: Any, what: str, remedy: str) -> list[Any]:
+    """`value` as a list; texts, mappings, sets and single values are none."""
+    is_one = isinstance(value, (str, bytes, dict, set, frozenset)) or not isinstance(
+        value, Iterable
+    )
+    if is_one or getattr(value, "ndim", 1) == 0:
+        raise ArgumentTypeError(
+            f"{caller} was given {name}={shown(value)}.\n\n{name} is {what}.\n\n{remedy}"
+        )
+    return list(value)
 
 
 class _NotAListError(ArgumentTypeError, ValueError):

@@ -10,6 +10,7 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
       NotFoundError            ValueError    TPUs or tasks that were looked for and are not there
       ArgumentError            ValueError    a value outside the valid ones
       ArgumentTypeError        TypeError     an argument of the wrong type
+      UnsupportedError         NotImplementedError  documented, and not possible here
       ReplicaValueError        ValueError    per-replica values that do not belong here
       DonationError            ValueError    one buffer given away twice
       StateDivergenceError     ValueError    state that would come out different on each replica
@@ -70,6 +71,10 @@ class ArgumentError(JaxdistError, ValueError):
 
 class ArgumentTypeError(JaxdistError, TypeError):
     """Raised when an argument is of a type that the call cannot take."""
+
+
+class UnsupportedError(JaxdistError, NotImplementedError):
+    """Raised when something that is valid elsewhere cannot be done in this place."""
 
 
 class ReplicaValueError(JaxdistError, ValueError):

@@ -12,9 +12,9 @@ from jax.tree_util import keystr
 
 from jaxdist import collectives
 from jaxdist._typing import PyTree
-from jaxdist._validate import call_arguments, is_callable
+from jaxdist._validate import as_flag, call_arguments, is_callable, shown
 from jaxdist.collectives import ReduceOp
-from jaxdist.errors import ContextError
+from jaxdist.errors import ArgumentTypeError, ContextError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values import Handle, PerReplica, Site, find_sites_with, own_value
 
@@ -116,9 +116,16 @@ class ReplicaContext:
     __slots__ = ("_layout", "_strategy", "_traced")
 
     def __init__(self, strategy: Any, *, traced: bool = True) -> None:
+        layout = getattr(strategy, "layout", None)
+        if not isinstance(layout, ReplicaMesh):
+            raise ArgumentTypeError(
+                f"ReplicaContext was given strategy={shown(strategy)}.\n\n"
+                "A replica context belongs to a strategy.\n\n"
+                "Ask for the one of the step that runs: jaxdist.get_replica_context()."
+            )
         self._strategy = strategy
-        self._layout: ReplicaMesh = strategy.layout
-        self._traced = traced
+        self._layout: ReplicaMesh = layout
+        self._traced = as_flag("ReplicaContext", "traced", traced)
 
     @property
     def strategy(self) -> Any:

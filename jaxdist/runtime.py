@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxdist._validate import as_list
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -126,18 +127,25 @@ def device_name(device: jax.Device) -> str:
 
 def distinct_devices(caller: str, names: Sequence[str | jax.Device]) -> list[jax.Device]:
     """Devices for `names`, refused where one is listed twice or kinds are mixed."""
-    devices = [device_from_name(n) for n in names]
+    listed = as_list(
+        caller,
+        "devices",
+        names,
+        "a list of devices or of their names",
+        "Pass for instance devices=['gpu:0', 'gpu:1'], or leave it out for all devices.",
+    )
+    devices = [device_from_name(n) for n in listed]
     twice = sorted({str(d) for d in devices if devices.count(d) > 1})
     if twice:
         raise DeviceError(
-            f"{caller} was given the same device twice: {twice} in {list(map(str, names))}.\n\n"
+            f"{caller} was given the same device twice: {twice} in {list(map(str, listed))}.\n\n"
             "A replica has a device of its own; list each device once."
         )
     platforms = sorted({d.platform for d in devices})
     if len(platforms) > 1:
         raise DeviceError(
             f"{caller} was given devices of different kinds: {platforms} in "
-            f"{list(map(str, names))}.\n\n"
+            f"{list(map(str, listed))}.\n\n"
             "Replicas run one program together, so they need one kind of device; choose one "
             f"of {platforms}."
         )

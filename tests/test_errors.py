@@ -1,6 +1,9 @@
 """The tree of errors."""
 
+import ast
+import builtins
 import inspect
+import pathlib
 import pickle
 
 import pytest
@@ -17,6 +20,7 @@ TREE = {
     "NotFoundError": RuntimeError,
     "ArgumentError": ValueError,
     "ArgumentTypeError": TypeError,
+    "UnsupportedError": NotImplementedError,
     "ReplicaValueError": ValueError,
     "DonationError": ValueError,
     "StateDivergenceError": ValueError,
@@ -36,6 +40,45 @@ TREE = {
     "MissingExtraError": ImportError,
 }
 WARNINGS = {"RetraceWarning", "StateDivergenceWarning"}
+
+# Built-ins that Python's own protocols ask for, and one in the words of JAX.
+PROTOCOLS = {
+    ("values/_sharded.py", "AttributeError"),
+    ("_compat/_arrays.py", "RuntimeError"),
+}
+FILES = sorted(pathlib.Path(errors.__file__).parent.rglob("*.py"))
+
+
+def _raised_with_a_message(source: str) -> set[str]:
+    """Names of the built-in exceptions that a module raises and says something with."""
+    calls = [
+        node.exc.func
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+    ]
+    names = {call.id for call in calls if isinstance(call, ast.Name)}
+    return {
+        name
+        for name in names
+        if inspect.isclass(kind := getattr(builtins, name, None))
+        and issubclass(kind, BaseException)
+        and kind is not SystemExit
+    }
+
+
+def test_every_error_that_says_something_is_one_of_ours() -> None:
+    root = pathlib.Path(errors.__file__).parent
+    found = {
+        (path.relative_to(root).as_posix(), name)
+        for path in FILES
+        for name in _raised_with_a_message(path.read_text())
+    }
+    assert found == PROTOCOLS
+
+
+def test_a_built_in_error_is_found_in_a_module() -> None:
+    assert _raised_with_a_message("def f():\n    raise ValueError('x')") == {"ValueError"}
+    assert _raised_with_a_message("raise StopIteration") == set()
 
 
 def _classes() -> dict[str, type]:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
+from jaxdist._validate import shown
 from jaxdist.collectives._dtypes import check_known, check_numeric, result_dtype
 from jaxdist.collectives._in_replica import gather_dim
 from jaxdist.collectives._reduce_op import ReduceOp
@@ -303,12 +305,16 @@ def _check_count(name: str, value: PerReplica, layout: ReplicaMesh) -> None:
 
 def _dims(name: str, axis: Any) -> tuple[int, ...]:
     given: Sequence[Any] = axis if isinstance(axis, tuple) else (axis,)
-    if any(isinstance(a, bool) or not hasattr(a, "__index__") for a in given):
+    try:
+        if any(isinstance(a, (bool, np.bool_)) for a in given):
+            raise TypeError
+        return tuple(operator.index(a) for a in given)
+    except TypeError:
         raise ArgumentTypeError(
-            f"Strategy.reduce was given axis={axis!r} for {name}.\n\n"
-            "axis is None, an integer, or a tuple of integers."
-        )
-    return tuple(a.__index__() for a in given)
+            f"Strategy.reduce was given axis={shown(axis)}, for {name}.\n\n"
+            "axis is None, an integer, or a tuple of integers.\n\n"
+            "Pass axis=None to reduce over the replicas only, or axis=0 over their rows as well."
+        ) from None
 
 
 def reduced_dims(name: str, array: Any, axis: Any) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._typing import AxisNames, PyTree
+from jaxdist._validate import as_integer
 from jaxdist.collectives._default_sum import summed_by_default
 from jaxdist.collectives._dtypes import check_integer, check_known, check_numeric, result_dtype
 from jaxdist.collectives._mark import assume_replicated
@@ -190,12 +191,9 @@ def gathered(array: jax.Array, dim: int, axes: AxisNames) -> jax.Array:
 
 def gather_dim(caller: str, name: str, array: Any, axis: Any) -> int:
     """`axis` as a dim of `array` counted from the front, or a named error."""
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-        raise ShapeError(
-            f"{caller} was given axis={axis!r}, and axis is one integer.\n\n"
-            "Pass axis=0 to concatenate rows."
-        )
-    dim = int(axis.__index__())
+    dim = as_integer(
+        caller, "axis", axis, remedy="Pass axis=0 to concatenate rows.", wrong_type=ShapeError
+    )
     if not array.ndim:
         raise ShapeError(
             f"{caller} cannot concatenate {name}: it is a scalar, {array.dtype}[].\n\n"

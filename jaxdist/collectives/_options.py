@@ -7,7 +7,8 @@ import numbers
 import warnings
 from typing import Any
 
-from jaxdist.errors import ArgumentError
+from jaxdist._validate import shown
+from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
 class CommunicationImplementation(enum.Enum):
@@ -87,6 +88,12 @@ class CommunicationOptions:
             >>> Options(5, 1.0).merged(Options(bytes_per_pack=7))  # doctest: +ELLIPSIS
             CommunicationOptions(bytes_per_pack=7, timeout_seconds=1.0, ...)
         """
+        if not isinstance(later, CommunicationOptions):
+            raise ArgumentTypeError(
+                f"CommunicationOptions.merged was given later={shown(later)}.\n\n"
+                "later is a CommunicationOptions.\n\n"
+                "Pass for instance CommunicationOptions(bytes_per_pack=1 << 20)."
+            )
         defaults = CommunicationOptions()
         given = {
             field.name: getattr(later, field.name)

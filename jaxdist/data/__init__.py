@@ -15,4 +15,5 @@ from jaxdist.data._iterator import DistributedIterator as DistributedIterator
 from jaxdist.data._optional import OptionalBatch as OptionalBatch
 from jaxdist.data._options import InputOptions as InputOptions
 from jaxdist.data._options import InputReplicationMode as InputReplicationMode
+from jaxdist.data._options import checked_options as checked_options
 from jaxdist.data._partial_batch import PartialBatch as PartialBatch

@@ -158,7 +158,7 @@ class Batches:
 
     def __len__(self) -> int:
         if self.repeat is None:
-            raise TypeError("batches(..., repeat=None) has no end, so it has no len().")
+            raise ArgumentTypeError("batches(..., repeat=None) has no end, so it has no len().")
         return self.cardinality
 
     def __bool__(self) -> bool:

@@ -9,6 +9,7 @@ from jaxdist.data._assemble import Assembler
 from jaxdist.data._cardinality import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from jaxdist.data._iterator import DistributedIterator
 from jaxdist.data._readers import Reader
+from jaxdist.errors import ArgumentTypeError
 
 S = TypeVar("S")
 CheckContext = Callable[[], None]
@@ -91,9 +92,9 @@ class DistributedDataset(Iterable[PyTree]):
 
     def __len__(self) -> int:
         if self._cardinality == INFINITE_CARDINALITY:
-            raise TypeError(f"{self!r} has no end, so it has no len().")
+            raise ArgumentTypeError(f"{self!r} has no end, so it has no len().")
         if self._cardinality == UNKNOWN_CARDINALITY:
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"{self!r} does not tell how many batches it has, so it has no len().\n\n"
                 "A list, jaxdist.data.batches, and a dataset with a len() do, but not where "
                 "partial_batch=DROP leaves batches out by their shapes."

@@ -12,7 +12,12 @@ from jaxdist.data._cardinality import cardinality_of_steps
 from jaxdist.data._context import InputContext
 from jaxdist.data._dataset import CheckContext, DistributedDataset
 from jaxdist.data._group import Grouper
-from jaxdist.data._options import InputOptions, check_for_dataset, check_for_function
+from jaxdist.data._options import (
+    InputOptions,
+    check_for_dataset,
+    check_for_function,
+    checked_options,
+)
 from jaxdist.data._partial_batch import PartialBatch
 from jaxdist.data._place import Placer
 from jaxdist.data._readers import GroupReader, ParallelReader, Reader
@@ -69,7 +74,7 @@ def distribute_dataset(
     Source:
         `tf.distribute.Strategy.experimental_distribute_dataset`.
     """
-    options = options or InputOptions()
+    options = checked_options(SPLIT_CALLER, options)
     check_for_dataset(options)
     source = Source(SPLIT_CALLER, dataset)
     placer = Placer(
@@ -138,7 +143,7 @@ def distribute_datasets_from_function(
     Source:
         `tf.distribute.Strategy.distribute_datasets_from_function`.
     """
-    options = options or InputOptions()
+    options = checked_options(GROUP_CALLER, options)
     check_for_function(options)
     _validate.is_callable(GROUP_CALLER, dataset_fn)
     num_replicas, is_per_replica = layout.num_replicas, options.is_per_replica

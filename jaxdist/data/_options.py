@@ -3,8 +3,9 @@
 import enum
 from typing import Any, NamedTuple
 
+from jaxdist._validate import as_flag, as_integer, check_instance
 from jaxdist.data._partial_batch import PartialBatch
-from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist.errors import ArgumentError, UnsupportedError
 
 
 class InputReplicationMode(enum.Enum):
@@ -92,6 +93,9 @@ class InputOptions(_Fields):
         return self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
 
 
+# Each batch that is read ahead is memory; a number above this is a mistake.
+MAX_BUFFER_SIZE = 1 << 16
+
 _ENUMS: dict[str, type[enum.Enum]] = {
     "experimental_replication_mode": InputReplicationMode,
     "partial_batch": PartialBatch,
@@ -107,26 +111,40 @@ def _check_member(name: str, value: Any) -> None:
 
 
 def _check_bool(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ArgumentTypeError(
-            f"InputOptions({name}=...) takes True or False, and {value!r} of type "
-            f"{type(value).__name__} was given."
-        )
+    as_flag("InputOptions", name, value)
 
 
 def _check_buffer_size(value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ArgumentTypeError(
-            "InputOptions(experimental_per_replica_buffer_size=...) takes a number of batches, "
-            f"and {value!r} of type {type(value).__name__} was given.\n\n"
-            "Use 1 for one batch ahead, or 0 to read nothing ahead."
-        )
+    as_integer(
+        "InputOptions",
+        "experimental_per_replica_buffer_size",
+        value,
+        least=-1,
+        most=MAX_BUFFER_SIZE,
+        remedy="It is a number of batches: 1 reads one batch ahead, and 0 none.",
+    )
+
+
+def checked_options(caller: str, options: Any) -> InputOptions:
+    """`options`, or the default ones where there are none."""
+    if options is None:
+        return InputOptions()
+    check_instance(
+        caller,
+        "options",
+        options,
+        InputOptions,
+        "a jaxdist.InputOptions",
+        "Pass options=jaxdist.InputOptions(experimental_fetch_to_device=True), or leave it out.",
+    )
+    chosen: InputOptions = options
+    return chosen
 
 
 def check_for_dataset(options: InputOptions) -> None:
     """Refuse options that `experimental_distribute_dataset` cannot honour."""
     if options.is_per_replica:
-        raise NotImplementedError(
+        raise UnsupportedError(
             "experimental_distribute_dataset cannot use experimental_replication_mode="
             "PER_REPLICA: there is one dataset, and replicas share its batches.\n\n"
             "Use distribute_datasets_from_function, which calls its function once for each "

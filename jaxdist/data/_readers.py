@@ -115,7 +115,11 @@ class ListIterator(Iterator[Any]):
     def set_state(self, state: int) -> None:
         """Go on after that many elements."""
         if not 0 <= state <= len(self._elements):
-            raise IndexError(f"{state} elements of {len(self._elements)}")
+            raise ArgumentError(
+                f"set_state: the state is {state} elements into the data, and the list has "
+                f"{len(self._elements)}.\n\nGive a state that get_state of an iterator over the "
+                "same data returned."
+            )
         self._index = int(state)
 
 

@@ -29,7 +29,7 @@ from jaxdist.program._uneven import cut
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables
 from jaxdist.program._virtual_program import call_virtually
 from jaxdist.program._virtual_values import Turns
-from jaxdist.values import Form, Kind, PerReplica, Sharded
+from jaxdist.values import Form, Kind, Sharded, hold_global
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -164,7 +164,7 @@ class Program:
                 return number
             scalars = scalar_form(out.shape) is Form.SCALARS
             shared = self.layout.replicas_per_place
-            return PerReplica.of_global(number, scalars=scalars, replicas_per_shard=shared)
+            return hold_global(number, scalars=scalars, replicas_per_shard=shared)
 
         result = jax.tree.map(node, self.traced.template, is_leaf=lambda x: isinstance(x, Static))
         state = [Sharded(i, *o.cut) if o.cut else i for i, o in enumerate(self.outputs[:count])]

@@ -15,6 +15,7 @@ from jax.extend.core import Literal
 
 from jaxdist import _compat
 from jaxdist.collectives import ASSUME_REPLICATED
+from jaxdist.errors import UnsupportedError
 from jaxdist.program import _primitives as known
 from jaxdist.program._joined_ops import Const, Key, Op, flat_ops
 from jaxdist.program._replication import NONE, Differs, results_of
@@ -28,7 +29,7 @@ def run_virtually(program: Any, arguments: Sequence[Same | Own], turns: Turns) -
     """Evaluate an open or closed program of one replica for all of them, inside `shard_map`.
 
     Raises:
-        NotImplementedError: An operation that virtual replicas do not have.
+        UnsupportedError: An operation that virtual replicas do not have.
     """
     return _Run(program, arguments, turns).run()
 
@@ -157,7 +158,7 @@ class _Run:
             return meet(op.eqn, held, self.turns)
         if op.name in LOOPS:
             return LOOPS[op.name](op.eqn, held, differs, self.turns, run_virtually)
-        raise NotImplementedError(
+        raise UnsupportedError(
             f"deterministic=True cannot take a {op.name} apart, and a step has one with a "
             f"collective in it at {_compat.source_of(op.eqn)}.\n\n"
             "Collectives may stand in scan, while_loop, fori_loop, cond, switch, jit and "

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxdist import _compat
 from jaxdist.collectives import tree_reduced
+from jaxdist.errors import UnsupportedError
 from jaxdist.program._meeting import over_one_axis
 from jaxdist.program._replication import named_axes
 from jaxdist.program._virtual_values import Own, Same, Turns, barrier
@@ -41,7 +42,7 @@ def meet(eqn: Any, held: Sequence[Same | Own], turns: Turns) -> list[Same | Own]
     """The results of one collective over the replica axis.
 
     Raises:
-        NotImplementedError: A collective that virtual replicas do not have.
+        UnsupportedError: A collective that virtual replicas do not have.
     """
     name = eqn.primitive.name
     groups = eqn.params.get("axis_index_groups")
@@ -64,7 +65,7 @@ def meet(eqn: Any, held: Sequence[Same | Own], turns: Turns) -> list[Same | Own]
             return [Same(_gathered(eqn.params, turns.all_rows(x))) for x in held]
         if name in _MOVES:
             return _moved(eqn, held, turns)
-    raise NotImplementedError(
+    raise UnsupportedError(
         f"deterministic=True has no {name}, and a step asks for it at {_compat.source_of(eqn)}.\n\n"
         "Virtual replicas have psum, pmean, pmax, pmin, all_gather, psum_scatter, all_to_all and "
         "ppermute.\n\n"

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist.errors import ContextError
+from jaxdist.errors import ContextError, UnsupportedError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values import current_binding
 
@@ -64,7 +64,7 @@ def not_differentiable(call: Any) -> Any:
 
     @guarded.defjvp
     def _(primals: Any, tangents: Any) -> Any:
-        raise NotImplementedError(
+        raise UnsupportedError(
             "jax.grad was taken through strategy.run of a strategy with deterministic=True.\n\n"
             "The step is taken apart to keep the order of its sums, and its derivative would not "
             "keep it.\n\n"

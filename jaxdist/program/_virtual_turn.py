@@ -8,6 +8,7 @@ from jax.extend.core import Literal
 from jax.sharding import Sharding
 
 from jaxdist import _compat
+from jaxdist.errors import UnsupportedError
 from jaxdist.program import _primitives as known
 from jaxdist.program._replication import named_axes
 from jaxdist.program._subprograms import subprograms
@@ -39,7 +40,7 @@ def do(eqn: Any, operands: Sequence[Any], number: Any, turns: Turns) -> list[Any
     Programs inside it are written out, since they name the mesh that they were traced over.
 
     Raises:
-        NotImplementedError: It holds something that a virtual replica cannot do.
+        UnsupportedError: It holds something that a virtual replica cannot do.
     """
     name = eqn.primitive.name
     if name in _LAYOUT_ONLY:
@@ -56,7 +57,7 @@ def do(eqn: Any, operands: Sequence[Any], number: Any, turns: Turns) -> list[Any
     if name == "custom_linear_solve":
         return _linear_solve(eqn, operands, number, turns)
     if name == "shard_map" or asks_number(eqn, turns):
-        raise NotImplementedError(
+        raise UnsupportedError(
             f"deterministic=True cannot run a {name} that depends on the replica or on a mesh, and "
             f"a step has one at {_compat.source_of(eqn)}.\n\n"
             "Read get_replica_context().replica_id_in_sync_group outside of it and pass the number "

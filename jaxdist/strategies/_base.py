@@ -14,7 +14,7 @@ from jaxdist import collectives, data, explain, replica
 from jaxdist._typing import PyTree
 from jaxdist._validate import call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
-from jaxdist.errors import ArgumentTypeError, ContextError
+from jaxdist.errors import ArgumentTypeError, ContextError, UnsupportedError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import EAGERLY, Program, Runner, RunOptions, variables_as_values
 from jaxdist.strategies import _across, _check_gradients, _in_merge, _local
@@ -562,8 +562,9 @@ class Strategy(Facts):
         """
         check_across(self, "distribute_datasets_from_function", BEFORE)
         is_callable("distribute_datasets_from_function", dataset_fn)
+        options = data.checked_options("distribute_datasets_from_function", options)
         if self._unwraps and _asks_per_replica(options):
-            raise NotImplementedError(
+            raise UnsupportedError(
                 f"{type(self).__name__}.distribute_datasets_from_function was given "
                 "InputReplicationMode.PER_REPLICA, and it has one replica.\n\n"
                 "Leave experimental_replication_mode out."

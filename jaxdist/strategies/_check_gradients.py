@@ -16,6 +16,7 @@ from jaxdist.errors import ArgumentError, ContextError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import Program, RunOptions
 from jaxdist.program._captured import closed_over
+from jaxdist.program._options import checked
 from jaxdist.strategies._compared_results import (
     compared_results,
     is_number,
@@ -62,7 +63,7 @@ def check(
             f"({layout.num_replicas}), then the same step on a MirroredStrategy."
         )
     if options is not None:
-        options = options._replace(donate_argnums=())
+        options = checked(options)._replace(donate_argnums=())
     if any_variable():
         _refuse_variables(strategy.lower(fn, args, kwargs, options))
     on_many = _Copy(args, kwargs)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxdist import collectives, replica, runtime
 from jaxdist._typing import PyTree
-from jaxdist._validate import call_arguments, is_callable
+from jaxdist._validate import as_arrays, as_flag, as_list, call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.program import UpdateOfCopies
@@ -187,6 +187,7 @@ class StrategyExtended:
             self._strategy, "extended.broadcast_to", "Inside a replica call it in a merge_call."
         )
         target = collectives.target_in_strategy(caller, destinations, self._strategy.layout)
+        tensor = as_arrays(caller, "tensor", tensor)
         ops = self._strategy.communication.ops
         if ops is not None and collectives.overrides(ops, "broadcast_implementation"):
             return jax.tree.map(lambda leaf: ops.broadcast(leaf, destinations), tensor)
@@ -240,6 +241,7 @@ class StrategyExtended:
         _must_be_variable(caller, var)
         is_callable(caller, fn)
         call_arguments(caller, args, kwargs)
+        group = as_flag(caller, "group", group)
         frame = replica.innermost_explicit_frame()
         step = UpdateOfCopies(fn)
         if frame is None or not frame.inside_step:
@@ -357,8 +359,10 @@ class StrategyExtended:
         Source:
             `tf.compat.v1.distribute.StrategyExtended.non_slot_devices`.
         """
-        for v in var_list:
-            _must_be_variable("StrategyExtended.non_slot_devices", v)
+        caller = "StrategyExtended.non_slot_devices"
+        remedy = "Pass for instance var_list=[variable], or [] where there is none."
+        for v in as_list(caller, "var_list", var_list, "a list of variables", remedy):
+            _must_be_variable(caller, v)
         return self.worker_devices
 
     def call_for_each_replica(

@@ -77,7 +77,7 @@ class MirroredStrategy(Strategy):
                 "Leave one of them out."
             )
         if mesh is not None:
-            if devices:
+            if devices is not None:
                 raise ArgumentError(
                     "MirroredStrategy was given both devices and mesh.\n\n"
                     "A mesh has its devices already; leave devices out."
@@ -94,12 +94,9 @@ class MirroredStrategy(Strategy):
             )
         if isinstance(devices, (str, jax.Device)):
             devices = [devices]
-        chosen = (
-            runtime.distinct_devices("MirroredStrategy", devices)
-            if devices
-            else runtime.default_devices()
-        )
-        layout = meshes.build(chosen)
-        check_one_process("MirroredStrategy", layout, were_chosen=bool(devices))
+        given: Sequence[str | jax.Device] = [] if devices is None else devices
+        named = runtime.distinct_devices("MirroredStrategy", given)
+        layout = meshes.build(named or runtime.default_devices())
+        check_one_process("MirroredStrategy", layout, were_chosen=bool(named))
         layout = with_virtual_replicas("MirroredStrategy", layout, deterministic)
         self._set_up(layout, communication)

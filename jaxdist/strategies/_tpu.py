@@ -5,6 +5,7 @@ from typing import Any, final
 
 from jaxdist import mesh as meshes
 from jaxdist._typing import PyTree
+from jaxdist._validate import as_flag
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.collectives import communication_of
 from jaxdist.errors import ArgumentTypeError, TopologyError
@@ -66,6 +67,9 @@ class TPUStrategy(Strategy):
                 "given.\n\nPass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for "
                 "the TPUs of this machine."
             )
+        spmd = as_flag(
+            "TPUStrategy", "experimental_spmd_xla_partitioning", experimental_spmd_xla_partitioning
+        )
         system = resolver.tpu_system
         assignment = _checked(resolver, system, experimental_device_assignment)
         self._resolver, self._assignment = resolver, assignment
@@ -75,7 +79,7 @@ class TPUStrategy(Strategy):
             grid.ravel().tolist(),
             num_logical=grid.shape[1],
             described=described,
-            spmd=bool(experimental_spmd_xla_partitioning),
+            spmd=spmd,
         )
         if described is None and layout.is_local:
             say_alone("TPUStrategy")

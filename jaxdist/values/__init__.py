@@ -16,6 +16,7 @@ from jaxdist.values._owned import owned as owned
 from jaxdist.values._owned import owned_leaves as owned_leaves
 from jaxdist.values._per_replica import Form as Form
 from jaxdist.values._per_replica import PerReplica as PerReplica
+from jaxdist.values._per_replica import hold_global as hold_global
 from jaxdist.values._per_replica import shards_by_replica as shards_by_replica
 from jaxdist.values._piece_marks import OPEN as OPEN
 from jaxdist.values._piece_marks import PIECE as PIECE

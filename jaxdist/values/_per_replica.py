@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
+from jaxdist._validate import as_flag, as_integer, shown
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._distributed import DistributedValues
@@ -69,10 +70,11 @@ class PerReplica(DistributedValues):
     _flat: "tuple[tuple[Any, ...], Held]"
 
     def __init__(self, values: Iterable[Any]) -> None:
-        if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
+        is_many = isinstance(values, Iterable) and getattr(values, "ndim", 1) != 0
+        if isinstance(values, (str, bytes, dict, set)) or not is_many:
             raise ArgumentTypeError(
                 "PerReplica(values) takes a sequence with one value for each replica, and "
-                f"{type(values).__name__} was given.\n\n"
+                f"values={shown(values)}, was given.\n\n"
                 "To split one array over the replicas, lay it out with "
                 "jax.device_put(x, strategy.per_replica_sharding)."
             )
@@ -102,14 +104,38 @@ class PerReplica(DistributedValues):
             replicas_per_shard: Replicas whose values one device holds, one after the other on
                 dim 0: more than one under a strategy with `deterministic=True`.
 
+        Raises:
+            ArgumentTypeError: `array` is no array, `scalars` no bool, or `replicas_per_shard` no
+                integer.
+            ArgumentError: `replicas_per_shard` is below 1.
+            ReplicaValueError: It does not divide the rows.
+
         Example:
             >>> strategy = MirroredStrategy()
             >>> x = jax.device_put(np.arange(16.0), strategy.per_replica_sharding)
             >>> PerReplica.of_global(x).values[1].tolist()
             [2.0, 3.0]
         """
-        form = Form.SCALARS if scalars else Form.ROWS
-        return _rebuild((form, replicas_per_shard), (owned(array),))
+        caller = "PerReplica.of_global"
+        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+            raise ArgumentTypeError(
+                f"{caller} was given array={shown(array)}.\n\narray is one global array with the "
+                "rows of all replicas.\n\nPass jax.device_put(x, strategy.per_replica_sharding), "
+                "or PerReplica([...]) with one value for each replica."
+            )
+        form = Form.SCALARS if as_flag(caller, "scalars", scalars) else Form.ROWS
+        as_integer(caller, "replicas_per_shard", replicas_per_shard, least=1)
+        num_rows = array.shape[0] if array.shape else 0
+        if num_rows % replicas_per_shard or replicas_per_shard > max(num_rows, MAX_PER_SHARD):
+            raise ReplicaValueError(
+                f"{caller} was given replicas_per_shard={replicas_per_shard} and an array of "
+                f"{num_rows} rows, {array.dtype}{[*array.shape]}.\n\nThe rows are split over the "
+                "shards, and those of a shard over its replicas, so replicas_per_shard divides "
+                f"their number.\n\nPass {_divisors(num_rows)}, or leave it out."
+            )
+        return hold_global(
+            owned(array), scalars=form is Form.SCALARS, replicas_per_shard=replicas_per_shard
+        )
 
     @property
     def _held(self) -> "Held":
@@ -216,6 +242,15 @@ def _as_it_is_now(value: Any) -> Any:
     return owned(value)
 
 
+# Where there are no rows, every number divides them.
+MAX_PER_SHARD = 1 << 16
+
+
+def _divisors(num_rows: int) -> str:
+    fitting = [n for n in (1, 2, 4, 8, 16) if num_rows % n == 0]
+    return " or ".join(map(str, fitting))
+
+
 def _cut(shards: Sequence[jax.Array], count: int) -> tuple[jax.Array, ...]:
     """Shards that hold the rows of several replicas, cut between them."""
     rows = shards[0].shape[0] // count
@@ -263,7 +298,10 @@ def _assembled(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
     axes = (lead,) if isinstance(lead, str) else tuple(lead or ())
     mesh = sharding.mesh
     if not isinstance(mesh, Mesh):
-        raise TypeError(f"an array cannot lie on {mesh}")
+        raise ArgumentTypeError(
+            f"PerReplica.values: the array is laid out over {mesh}, which has no devices.\n\n"
+            "Lay it out with jax.device_put(x, strategy.per_replica_sharding)."
+        )
     layout = ReplicaMesh(mesh, axes)
     by_device = {s.device: s.data for s in array.addressable_shards}
     local = (array.shape[0] // layout.num_replicas, *array.shape[1:])
@@ -295,6 +333,11 @@ def _rebuild(how: Held, children: Iterable[Any]) -> PerReplica:
     value = _new(PerReplica)
     value._flat = (tuple(children), how)
     return value
+
+
+def hold_global(held: Any, *, scalars: bool, replicas_per_shard: int) -> PerReplica:
+    """`PerReplica.of_global` of whatever stands for the array, such as its place in a template."""
+    return _rebuild((Form.SCALARS if scalars else Form.ROWS, replicas_per_shard), (held,))
 
 
 register_pytree_with_keys(PerReplica, _flatten_with_keys, _rebuild, operator.attrgetter("_flat"))

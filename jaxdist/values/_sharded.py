@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
+from jaxdist._validate import as_integer
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._arithmetic import Arithmetic
@@ -126,16 +127,15 @@ class Sharded(Arithmetic):
         axes: tuple[str, ...] | None = None,
         split: int | None = None,
     ) -> None:
+        dim = as_integer("Sharded", "dim", dim, least=0)
+        size = as_integer(
+            "Sharded", "size", size, least=1, remedy="Leave an array without elements as it is."
+        )
         rank = getattr(array, "ndim", None)
         if rank is not None and not 0 <= dim < rank:
             raise ArgumentError(
                 f"Sharded(array, dim={dim}): the array is {array.dtype}{list(array.shape)}, of "
                 f"rank {rank}.\n\ndim must lie in {list(range(rank))}."
-            )
-        if size < 1:
-            raise ArgumentError(
-                f"Sharded(array, size={size}): the cut dim has at least one element.\n\n"
-                "Leave an array without elements as it is."
             )
         self.dim, self.size, self.axes, self.split = dim, size, axes, split
         # What is made by hand is declared to be a piece; what functions of pytrees make is not.

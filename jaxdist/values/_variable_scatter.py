@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist.errors import ArgumentError
+from jaxdist.errors import ArgumentError, UnsupportedError
 from jaxdist.values._indexed_slices import IndexedSlices, as_indexed_slices
 from jaxdist.values._variable_checks import check_fits
 from jaxdist.values._variable_enums import VariableAggregation
@@ -67,14 +67,14 @@ def checked_slices(variable: Any, kind: Scatter, given: Any) -> IndexedSlices:
 def check_can_scatter(variable: Any, kind: Scatter, *, of_replicas: bool) -> None:
     """Refuse what has no meaning, or none that is the same as for a dense change."""
     if variable.home.per_replica:
-        raise NotImplementedError(
+        raise UnsupportedError(
             f"Variable {variable.label!r}.{kind.value}: the variable has its own value on each "
             "replica (VariableSynchronization.ON_READ).\n\nRows of such variables are not changed "
             "in place.\n\nAssign the whole: variable.assign(variable.value().at[indices].add(rows))"
         )
     combines = variable.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
     if of_replicas and kind.picks and combines:
-        raise NotImplementedError(
+        raise UnsupportedError(
             f"Variable {variable.label!r}.{kind.value} was called inside a replica, and the "
             f"variable has VariableAggregation.{variable.aggregation.name}.\n\n"
             "Of several values for one row it takes one; there is no sum or mean of that.\n\n"

@@ -47,7 +47,10 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
         agg_small_grads_max_bytes: int = 0,
         agg_small_grads_max_group: int = 10,
     ) -> None:
-        if all_reduce_alg not in ("nccl", "hierarchical_copy"):
+        if not isinstance(all_reduce_alg, str) or all_reduce_alg not in (
+            "nccl",
+            "hierarchical_copy",
+        ):
             raise ArgumentError(
                 f"{type(self).__name__} was given all_reduce_alg={all_reduce_alg!r}.\n\n"
                 "It is 'nccl' or 'hierarchical_copy'."

@@ -20,7 +20,7 @@ from jaxdist.collectives.cross_device._values import (
     layout_of,
     local_shape,
 )
-from jaxdist.errors import ArgumentError, ReplicaValueError
+from jaxdist.errors import ArgumentError, ReplicaValueError, UnsupportedError
 from jaxdist.values import Handle, PerReplica
 
 
@@ -79,7 +79,7 @@ class CrossDeviceOps:
             ContextError: In a step, outside of a merge function.
             ArgumentError: An op or destinations that do not exist.
             ShapeError: Values whose shapes or dtypes differ between replicas.
-            NotImplementedError: The class says nothing of how.
+            UnsupportedError: The class says nothing of how.
 
         Example:
             >>> total = NcclAllReduce().reduce("SUM", PerReplica([1, 2]), ["cpu:0", "cpu:1"])
@@ -230,7 +230,7 @@ class CrossDeviceOps:
         """Override this to say how one value is reduced; arguments are those of `reduce`, checked.
 
         Raises:
-            NotImplementedError: It is not overridden.
+            UnsupportedError: It is not overridden.
 
         Source:
             `tf.distribute.CrossDeviceOps.reduce_implementation`.
@@ -240,7 +240,7 @@ class CrossDeviceOps:
             results = self.batch_reduce_implementation(reduce_op, pairs, options)
             checked_results(self, results, [local_shape(per_replica_value)])
             return results[0]
-        raise NotImplementedError(
+        raise UnsupportedError(
             f"{type(self).__name__} has no reduce_implementation.\n\n"
             "A subclass of CrossDeviceOps overrides reduce_implementation(reduce_op, "
             "per_replica_value, destinations, options), or batch_reduce_implementation."

@@ -1,0 +1,176 @@
+"""Valid calls of the training loop, checkpoints, configurations and jobs."""
+
+import atexit
+import functools
+import pathlib
+import shutil
+import tempfile
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import rich.console
+
+import jaxdist
+from jaxdist import training
+from tests.bad_inputs.call import Call, strategy
+
+_SMALL = [
+    "model.channels=[2]",
+    "model.hidden=2",
+    "training.steps=1",
+    "optimizer.warmup_steps=0",
+    "strategy.virtual_cpu_devices=2",
+]
+CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
+
+
+@functools.cache
+def _folder() -> pathlib.Path:
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return pathlib.Path(folder)
+
+
+def _new_folder() -> pathlib.Path:
+    return pathlib.Path(tempfile.mkdtemp(dir=_folder()))
+
+
+def _loaded() -> training.LoadedConfig[Any]:
+    folder = _new_folder()
+    return training.load_job_config(CONFIG, [*_SMALL, f'output.directory="{folder}"'])
+
+
+def _job() -> Any:
+    return training.load_job(CONFIG, _SMALL)
+
+
+def _state() -> dict[str, Any]:
+    return {"w": jnp.arange(3)}
+
+
+def _saved(method: str) -> Any:
+    def call(**arguments: Any) -> Any:
+        with training.Checkpoints(_new_folder()) as checkpoints:
+            checkpoints.save(7, _state(), {"epoch": 0})
+            return getattr(checkpoints, method)(**arguments)
+
+    return call
+
+
+def _count(offset: Any, batch: Any, mask: Any) -> dict[str, Any]:
+    return training.weighted_sums({"x": batch["x"] + offset}, mask)
+
+
+def _add(state: Any, x: Any) -> tuple[Any, Any]:
+    return state + x, None
+
+
+def _keep(_: int, state: Any) -> None:
+    del state
+
+
+CALLS = {
+    "jaxdist.training.Checkpoints": Call(
+        lambda: training.Checkpoints,
+        lambda: {"directory": _new_folder(), "keep": 1},
+        use=lambda checkpoints: checkpoints.close(),
+    ),
+    "jaxdist.training.Checkpoints.close": Call(lambda: _saved("close")),
+    "jaxdist.training.Checkpoints.steps": Call(lambda: _saved("steps")),
+    "jaxdist.training.Checkpoints.path": Call(lambda: _saved("path"), lambda: {"step": 7}),
+    "jaxdist.training.Checkpoints.save": Call(
+        lambda: _saved("save"), lambda: {"step": 8, "state": _state(), "notes": {"epoch": 1}}
+    ),
+    "jaxdist.training.Checkpoints.restore": Call(
+        lambda: _saved("restore"), lambda: {"step": 7, "like": _state()}
+    ),
+    "jaxdist.training.Checkpoints.restore_latest": Call(
+        lambda: _saved("restore_latest"), lambda: {"like": _state()}
+    ),
+    "jaxdist.training.LoadedConfig.origin": Call(
+        lambda: _loaded().origin, lambda: {"name": "training.steps"}
+    ),
+    "jaxdist.training.load_config": Call(
+        lambda: training.load_config,
+        lambda: {"schema": training.DigitsConfig, "path": CONFIG, "overrides": _SMALL},
+    ),
+    "jaxdist.training.load_job_config": Call(
+        lambda: training.load_job_config, lambda: {"path": CONFIG, "overrides": _SMALL}
+    ),
+    "jaxdist.training.load_job": Call(
+        lambda: training.load_job, lambda: {"path": CONFIG, "overrides": _SMALL}
+    ),
+    "jaxdist.training.kind_of": Call(
+        lambda: training.kind_of, lambda: {"config": _loaded().values}
+    ),
+    "jaxdist.training.make_strategy": Call(
+        lambda: training.make_strategy, lambda: {"config": _loaded().values}
+    ),
+    "jaxdist.training.mirrored_strategy": Call(
+        lambda: training.mirrored_strategy, lambda: {"config": _loaded().values}
+    ),
+    "jaxdist.training.train": Call(
+        lambda: training.train,
+        lambda: {
+            "loaded": _loaded(),
+            "strategy": strategy(),
+            "console": rich.console.Console(quiet=True),
+        },
+    ),
+    "jaxdist.training.evaluate": Call(
+        lambda: training.evaluate,
+        lambda: {
+            "strategy": strategy(),
+            "sums_fn": _count,
+            "model": 1.0,
+            "dataset": jaxdist.data.batches({"x": np.arange(4.0)}, 2),
+        },
+    ),
+    "jaxdist.training.weighted_sums": Call(
+        lambda: (
+            lambda **given: strategy().run(
+                lambda _: training.weighted_sums(**given), (jnp.float32(1),)
+            )
+        ),
+        lambda: {"per_row": {"x": jnp.ones(2)}, "weight": jnp.ones(2)},
+    ),
+    "jaxdist.training.require_extra": Call(
+        lambda: training.require_extra,
+        lambda: {"name": "scikit-learn", "purpose": "read the digits"},
+    ),
+    "jaxdist.training.Every": Call(
+        lambda: training.Every,
+        lambda: {"num_steps": 1, "act": _keep},
+        use=lambda every: training.run_loop(0, _add, range(2), actions=[every]),
+    ),
+    "jaxdist.training.run_loop": Call(
+        lambda: training.run_loop,
+        lambda: {
+            "state": 0,
+            "step_fn": _add,
+            "data": range(3),
+            "on_output": _keep,
+            "actions": [training.Every(1, _keep)],
+            "first_step": 0,
+        },
+    ),
+    "jaxdist.training.versions": Call(lambda: training.versions),
+    "jaxdist.training.plan_job": Call(
+        lambda: training.plan_job,
+        lambda: {"job": _job(), "topology": "v5e:1x1", "quick": True},
+    ),
+    "jaxdist.training.sweep_job": Call(
+        lambda: training.sweep_job, lambda: {"job": _job(), "topology": "v5e:1x1"}
+    ),
+    "jaxdist.training.DigitsConfig": Call(lambda: training.DigitsConfig, use=training.DigitsJob),
+    "jaxdist.training.DigitsJob": Call(lambda: training.DigitsJob, lambda: {"loaded": _loaded()}),
+    "jaxdist.training.DigitsJob.step": Call(
+        lambda: _job().step,
+        lambda: {"strategy": strategy(), "rows": 8, "rules": "replicated"},
+    ),
+    "jaxdist.training.DigitsJob.batch": Call(lambda: _job().batch, lambda: {"rows": 8}),
+    "jaxdist.training.DigitsJob.recipe": Call(
+        lambda: _job().recipe, lambda: {"rules": "replicated"}
+    ),
+}

@@ -1,0 +1,86 @@
+"""The table of valid calls, and what of the public names is none of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.bad_inputs import (
+    calls_data,
+    calls_devices,
+    calls_strategies,
+    calls_training,
+    calls_values,
+)
+from tests.bad_inputs.call import Call
+from tests.bad_inputs.walk import parameters, public_callables
+
+CALLS: dict[str, Call] = {
+    **calls_strategies.CALLS,
+    **calls_values.CALLS,
+    **calls_data.CALLS,
+    **calls_devices.CALLS,
+    **calls_training.CALLS,
+}
+
+# Users hold objects of these classes and do not make them.
+MADE_BY_JAXDIST = {
+    "jaxdist.DistributedDataset",
+    "jaxdist.DistributedIterator",
+    "jaxdist.GradientReport",
+    "jaxdist.Program",
+    "jaxdist.data.Batches",
+    "jaxdist.data.OptionalBatch",
+    "jaxdist.tpu.TPUSystem",
+    "jaxdist.tpu.experimental.TPUSystemMetadata",
+    "jaxdist.training.LoadedConfig",
+    "jaxdist.training.LoopEnd",
+    "jaxdist.training.Restored",
+    "jaxdist.training.TrainingReport",
+}
+# Subclasses define these; jaxdist calls them.
+FOR_SUBCLASSES = {
+    "jaxdist.cluster_resolver.ClusterResolver",
+    "jaxdist.cluster_resolver.ClusterResolver.cluster_spec",
+    "jaxdist.cluster_resolver.ClusterResolver.master",
+    "jaxdist.cluster_resolver.ClusterResolver.num_accelerators",
+    "jaxdist.training.Job",
+    "jaxdist.training.Job.step",
+    "jaxdist.training.JobStep",
+}
+
+# Other rooms of jaxdist call these.
+OF_ROOMS = {
+    "jaxdist.DistributedIterator.position",
+    "jaxdist.DistributedIterator.put_back",
+    "jaxdist.DistributedIterator.take",
+    "jaxdist.HierarchicalCopyAllReduce.all_reduced",
+    "jaxdist.IndexedSlices.with_parts",
+    "jaxdist.Program.call",
+    "jaxdist.Program.compiled",
+    "jaxdist.Program.lowered",
+    "jaxdist.Program.rebuild",
+    "jaxdist.data.Batches.order",
+    "jaxdist.data.Batches.restarted",
+    "jaxdist.data.distribute_dataset",
+    "jaxdist.data.distribute_datasets_from_function",
+    "jaxdist.tpu.TPUSystem.device_at",
+    "jaxdist.tpu.TPUSystem.device_grid",
+    "jaxdist.tpu.experimental.Topology.place",
+    "jaxdist.tpu.experimental.Topology.present",
+}
+HOOKS = ("_implementation", ".summing", ".sums")
+
+
+def users_callables() -> dict[str, Callable[..., Any]]:
+    """The public callables that users call."""
+    others = MADE_BY_JAXDIST | FOR_SUBCLASSES | OF_ROOMS
+    return {
+        name: value
+        for name, value in public_callables().items()
+        if name not in others and not name.endswith(HOOKS)
+    }
+
+
+def rows() -> list[tuple[str, str]]:
+    """Each parameter of each public callable: the names of both."""
+    found = users_callables()
+    return [(name, p) for name in CALLS if name in found for p in parameters(found[name])]
