@@ -13,6 +13,7 @@ from jaxdist._compat._binding import at_source_of as at_source_of
 from jaxdist._compat._binding import bind_here as bind_here
 from jaxdist._compat._binding import bind_like as bind_like
 from jaxdist._compat._binding import rewritten_derivatives as rewritten_derivatives
+from jaxdist._compat._binding import rewritten_jvp as rewritten_jvp
 from jaxdist._compat._dispatch import Miss as Miss
 from jaxdist._compat._dispatch import fast_call_record as fast_call_record
 from jaxdist._compat._dispatch import make_dispatcher as make_dispatcher

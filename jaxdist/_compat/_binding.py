@@ -8,6 +8,7 @@ from jax._src import config as _config
 from jax._src import linear_util as _linear_util
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info
+from jax.extend.core import ClosedJaxpr
 
 
 def rewritten_derivatives(
@@ -33,6 +34,21 @@ def _rewritten_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any], mes
             jaxpr, consts, *rest = rule.call_wrapped(*zeros)
         closed = rewrite(jaxpr, consts)
         return closed.jaxpr, closed.consts, *rest
+
+    return _linear_util.wrap_init(traced, debug_info=rule.debug_info)
+
+
+def rewritten_jvp(rule: Any, rewrite: Callable[[Any, Any, Any], Any]) -> Any:
+    """The forward rule of a `custom_jvp_call`, rewritten when the call is differentiated.
+
+    `rewrite` takes the program of the rule (of the operands, and of the tangents that are not
+    zero), which tangents of operands are zero, and which of results; it gives another program.
+    """
+
+    def traced(*zeros: Any) -> Any:
+        jaxpr, consts, out_zeros = rule.call_wrapped(*zeros)
+        closed = rewrite(ClosedJaxpr(jaxpr, consts), zeros, out_zeros)
+        return closed.jaxpr, closed.consts, out_zeros
 
     return _linear_util.wrap_init(traced, debug_info=rule.debug_info)
 

@@ -4,35 +4,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxdist.collectives import told
-from jaxdist.errors import DivergentCollectiveError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program._logical_marks import marks_of_results
 from jaxdist.program._out_slot import OutSlot
-from jaxdist.program._pieces import PieceWalk, check_results
 from jaxdist.program._placed_work import placed_work
 from jaxdist.program._program import Program
-from jaxdist.program._replication import NONE, TracedCollective, analyse
+from jaxdist.program._replication import TracedCollective, analyse
 from jaxdist.program._spmd_inputs import check_inputs
 from jaxdist.program._state import check_functional_state, combined_variables
-from jaxdist.program._trace import Argument, Signature, Traced, trace
+from jaxdist.program._trace import (
+    Signature,
+    Traced,
+    input_differences,
+    replica_axes_of,
+    trace,
+)
 from jaxdist.program._uneven import trace_uneven
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables, check_equal, lift
 from jaxdist.values import Kind
-
-
-def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
-    """Replica axes over which something can differ at all."""
-    return frozenset(a for a in layout.replica_axes if layout.traced_mesh.shape[a] > 1)
-
-
-def input_differences(
-    signature: Signature, traced: Traced, axes: frozenset[str]
-) -> list[frozenset[str]]:
-    """For each input of the trace, the axes over which it may differ."""
-    return [
-        NONE if type(o) is not Argument else signature.inputs[o].differs(axes)
-        for o in traced.operands
-    ]
 
 
 def build(
@@ -59,14 +48,8 @@ def build(
     if layout.spmd and layout.num_logical > 1:
         check_inputs(signature, traced, names_in, layout, len(variables.read_only))
     axes = replica_axes_of(layout)
-    try:
-        found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
-    except DivergentCollectiveError:
-        # A norm of pieces differs between replicas, and so does what hangs on it: a line search.
-        _check_pieces(signature, traced, layout, axes, names)
-        raise
+    found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
     differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
-    _check_pieces(signature, traced, layout, axes, names)
     combined = combined_variables(signature, traced, differs, layout.num_replicas) if axes else {}
     extra = [_for_variable(signature, traced, i, layout) for i in combined]
     if axes:
@@ -98,25 +81,6 @@ def build(
         said,
         placed=tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
     )
-
-
-def _check_pieces(
-    signature: Signature,
-    traced: Traced,
-    layout: ReplicaMesh,
-    axes: frozenset[str],
-    names: Sequence[str],
-) -> None:
-    """Where arrays in pieces go in or come out: whether they are used as what they are."""
-    cuts = [signature.inputs[o].cut if type(o) is Argument else None for o in traced.operands]
-    if not axes or not (traced.cuts or any(c is not None for c in cuts)):
-        return
-    walk = PieceWalk(layout, axes)
-    given = [
-        walk.given(d, c)
-        for d, c in zip(input_differences(signature, traced, axes), cuts, strict=True)
-    ]
-    check_results(walk.jaxpr(traced.jaxpr, given), traced.cuts, names)
 
 
 def _for_variable(

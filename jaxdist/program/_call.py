@@ -84,7 +84,10 @@ def read(flat: Flat, kept: KeptGraph | None, layout: ReplicaMesh) -> Call:
         if is_virtual and slot.kind is Kind.PER_REPLICA and not isinstance(leaf, PerReplica):
             check_virtual_rows(_LeafName(flat, kept, i - num_state), leaf, layout)
         # See Note [Who owns host memory]: the step may still read it after the call has returned.
-        leaf = owned(leaf.array if isinstance(leaf, (PerReplica, Sharded)) else leaf)
+        if isinstance(leaf, Sharded):
+            leaf = owned(leaf.held)
+        else:
+            leaf = owned(leaf.array if isinstance(leaf, PerReplica) else leaf)
         if must_move(leaf, slot) and layout.described is None:
             leaf, moved = jax.device_put(leaf, slot.sharding), True
         leaves[i] = leaf

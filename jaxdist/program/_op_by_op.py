@@ -11,16 +11,15 @@ from jax.sharding import SingleDeviceSharding
 from jaxdist import _compat
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _graph_rules
-from jaxdist.program._build import replica_axes_of
 from jaxdist.program._joined import Groups
 from jaxdist.program._meeting import Meeting
 from jaxdist.program._pieces import check_results
-from jaxdist.program._replica import Replica, Taped
+from jaxdist.program._replica import Replica
 from jaxdist.program._replication import NONE, Differs
 from jaxdist.program._sharded import joined, pieces_of
 from jaxdist.program._state import check_functional_state, combined_variables
 from jaxdist.program._tape import same_bits
-from jaxdist.program._trace import Signature
+from jaxdist.program._trace import Signature, replica_axes_of
 from jaxdist.program._turns import Turns
 from jaxdist.program._uneven import check_ranks, joined_template
 from jaxdist.program._variables_lift import check_equal
@@ -110,7 +109,7 @@ class OpByOpStep:
         of_results, of_variables = differs[:count], differs[count:]
         first = dataclasses.replace(taped[0], template=template)
         of_results = [d and i not in first.cuts for i, d in enumerate(of_results)]
-        self._check_pieces(first, axes)
+        self._check_pieces(axes)
         combined: dict[int, type] = {}
         if axes:
             num_replicas = layout.num_replicas
@@ -134,18 +133,11 @@ class OpByOpStep:
         result = jax.tree.map(lambda number: results[number], template)
         return Outcome(state, tuple(changed), values, result)
 
-    def _check_pieces(self, taped: Taped, axes: Differs) -> None:
-        """Where arrays in pieces go in or come out: whether they were used as what they are."""
-        cuts = [i.cut for i in self._signature.inputs]
-        if not axes or not (taped.cuts or any(c is not None for c in cuts)):
-            return
-        graph, of_results = self._signature.graph, dict(enumerate(taped.paths, taped.num_graph))
-        names = [
-            of_results.get(i) or (graph.name(i) if graph else "a variable")
-            for i in range(len(taped.shapes))
-        ]
-        for replica in self._replicas:
-            check_results(replica.seen(cuts, axes), taped.cuts, names)
+    def _check_pieces(self, axes: Differs) -> None:
+        """Whether arrays in pieces were used as what they are."""
+        if axes:
+            for replica in self._replicas:
+                check_results(replica.wrong_pieces(axes))
 
     def _differs(self, axes: Differs) -> list[Differs]:
         """For each result, and each changed variable, the axes over which it may differ."""

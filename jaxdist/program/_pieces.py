@@ -1,9 +1,9 @@
 """Proof, from the traced program, that a step treats pieces as pieces of one array.
 
-A function of pytrees, such as an optimizer, finds in a `Sharded` node the piece that this replica
-holds. What it does element by element is what it would do with the whole array; a norm of a
-piece is not the norm of the array. So pieces may go through operations that are known to work on
-each element by itself, with scalars that are the same on all replicas, and through no other.
+A step is traced with arrays in pieces in their whole shapes. What it does element by element
+with one is done with the piece of each replica; a norm of a piece is not the norm of the array.
+So pieces may go through operations that are known to work on each element by itself, together
+with values that are the same on all replicas, and through no other.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from jaxdist.program._replication import NONE, Differs, results_of
 from jaxdist.values import ELEMENTWISE, OPEN, PIECE, Cut
 
 # The result is the operand, whatever it is; for several operands, each its own.
-_SAME = frozenset({"name", "sharding_constraint", "optimization_barrier", "pvary", "pcast"})
+SAME = frozenset({"name", "sharding_constraint", "optimization_barrier", "pvary", "pcast"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +46,17 @@ class PieceWalk:
     def __init__(self, layout: ReplicaMesh, axes: Differs) -> None:
         self._layout = layout
         self._axes = axes
+        self._wrong: list[str] = []
 
-    def given(self, differs: Differs, cut: Cut | None) -> Seen:
-        """An input of the step."""
-        return Seen(differs) if cut is None else self._piece(cut)
+    @property
+    def layout(self) -> ReplicaMesh:
+        """Of the strategy."""
+        return self._layout
+
+    @property
+    def wrong(self) -> list[str]:
+        """The names of results that are declared to be in pieces, and are not proved to be."""
+        return list(dict.fromkeys(self._wrong))
 
     def jaxpr(self, program: Any, inputs: Sequence[Seen]) -> list[Seen]:
         """What the results are.
@@ -65,19 +72,17 @@ class PieceWalk:
             return _NUMBER if isinstance(atom, Literal) else env[atom]
 
         for eqn in jaxpr.eqns:
-            env.update(zip(eqn.outvars, self._eqn(eqn, [read(v) for v in eqn.invars]), strict=True))
+            env.update(zip(eqn.outvars, self.eqn(eqn, [read(v) for v in eqn.invars]), strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def _piece(self, cut: Cut) -> Seen:
-        return Seen(frozenset(cut.over(self._layout)) & self._axes, cut)
-
-    def _eqn(self, eqn: Any, inputs: list[Seen]) -> list[Seen]:
+    def eqn(self, eqn: Any, inputs: list[Seen]) -> list[Seen]:
+        """What the results of one operation are."""
         name = eqn.primitive.name
         if eqn.primitive is PIECE:
-            return [self._piece(eqn.params["cut"])]
+            return [self._declared(eqn, inputs[0])]
         if eqn.primitive is OPEN:
-            return [Seen(inputs[0].differs)]
-        if name in _SAME:
+            return [self._opened(eqn, inputs[0])]
+        if name in SAME:
             return inputs
         if name in known.CALLS and known.CALLS[name] in eqn.params and name != "shard_map":
             return self.jaxpr(eqn.params[known.CALLS[name]], inputs)
@@ -100,11 +105,33 @@ class PieceWalk:
         if name not in ELEMENTWISE or len(eqn.outvars) != 1:
             _refuse(eqn, pieces[0], f"{name} needs more of an array than one element at a time")
         for s, v in zip(inputs, eqn.invars, strict=True):
-            if s.cut is None and (s.differs or not (s.is_uniform or _is_one(v))):
-                _refuse(eqn, pieces[0], f"{name} puts them together with {_described(s, v)}")
+            if s.cut is None and s.differs:
+                _refuse(eqn, pieces[0], f"{name} puts them together with {_described(v)}")
             if s.cut is not None and s.cut != pieces[0].cut:
                 _refuse(eqn, pieces[0], f"{name} puts them together with pieces cut otherwise")
+            if s.cut is not None and v.aval.shape != eqn.outvars[0].aval.shape:
+                _refuse(eqn, s, f"{name} spreads them along dims of one element")
         return [pieces[0]]
+
+    def _declared(self, eqn: Any, given: Seen) -> Seen:
+        cut = eqn.params["cut"]
+        if given.cut is not None and given.cut != cut:
+            _refuse(eqn, given, "they are declared to be pieces cut otherwise")
+        if cut.pieces(self._layout) == 1:
+            return Seen(NONE)
+        return Seen(frozenset(cut.over(self._layout)) & self._axes, cut)
+
+    def _opened(self, eqn: Any, given: Seen) -> Seen:
+        """The piece of this replica, of an array that is in pieces, or equal on all replicas."""
+        cut = eqn.params["cut"]
+        if given.cut is None and given.differs:
+            if not eqn.params["name"]:
+                source = _compat.source_of(eqn)
+                raise ShardedArrayError(_not_pieces(f"strategy.run, at {source}, uses", ["one"]))
+            self._wrong.append(eqn.params["name"])
+        if given.cut is not None and given.cut != cut:
+            _refuse(eqn, given, "a node of an array that is cut otherwise holds them")
+        return Seen(frozenset(cut.over(self._layout)) & self._axes)
 
     def _cond(self, eqn: Any, inputs: list[Seen]) -> list[Seen]:
         index, *operands = inputs
@@ -113,22 +140,29 @@ class PieceWalk:
         rows = [self.jaxpr(b, operands) for b in eqn.params["branches"]]
         results = rows[0]
         for row in rows[1:]:
-            results = [_either(a, b) for a, b in zip(results, row, strict=True)]
-        return [Seen(s.differs | index.differs) if index.differs else s for s in results]
+            results = _joined(eqn, results, row)
+        return _decided(eqn, results, index.differs, "a branch")
+
+    def scan_rows(self, eqn: Any, rows: Sequence[Seen]) -> list[Seen]:
+        """What a scan takes from each operand that it goes over."""
+        found = []
+        for s in rows:
+            if s.cut is not None and (s.cut.dim == 0 or s.cut.split == 0):
+                _refuse(eqn, s, "a scan goes over the dim that is cut")
+            cut = None if s.cut is None else s.cut.before(0)
+            found.append(dataclasses.replace(s, cut=cut))
+        return found
 
     def _scan(self, eqn: Any, inputs: list[Seen]) -> list[Seen]:
         consts, carry = _compat.scan_counts(eqn.params)
         held, state = inputs[:consts], inputs[consts : consts + carry]
-        rows = inputs[consts + carry :]
-        for s in rows:
-            if s.cut is not None:
-                _refuse(eqn, s, "a scan goes over one of their dims")
-        rows = [Seen(s.differs, None, s.is_uniform) for s in rows]
+        rows = self.scan_rows(eqn, inputs[consts + carry :])
         while True:
             out = self.jaxpr(eqn.params["jaxpr"], [*held, *state, *rows])
-            grown = [_either(a, b) for a, b in zip(state, out[:carry], strict=True)]
+            grown = _joined(eqn, state, out[:carry])
             if grown == state:
-                stacked = [Seen(s.differs, None, s.is_uniform) for s in out[carry:]]
+                # One number in each round is not one number in all of them.
+                stacked = [Seen(s.differs, s.cut and s.cut.behind(0)) for s in out[carry:]]
                 return [*grown, *stacked]
             state = grown
 
@@ -141,31 +175,55 @@ class PieceWalk:
             if goes_on.cut is not None:
                 _refuse(eqn, goes_on, "a loop ends by them")
             out = self.jaxpr(p["body_jaxpr"], [*of_body, *state])
-            grown = [_either(a, b) for a, b in zip(state, out, strict=True)]
-            if goes_on.differs:
-                grown = [Seen(s.differs | goes_on.differs) for s in grown]
+            grown = _decided(eqn, _joined(eqn, state, out), goes_on.differs, "the end of a loop")
             if grown == state:
                 return grown
             state = grown
 
 
-def check_results(found: Sequence[Seen], cuts: dict[int, Cut], names: Sequence[str]) -> None:
+def _joined(eqn: Any, first: Sequence[Seen], second: Sequence[Seen]) -> list[Seen]:
+    """What is known of values that are one of two."""
+    return [_either(eqn, a, b) for a, b in zip(first, second, strict=True)]
+
+
+def _either(eqn: Any, first: Seen, second: Seen) -> Seen:
+    if first == second:
+        return first
+    for one, other in ((first, second), (second, first)):
+        if one.cut is None:
+            continue
+        # What all replicas have whole is in pieces as soon as it is wanted.
+        if other.differs:
+            _refuse(eqn, one, "in their place come values that differ between replicas otherwise")
+        return one
+    return Seen(first.differs | second.differs, None, first.is_uniform and second.is_uniform)
+
+
+def _decided(eqn: Any, values: list[Seen], differs: Differs, what: str) -> list[Seen]:
+    """What is known of values on which a decision of each replica hangs."""
+    if not differs:
+        return values
+    for s in values:
+        if s.cut is not None:
+            _refuse(eqn, s, f"{what} is decided by what differs between replicas")
+    return [Seen(s.differs | differs) for s in values]
+
+
+def check_results(names: Sequence[str]) -> None:
     """Refuse results that are declared to be in pieces, and are not proved to be.
 
     Raises:
         ShardedArrayError: With the names of the results.
     """
-    wrong = [
-        names[i]
-        for i, cut in cuts.items()
-        if found[i].cut != cut and not (found[i].is_uniform and not found[i].differs)
-    ]
-    if not wrong:
-        return
-    more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
-    raise ShardedArrayError(
-        f"strategy.run would give back {len(wrong)} array(s) in pieces that are not proved to be "
-        f"pieces of one array: {', '.join(wrong[:10])}{more}.\n\n"
+    if names:
+        raise ShardedArrayError(_not_pieces("strategy.run would give back", names))
+
+
+def _not_pieces(what: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return (
+        f"{what} {len(names)} array(s) in pieces that are not proved to be "
+        f"pieces of one array: {', '.join(names[:10])}{more}.\n\n"
         "They are computed from values that differ between replicas for other reasons than where "
         f"the array is cut.\n\n{_REMEDY} What is a piece for a reason that the trace does not "
         "show is declared: Sharded(array, dim, size)."
@@ -192,22 +250,9 @@ def _refuse(eqn: Any, piece: Seen, why: str) -> NoReturn:
     )
 
 
-def _described(seen: Seen, variable: Any) -> str:
+def _described(variable: Any) -> str:
     aval = variable.aval
-    what = f"{aval.dtype}{list(aval.shape)}"
-    if seen.differs:
-        return f"{what}, which differs between replicas: all-reduce it first"
-    return f"{what}, which every replica has in the shape of a piece"
-
-
-def _either(first: Seen, second: Seen) -> Seen:
-    """What is known of a value that is one of two."""
-    if first == second:
-        return first
-    for one, other in ((first, second), (second, first)):
-        if one.cut is not None and other.is_uniform:
-            return one
-    return Seen(first.differs | second.differs, None, first.is_uniform and second.is_uniform)
+    return f"{aval.dtype}{list(aval.shape)}, which differs between replicas: all-reduce it first"
 
 
 def _is_one(variable: Any) -> bool:

@@ -16,7 +16,6 @@ FIRST_ORDER = frozenset(
     dynamic_slice dynamic_update_slice eig eigh empty2 eq eq_to erf erf_inv erfc exp exp2 expm1 fft
     floor gather ge geqp3 geqrf gt hessenberg householder_product igamma igamma_grad_a igammac
     imag integer_pow iota iota_2x32_shape is_finite le le_to lgamma log log1p log2 logistic lt
-    jaxdist_open_piece jaxdist_piece
     lt_to lu lu_pivots_to_permutation max min mul mulhi name ne neg nextafter not
     one_minus_square or ormqr pad pcast philox2x32 philox4x32 platform_index
     polygamma polynomial population_count pow pvary qr ragged_dot_general random_bits

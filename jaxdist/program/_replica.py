@@ -15,7 +15,7 @@ from jaxdist.program._replication import NONE, Differs, analyse
 from jaxdist.program._tape import Tape
 from jaxdist.program._trace import Argument, LocalStep, Signature, Traced
 from jaxdist.program._variables_now import VariablesNow
-from jaxdist.values import Cut, Kind, Variable
+from jaxdist.values import OPEN, PIECE, Kind, Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,13 +119,15 @@ class Replica:
         others = self._is_own[len(self._inputs) :]
         return [*(i.differs(axes) for i in self._inputs), *(axes if o else NONE for o in others)]
 
-    def seen(self, cuts: Sequence[Cut | None], axes: Differs) -> Sequence[Seen]:
-        """For each result and changed variable, of which array it is a piece; `cuts` are inputs'.
+    def wrong_pieces(self, axes: Differs) -> list[str]:
+        """The results that are declared to be in pieces, and are not proved to be.
 
         Raises:
             ShardedArrayError: An operation saw a piece in the place of an array.
         """
+        tape = self.ops.tape
+        if not any(op.primitive is PIECE or op.primitive is OPEN for op in tape.eqns):
+            return []
         walk = PieceWalk(self._layout, axes)
-        of_inputs = [*cuts, *[None] * (len(self._is_own) - len(cuts))]
-        given = [walk.given(d, c) for d, c in zip(self._given(axes), of_inputs, strict=True)]
-        return walk.jaxpr(self.ops.tape, given)
+        walk.jaxpr(tape, [Seen(d) for d in self._given(axes)])
+        return walk.wrong

@@ -1,5 +1,6 @@
 """The operations of one replica of a step that runs op by op."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from jaxdist.program._replication import named_axes
 from jaxdist.program._subprograms import programs_in, subprograms
 from jaxdist.program._tape import Tape
 from jaxdist.program._turns import Turns
+from jaxdist.values import OPEN, PIECE, Cut, pad_dim
 
 # What they do is about layouts, and here every replica has whole arrays on one device.
 _LAYOUT_ONLY = frozenset(
@@ -68,6 +70,10 @@ class ReplicaOps:
             return self._meet(primitive, args, params)
         if name == "axis_index" and axes:
             return self._did(primitive, params, args, self._own_place(params))
+        if primitive is PIECE:
+            return self._declared(args, params)
+        if primitive is OPEN:
+            return self._did(primitive, params, args, self._opened(here[0], params["cut"]))
         if name in _LAYOUT_ONLY:
             return list(args) if primitive.multiple_results else args[0]
         if name == "shard_map":
@@ -128,6 +134,25 @@ class ReplicaOps:
         """The sizes of gathers, which the replicas tell one another."""
         return _MetSizes(self._turns, self._number, self._layout.num_replicas)
 
+    # Arrays in pieces. Here every replica has all of them, so nothing of what is done with them
+    # hangs on how they are cut; the tape is what is proved.
+
+    def _declared(self, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        cut = params["cut"]
+        gather = functools.partial(
+            jax.lax.all_gather, axis_name=cut.over(self._layout), axis=cut.dim, tiled=True
+        )
+        padded = self._here(_compat.inside(self.trace, gather, args[0]))
+        whole = jax.lax.slice_in_dim(padded, 0, cut.size, axis=cut.dim)
+        return self._did(PIECE, params, args, whole)
+
+    def _opened(self, whole: Any, cut: Cut) -> Any:
+        count = cut.pieces(self._layout)
+        rows = cut.rows(count)
+        place = int(self._own_place({"axes": cut.over(self._layout)}))
+        padded = pad_dim(jnp.asarray(whole), cut.dim, cut.padding(count))
+        return jax.lax.slice_in_dim(padded, place * rows, (place + 1) * rows, axis=cut.dim)
+
     # Programs inside operations. Those without collectives are evaluated as they are.
 
     def _communicates(self, params: dict[str, Any]) -> bool:
@@ -136,7 +161,7 @@ class ReplicaOps:
     def _has_collective(self, program: Any) -> bool:
         ours = frozenset(self._layout.replica_axes)
         for eqn in getattr(program, "jaxpr", program).eqns:
-            if ours & frozenset(named_axes(eqn.params)):
+            if ours & frozenset(named_axes(eqn.params)) or eqn.primitive in (PIECE, OPEN):
                 return True
             if any(self._has_collective(p) for p in subprograms(eqn)):
                 return True

@@ -16,6 +16,7 @@ from jaxdist.collectives import ASSUME_REPLICATED, REQUIRE_REPLICATED
 from jaxdist.errors import DivergentCollectiveError, StateDivergenceError
 from jaxdist.program import _primitives as known
 from jaxdist.program._subprograms import inner_inputs, subprograms
+from jaxdist.values import OPEN, PIECE, Cut
 
 Differs: TypeAlias = frozenset[str]
 NONE: Differs = frozenset()
@@ -124,6 +125,10 @@ class _Walk:
             return self._collective(eqn, name, joined, under, times)
         if eqn.primitive is ASSUME_REPLICATED:
             return [NONE]
+        if eqn.primitive is PIECE:
+            return [joined - self._over(eqn.params["cut"])]
+        if eqn.primitive is OPEN:
+            return [joined | self._over(eqn.params["cut"])]
         if eqn.primitive is REQUIRE_REPLICATED:
             if joined:
                 raise StateDivergenceError(_must_be_equal(eqn))
@@ -145,6 +150,9 @@ class _Walk:
         for inner in subprograms(eqn):
             self.jaxpr(inner, [self.axes] * len(inner_inputs(inner)), under, None)
         return [self.axes] * len(eqn.outvars)
+
+    def _over(self, cut: Cut) -> Differs:
+        return self.axes if cut.axes is None else self.axes & frozenset(cut.axes)
 
     def _call(
         self, eqn: Any, name: str, inputs: list[Differs], under: Differs, times: int | None

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Cut, Sharded, from_state, gathered, is_sharded, undeclared
+from jaxdist.values import Cut, Sharded, from_state, gathered, is_sharded, piece, undeclared
 
 _LOG = logging.getLogger("jaxdist")
 
@@ -26,8 +26,16 @@ class HasCut(Protocol):
         ...
 
 
-def entered(values: Sequence[Any], inputs: Sequence[HasCut]) -> list[Any]:
-    """Local values, with the declaration of those that are pieces of one array."""
+def entered(values: Sequence[Any], inputs: Sequence[HasCut], layout: ReplicaMesh) -> list[Any]:
+    """Local values, with the one array in the place of those that are pieces of one."""
+    return [
+        x if slot.cut is None else piece(x, slot.cut, layout)
+        for x, slot in zip(values, inputs, strict=True)
+    ]
+
+
+def declared(values: Sequence[Any], inputs: Sequence[HasCut]) -> list[Any]:
+    """Values, with nodes that say which are in pieces."""
     return [
         x if slot.cut is None else undeclared(x, slot.cut)
         for x, slot in zip(values, inputs, strict=True)
@@ -93,29 +101,19 @@ def restore_nodes(
         )
 
 
-def check_piece(name: str, value: Sharded, layout: ReplicaMesh) -> None:
-    """Refuse a piece that is not of the length that its declaration says."""
-    if value.dim >= getattr(value.held, "ndim", 0):
-        held = value.held
-        what = f"{held.dtype}{list(held.shape)}" if hasattr(held, "shape") else repr(held)
-        raise ShapeError(
-            f"The step returned {name} as a piece that is cut along dim {value.dim}, and it is "
-            f"{what}.\n\n"
-            "A function of pytrees put it there: jax.tree.map goes into a Sharded and takes the "
-            "piece for a leaf.\n\n"
-            "Call the function on whole arrays, jaxdist.partition.gather(tree), or return the "
-            "numbers in a pytree of their own: {name: fn(array) for name, array in ...}."
-        )
-    count = value.cut.pieces(layout)
-    rows, have = value.cut.rows(count), value.held.shape[value.dim]
-    if rows != have:
-        raise ShapeError(
-            f"The step returned {name} as a piece of {have} rows: Sharded(array, "
-            f"dim={value.dim}, size={value.size}).\n\n"
-            f"{value.size} elements on {count} replicas are {rows} on each, the "
-            "last ones padded.\n\n"
-            f"Return an array whose dim {value.dim} has {rows} elements."
-        )
+def check_piece(name: str, value: Sharded) -> None:
+    """Refuse what is not the array that its node says."""
+    held, dim = value.held, value.dim
+    if dim < getattr(held, "ndim", 0) and held.shape[dim] == value.size:
+        return
+    what = f"{held.dtype}{list(held.shape)}" if hasattr(held, "shape") else repr(held)
+    raise ShapeError(
+        f"The step returned {name} as an array in pieces, cut along dim {dim} of {value.size} "
+        f"elements, and it is {what}.\n\n"
+        "A function of pytrees put it there: jax.tree.map goes into a Sharded.\n\n"
+        "Call the function on whole arrays, jaxdist.partition.gather(tree), or return the "
+        "numbers in a pytree of their own: {name: fn(array) for name, array in ...}."
+    )
 
 
 def pieces_of(array: Any, cut: Cut, layout: ReplicaMesh) -> list[Any]:

@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-import flax.errors
-
-from jaxdist.errors import ArgumentTypeError, JaxdistError, ReplicaValueError, ShardedArrayError
+from jaxdist.errors import ArgumentTypeError, JaxdistError, ReplicaValueError
 
 # What a transformation calls to do its work.
 _BENEATH = frozenset({"jax", "jaxlib", "numpy", "jaxdist", "flax"})
@@ -25,13 +23,6 @@ def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
     text = str(error)
     first = text.partition("\n")[0]
     held = f"{len(names)} argument(s) are in pieces, such as {names[0]}."
-    if isinstance(error, flax.errors.ScopeParamShapeError):
-        return ShardedArrayError(
-            f"A module of Flax Linen was given parameters in pieces: {first}\n\n"
-            f"{held} Linen looks at the shape of each parameter, and finds that of the piece.\n\n"
-            "Gather them where the module is applied, inside of what is differentiated: "
-            'state.apply_fn({"params": jaxdist.partition.gather(params)}, x).'
-        )
     if isinstance(error, (TypeError, ValueError)) and "__jax_array__" in text:
         return ArgumentTypeError(
             f"A function that takes only arrays, such as those of jax.lax, was given an array in "

@@ -20,10 +20,14 @@ from jaxdist.program import _captured, _graph_rules, _sharded
 from jaxdist.program._arguments import Static, unflatten
 from jaxdist.program._graph import GraphShape
 from jaxdist.program._in_slot import InSlot
+from jaxdist.program._local_pieces import Local, LocalPieces, is_marked
+from jaxdist.program._pieces import PieceWalk, Seen, check_results
+from jaxdist.program._replication import NONE
 from jaxdist.program._sharded_errors import better_error
 from jaxdist.program._subprograms import contains
 from jaxdist.replica import Frame, ReplicaContext, entered
-from jaxdist.values import Cut, Form, PerReplica, Sharded, owned
+from jaxdist.values import Cut, Form, PerReplica, Sharded, owned, undeclared
+from jaxdist.values import opened as opened_piece
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +128,53 @@ def _trace_with(
 ) -> Traced:
     local = LocalStep(fn, signature, strategy)
     traced = trace_local(manual_axes, local, signature, strategy.layout)
-    return signature.lifting.finished(traced)
+    return _on_pieces(signature.lifting.finished(traced), signature, strategy.layout)
+
+
+def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
+    """Replica axes over which something can differ at all."""
+    return frozenset(a for a in layout.replica_axes if layout.traced_mesh.shape[a] > 1)
+
+
+def input_differences(
+    signature: Signature, traced: Traced, axes: frozenset[str]
+) -> list[frozenset[str]]:
+    """For each input of the trace, the axes over which it may differ."""
+    return [
+        NONE if type(o) is not Argument else signature.inputs[o].differs(axes)
+        for o in traced.operands
+    ]
+
+
+def _on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Traced:
+    """A trace with arrays in pieces, in which each replica computes with its piece.
+
+    Raises:
+        ShardedArrayError: A piece would be taken for the array.
+    """
+    axes = replica_axes_of(layout)
+    if not axes or not is_marked(traced.eqn):
+        return traced
+    walk = PieceWalk(layout, axes)
+    differs = input_differences(signature, traced, axes)
+
+    def replica(*local: Any) -> list[Any]:
+        given = [Local(Seen(d), x) for d, x in zip(differs, local, strict=True)]
+        return [x.array for x in LocalPieces(walk).run(traced.jaxpr, given)]
+
+    mapped = jax.shard_map(
+        replica,
+        mesh=layout.traced_mesh,
+        in_specs=traced.eqn.params["in_specs"],
+        out_specs=PartitionSpec(),
+        axis_names=traced.manual_axes,
+        check_vma=False,
+    )
+    slots = map(_without_layout, signature.inputs)
+    closed = jax.make_jaxpr(lambda *leaves: mapped(*traced.given(leaves)))(*slots)
+    closed = closed.replace(consts=[owned(c) for c in closed.consts])
+    check_results(walk.wrong)
+    return dataclasses.replace(traced, closed=closed, operands=_operands(closed))
 
 
 def trace_local(
@@ -144,22 +194,25 @@ def trace_local(
     closed = jax.make_jaxpr(mapped)(*(_without_layout(i) for i in signature.inputs))
     # The program may be compiled later than now, when the caller has other numbers in them.
     closed = closed.replace(consts=[owned(c) for c in closed.consts])
-    eqn = closed.jaxpr.eqns[-1]
-    consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    arguments = {v: Argument(i) for i, v in enumerate(closed.jaxpr.invars)}
-    operands = tuple(
-        v.val if isinstance(v, Literal) else consts[v] if v in consts else arguments[v]
-        for v in eqn.invars
-    )
     return Traced(
         closed,
-        operands,
+        _operands(closed),
         local.template,
         local.num_graph,
         local.paths,
         local.shapes,
         manual_axes,
         cuts=local.cuts,
+    )
+
+
+def _operands(closed: Any) -> tuple[Any, ...]:
+    """What the inputs of the `shard_map` are in which a program ends."""
+    consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    arguments = {v: Argument(i) for i, v in enumerate(closed.jaxpr.invars)}
+    return tuple(
+        v.val if isinstance(v, Literal) else consts[v] if v in consts else arguments[v]
+        for v in closed.jaxpr.eqns[-1].invars
     )
 
 
@@ -202,9 +255,10 @@ class LocalStep:
             x.reshape(()) if slot.is_scalar else x
             for x, slot in zip(leaves, signature.inputs, strict=True)
         ]
+        values = _sharded.entered(values, signature.inputs, self.strategy.layout)
         nodes = self._nodes(values[: self.graph_size])
         came = _sharded.variables_of(nodes)
-        own = _sharded.entered(values, signature.inputs)[self.num_graph :]
+        own = _sharded.declared(values, signature.inputs)[self.num_graph :]
         args, kwargs = unflatten(signature.treedef, signature.slots, own, nodes)
         context = ReplicaContext(self.strategy)
         lifting = signature.lifting
@@ -224,6 +278,7 @@ class LocalStep:
         self.cuts = _sharded.cuts_of(signature.inputs[: self.graph_size])
         state = signature.graph.leaves_of(nodes) if signature.graph else []
         results = [*state, *lifting.results(), *self._results(result)]
+        results = self._pieces(results)
         self.shapes = tuple(jnp.shape(x) for x in results)
         return [jnp.asarray(x)[None] if jnp.ndim(x) == 0 else x for x in results]
 
@@ -246,6 +301,17 @@ class LocalStep:
             for i in _sharded.cuts_of(slots)
         ]
 
+    def _pieces(self, results: list[Any]) -> list[Any]:
+        """The results, with the piece of this replica of those that are one array in pieces."""
+        names = dict(enumerate(self.paths, self.num_graph))
+        graph, layout = self.signature.graph, self.strategy.layout
+        made = list(results)
+        for i, cut in self.cuts.items():
+            name = names.get(i) or (graph.name(i) if graph else "a variable")
+            _sharded.check_piece(name, undeclared(results[i], cut))
+            made[i] = opened_piece(results[i], cut, layout, name=name)
+        return made
+
     def _results(self, result: Any) -> list[Any]:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(
             result,
@@ -259,7 +325,7 @@ class LocalStep:
             if isinstance(leaf, (PerReplica, nnx.Module, nnx.Optimizer)):
                 raise ReplicaValueError(not_a_result(name, leaf, "The step"))
             if isinstance(leaf, Sharded):
-                _sharded.check_piece(name, leaf, self.strategy.layout)
+                _sharded.check_piece(name, leaf)
                 self.cuts[self.num_graph + len(arrays)] = leaf.cut
                 leaf = leaf.held
             if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):

@@ -141,20 +141,21 @@ def _dtype(leaf: Any) -> Any:
     return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
 
 
-def check_pieces(state: Leaves, layout: ReplicaMesh) -> None:
-    """Refuse a state whose pieces are those of another number of replicas."""
-    count = layout.num_replicas
+def check_pieces(part: Leaves) -> None:
+    """Refuse nodes of arrays in pieces into which a function of pytrees put something else."""
     wrong = [
-        f"{name}: {x.held.shape[x.dim]} of {x.size} rows, not {x.cut.rows(x.cut.pieces(layout))}"
-        for x, name in zip(state.arrays, state.names, strict=True)
-        if isinstance(x, Sharded) and x.held.shape[x.dim] != x.cut.rows(x.cut.pieces(layout))
+        f"{name}: {list(x.held.shape)} in a node cut along dim {x.dim} of {x.size} elements"
+        for x, name in zip(part.arrays, part.names, strict=True)
+        if isinstance(x, Sharded)
+        and isinstance(x.held, jax.core.Tracer)
+        and (x.dim >= x.held.ndim or x.held.shape[x.dim] != x.size)
     ]
     if wrong:
         listed = "\n".join(wrong[:_MOST_LISTED])
         raise ShapeError(
-            f"sharded_update: {len(wrong)} array(s) of the state are cut for another number of "
-            f"replicas than {count}.\n\n{listed}\n\n"
-            "Cut it anew before the step: state = jaxdist.shard_state(state, strategy)."
+            f"sharded_update: {len(wrong)} array(s) are not what their nodes say.\n\n{listed}\n\n"
+            "A function of pytrees changed their shapes. Gather them before it, "
+            "jaxdist.partition.gather(tree), or keep the shapes."
         )
 
 

@@ -51,7 +51,7 @@ class Step:
             Leaves.of(extra, "extra arguments"),
         ]
         for part in parts[:3]:
-            check_pieces(part, self.layout)
+            check_pieces(part)
         cuts = Cuts(self.layout, self.min_bytes, parts[2])
         reduced = self._reduced(parts[0], cuts, replicas)
         given = [self._values(p, cuts, replicas) for p in parts[1:3]]

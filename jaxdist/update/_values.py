@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdist.collectives import opaque, require_replicated
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Cut, pad_dim
+from jaxdist.values import Cut, pad_dim, piece_of
 
 
 class Replicas:
@@ -30,9 +30,7 @@ class Replicas:
 
     def cut(self, array: Any, cut: Cut) -> Any:
         """The piece of this replica, of an array that all have whole."""
-        array = pad_dim(array, cut.dim, cut.padding(self.pieces(cut)))
-        rows = cut.rows(self.pieces(cut))
-        return jax.lax.dynamic_slice_in_dim(array, self.start(cut), rows, cut.dim)
+        return piece_of(array, cut, self.layout)
 
     def gather(self, piece: Any, cut: Cut) -> Any:
         """The whole array, from the pieces of all."""

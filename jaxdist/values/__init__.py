@@ -34,7 +34,10 @@ from jaxdist.values._sharded import Sharded as Sharded
 from jaxdist.values._sharded import from_state as from_state
 from jaxdist.values._sharded import gathered as gathered
 from jaxdist.values._sharded import is_sharded as is_sharded
+from jaxdist.values._sharded import opened as opened
 from jaxdist.values._sharded import pad_dim as pad_dim
+from jaxdist.values._sharded import piece as piece
+from jaxdist.values._sharded import piece_of as piece_of
 from jaxdist.values._sharded import undeclared as undeclared
 from jaxdist.values._sharded_layout import checked_sharded as checked_sharded
 from jaxdist.values._sharded_layout import cut_for as cut_for

@@ -13,11 +13,11 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from jaxdist._validate import as_integer
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._arithmetic import Arithmetic
 from jaxdist.values._owned import owned
-from jaxdist.values._piece_marks import as_piece, opened
+from jaxdist.values._piece_marks import OPEN, PIECE
 from jaxdist.values._variable_access import site
 
 # What computing with an array needs; not what tells where it lies, which is asked of `held`.
@@ -61,6 +61,16 @@ class Cut(NamedTuple):
         """The layout over the replica axes."""
         axes = self.over(layout)
         return PartitionSpec(*[None] * self.dim, axes[0] if len(axes) == 1 else axes)
+
+    def behind(self, dim: int) -> "Cut":
+        """The cut of an array that has one more dim, `dim`."""
+        split = self.split if self.split is None else self.split + (dim <= self.split)
+        return self._replace(dim=self.dim + (dim <= self.dim), split=split)
+
+    def before(self, dim: int) -> "Cut":
+        """The cut of what stands at one place of dim `dim`, which is not cut."""
+        split = self.split if self.split is None else self.split - (dim < self.split)
+        return self._replace(dim=self.dim - (dim < self.dim), split=split)
 
     def full_spec(self, layout: ReplicaMesh) -> PartitionSpec:
         """The layout over all axes."""
@@ -139,7 +149,8 @@ class Sharded(Arithmetic):
             )
         self.dim, self.size, self.axes, self.split = dim, size, axes, split
         # What is made by hand is declared to be a piece; what functions of pytrees make is not.
-        self._held = as_piece(owned(array), self.cut)
+        layout = _layout_around()
+        self._held = owned(array) if layout is None else _declared(array, self.cut, layout)
 
     @property
     def array(self) -> Any:
@@ -149,11 +160,17 @@ class Sharded(Arithmetic):
             >>> Sharded(np.arange(4), dim=0, size=3).array.tolist()
             [0, 1, 2, 3]
         """
-        return opened(self._held, self.cut)
+        layout = _layout_around()
+        if layout is None:
+            return self._held
+        traced = isinstance(self._held, jax.core.Tracer)
+        return opened(self._held if traced else self.whole(), self.cut, layout)
 
     @property
     def held(self) -> Any:
-        """What the pytree node holds: `array`, to look at and not to compute with.
+        """What the pytree node holds: the padded array; inside a step the one array, traced.
+
+        To look at and not to compute with.
 
         Example:
             >>> Sharded(np.arange(4), dim=0, size=3).held.shape
@@ -209,15 +226,18 @@ class Sharded(Arithmetic):
             >>> Sharded(np.arange(4), dim=0, size=3).whole().tolist()
             [0, 1, 2]
         """
-        rows = self._held.shape[self.dim]
-        if rows < self.size:
-            raise ReplicaValueError(
-                f"Sharded.whole(): inside a step there is a piece of {rows} of the {self.size} "
-                f"elements of dim {self.dim}.\n\n"
-                "Bring the pieces together: jaxdist.partition.gather(value)."
-            )
-        array = self.array
-        if rows == self.size:
+        layout = _layout_around()
+        if layout is not None and isinstance(self._held, jax.core.Tracer):
+            pieces = self.cut.pieces(layout)
+            if pieces > 1:
+                raise ReplicaValueError(
+                    f"Sharded.whole(): inside a step there is a piece of {self.cut.rows(pieces)} "
+                    f"of the {self.size} elements of dim {self.dim}.\n\n"
+                    "Bring the pieces together: jaxdist.partition.gather(value)."
+                )
+            return self.array
+        array = self._held
+        if array.shape[self.dim] == self.size:
             return array
         if isinstance(array, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(self.shape, array.dtype)
@@ -226,9 +246,9 @@ class Sharded(Arithmetic):
 
     def _operand(self) -> Any:
         """The one array as it is seen from here."""
-        here = site()
-        if here.in_replica and here.layout is not None and isinstance(self._held, jax.core.Tracer):
-            return gathered(self, here.layout)
+        layout = _layout_around()
+        if layout is not None and isinstance(self._held, jax.core.Tracer):
+            return gathered(self, layout)
         return self.whole()
 
     def __jax_array__(self) -> Any:
@@ -265,6 +285,63 @@ class Sharded(Arithmetic):
 def is_sharded(x: Any) -> bool:
     """For `is_leaf`: whether `x` is one array in pieces."""
     return isinstance(x, Sharded)
+
+
+def _layout_around() -> ReplicaMesh | None:
+    """Of the strategy whose step the caller is in."""
+    here = site()
+    return here.layout if here.in_replica else None
+
+
+def _declared(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+    """The one array of which `array` is the piece of this replica."""
+    if not hasattr(array, "ndim"):
+        return array
+    return piece(array, cut, layout)
+
+
+def piece(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+    """The one array that a replica has this piece of, in a step; nothing moves.
+
+    Raises:
+        ShapeError: The piece is of another length.
+    """
+    count = cut.pieces(layout)
+    rows, have = cut.rows(count), array.shape[cut.dim]
+    if rows != have:
+        raise ShapeError(
+            f"A step made a piece of {have} rows: Sharded(array, dim={cut.dim}, "
+            f"size={cut.size}).\n\n"
+            f"{cut.size} elements on {count} replicas are {rows} on each, the last ones padded."
+            f"\n\nGive an array whose dim {cut.dim} has {rows} elements."
+        )
+    return PIECE.bind(jax.numpy.asarray(array), cut=cut, rows=rows)
+
+
+def opened(
+    array: Any,
+    cut: Cut,
+    layout: ReplicaMesh,
+    *,
+    divisor: int = 1,
+    others: tuple[str, ...] = (),
+    name: str = "",
+) -> Any:
+    """The piece of this replica, of one array in a step; nothing moves.
+
+    `name` is that of a result of the step.
+    """
+    rows = cut.rows(cut.pieces(layout))
+    whole = jax.numpy.asarray(array)
+    return OPEN.bind(whole, cut=cut, rows=rows, divisor=divisor, others=others, name=name)
+
+
+def piece_of(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+    """The piece of this replica, cut from an array that all replicas have whole."""
+    count = cut.pieces(layout)
+    padded, rows = pad_dim(array, cut.dim, cut.padding(count)), cut.rows(count)
+    start = jax.lax.axis_index(cut.over(layout)) * rows
+    return jax.lax.dynamic_slice_in_dim(padded, start, rows, cut.dim)
 
 
 def pad_dim(array: Any, dim: int, more: int) -> Any:
@@ -347,21 +424,21 @@ def gathered(value: Sharded, layout: ReplicaMesh) -> Any:
     cut, axes = value.cut, value.cut.over(layout)
     pieces = cut.pieces(layout)
     held = value.held
-    if cut.dim >= held.ndim or held.shape[cut.dim] != cut.rows(pieces):
+    if cut.dim >= held.ndim or held.shape[cut.dim] != cut.size:
         raise ReplicaValueError(
             f"An array in pieces was used in a step as {held.dtype}{list(held.shape)}, in a node "
             f"that says that it is cut along dim {cut.dim}.\n\n"
-            f"{cut.size} elements of dim {cut.dim} on {pieces} replicas are {cut.rows(pieces)} on "
-            "each. A scan or vmap over a dim of the array gives something else.\n\n"
+            f"Dim {cut.dim} of the array has {cut.size} elements. A scan or vmap over a dim of "
+            "the array gives something else.\n\n"
             "Gather it before the scan: jaxdist.partition.gather(value)."
         )
     others = tuple(a for a in layout.replica_axes if a not in axes)
     if pieces == 1 and layout.num_replicas == 1:
-        return opened(held, cut)
-    piece = opened(held, cut, divisor=layout.num_replicas, others=others)
+        return opened(held, cut, layout)
+    own = opened(held, cut, layout, divisor=layout.num_replicas, others=others)
     if pieces == 1:
-        return piece
-    whole = _all_gathered(piece, cut, layout)
+        return own
+    whole = _all_gathered(own, cut, layout)
     # Named before and after the padding is cut off, so that a policy can leave both.
     whole = checkpoint_name(whole, GATHERED)
     if cut.padding(pieces):
@@ -369,22 +446,22 @@ def gathered(value: Sharded, layout: ReplicaMesh) -> Any:
     return whole
 
 
-def _all_gathered(piece: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+def _all_gathered(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:
     """The pieces of all replicas, each logical device of what it has of them.
 
     XLA brings an array together over automatic axes before a collective over manual ones, so
     where it is split over the logical devices these are made manual too.
     """
 
-    def gather(own: Any) -> Any:
-        return jax.lax.all_gather(own, cut.over(layout), axis=cut.dim, tiled=True)
+    def gather(held: Any) -> Any:
+        return jax.lax.all_gather(held, cut.over(layout), axis=cut.dim, tiled=True)
 
     manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
     if cut.split is None or manual != frozenset(layout.replica_axes):
-        return gather(piece)
+        return gather(own)
     axes = layout.logical_axes
     spec = PartitionSpec(*[None] * cut.split, axes[0] if len(axes) == 1 else axes)
     inner = jax.shard_map(
         gather, in_specs=spec, out_specs=spec, axis_names=set(axes), check_vma=False
     )
-    return inner(piece)
+    return inner(own)
