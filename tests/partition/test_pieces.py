@@ -97,9 +97,12 @@ def same(name: str, wanted: list[Any], params: Any) -> None:
         np.testing.assert_allclose(np.asarray(held), one, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+LOWER = np.tri(8)
+
+
 def counted(length: int) -> jax.Array:
     """0, 1, 2 and so on: one number in each round of a loop."""
-    rows: jax.Array = jax.lax.scan(lambda c, _: (c + 1, c), 0.0, None, length=length)[1]
+    rows: Any = jax.lax.scan(lambda c, _: (c + 1, c), 0.0, None, length=length)[1]
     return rows
 
 
@@ -111,8 +114,8 @@ BY_SHAPE: dict[str, Any] = {
     "iota": lambda w: w + jax.lax.broadcasted_iota(w.dtype, w.shape, w.ndim - 1),
     "noise": lambda w: w + jax.random.normal(jax.random.key(0), w.shape),
     "dropout": lambda w: jnp.where(jax.random.bernoulli(jax.random.key(1), 0.5, w.shape), w, 0),
-    "triangle": lambda w: jnp.where(
-        jnp.asarray(np.tri(*(1, *w.shape)[-2:])).reshape(w.shape) > 0, w, 0
+    "triangle": lambda w: (
+        jnp.where(LOWER[: w.shape[0], : w.shape[-1]] > 0, w, 0) if w.ndim > 1 else w
     ),
     "row": lambda w: w * jnp.linspace(0.0, 1.0, w.shape[-1]),
     "column": lambda w: w + jnp.arange(float(w.shape[0])).reshape(-1, *[1] * (w.ndim - 1)),

@@ -109,7 +109,7 @@ def test_nnx_mapping_is_read_back() -> None:
     ("make", "error", "match"),
     [
         (lambda: Sharded(np.zeros(3), 1, 3), jaxdist.errors.ArgumentError, "rank 1"),
-        (lambda: Sharded(np.zeros(3), 0, 0), jaxdist.errors.ArgumentError, "at least one"),
+        (lambda: Sharded(np.zeros(3), 0, 0), jaxdist.errors.ArgumentError, "from 1 up"),
     ],
 )
 def test_bad_declaration_is_refused(make: Any, error: type[Exception], match: str) -> None:
