@@ -1,6 +1,7 @@
 """The programming model of `tf.distribute`, on JAX."""
 
 from jaxdist import cluster_resolver as cluster_resolver
+from jaxdist import compat as compat
 from jaxdist import config as config
 from jaxdist import contrib as contrib
 from jaxdist import errors as errors
@@ -9,6 +10,7 @@ from jaxdist import nn as nn
 from jaxdist import partition as partition
 from jaxdist import testing as testing
 from jaxdist import tpu as tpu
+from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist.collectives import CrossDeviceOps as CrossDeviceOps
 from jaxdist.collectives import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from jaxdist.collectives import NcclAllReduce as NcclAllReduce
@@ -51,3 +53,5 @@ from jaxdist.values import VariableAggregation as VariableAggregation
 from jaxdist.values import VariableSynchronization as VariableSynchronization
 
 __version__ = "0.1.0"
+
+_explain_missing(__name__)

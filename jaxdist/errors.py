@@ -3,12 +3,13 @@
 Each one is also the built-in that fits, so `except ValueError` keeps working::
 
     JaxdistError
-      ShapeError               ValueError    an array does not fit the replicas
+      InvalidArgumentError     ValueError    as TensorFlow calls the next two
+        ShapeError                           an array does not fit the replicas
+        ArgumentError                        a value outside the valid ones
       DeviceError              ValueError    devices that do not exist, repeat, or do not fit
       TopologyError            ValueError    chips, or cores of replicas, that cannot be laid out
         CoordinateError        IndexError too  a place that is not there
       NotFoundError            ValueError    TPUs or tasks that were looked for and are not there
-      ArgumentError            ValueError    a value outside the valid ones
       ArgumentTypeError        TypeError     an argument of the wrong type
       UnsupportedError         NotImplementedError  documented, and not possible here
       ReplicaValueError        ValueError    per-replica values that do not belong here
@@ -30,16 +31,28 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
       DeadlineExceededError    TimeoutError  a collective that took longer than it may
       MissingExtraError        ImportError   an optional package that is not installed
 
+      MissingNameError         AttributeError a documented name that is not there
+
     RetraceWarning             UserWarning   a function that is traced again and again
     StateDivergenceWarning     UserWarning   a result that looks like state and differs
 """
+
+from typing import TYPE_CHECKING, NoReturn
 
 
 class JaxdistError(Exception):
     """Base of every error of jaxdist."""
 
 
-class ShapeError(JaxdistError, ValueError):
+class InvalidArgumentError(JaxdistError, ValueError):
+    """Raised as a `ShapeError` or an `ArgumentError`, where TensorFlow raises this.
+
+    Source:
+        `tf.errors.InvalidArgumentError`.
+    """
+
+
+class ShapeError(InvalidArgumentError):
     """Raised when an array does not fit the replicas that it is meant for."""
 
 
@@ -65,7 +78,7 @@ class NotFoundError(JaxdistError, ValueError, RuntimeError):
     """
 
 
-class ArgumentError(JaxdistError, ValueError):
+class ArgumentError(InvalidArgumentError):
     """Raised when an argument is not one of the valid values."""
 
 
@@ -164,9 +177,37 @@ class MissingExtraError(JaxdistError, ImportError):
     """Raised when an optional package is needed and not installed."""
 
 
+class MissingNameError(JaxdistError, AttributeError):
+    """Raised when a documented name is read that is not there; it says what is in its place."""
+
+
 class RetraceWarning(UserWarning):
     """Warns that a step is traced again and again; silence it with `warnings.filterwarnings`."""
 
 
 class StateDivergenceWarning(UserWarning):
     """Warns that a result has the structure of an argument and differs between replicas."""
+
+
+_SERVERS = "It comes with parameter servers, which are not there yet; nothing raises it before."
+# Documented under `tf.errors`, and not there.
+_NOT_THERE = {
+    "AbortedError": _SERVERS,
+    "CancelledError": _SERVERS,
+    "FailedPreconditionError": (
+        "What is called at the wrong time or place is errors.ContextError, a RuntimeError."
+    ),
+    "UnavailableError": (
+        "It comes with training over several processes, which is not there yet; nothing raises it "
+        "before."
+    ),
+    "UnknownError": _SERVERS,
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        if name in _NOT_THERE:
+            text = f"jaxdist.errors.{name} is not there.\n\n{_NOT_THERE[name]}"
+            raise MissingNameError(text, name=name)
+        raise AttributeError(f"module 'jaxdist.errors' has no attribute {name!r}", name=name)

@@ -13,6 +13,7 @@ from jaxdist.errors import JaxdistError
 
 # Each error, and the built-in that `except` clauses written for tf.distribute catch.
 TREE = {
+    "InvalidArgumentError": ValueError,
     "ShapeError": ValueError,
     "DeviceError": ValueError,
     "TopologyError": ValueError,
@@ -28,6 +29,7 @@ TREE = {
     "ContextError": RuntimeError,
     "MixedStrategyError": RuntimeError,
     "InputContextError": ValueError,
+    "SeveralProcessesError": ValueError,
     "DivergentCollectiveError": RuntimeError,
     "ReplicaDriftError": RuntimeError,
     "BackendStartedError": RuntimeError,
@@ -38,6 +40,7 @@ TREE = {
     "OutOfRangeError": StopIteration,
     "DeadlineExceededError": TimeoutError,
     "MissingExtraError": ImportError,
+    "MissingNameError": AttributeError,
 }
 WARNINGS = {"RetraceWarning", "StateDivergenceWarning"}
 
@@ -45,6 +48,7 @@ WARNINGS = {"RetraceWarning", "StateDivergenceWarning"}
 PROTOCOLS = {
     ("values/_sharded.py", "AttributeError"),
     ("_compat/_arrays.py", "RuntimeError"),
+    ("errors.py", "AttributeError"),
 }
 FILES = sorted(pathlib.Path(errors.__file__).parent.rglob("*.py"))
 

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 # one row do not use each other, except as SIDEWAYS says.
 ROWS = [
     {"_typing", "errors"},
-    {"_chips", "_compat", "_validate"},
+    {"_chips", "_compat", "_not_there", "_validate"},
     {"cluster_resolver", "tpu"},
     {"mesh", "runtime", "hlo"},
     {"cost"},

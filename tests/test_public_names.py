@@ -36,6 +36,7 @@ DOCUMENTED = {
     "VariableAggregation",
     "VariableSynchronization",
     "cluster_resolver",
+    "compat",
     "contrib",
     "experimental",
     "experimental_set_strategy",
@@ -66,7 +67,52 @@ OUR_OWN = {
     "sharded_update",
     "testing",
 }
-CONTRIB = {"AllReduceCrossDeviceOps", "MultiWorkerAllReduce"}
+CONTRIB = {
+    "AllReduceCrossDeviceOps",
+    "CrossDeviceOps",
+    "Monitor",
+    "MultiWorkerAllReduce",
+    "OneDeviceStrategy",
+    "ReplicaContext",
+    "get_cross_replica_context",
+    "get_loss_reduction",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "initialize_tpu_system",
+    "require_replica_context",
+}
+COMPAT_V1 = {
+    "CrossDeviceOps",
+    "HierarchicalCopyAllReduce",
+    "InputContext",
+    "InputReplicationMode",
+    "MirroredStrategy",
+    "NcclAllReduce",
+    "OneDeviceStrategy",
+    "ReduceOp",
+    "ReductionToOneDevice",
+    "ReplicaContext",
+    "RunOptions",
+    "Strategy",
+    "StrategyExtended",
+    "cluster_resolver",
+    "experimental",
+    "experimental_set_strategy",
+    "get_loss_reduction",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "tpu",
+}
+COMPAT_V1_EXPERIMENTAL = {
+    "CollectiveHints",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "TPUStrategy",
+}
 EXPERIMENTAL = {
     "CollectiveAllReduce",
     "CollectiveHints",
@@ -83,7 +129,15 @@ CLUSTER_RESOLVER = {
     "TPUClusterResolver",
     "experimental_connect_to_cluster",
 }
-TPU = {"SINGLE_CORE_ASSIGNMENT", "Slice", "TPUSystem", "experimental", "slice_of", "topology_of"}
+TPU = {
+    "SINGLE_CORE_ASSIGNMENT",
+    "Slice",
+    "TPUSystem",
+    "XLAOptions",
+    "experimental",
+    "slice_of",
+    "topology_of",
+}
 TPU_EXPERIMENTAL = {
     "DeviceAssignment",
     "DeviceOrderMode",
@@ -135,6 +189,8 @@ def _callables() -> dict[str, object]:
     modules = (
         jaxdist,
         jaxdist.cluster_resolver,
+        jaxdist.compat.v1,
+        jaxdist.compat.v1.experimental,
         jaxdist.config,
         jaxdist.contrib,
         jaxdist.experimental,
@@ -168,8 +224,12 @@ def test_names_that_are_no_rooms_are_all_listed() -> None:
     ("path", "names"),
     [
         ("config.py", CONFIG),
-        ("contrib.py", CONTRIB),
+        ("contrib/__init__.py", CONTRIB),
         ("experimental.py", EXPERIMENTAL),
+        ("compat/__init__.py", {"v1"}),
+        ("compat/v1/__init__.py", COMPAT_V1),
+        ("compat/v1/experimental.py", COMPAT_V1_EXPERIMENTAL),
+        ("compat/v1/tpu.py", set()),
         ("nn/__init__.py", NN),
         ("partition/__init__.py", PARTITION),
         ("testing/__init__.py", TESTING),

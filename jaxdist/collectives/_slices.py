@@ -44,7 +44,7 @@ def reduce_slices_across(
         reduce_across(op, name, slices.values, None, layout)
         return slices
     values, indices = (gather_across(f"{name}.{part}", own, 0, layout) for part, own in parts)
-    return slices.with_parts(_scaled(op, values, layout.num_replicas), indices)
+    return slices.with_parts(scaled(op, values, layout.num_replicas), indices)
 
 
 def all_reduce_slices(
@@ -54,7 +54,7 @@ def all_reduce_slices(
     values, indices = jnp.asarray(slices.values), jnp.asarray(slices.indices)
     if num_replicas > 1:
         values, indices = gathered(values, 0, axes), gathered(indices, 0, axes)
-    return slices.with_parts(_scaled(op, values, num_replicas), indices)
+    return slices.with_parts(scaled(op, values, num_replicas), indices)
 
 
 def all_reduce_tree(
@@ -89,6 +89,7 @@ def _is_distributed(value: Any, layout: ReplicaMesh) -> bool:
     return isinstance(value, jax.Array) and placement_of(value, layout).kind is Kind.PER_REPLICA
 
 
-def _scaled(op: ReduceOp, values: jax.Array, count: int) -> jax.Array:
-    scaled = values.astype(result_dtype(op, values.dtype))
-    return scaled / count if op is ReduceOp.MEAN else scaled
+def scaled(op: ReduceOp, values: jax.Array, count: int) -> jax.Array:
+    """Rows of `count` replicas, in the dtype of their sum or mean, divided for a mean."""
+    rows = values.astype(result_dtype(op, values.dtype))
+    return rows / count if op is ReduceOp.MEAN else rows

@@ -11,6 +11,7 @@ from jaxdist.data._distribute import distribute_dataset as distribute_dataset
 from jaxdist.data._distribute import (
     distribute_datasets_from_function as distribute_datasets_from_function,
 )
+from jaxdist.data._examples import Examples as Examples
 from jaxdist.data._iterator import DistributedIterator as DistributedIterator
 from jaxdist.data._optional import OptionalBatch as OptionalBatch
 from jaxdist.data._options import InputOptions as InputOptions

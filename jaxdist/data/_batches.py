@@ -76,7 +76,7 @@ def batches(
     _check_count("seed", seed, at_least=0)
     if repeat is not None:
         _check_count("repeat", repeat, at_least=1)
-    num_examples = _check_arrays(arrays)
+    num_examples = check_arrays("batches(arrays, ...)", arrays)
     if num_examples < (batch_size if drop_remainder else 1):
         raise _too_few(num_examples, batch_size)
     host = jax.tree.map(np.asarray, arrays)
@@ -275,7 +275,7 @@ def _check_count(name: str, value: Any, *, at_least: int) -> None:
         )
 
 
-def _check_arrays(arrays: PyTree) -> int:
+def check_arrays(caller: str, arrays: PyTree) -> int:
     """The number of examples that all leaves have."""
     shapes = {
         "arrays" + keystr(path): np.shape(leaf) for path, leaf in jax.tree.leaves_with_path(arrays)
@@ -283,13 +283,15 @@ def _check_arrays(arrays: PyTree) -> int:
     scalars = [name for name, shape in shapes.items() if not shape]
     counts = {shape[0] for shape in shapes.values() if shape}
     if scalars or len(counts) != 1:
-        raise _no_common_count(shapes, scalars)
+        raise _no_common_count(caller, shapes, scalars)
     return int(counts.pop())
 
 
-def _no_common_count(shapes: dict[str, tuple[int, ...]], scalars: list[str]) -> ShapeError:
+def _no_common_count(
+    caller: str, shapes: dict[str, tuple[int, ...]], scalars: list[str]
+) -> ShapeError:
     if not shapes:
-        return ShapeError("batches(arrays, ...) was given no arrays.\n\nGive at least one.")
+        return ShapeError(f"{caller} was given no arrays.\n\nGive at least one.")
     found = "\n".join(f"  {name} has shape {list(shape)}" for name, shape in shapes.items())
     rest = (
         f"Leave {', '.join(scalars)} out, and pass it to the step on its own."
@@ -297,8 +299,7 @@ def _no_common_count(shapes: dict[str, tuple[int, ...]], scalars: list[str]) -> 
         else "Cut the longer ones, or look for examples that the shorter ones miss."
     )
     return ShapeError(
-        "batches(arrays, ...) needs arrays with the same number of examples on dim 0:\n\n"
-        f"{found}\n\n{rest}"
+        f"{caller} needs arrays with the same number of examples on dim 0:\n\n{found}\n\n{rest}"
     )
 
 

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist.data._assemble import SPLIT_CALLER
 from jaxdist.data._batches import Batches
 from jaxdist.data._cardinality import UNKNOWN_CARDINALITY, cardinality_of
+from jaxdist.data._examples import Examples
 from jaxdist.data._readers import ListIterator, SingleReader
 from jaxdist.errors import ArgumentTypeError, ContextError
 
@@ -18,6 +20,7 @@ class Source:
 
     def __init__(self, caller: str, dataset: Any) -> None:
         check_dataset(caller, dataset)
+        _check_is_batched(caller, dataset)
         self._caller = caller
         # A dataset of ours counts epochs; two strategies that share one count apart.
         self._dataset: Any = dataset.restarted() if isinstance(dataset, Batches) else dataset
@@ -77,6 +80,15 @@ class Source:
 def _is_container(dataset: Any) -> bool:
     """Whether it is a dataset, and not a function that makes one."""
     return isinstance(dataset, Iterable) or hasattr(dataset, "as_numpy_iterator")
+
+
+def _check_is_batched(caller: str, dataset: Any) -> None:
+    if caller == SPLIT_CALLER and isinstance(dataset, Examples):
+        raise ArgumentTypeError(
+            f"{caller} takes an iterable of global batches, and {dataset!r} gives single examples."
+            "\n\nEach replica takes a share of dim 0 of what is given.\n\n"
+            "Batch them first: examples.batch(batch_size)."
+        )
 
 
 def check_dataset(caller: str, dataset: Any) -> None:

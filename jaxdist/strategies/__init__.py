@@ -12,3 +12,4 @@ from jaxdist.strategies._gradient_report import GradientReport as GradientReport
 from jaxdist.strategies._mirrored import MirroredStrategy as MirroredStrategy
 from jaxdist.strategies._one_device import OneDeviceStrategy as OneDeviceStrategy
 from jaxdist.strategies._tpu import TPUStrategy as TPUStrategy
+from jaxdist.strategies._v1 import get_loss_reduction as get_loss_reduction

@@ -22,6 +22,7 @@ from jaxdist.strategies._drift import DriftChecks
 from jaxdist.strategies._extended import StrategyExtended
 from jaxdist.strategies._facts import Facts
 from jaxdist.strategies._gradient_report import GradientReport
+from jaxdist.strategies._v1 import StrategyMethodsV1
 from jaxdist.strategies._where_called import (
     BEFORE,
     check_across,
@@ -36,7 +37,7 @@ _raw_frame = replica.FRAME.get
 _ref = weakref.ref
 
 
-class Strategy(Facts):
+class Strategy(Facts, StrategyMethodsV1):
     """Copies of a step, the replicas, that run together; made through its subclasses.
 
     Laws (`tests/strategies/` runs them on every strategy):
@@ -318,7 +319,6 @@ class Strategy(Facts):
 
     # Across replicas
 
-    @final
     def reduce(
         self,
         reduce_op: ReduceOp | str,
@@ -477,6 +477,13 @@ class Strategy(Facts):
         is_callable("experimental_distribute_values_from_function", value_fn)
         with replica.entered(None):
             return _local.from_function(value_fn, self.layout, unwrap=self._unwraps)
+
+    # Whether shapes are known when a program is made for the devices, as XLA on TPUs needs.
+    _requires_static_shapes = False
+
+    def _hosts_of_replicas(self) -> list[Any]:
+        """What tells the hosts of the replicas apart, replica by replica."""
+        return [device.process_index for device in self.layout.device_grid[:, 0]]
 
     # Whether one replica's values come bare, as OneDeviceStrategy and the default strategy do.
     @property

@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxdist import collectives, replica, runtime
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_arrays, as_flag, as_list, call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
-from jaxdist.program import UpdateOfCopies
 from jaxdist.strategies import _in_merge
+from jaxdist.strategies._extended_v1 import ExtendedV1
 from jaxdist.strategies._where_called import check_across
 from jaxdist.values import Variable, owned
 
@@ -22,7 +21,7 @@ _INSIDE = (
 )
 
 
-class StrategyExtended:
+class StrategyExtended(ExtendedV1):
     """A thin view of a strategy that exists because it is documented; `strategy.extended`.
 
     Example:
@@ -60,13 +59,18 @@ class StrategyExtended:
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Whether shapes must be known when a step is compiled; always, on XLA.
+        """Whether the devices take programs of static shapes alone: on TPUs.
+
+        Elsewhere an iterator may give batches of any shape, and a step is compiled for each.
 
         Example:
             >>> MirroredStrategy().extended.experimental_require_static_shapes
-            True
+            False
+
+        Source:
+            `tf.distribute.StrategyExtended.experimental_require_static_shapes`.
         """
-        return True
+        return bool(self._strategy._requires_static_shapes)
 
     def reduce_to(
         self,
@@ -241,19 +245,7 @@ class StrategyExtended:
         _must_be_variable(caller, var)
         is_callable(caller, fn)
         call_arguments(caller, args, kwargs)
-        group = as_flag(caller, "group", group)
-        frame = replica.innermost_explicit_frame()
-        step = UpdateOfCopies(fn)
-        if frame is None or not frame.inside_step:
-            result = self._strategy.run(step, (var, tuple(args), dict(kwargs or {})))
-            return result if group else self._strategy.experimental_local_results(result)
-        result = step(var, args, kwargs)
-        if group:
-            return result
-        layout = self._strategy.layout
-        axes, count = layout.replica_axes, layout.num_replicas
-        rows = jax.tree.map(lambda x: jax.lax.all_gather(jnp.asarray(x), axes), result)
-        return tuple(jax.tree.map(lambda x, r=r: x[r], rows) for r in range(count))
+        return self._update_copies(fn, var, args, kwargs, as_flag(caller, "group", group))
 
     def value_container(self, value: Any) -> Any:
         """The variable that a value belongs to; here every value is its own container.

@@ -85,6 +85,12 @@ class TPUStrategy(Strategy):
             say_alone("TPUStrategy")
         self._set_up(layout, communication_of("TPUStrategy", None, options, experimental_hints))
 
+    _requires_static_shapes = True
+
+    def _hosts_of_replicas(self) -> list[Any]:
+        count = self._assignment.num_replicas
+        return [self._assignment.host_device(replica) for replica in range(count)]
+
     @property
     def cluster_resolver(self) -> TPUClusterResolver:
         """The resolver of these TPUs.

@@ -6,3 +6,4 @@ from jaxdist.tpu._from_devices import topology_of as topology_of
 from jaxdist.tpu._slice import Slice as Slice
 from jaxdist.tpu._slice import slice_of as slice_of
 from jaxdist.tpu._system import TPUSystem as TPUSystem
+from jaxdist.tpu._xla_options import XLAOptions as XLAOptions

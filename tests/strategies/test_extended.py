@@ -43,10 +43,6 @@ def test_every_device_of_a_strategy_makes_the_same_strategy_again() -> None:
     assert again.layout.devices == first.layout.devices
 
 
-def test_shapes_are_static_on_xla(strategy: Strategy) -> None:
-    assert strategy.extended.experimental_require_static_shapes is True
-
-
 def test_reduce_to_puts_the_total_on_the_named_device(two: Strategy) -> None:
     for name in ("cpu:1", "/device:CPU:5", jax.devices()[7]):
         total = two.extended.reduce_to("SUM", _rows(), name)

@@ -45,7 +45,9 @@ def test_every_kind_of_strategy_is_in_the_table_of_strategies() -> None:
         below = kind.__subclasses__()
         return set(below).union(*map(concrete, below)) if below else {kind}
 
-    assert {type(row.make()) for row in STRATEGIES} >= concrete(Strategy)
+    # Those of version 1 run as the others, on the same layouts (`test_v1.py`).
+    kinds = {k for k in concrete(Strategy) if not k.__module__.startswith("jaxdist.compat")}
+    assert {type(row.make()) for row in STRATEGIES} >= kinds
 
 
 def test_only_strategies_that_were_made_from_a_resolver_have_one(strategy: Strategy) -> None:

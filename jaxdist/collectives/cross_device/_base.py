@@ -14,6 +14,7 @@ from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._reduce_op import ReduceOp, reduce_op
 from jaxdist.collectives._together import check_together
 from jaxdist.collectives.cross_device._destinations import placed, target_of
+from jaxdist.collectives.cross_device._sparse import reduce_slices, slices_in
 from jaxdist.collectives.cross_device._values import (
     as_per_replica,
     gather_handle,
@@ -21,7 +22,7 @@ from jaxdist.collectives.cross_device._values import (
     local_shape,
 )
 from jaxdist.errors import ArgumentError, ReplicaValueError, UnsupportedError
-from jaxdist.values import Handle, PerReplica
+from jaxdist.values import Handle, IndexedSlices, PerReplica
 
 
 class CrossDeviceOps:
@@ -59,23 +60,25 @@ class CrossDeviceOps:
         """Combine the values of all replicas, and put the result on `destinations`.
 
         Shapes:
-            `[...]` on each replica gives `[...]`.
+            `[...]` on each replica gives `[...]`. `IndexedSlices` of `n_r` rows on replica r give
+            `n_0 + n_1 + ...` rows, in replica order; for a mean divided by the replicas.
 
         Args:
             reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
-            per_replica_value: A `PerReplica`, or an array laid out over replicas. Any other array
-                is the value of one replica, and comes back.
+            per_replica_value: A `PerReplica`, also of `IndexedSlices`, or an array laid out over
+                replicas. Any other array is the value of one replica, and comes back.
             destinations: A device or its name; or a distributed value or list of devices, and
                 then the result lies on all of them.
             options: `experimental.CommunicationOptions`; they never change the result.
             experimental_hints: The older name of `options`.
 
         Returns:
-            An array on the destinations.
+            An array on the destinations, or `IndexedSlices` of arrays there.
 
         Raises:
-            ReplicaValueError: What cannot be a `PerReplica`, or too few devices for its values; a
-                class of yours that gives something else than an array of its shape.
+            ReplicaValueError: What cannot be a `PerReplica`, or too few devices for its values;
+                slices on some replicas alone, or of different arrays; a class of yours that gives
+                something else than an array of its shape.
             ContextError: In a step, outside of a merge function.
             ArgumentError: An op or destinations that do not exist.
             ShapeError: Values whose shapes or dtypes differ between replicas.
@@ -91,9 +94,12 @@ class CrossDeviceOps:
         """
         caller = f"{type(self).__name__}.reduce"
         op, chosen = self._checked(caller, reduce_op, options, experimental_hints)
+        target_of(caller, destinations, None)
+        slices = slices_in(caller, "per_replica_value", per_replica_value)
+        if slices is not None:
+            return self._reduced_slices("per_replica_value", op, slices, destinations, chosen)
         value = as_per_replica(caller, "per_replica_value", per_replica_value)
         check_together(caller, {"per_replica_value": value})
-        target_of(caller, destinations, None)
         result = self.reduce_implementation(op, value, destinations, chosen)
         checked_results(self, [result], [local_shape(value)])
         return result
@@ -133,16 +139,43 @@ class CrossDeviceOps:
         caller = f"{type(self).__name__}.batch_reduce"
         op, chosen = self._checked(caller, reduce_op, options, experimental_hints)
         pairs = checked_pairs(caller, value_destination_pairs)
-        named = [
-            (as_per_replica(caller, f"value_destination_pairs[{i}][0]", v), d)
-            for i, (v, d) in enumerate(pairs)
-        ]
-        check_together(caller, {f"value {i}": v for i, (v, _) in enumerate(named)})
         for _, d in pairs:
             target_of(caller, d, None)
-        results = self.batch_reduce_implementation(op, named, chosen)
-        checked_results(self, results, [local_shape(v) for v, _ in named])
-        return results
+        names = [f"value_destination_pairs[{i}][0]" for i in range(len(pairs))]
+        sparse = [slices_in(caller, n, v) for n, (v, _) in zip(names, pairs, strict=True)]
+        named = {
+            i: (as_per_replica(caller, names[i], v), d)
+            for i, (v, d) in enumerate(pairs)
+            if sparse[i] is None
+        }
+        check_together(caller, {f"value {i}": v for i, (v, _) in named.items()})
+        dense: list[Any] = []
+        if named or not pairs:
+            dense = self.batch_reduce_implementation(op, list(named.values()), chosen)
+            checked_results(self, dense, [local_shape(v) for v, _ in named.values()])
+        found = dict(zip(named, dense, strict=True))
+        return [
+            found[i]
+            if slices is None
+            else self._reduced_slices(names[i], op, slices, pairs[i][1], chosen)
+            for i, slices in enumerate(sparse)
+        ]
+
+    def _reduced_slices(
+        self,
+        name: str,
+        op: ReduceOp,
+        slices: IndexedSlices,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> IndexedSlices:
+        caller = f"{type(self).__name__}.reduce"
+
+        def gather(part: PerReplica) -> Any:
+            gather_dim(caller, name, local_shape(part), 0)
+            return self.gather_implementation(part, destinations, 0, options)
+
+        return reduce_slices(caller, name, op, slices, gather)
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
         """One value on all of `destinations`.

@@ -42,8 +42,10 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
     ):
         raise ReplicaValueError(
             f"{caller}: {name} is IndexedSlices.\n\n"
-            "Rows are reduced by the strategy: strategy.reduce(op, slices, axis=None). Here pass "
-            "slices.to_dense()."
+            "Rows have their numbers beside them, so a gather of the rows alone loses which they "
+            "are.\n\n"
+            "Reduce them, which puts the rows of all replicas one after the other: "
+            "ops.reduce('SUM', slices, destinations); or pass slices.to_dense()."
         )
     try:
         found = value if isinstance(value, PerReplica) else _distributed(value)

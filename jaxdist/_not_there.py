@@ -1,0 +1,219 @@
+"""Documented names that are not there, and what stands in their place.
+
+Reading one raises `errors.MissingNameError`, an `AttributeError`, so `hasattr` says no.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from jaxdist.errors import MissingNameError
+
+# What comes later: each is the subject of its names.
+PROCESSES = "It comes with training over several processes, which is not there yet."
+SERVERS = "It comes with parameter servers, which are not there yet."
+FIT = "It comes with fit and Estimator, which are not there yet."
+
+_ONE_PROCESS = (
+    f"{PROCESSES}\n\nUntil then: MirroredStrategy() in one process, with all devices of the "
+    "machine; TPUStrategy for the hosts of one TPU slice."
+)
+_RESOLVER = (
+    f"{PROCESSES}\n\nUntil then: SimpleClusterResolver(ClusterSpec(tasks), task_type=..., "
+    "task_id=...) with what this machine's environment says."
+)
+_ON_THE_SERVER = (
+    f"{SERVERS}\n\nUntil then: MirroredStrategy; partition.fsdp() for variables that are too "
+    "large for one device."
+)
+_PREEMPTION = f"{PROCESSES}\n\nUntil then: training.Checkpoints, saved every few steps."
+_CENTRAL = (
+    f"{SERVERS}\n\nUntil then: MirroredStrategy, which has a copy of variables on each device."
+)
+_SESSIONS = "There are no sessions and no graphs: steps run when they are called."
+_RUN = "A step is a function that strategy.run(step, args) runs on every replica."
+
+_TOP = {
+    "CentralStorageStrategy": _CENTRAL,
+    "ExponentialMovingAverage": (
+        "optax has it: optax.ema as a transformation, or "
+        "optax.incremental_update(new, average, step_size=1 - decay) in the step.\n\n"
+        "All-reduce first what differs between replicas: "
+        "get_replica_context().all_reduce('mean', value)."
+    ),
+    "MultiWorkerMirroredStrategy": _ONE_PROCESS,
+    "ParameterServerStrategy": _ON_THE_SERVER,
+    "Server": _ON_THE_SERVER,
+    "StrategyV1": "It is jaxdist.compat.v1.Strategy.",
+    "coordinator": _ON_THE_SERVER,
+    "estimator": FIT,
+    "experimental_aggregate_gradients": (
+        "Optimizers are optax's, which never all-reduce: a step all-reduces its gradients in a "
+        "line of its own, and leaves that line out for experimental_aggregate_gradients=False."
+    ),
+    "fit": FIT,
+    "get_loss_reduction": "It is jaxdist.compat.v1.get_loss_reduction.",
+}
+_EXPERIMENTAL = {
+    "CentralStorageStrategy": _CENTRAL,
+    "MultiWorkerMirroredStrategy": _ONE_PROCESS,
+    "ParameterServerStrategy": _ON_THE_SERVER,
+    "PreemptionCheckpointHandler": _PREEMPTION,
+    "PreemptionWatcher": _PREEMPTION,
+    "TerminationConfig": _PREEMPTION,
+    "coordinator": _ON_THE_SERVER,
+    "partitioners": _ON_THE_SERVER,
+    "rpc": SERVERS,
+}
+_STEP = f"It differentiates a loss with respect to variables that it finds by itself.\n\n{_RUN}"
+_CONTRIB = {
+    "CollectiveAllReduceStrategy": _ONE_PROCESS,
+    "DistributeConfig": FIT,
+    "MirroredStrategy": (
+        "It gave each batch of a dataset whole to one replica.\n\n"
+        "Use jaxdist.MirroredStrategy(devices, cross_device_ops), and "
+        "distribute_datasets_from_function(lambda context: dataset) for a dataset whose batches "
+        "are those of one replica. num_gpus=n is devices=['gpu:0', ...]."
+    ),
+    "ParameterServerStrategy": _ON_THE_SERVER,
+    "StandardInputStep": _STEP,
+    "StandardSingleLossStep": (
+        f"{_STEP}\n\nWrite value_and_grad, an all-reduce and the optimizer in it."
+    ),
+    "Step": _STEP,
+    "TPUStrategy": (
+        "It is jaxdist.TPUStrategy(resolver); steps_per_run is how often fit comes back to the "
+        "host, and jaxdist.multi_step runs several steps in one dispatch."
+    ),
+    "UpdateContext": (
+        "In a function that extended.update calls there is no context to ask: variables are the "
+        "copies of the replica, and get_replica_context() is None."
+    ),
+    "run_standard_tensorflow_server": _ON_THE_SERVER,
+}
+_TPU_V1 = {
+    "CrossShardOptimizer": (
+        "Optimizers are optax's: all-reduce the gradients before optimizer.update, "
+        "get_replica_context().all_reduce('mean', grads)."
+    ),
+    "PaddingSpec": "Shapes are static: InputOptions(partial_batch=PartialBatch.PAD) pads batches.",
+    "batch_parallel": f"{_RUN}\n\nBatches are split by experimental_distribute_dataset.",
+    "bfloat16_scope": "Cast in the step: x.astype(jnp.bfloat16); Flax modules take dtype=.",
+    "core": "It is TPUStrategy.experimental_assign_to_logical_device, or on_logical_device.",
+    "cross_replica_sum": "It is get_replica_context().all_reduce('sum', x).",
+    "initialize_system": "It is tpu.experimental.initialize_tpu_system(resolver).",
+    "outside_compilation": "jax.pure_callback and jax.debug.callback call the host from a step.",
+    "replicate": _RUN,
+    "rewrite": f"jaxdist.function(fn) compiles a function as a whole.\n\n{_RUN}",
+    "shard": f"{_RUN}\n\nAn array laid out as strategy.per_replica_sharding is split over them.",
+    "shutdown_system": "It is tpu.experimental.shutdown_tpu_system(resolver).",
+}
+_ONLY_V2 = "Version 1 of tf.distribute has no {0} here; it is jaxdist.{0}."
+MISSING: dict[str, dict[str, str]] = {
+    "jaxdist": _TOP,
+    "jaxdist.experimental": _EXPERIMENTAL,
+    "jaxdist.contrib": _CONTRIB,
+    "jaxdist.cluster_resolver": {
+        "GCEClusterResolver": _RESOLVER,
+        "KubernetesClusterResolver": _RESOLVER,
+        "KubernetesExecutableLocation": _RESOLVER,
+        "SageMakerClusterResolver": (
+            "TensorFlow does not export it either.\n\nUse SimpleClusterResolver."
+        ),
+        "SlurmClusterResolver": _RESOLVER,
+        "TFConfigClusterResolver": _RESOLVER,
+        "UnionClusterResolver": _RESOLVER,
+        "UnionResolver": _RESOLVER,
+    },
+    "jaxdist.tpu.experimental": {
+        "embedding": (
+            "Tables are parameters: jnp.take(table, ids, axis=0), in pieces over the devices by "
+            "partition rules (partition.fsdp()).\n\n"
+            "Tables on servers come with parameter servers, which are not there yet."
+        ),
+    },
+    "jaxdist.compat.v1": {
+        **{
+            name: _ONLY_V2.format(name)
+            for name in (
+                "DistributedDataset",
+                "DistributedIterator",
+                "DistributedValues",
+                "InputOptions",
+                "TPUStrategy",
+            )
+        },
+        "MultiWorkerMirroredStrategy": _ONE_PROCESS,
+        "ParameterServerStrategy": _ON_THE_SERVER,
+        "Server": _ON_THE_SERVER,
+    },
+    "jaxdist.compat.v1.experimental": {
+        "CentralStorageStrategy": _CENTRAL,
+        "MultiWorkerMirroredStrategy": _ONE_PROCESS,
+        "ParameterServerStrategy": _ON_THE_SERVER,
+    },
+    "jaxdist.compat.v1.tpu": _TPU_V1,
+}
+_LOGICAL = "TPUStrategy has it: a replica of another strategy spans the other axes of its mesh."
+_TRANSFORMED = (
+    "It is no tf.data dataset: write examples.batch(size, shuffle=True, seed=0, repeat=epochs).\n\n"
+    "To map or filter use Grain, whose datasets experimental_distribute_dataset takes."
+)
+MISSING_MEMBERS: dict[str, dict[str, str]] = {
+    "Examples": dict.fromkeys(
+        (
+            "cache",
+            "enumerate",
+            "filter",
+            "interleave",
+            "map",
+            "prefetch",
+            "repeat",
+            "shuffle",
+            "skip",
+            "take",
+            "unbatch",
+            "zip",
+        ),
+        _TRANSFORMED,
+    ),
+    "Strategy": {
+        "configure": (
+            f"{_SESSIONS}\n\nDevices, options and processes are arguments of the strategy, and "
+            "config.experimental_connect_to_cluster joins processes."
+        ),
+        "experimental_assign_to_logical_device": _LOGICAL,
+        "experimental_replicate_to_logical_devices": _LOGICAL,
+        "experimental_split_to_logical_devices": _LOGICAL,
+        "steps_per_run": "compat.v1.experimental.TPUStrategy has it.",
+        "update_config_proto": (
+            f"{_SESSIONS}\n\nOptions of XLA are in the environment variable XLA_FLAGS."
+        ),
+    },
+}
+
+
+def explain_missing(module: str) -> None:
+    """Give a module a `__getattr__` that says what is in place of a documented name.
+
+    It is put there by name: checkers of types would believe any name of a module that has one.
+    """
+    table = MISSING[module]
+
+    def read(name: str) -> NoReturn:
+        raise _missing(module, name, table, None)
+
+    vars(sys.modules[module])["__getattr__"] = read
+
+
+def missing_member(owner: Any, name: str, table: Mapping[str, str]) -> AttributeError:
+    """The error for a member that an object does not have."""
+    return _missing(type(owner).__name__, name, table, owner)
+
+
+def _missing(where: str, name: str, table: Mapping[str, str], owner: Any) -> AttributeError:
+    if name in table:
+        text = f"{where}.{name} is not there.\n\n{table[name]}"
+        return MissingNameError(text, name=name, obj=owner)
+    found = f"module {where!r}" if owner is None else f"{where!r} object"
+    return AttributeError(f"{found} has no attribute {name!r}", name=name, obj=owner)

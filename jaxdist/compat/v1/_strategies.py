@@ -1,0 +1,193 @@
+"""Strategies of version 1: those of version 2, but `reduce` may leave `axis` out."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+
+from jaxdist import strategies
+from jaxdist._typing import PyTree
+from jaxdist.cluster_resolver import TPUClusterResolver
+from jaxdist.collectives import ReduceOp
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist.tpu.experimental import DeviceAssignment
+
+_LOG = logging.getLogger("jaxdist")
+
+
+class Strategy(strategies.Strategy):
+    """A strategy as version 1 of `tf.distribute` has it; made through its subclasses.
+
+    Example:
+        >>> strategy = jaxdist.compat.v1.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> isinstance(strategy, jaxdist.compat.v1.Strategy)
+        True
+
+    Source:
+        `tf.compat.v1.distribute.Strategy`.
+    """
+
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: PyTree,
+        axis: int | tuple[int, ...] | None = None,
+        options: Any = None,
+        *,
+        experimental_hints: Any = None,
+    ) -> PyTree:
+        """As `jaxdist.Strategy.reduce`; `axis` may be left out.
+
+        Example:
+            >>> strategy = jaxdist.compat.v1.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> int(strategy.reduce("sum", PerReplica([1, 2])))
+            3
+
+        Source:
+            `tf.compat.v1.distribute.Strategy.reduce`.
+        """
+        return super().reduce(
+            reduce_op, value, axis, options, experimental_hints=experimental_hints
+        )
+
+    def _run_as(self, other: strategies.Strategy) -> None:
+        self._set_up(other.layout, other.communication)
+
+
+@final
+class MirroredStrategy(Strategy):
+    """`jaxdist.MirroredStrategy` with the methods of version 1.
+
+    Args:
+        devices: As for `jaxdist.MirroredStrategy`.
+        cross_device_ops: Likewise.
+
+    Raises:
+        Everything that `jaxdist.MirroredStrategy` raises.
+
+    Example:
+        >>> jaxdist.compat.v1.MirroredStrategy(["cpu:0", "cpu:1"]).num_replicas_in_sync
+        2
+
+    Source:
+        `tf.compat.v1.distribute.MirroredStrategy`.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str | jax.Device] | None = None,
+        cross_device_ops: Any = None,
+    ) -> None:
+        self._run_as(strategies.MirroredStrategy(devices, cross_device_ops))
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """`jaxdist.OneDeviceStrategy` with the methods of version 1.
+
+    Args:
+        device: As for `jaxdist.OneDeviceStrategy`.
+
+    Raises:
+        DeviceError: No such device.
+
+    Example:
+        >>> jaxdist.compat.v1.OneDeviceStrategy("cpu:1").extended.worker_devices
+        ('/job:localhost/replica:0/task:0/device:CPU:1',)
+
+    Source:
+        `tf.compat.v1.distribute.OneDeviceStrategy`.
+    """
+
+    def __init__(self, device: str | jax.Device) -> None:
+        self._run_as(strategies.OneDeviceStrategy(device))
+
+    @property
+    def _unwraps(self) -> bool:
+        return True
+
+
+@final
+class TPUStrategy(Strategy):
+    """`jaxdist.TPUStrategy` with the methods of version 1, without those for logical devices.
+
+    Args:
+        tpu_cluster_resolver: Which TPUs; None is those of this machine.
+        steps_per_run: Steps that Estimator and `fit` run on the TPUs before they come back to
+            the host; None is 1. `run` is one step whatever it says (`jaxdist.multi_step` makes
+            one of several), and a number other than 1 is logged.
+        device_assignment: Which core each logical device of each replica is.
+
+    Raises:
+        NotFoundError: There is no TPU.
+        ArgumentError: `steps_per_run` is below 1.
+
+    Example:
+        >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2")
+        >>> strategy = jaxdist.compat.v1.experimental.TPUStrategy(resolver)
+        >>> strategy.num_replicas_in_sync, strategy.steps_per_run
+        (4, 1)
+
+    Source:
+        `tf.compat.v1.distribute.experimental.TPUStrategy`.
+    """
+
+    _requires_static_shapes = True
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: TPUClusterResolver | None = None,
+        steps_per_run: int | None = None,
+        device_assignment: DeviceAssignment | None = None,
+    ) -> None:
+        self._steps_per_run = _checked_steps(steps_per_run)
+        self._newer = strategies.TPUStrategy(tpu_cluster_resolver, device_assignment)
+        self._run_as(self._newer)
+
+    @property
+    def steps_per_run(self) -> int:
+        """Steps that Estimator and `fit` run before they come back to the host.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2")
+            >>> jaxdist.compat.v1.experimental.TPUStrategy(resolver, 8).steps_per_run
+            8
+        """
+        return self._steps_per_run
+
+    @property
+    def cluster_resolver(self) -> TPUClusterResolver:
+        """The resolver of these TPUs."""
+        return self._newer.cluster_resolver
+
+    def _hosts_of_replicas(self) -> list[Any]:
+        return self._newer._hosts_of_replicas()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TPUStrategy":
+        resolver, assignment = self._newer.cluster_resolver, self._newer.device_assignment
+        other = TPUStrategy(resolver, self._steps_per_run, assignment)
+        memo[id(self)] = other
+        return other
+
+
+def _checked_steps(steps: Any) -> int:
+    if steps is None:
+        return 1
+    if not isinstance(steps, int) or isinstance(steps, bool):
+        raise ArgumentTypeError(
+            f"TPUStrategy was given steps_per_run={steps!r}, of type {type(steps).__name__}.\n\n"
+            "It is a number of steps.\n\nPass an int, or None for 1."
+        )
+    if steps < 1:
+        raise ArgumentError(
+            f"TPUStrategy was given steps_per_run={steps}.\n\n"
+            "It is a number of steps, from 1.\n\nPass 1, or None."
+        )
+    if steps > 1:
+        _LOG.info(
+            "TPUStrategy(steps_per_run=%d): strategy.run is one step all the same; "
+            "jaxdist.multi_step makes one of several.",
+            steps,
+        )
+    return steps

@@ -1,0 +1,51 @@
+"""Asking for the context of the caller, as `tf.contrib.distribute` does."""
+
+from jaxdist import replica
+from jaxdist.errors import ContextError
+from jaxdist.replica import ReplicaContext
+from jaxdist.strategies import Strategy, get_replica_context
+
+
+def get_cross_replica_context() -> Strategy | None:
+    """The strategy whose cross-replica context the caller is in, or None.
+
+    Example:
+        >>> strategy = MirroredStrategy()
+        >>> with strategy.scope():
+        ...     jaxdist.contrib.get_cross_replica_context() is strategy
+        True
+        >>> jaxdist.contrib.get_cross_replica_context() is None
+        True
+
+    Source:
+        `tf.contrib.distribute.get_cross_replica_context`.
+    """
+    frame = replica.current_frame()
+    if frame is None or frame.replica is not None:
+        return None
+    strategy: Strategy = frame.strategy
+    return strategy
+
+
+def require_replica_context(replica_ctx: ReplicaContext) -> None:
+    """Refuse to go on where `replica_ctx` is not the context of the caller.
+
+    Raises:
+        ContextError: The caller is in another context.
+
+    Example:
+        >>> def step():
+        ...     jaxdist.contrib.require_replica_context(get_replica_context())
+        >>> MirroredStrategy().run(step)
+
+    Source:
+        `tf.contrib.distribute.require_replica_context`.
+    """
+    found = get_replica_context()
+    if found is not replica_ctx:
+        raise ContextError(
+            f"require_replica_context was given {replica_ctx!r}, and the context of the caller is "
+            f"{found!r}.\n\n"
+            "A replica context belongs to the step that asked for it, and ends with it.\n\n"
+            "Call jaxdist.get_replica_context() inside the function that you pass to strategy.run."
+        )

@@ -1,0 +1,64 @@
+"""Calling a step again and again."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxdist._validate import is_callable
+from jaxdist.errors import ArgumentError, ArgumentTypeError, OutOfRangeError
+
+
+class Monitor:
+    """Calls a step until its data has ended.
+
+    Args:
+        step_callable: Called without arguments for each step.
+        session: None; there are no sessions.
+
+    Raises:
+        ArgumentTypeError: `step_callable` is not callable.
+        ArgumentError: A session.
+
+    Example:
+        >>> iterator = iter([1, 2, 3])
+        >>> monitor = jaxdist.contrib.Monitor(lambda: print(next(iterator)))
+        >>> monitor.run_steps(2)
+        1
+        2
+
+    Source:
+        `tf.contrib.distribute.Monitor`.
+    """
+
+    def __init__(self, step_callable: Callable[[], Any], session: Any = None) -> None:
+        is_callable("contrib.Monitor", step_callable)
+        if session is not None:
+            raise ArgumentError(
+                f"contrib.Monitor was given session={session!r}.\n\n"
+                "There are no sessions: steps run when they are called.\n\nLeave it out."
+            )
+        self._step = step_callable
+
+    def run_steps(self, num_steps: int | None = None) -> None:
+        """Call the step `num_steps` times, or until it raises `OutOfRangeError`.
+
+        Args:
+            num_steps: How often; None for as long as there is data.
+
+        Raises:
+            ArgumentTypeError: `num_steps` is neither an int nor None.
+        """
+        if num_steps is not None and (not isinstance(num_steps, int) or num_steps is True):
+            raise ArgumentTypeError(
+                f"Monitor.run_steps was given num_steps={num_steps!r}, of type "
+                f"{type(num_steps).__name__}.\n\nPass a number of steps, or None."
+            )
+        done = 0
+        while num_steps is None or done < num_steps:
+            try:
+                self._step()
+            except (OutOfRangeError, StopIteration):
+                return
+            done += 1
+
+    def __repr__(self) -> str:
+        return f"Monitor({getattr(self._step, '__name__', self._step)!r})"

@@ -1,0 +1,65 @@
+"""Input as version 1 of `tf.distribute` has it: iterators in place of datasets."""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxdist._typing import PyTree
+from jaxdist.data import DistributedIterator, Examples, InputContext, InputReplicationMode
+from jaxdist.errors import ArgumentError, ArgumentTypeError, OutOfRangeError
+
+_LOG = logging.getLogger("jaxdist")
+
+
+def check_iterator(caller: str, name: str, iterator: Any) -> None:
+    """Refuse what is no iterator of a distributed dataset."""
+    if not isinstance(iterator, DistributedIterator):
+        raise ArgumentTypeError(
+            f"{caller} was given {name}={iterator!r:.200}, of type {type(iterator).__name__}.\n\n"
+            "Its batches have to be shared out over the replicas.\n\n"
+            "Pass iter(strategy.experimental_distribute_dataset(dataset)), or "
+            "strategy.make_dataset_iterator(dataset)."
+        )
+
+
+def check_per_worker(caller: str, mode: Any) -> None:
+    """Refuse a replication mode other than PER_WORKER."""
+    if mode is not InputReplicationMode.PER_WORKER:
+        raise ArgumentError(
+            f"{caller} was given replication_mode={mode!r}.\n\n"
+            f"It knows {InputReplicationMode.PER_WORKER} alone, as in tf.distribute.\n\n"
+            "For a dataset of each replica use distribute_datasets_from_function with "
+            "InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)."
+        )
+
+
+def dataset_of(
+    input_fn: Callable[[InputContext], Any],
+) -> Callable[[InputContext], Any]:
+    """`input_fn` as a function of a dataset: it may also return a function of one element."""
+
+    def dataset_fn(context: InputContext) -> Any:
+        made = input_fn(context)
+        is_function = inspect.isfunction(made) or inspect.ismethod(made)
+        if is_function and not inspect.isgeneratorfunction(made):
+            return lambda: _called_again_and_again(made)
+        return made
+
+    return dataset_fn
+
+
+def _called_again_and_again(function: Callable[[], PyTree]) -> Iterator[PyTree]:
+    while True:
+        try:
+            element = function()
+        except (StopIteration, OutOfRangeError):
+            return
+        yield element
+
+
+def examples(caller: str, numpy_input: PyTree, session: Any) -> Examples:
+    """Arrays in memory as single examples."""
+    if session is not None:
+        _LOG.info("%s: session has no effect; there are no sessions.", caller)
+    return Examples(caller, numpy_input)

@@ -1,0 +1,112 @@
+"""Every public name of `tf.distribute` is there with its arguments, or says what replaces it."""
+
+import ast
+import inspect
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+import jaxdist
+from jaxdist import _not_there
+from jaxdist.errors import MissingNameError
+from tests import tf_names
+
+_JOINED = re.sub(r"\n +", " ", tf_names.HERE).replace("( ", "(")
+LINES = [line for line in _JOINED.splitlines() if line]
+MISSING = {**tf_names.REPLACED, **tf_names.TO_COME}
+
+
+def _read(path: str) -> Any:
+    """What the name stands for; of a class that a strategy is of, on an object of it."""
+    found: Any = jaxdist
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _wanted(line: str) -> tuple[str, dict[str, str | None] | None]:
+    """The name, and its arguments with their defaults as they are written."""
+    if "(" not in line:
+        return line, None
+    name, _, rest = line.partition("(")
+    arguments = ast.parse(f"def f({rest[:-1]}): pass").body[0].args  # type: ignore[attr-defined]
+    names = [a.arg for a in arguments.args]
+    defaults = [None] * (len(names) - len(arguments.defaults))
+    written = [ast.unparse(d) for d in arguments.defaults]
+    return name, dict(zip(names, [*defaults, *written], strict=True))
+
+
+def _parameters(found: Any) -> list[inspect.Parameter]:
+    parameters = list(inspect.signature(found).parameters.values())
+    return [p for p in parameters if p.name != "self"]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_documented_name_is_there_with_its_arguments_in_their_order(line: str) -> None:
+    name, wanted = _wanted(line)
+    found = _read(name)
+    if wanted is None:
+        return
+    ours = _parameters(found)
+    positional = [p for p in ours if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+    assert [p.name for p in positional][: len(wanted)] == list(wanted)
+    for parameter in ours[len(wanted) :]:
+        assert parameter.default is not inspect.Parameter.empty, "more arguments have defaults"
+    for parameter, default in zip(positional, wanted.values(), strict=False):
+        if default is None:
+            assert parameter.default is inspect.Parameter.empty
+        elif default != "...":
+            assert parameter.default == ast.literal_eval(default)
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_documented_name_that_is_not_there_says_what_is_in_its_place(name: str) -> None:
+    owner, _, last = name.rpartition(".")
+    place: Any = _read(owner) if owner else jaxdist
+    if owner == "Strategy":
+        place = jaxdist.MirroredStrategy(["cpu:0"])
+    assert not hasattr(place, last)
+    assert last not in dir(place)
+    with pytest.raises(MissingNameError) as caught:
+        getattr(place, last)
+    assert isinstance(caught.value, AttributeError)
+    assert f"{last} is not there" in str(caught.value)
+    assert MISSING[name] in str(caught.value)
+
+
+def test_the_names_that_are_missing_are_exactly_the_listed_ones() -> None:
+    found = {
+        f"{module}.{name}".removeprefix("jaxdist.")
+        for table in (_not_there.MISSING, {"Strategy": _not_there.MISSING_MEMBERS["Strategy"]})
+        for module, names in table.items()
+        for name in names
+    }
+    found |= {f"errors.{name}" for name in jaxdist.errors._NOT_THERE}
+    assert found == set(MISSING)
+
+
+def test_what_is_still_to_come_names_its_subject_alone() -> None:
+    """A name moves from one list to the other when it is built, and the page with it."""
+    assert set(tf_names.REPLACED) & set(tf_names.TO_COME) == set()
+    assert {_wanted(line)[0] for line in LINES} & set(MISSING) == set()
+    subjects = {tf_names.PROCESSES, tf_names.SERVERS, tf_names.FIT}
+    assert set(tf_names.TO_COME.values()) == subjects
+
+
+def test_a_name_that_nobody_documents_is_an_ordinary_attribute_error() -> None:
+    for place in (jaxdist, jaxdist.contrib, jaxdist.errors, jaxdist.compat.v1.tpu):
+        with pytest.raises(AttributeError, match="has no attribute 'nothing'") as caught:
+            _ = getattr(place, "nothing")  # noqa: B009
+        assert not isinstance(caught.value, MissingNameError)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = getattr(jaxdist.get_strategy(), "nothing")  # noqa: B009
+
+
+def test_an_import_of_a_missing_name_is_an_import_error() -> None:
+    with pytest.raises(ImportError, match="MultiWorkerMirroredStrategy"):
+        from jaxdist import MultiWorkerMirroredStrategy  # type: ignore  # noqa: F401
+
+
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "coming-from-tf-distribute.md"
