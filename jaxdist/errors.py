@@ -20,6 +20,7 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
         MixedStrategyError                   two strategies where only one can be
         InputContextError    ValueError too  data read where a function is traced
         SeveralProcessesError ValueError too a strategy of one process in a job of several
+      AxisNameError            NameError     a mesh axis that is not there
       DivergentCollectiveError RuntimeError  a collective that some replicas may never reach
       ReplicaDriftError        RuntimeError  replicas that should hold the same bits and do not
       BackendStartedError      RuntimeError  asked for devices after JAX had started
@@ -125,6 +126,10 @@ class SeveralProcessesError(ContextError, ValueError):
         `tf.distribute.MirroredStrategy`: a `RuntimeError` for remote workers, a `ValueError` for
         devices of which some are remote.
     """
+
+
+class AxisNameError(JaxdistError, NameError):
+    """Raised at trace time when a step uses a mesh axis that the strategy does not have."""
 
 
 class DivergentCollectiveError(JaxdistError, RuntimeError):

@@ -30,6 +30,7 @@ TREE = {
     "MixedStrategyError": RuntimeError,
     "InputContextError": ValueError,
     "SeveralProcessesError": ValueError,
+    "AxisNameError": NameError,
     "DivergentCollectiveError": RuntimeError,
     "ReplicaDriftError": RuntimeError,
     "BackendStartedError": RuntimeError,

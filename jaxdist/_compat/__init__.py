@@ -38,6 +38,8 @@ from jaxdist._compat._sources import callers_line as callers_line
 from jaxdist._compat._sources import is_transposed as is_transposed
 from jaxdist._compat._sources import source_of as source_of
 from jaxdist._compat._tiles import constrain_tiles as constrain_tiles
+from jaxdist._compat._tracebacks import hide_frames as hide_frames
+from jaxdist._compat._tracebacks import hides_frames as hides_frames
 from jaxdist._compat._tracing import current_trace as current_trace
 from jaxdist._compat._tracing import inside_trace as inside_trace
 from jaxdist._compat._tracing import is_disabled_jit as is_disabled_jit

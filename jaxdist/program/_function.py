@@ -119,8 +119,9 @@ class Function:
             return self._run(flat, draws, None if frame is None else frame.strategy)
         except UnevenBatchError:
             draws.put_back()
-        except BaseException:
+        except BaseException as error:
             draws.put_back()
+            _compat.hide_frames(error)
             raise
         return self._fn(*args, **kwargs)
 

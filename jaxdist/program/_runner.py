@@ -100,13 +100,14 @@ class Runner:
         args: Any,
         kwargs: Any,
         options: RunOptions | None,
-    ) -> None:
-        """Raise a better error for a call that failed, if there is one."""
-        if is_about_deleted(error):
+    ) -> DonationError | None:
+        """A better error for a call that failed, if there is one."""
+        if isinstance(error, (RuntimeError, ValueError)) and is_about_deleted(error):
             try:
                 self.step(fn, options).check_deleted(tuple(args), dict(kwargs or {}))
             except DonationError as better:
-                raise better from error
+                return better
+        return None
 
     def program(
         self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions | None

@@ -1,6 +1,7 @@
 """A step traced once, as one replica sees it."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -18,8 +19,10 @@ from jaxdist.errors import ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _captured, _graph_rules, _sharded
 from jaxdist.program._arguments import Static, unflatten
+from jaxdist.program._axis_names import unbound_axis
 from jaxdist.program._graph import GraphShape
 from jaxdist.program._in_slot import InSlot
+from jaxdist.program._leaf_names import LeafNames, leaf_names, source_of_function
 from jaxdist.program._local_pieces import Local, LocalPieces, is_marked
 from jaxdist.program._pieces import PieceWalk, Seen, check_results
 from jaxdist.program._replication import NONE
@@ -248,6 +251,9 @@ class LocalStep:
         self.shapes: tuple[tuple[int, ...], ...] = ()
         self.cuts: dict[int, Cut] = {}
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+        # What JAX's messages say of the function and of its arguments.
+        self.__wrapped__ = source_of_function(fn)
+        self.__signature__ = LeafNames(functools.partial(leaf_names, fn, signature))
 
     def __call__(self, *leaves: Any) -> list[Any]:
         signature = self.signature
@@ -270,7 +276,8 @@ class LocalStep:
             try:
                 result = _captured.call(self.fn, args, kwargs)
             except Exception as error:
-                better = better_error(error, self._names_of_pieces())
+                better = unbound_axis(error, self.fn, self.strategy.layout)
+                better = better or better_error(error, self._names_of_pieces())
                 if better is None:
                     raise
                 raise better from error

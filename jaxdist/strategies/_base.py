@@ -10,7 +10,7 @@ from typing import Any, NoReturn, final
 
 import jax
 
-from jaxdist import collectives, data, explain, replica
+from jaxdist import _compat, collectives, data, explain, replica
 from jaxdist._typing import PyTree
 from jaxdist._validate import call_arguments, is_callable
 from jaxdist.collectives import ReduceOp
@@ -172,22 +172,26 @@ class Strategy(Facts, StrategyMethodsV1):
             `tf.distribute.Strategy.run`; `jax.jit(jax.shard_map(...))`.
         """
         # Every line here is paid at every step, so what is usual is asked first.
-        if _raw_frame() is not None or replica.ambient:
-            check_run(self)
-        if type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
-            call_arguments("strategy.run", args, kwargs)
-        if EAGERLY:
-            return self._run_eagerly(fn, args, kwargs, options)
-        if options is not None:
-            call = self._call_with(fn, options)
-        else:
-            step = self._known.get(_ref(fn)) if type(fn) is FunctionType else None
-            call = self._call_of(fn) if step is None else step.call
         try:
+            if _raw_frame() is not None or replica.ambient:
+                check_run(self)
+            if type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
+                call_arguments("strategy.run", args, kwargs)
+            if EAGERLY:
+                return self._run_eagerly(fn, args, kwargs, options)
+            if options is not None:
+                call = self._call_with(fn, options)
+            else:
+                step = self._known.get(_ref(fn)) if type(fn) is FunctionType else None
+                call = self._call_of(fn) if step is None else step.call
             return call(*args, **kwargs) if kwargs else call(*args)
-        except (RuntimeError, ValueError) as error:
-            self._runner.explain(error, fn, args, kwargs, options)
-            raise
+        except Exception as error:
+            better = self._runner.explain(error, fn, args, kwargs, options)
+            if better is None:
+                _compat.hide_frames(error)
+                raise
+            _compat.hide_frames(better)
+            raise better from error
 
     def _run_eagerly(
         self,
@@ -208,6 +212,7 @@ class Strategy(Facts, StrategyMethodsV1):
         return self._runner.call_with(fn, options)
 
     @final
+    @_compat.hides_frames
     def lower(
         self,
         fn: Callable[..., Any],
@@ -258,6 +263,7 @@ class Strategy(Facts, StrategyMethodsV1):
         return functools.partial(compile_for, self, fn, options)
 
     @final
+    @_compat.hides_frames
     def check_gradients(
         self,
         fn: Callable[..., Any],
