@@ -279,6 +279,8 @@ class ReplicaContext:
         caller = "ReplicaContext.all_gather"
         communication: collectives.Communication = self._strategy.communication
         chosen = communication.asked(caller, options, experimental_hints)
+        for path, leaf in jax.tree.flatten_with_path(value, is_leaf=_is_sparse)[0]:
+            collectives.refuse_slices(caller, "value" + keystr(path), leaf)
         if not self._traced:
             return value
         self._must_be_current("all_gather")
@@ -374,3 +376,7 @@ class ReplicaContext:
 
     def __repr__(self) -> str:
         return f"ReplicaContext({type(self._strategy).__name__}, {self._layout.num_replicas})"
+
+
+def _is_sparse(x: Any) -> bool:
+    return collectives.is_slices(x) or collectives.is_sparse(x)

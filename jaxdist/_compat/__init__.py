@@ -43,6 +43,7 @@ from jaxdist._compat._tracebacks import hides_frames as hides_frames
 from jaxdist._compat._tracing import current_trace as current_trace
 from jaxdist._compat._tracing import inside_trace as inside_trace
 from jaxdist._compat._tracing import is_disabled_jit as is_disabled_jit
+from jaxdist._compat._tracing import is_live as is_live
 from jaxdist._compat._tracing import is_mapped as is_mapped
 from jaxdist._compat._tracing import must_interpret as must_interpret
 from jaxdist._compat._tracing import settings_of_thread as settings_of_thread

@@ -26,6 +26,19 @@ def current_trace() -> Any:
     return _core.trace_ctx.trace
 
 
+def is_live(tracer: Any) -> bool:
+    """Whether a traced value belongs to a trace that the caller is in.
+
+    Waits for JAX to know it of values that `jit` traces: there `is_valid` is always true.
+    """
+    trace = current_trace()
+    while trace is not None:
+        if trace is tracer._trace:
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
 def is_disabled_jit() -> bool:
     """Whether the caller is under `jax.disable_jit()`."""
     disabled: bool = _config.disable_jit.value

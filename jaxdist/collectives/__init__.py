@@ -40,7 +40,10 @@ from jaxdist.collectives._sharded_across import reduce_sharded as reduce_sharded
 from jaxdist.collectives._slices import all_reduce_slices as all_reduce_slices
 from jaxdist.collectives._slices import all_reduce_tree as all_reduce_tree
 from jaxdist.collectives._slices import is_slices as is_slices
+from jaxdist.collectives._slices import is_sparse as is_sparse
 from jaxdist.collectives._slices import reduce_slices_across as reduce_slices_across
+from jaxdist.collectives._slices import refuse_slices as refuse_slices
+from jaxdist.collectives._slices import refuse_sparse as refuse_sparse
 from jaxdist.collectives._slices import slices_of_all as slices_of_all
 from jaxdist.collectives._together import check_sum as check_sum
 from jaxdist.collectives._together import check_together as check_together

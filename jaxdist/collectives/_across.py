@@ -29,6 +29,7 @@ from jaxdist.values import (
     is_mirrored,
     origin_of,
     placement_of,
+    refuse_leaked,
 )
 
 # Up to this size the host adds the local values faster than a program on the devices can start.
@@ -51,6 +52,7 @@ def _reduce_same(
     op: ReduceOp, name: str, value: Any, dims: tuple[int, ...] | None, layout: ReplicaMesh
 ) -> Any:
     """Reduce a value that every replica has alike."""
+    refuse_leaked("Strategy.reduce", name, value)
     if dims is not None:
         array = jnp.asarray(value)
         on = _checked_dims(name, array, dims)
@@ -81,6 +83,8 @@ def _reduce_per_replica(
     op: ReduceOp, name: str, value: PerReplica, dims: tuple[int, ...] | None, layout: ReplicaMesh
 ) -> Any:
     if not value.is_global and _is_traced(value):
+        for part in value.values:
+            refuse_leaked("Strategy.reduce", name, part)
         value = checked_per_replica(name, value, layout)
     if not value.is_global:
         return _reduce_held(op, name, value, dims, layout)
@@ -237,6 +241,7 @@ def gather_across(
 ) -> Any:
     """`Strategy.gather` of one leaf."""
     if not isinstance(value, PerReplica):
+        refuse_leaked(caller, name, value)
         if isinstance(value, jax.Array):
             placed = placement_of(value, layout)
             if placed.kind is Kind.PER_REPLICA:
@@ -251,6 +256,8 @@ def gather_across(
                 return _from_host(np.concatenate(copies, axis=dim), like=value)
         return value
     if not value.is_global and _is_traced(value):
+        for part in value.values:
+            refuse_leaked(caller, name, part)
         value = checked_per_replica(name, value, layout)
     if not value.is_global:
         return _gather_held(name, value, axis, layout, caller)

@@ -18,7 +18,16 @@ from jaxdist.collectives._users_code import users_code
 from jaxdist.collectives.algorithms import opaque
 from jaxdist.errors import ContextError, ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Handle, PerReplica, Sharded, is_sharded, undeclared
+from jaxdist.values import (
+    Handle,
+    PerReplica,
+    Sharded,
+    close_containers,
+    is_container,
+    is_sharded,
+    open_containers,
+    undeclared,
+)
 
 T = TypeVar("T")
 
@@ -163,8 +172,10 @@ def summed(value: T, axes: AxisNames) -> T:
 
 def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree:
     """Every leaf of all replicas, concatenated on `axis` in replica order."""
-
     leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
+    if any(is_container(leaf) for _, leaf in leaves):
+        inner = open_containers(value, "value", is_leaf=_is_whole)
+        return close_containers(all_gather(caller, inner, axis, axes))
     named = {"value" + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
     for name, leaf in named.items():
         _check_own(caller, name, leaf)

@@ -1,5 +1,6 @@
 """Reducing rows of an array: those of all replicas, one after the other."""
 
+import functools
 from typing import Any
 
 import jax
@@ -11,9 +12,19 @@ from jaxdist.collectives._dtypes import result_dtype
 from jaxdist.collectives._in_replica import all_reduce, gathered
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._reduce_op import ReduceOp
-from jaxdist.errors import ArgumentTypeError
+from jaxdist.errors import ArgumentTypeError, UnsupportedError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import IndexedSlices, Kind, PerReplica, is_mirrored, is_sharded, placement_of
+from jaxdist.values import (
+    IndexedSlices,
+    Kind,
+    PerReplica,
+    close_containers,
+    is_container,
+    is_mirrored,
+    is_sharded,
+    open_containers,
+    placement_of,
+)
 
 
 def slices_of_all(value: Any) -> Any:
@@ -66,7 +77,12 @@ def all_reduce_tree(
     ops: Any = None,
 ) -> PyTree:
     """`all_reduce` of a pytree in which there may be `IndexedSlices`."""
-    leaves, treedef = jax.tree.flatten(value, is_leaf=lambda x: is_slices(x) or is_sharded(x))
+    leaves, treedef = jax.tree.flatten(value, is_leaf=_is_whole)
+    if any(map(is_container, leaves)):
+        inner = open_containers(value, "value", is_leaf=_is_whole)
+        return close_containers(all_reduce_tree(caller, op, inner, layout, options, ops))
+    for leaf in leaves:
+        refuse_sparse(caller, leaf)
     if not any(map(is_slices, leaves)):
         return all_reduce(caller, op, value, layout, options, ops)
     dense = [x for x in leaves if not is_slices(x)]
@@ -76,6 +92,55 @@ def all_reduce_tree(
         treedef,
         [all_reduce_slices(op, x, axes, count) if is_slices(x) else next(reduced) for x in leaves],
     )
+
+
+def _is_whole(x: Any) -> bool:
+    return is_slices(x) or is_sharded(x) or is_sparse(x)
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether `value` is one of JAX's sparse matrices, whose parts are leaves of pytrees."""
+    return _is_sparse_kind(type(value))
+
+
+@functools.lru_cache(maxsize=256)
+def _is_sparse_kind(kind: type) -> bool:
+    return kind.__module__.startswith("jax.experimental.sparse") and hasattr(kind, "todense")
+
+
+def refuse_sparse(caller: str, value: Any) -> None:
+    """Refuse a sparse matrix of JAX: its indices would be combined as its numbers are.
+
+    Raises:
+        UnsupportedError: It is one.
+    """
+    if is_sparse(value):
+        kind = type(value).__name__
+        raise UnsupportedError(
+            f"{caller} was given a {kind}: {value!r}.\n\n"
+            "Its indices are arrays like its numbers, and would be combined with those of other "
+            "replicas.\n\n"
+            "Pass jaxdist.IndexedSlices(value.data, value.indices[:, 0], value.shape) for rows; "
+            f"value.todense(); or value.data alone, where the {kind}s of all replicas have the "
+            "same indices."
+        )
+
+
+def refuse_slices(caller: str, name: str, value: Any) -> None:
+    """Refuse rows of an array where whole arrays are put one after the other.
+
+    Raises:
+        UnsupportedError: It is `IndexedSlices`, or a `PerReplica` of them, or a sparse matrix.
+    """
+    refuse_sparse(caller, value)
+    if is_slices(slices_of_all(value)):
+        raise UnsupportedError(
+            f"{caller} was given {name}, which is IndexedSlices.\n\n"
+            "Rows of one array, put after the rows of the other replicas, stand for the sum of "
+            "the arrays, and not for the arrays one after the other.\n\n"
+            "Gather the arrays: slices.to_dense(). For the sum use reduce('SUM', slices); for the "
+            "rows themselves gather slices.values and slices.indices."
+        )
 
 
 def is_slices(value: Any) -> bool:

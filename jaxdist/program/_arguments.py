@@ -10,9 +10,19 @@ import numpy as np
 from flax import nnx
 from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 
+from jaxdist import _compat
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.program._exact import exact
-from jaxdist.values import Feed, PerReplica, Sharded, Variable
+from jaxdist.program._opaque import array_in, with_array
+from jaxdist.values import (
+    Feed,
+    PerReplica,
+    Sharded,
+    Variable,
+    is_container,
+    open_containers,
+    refuse_leaked,
+)
 
 
 class Static:
@@ -116,6 +126,9 @@ def flatten(
         {k: Static(v) if k in static_names else v for k, v in kwargs.items()},
     )
     leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_unit)
+    if any(map(is_container, leaves)):
+        given = _with_containers(given)
+        leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_unit)
     slots: list[Any] = []
     dynamic: list[Any] = []
     nodes: list[Any] = []
@@ -135,6 +148,42 @@ def flatten(
         else:
             slots.append(leaf if isinstance(leaf, Static) else Static(leaf))
     return Flat(given, treedef, tuple(slots), dynamic, nodes, has_tracer)
+
+
+def _with_containers(given: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Arguments with containers that JAX does not know as pytree nodes, where they hold arrays."""
+
+    def must_open(container: Any) -> bool:
+        return type(container).__hash__ is None or array_in(container) is not None
+
+    def open_one(name: str, value: Any) -> Any:
+        return open_containers(value, name, is_leaf=is_unit, must_open=must_open, rebuilds=True)
+
+    args, kwargs = given
+    return (
+        tuple(open_one(f"args[{i}]", a) for i, a in enumerate(args)),
+        {k: open_one(f"kwargs[{k!r}]", v) for k, v in kwargs.items()},
+    )
+
+
+def check_no_arrays_hidden(caller: str, flat: Flat) -> None:
+    """Refuse objects that hold arrays and are no pytrees: the program would keep the arrays."""
+    for position, slot in enumerate(flat.slots):
+        if not isinstance(slot, Static) or isinstance(slot, VariableItself):
+            continue
+        where = array_in(slot.value)
+        if where is not None:
+            name = argument_name(flat.paths()[position])
+            raise ArgumentTypeError(with_array(caller, name, slot.value, where))
+
+
+def check_not_leaked(caller: str, flat: Flat) -> None:
+    """Refuse traced values that outlived their trace."""
+    if not flat.has_tracer or _compat.inside_trace():
+        return
+    for number, leaf in enumerate(flat.dynamic):
+        for part in jax.tree.leaves(leaf):
+            refuse_leaked(caller, flat.name(number), part)
 
 
 def is_dynamic(leaf: Any) -> bool:

@@ -109,7 +109,8 @@ def _checked_values(
     moved = False
     for number, leaf in enumerate(flat.dynamic):
         if isinstance(leaf, PerReplica):
-            shapes = None if leaf.is_global else uneven_shapes(leaf, layout)
+            is_placed = leaf.is_global or _compat.inside_trace()
+            shapes = None if is_placed else uneven_shapes(leaf, layout)
             if shapes is not None:
                 uneven.append((num_state + number, shapes))
                 leaf = padded(leaf, shapes, layout)

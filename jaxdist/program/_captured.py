@@ -8,9 +8,12 @@ from typing import Any
 import jax
 from flax import nnx
 from flax.errors import TraceContextError
+from jax.errors import UnexpectedTracerError
 
+from jaxdist import _compat
 from jaxdist.errors import ContextError
 from jaxdist.program._retrace import place
+from jaxdist.values import leaked
 
 # How far functions that a step calls are followed.
 MAX_DEPTH = 4
@@ -72,7 +75,8 @@ def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call the step; a write to an NNX object that it closes over is an error that names it."""
     try:
         return fn(*args, **kwargs)
-    except (TraceContextError, ValueError) as error:
+    except (TraceContextError, ValueError, UnexpectedTracerError) as error:
+        raise_leak(fn, error)
         if "different trace level" not in str(error):
             raise
         objects = {
@@ -90,6 +94,34 @@ def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             )
             raise
         raise ContextError(_message(fn, *touched, objects)) from error
+
+
+def raise_leak(fn: Any, error: Exception) -> None:
+    """Raise a named error if it was a traced value which outlived its trace."""
+    if isinstance(error, UnexpectedTracerError) or "context mesh" in str(error):
+        dead = _leaked_value(fn)
+        if dead is not None:
+            raise leak(fn, dead) from error
+
+
+def _leaked_value(fn: Any) -> Any:
+    """A traced value that a function reaches, and that belongs to no trace of the caller."""
+    for value in closed_over(fn).values():
+        for leaf in jax.tree.leaves(value) if isinstance(value, (dict, list, tuple)) else [value]:
+            if isinstance(leaf, jax.core.Tracer) and not _compat.is_live(leaf):
+                return leaf
+    return None
+
+
+def leak(fn: Any, dead: Any) -> ContextError:
+    """The error for a step that closes over a traced value which outlived its trace."""
+    names = [
+        name
+        for name, value in closed_over(fn).items()
+        if any(x is dead for x in jax.tree.leaves([value]))
+    ]
+    where = f" through {names[0]}" if names else ""
+    return leaked(f"The step at {place(fn)} uses{where} ", dead)
 
 
 def _nnx_objects(value: Any) -> list[Any]:

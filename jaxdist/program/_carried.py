@@ -1,11 +1,13 @@
 """Which results of a step are its arguments, carried on to the next step."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from jaxdist.program._arguments import Static, unflatten
 from jaxdist.program._trace import Argument, Signature, Traced
+from jaxdist.values import open_containers
 
 
 def carried(signature: Signature, traced: Traced, num_replicas: int) -> dict[int, int]:
@@ -34,10 +36,30 @@ def carried(signature: Signature, traced: Traced, num_replicas: int) -> dict[int
 
 def arguments_of(signature: Signature, traced: Traced) -> dict[int, Any]:
     """The positional arguments of a call, with the number of each traced leaf in its place."""
+    return dict(enumerate(_arguments(signature, traced)[0]))
+
+
+def named_arguments_of(signature: Signature, traced: Traced) -> dict[str, Any]:
+    """All arguments of a call, as `arguments_of`, by the names that messages give them."""
+    args, kwargs = _arguments(signature, traced)
+    return {f"args[{i}]": a for i, a in enumerate(args)} | {
+        f"kwargs[{k!r}]": v for k, v in kwargs.items()
+    }
+
+
+def _arguments(signature: Signature, traced: Traced) -> tuple[list[Any], dict[str, Any]]:
     count = len(signature.inputs) - traced.num_graph
     numbers = [Argument(i) for i in range(count)]
-    args, _ = unflatten(signature.treedef, signature.slots, numbers, _Nodes())
-    return dict(enumerate(args))
+    args, kwargs = unflatten(signature.treedef, signature.slots, numbers, _Nodes())
+    return (
+        [open_containers(a, "argument", must_open=_holds_numbers) for a in args],
+        {k: open_containers(v, "argument", must_open=_holds_numbers) for k, v in kwargs.items()},
+    )
+
+
+def _holds_numbers(container: Any) -> bool:
+    values = container.values() if isinstance(container, Mapping) else container
+    return any(type(x) is Argument for x in jax.tree.leaves(list(values)))
 
 
 def is_static(x: Any) -> bool:

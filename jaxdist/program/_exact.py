@@ -23,6 +23,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist.values import Opened
+
 # Whose equality is that of type and bits.
 _PLAIN = frozenset(
     {bool, int, str, bytes, type, type(None), type(Ellipsis), types.FunctionType, np.dtype}
@@ -112,6 +114,8 @@ def _collect(treedef: Any, found: list[Any]) -> None:
     static: Any = ()
     if kind is dict:
         static = tuple(data)
+    elif kind is Opened:
+        static = data[1] or ()
     elif not _is_trusted(kind):
         static = data
     if _may_equal_another(static):

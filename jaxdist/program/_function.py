@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 import jax
@@ -17,7 +17,9 @@ from jaxdist.program._arguments import (
     Static,
     VariableItself,
     check_hashable,
+    check_no_arrays_hidden,
     check_no_bare_variable,
+    check_not_leaked,
     flatten,
     unflatten,
 )
@@ -36,7 +38,7 @@ from jaxdist.program._exact import exact_structure
 from jaxdist.program._function_call import FunctionCall
 from jaxdist.program._kept_graphs import KeptGraphs
 from jaxdist.program._options import static_numbers
-from jaxdist.program._trace import not_a_result
+from jaxdist.program._trace import check_result, not_a_result, opened_result
 from jaxdist.replica import current_frame
 from jaxdist.runtime import CPU_STEPS
 from jaxdist.values import (
@@ -46,6 +48,7 @@ from jaxdist.values import (
     held_by,
     hold_all,
     owned_leaves,
+    rebuild_on_unflatten,
 )
 
 MAX_TRACES = 8
@@ -113,6 +116,7 @@ class Function:
         if any(is_uneven(leaf) for leaf in flat.dynamic):
             return self._fn(*args, **kwargs)
         check_hashable("jaxdist.function", flat)
+        check_not_leaked("jaxdist.function", flat)
         check_no_bare_variable("jaxdist.function", args, kwargs)
         flat, draws = taken_out(getattr(self._fn, "__name__", "function"), flat)
         try:
@@ -170,6 +174,7 @@ class Function:
         self, given: FunctionCall, asked: Any, variables: tuple[Variable, ...]
     ) -> _Compiled:
         """The function with all the variables and batches that it meets as inputs."""
+        check_no_arrays_hidden("jaxdist.function", given.flat)
         options, draws = None, given.draws
         for _ in range(MAX_TRACES):
             compiled = _Compiled(variables, options=options)
@@ -220,17 +225,26 @@ class Function:
 def _checked(result: Any) -> Any:
     """The result with what is no array kept as it is."""
 
+    result = opened_result(result, _is_whole)
+
     def keep(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, (nnx.Module, nnx.Optimizer)):
             name = "result" + jax.tree_util.keystr(path)
             raise ArgumentTypeError(not_a_result(name, leaf, "The function"))
         if isinstance(leaf, Variable):
             return VariableItself(leaf)
-        return leaf if hasattr(leaf, "dtype") else Static(leaf)
+        if hasattr(leaf, "dtype"):
+            return leaf
+        check_result("The function", "result" + jax.tree_util.keystr(path), leaf)
+        return Static(leaf)
 
-    return jax.tree_util.tree_map_with_path(
-        keep, result, is_leaf=lambda x: isinstance(x, (nnx.Module, nnx.Optimizer, Variable))
+    return rebuild_on_unflatten(
+        jax.tree_util.tree_map_with_path(keep, result, is_leaf=_is_whole), Static
     )
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, (nnx.Module, nnx.Optimizer, Variable, Iterator))
 
 
 @overload

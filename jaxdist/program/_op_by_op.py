@@ -23,7 +23,14 @@ from jaxdist.program._trace import Signature, replica_axes_of
 from jaxdist.program._turns import Turns
 from jaxdist.program._uneven import check_ranks, joined_template
 from jaxdist.program._variables_lift import check_equal
-from jaxdist.values import Kind, PerReplica, Variable, checked_per_replica, shards_by_replica
+from jaxdist.values import (
+    Kind,
+    PerReplica,
+    Variable,
+    checked_per_replica,
+    close_containers,
+    shards_by_replica,
+)
 
 # An operation is compiled once for each device that it runs on, so replicas whose devices have one
 # memory anyway compute on one of them.
@@ -130,7 +137,7 @@ class OpByOpStep:
             for i in range(first.num_graph, count)
         ]
         values = [self._value(*pair) for pair in zip(changed, columns[count:], strict=True)]
-        result = jax.tree.map(lambda number: results[number], template)
+        result = close_containers(jax.tree.map(lambda number: results[number], template))
         return Outcome(state, tuple(changed), values, result)
 
     def _check_pieces(self, axes: Differs) -> None:

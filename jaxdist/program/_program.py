@@ -29,7 +29,7 @@ from jaxdist.program._uneven import cut
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables
 from jaxdist.program._virtual_program import call_virtually
 from jaxdist.program._virtual_values import Turns
-from jaxdist.values import Form, Kind, Sharded, hold_global
+from jaxdist.values import Form, Kind, Sharded, hold_global, rebuild_on_unflatten
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -167,6 +167,7 @@ class Program:
             return hold_global(number, scalars=scalars, replicas_per_shard=shared)
 
         result = jax.tree.map(node, self.traced.template, is_leaf=lambda x: isinstance(x, Static))
+        result = rebuild_on_unflatten(result, Static)
         state = [Sharded(i, *o.cut) if o.cut else i for i, o in enumerate(self.outputs[:count])]
         return (state, result) if self.has_state else result
 

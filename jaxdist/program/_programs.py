@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
+from jaxdist.program._arguments import check_no_arrays_hidden
 from jaxdist.program._build import build
 from jaxdist.program._call import Call
 from jaxdist.program._difference import difference
@@ -87,6 +88,7 @@ class Programs:
         fn = self._fn()
         flat, signature = call.flat, call.signature
         check_numbers(self._donated, flat.given[0])
+        check_no_arrays_hidden("strategy.run", flat)
         program = build(
             fn,
             signature,

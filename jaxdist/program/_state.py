@@ -10,10 +10,11 @@ import jax
 from jaxdist.errors import StateDivergenceError, StateDivergenceWarning
 from jaxdist.program import _graph_rules
 from jaxdist.program._caller import user_stack_level
-from jaxdist.program._carried import arguments_of, is_static
+from jaxdist.program._carried import is_static, named_arguments_of
 from jaxdist.program._growth import Growth, growth
 from jaxdist.program._trace import Argument, Signature, Traced
-from jaxdist.values import Kind
+from jaxdist.program._updates import Part, part_of_result
+from jaxdist.values import Kind, Opened
 
 _REMEDY = (
     "All-reduce the gradients first: grads = jaxdist.get_replica_context().all_reduce('mean', "
@@ -88,7 +89,7 @@ def _diverging_variables(names: Sequence[str], num_replicas: int) -> StateDiverg
 class _Returned:
     """An argument that comes back among the results with the same structure."""
 
-    argument: int
+    argument: str
     names: tuple[str, ...]  # leaves that went in mirrored and come out different
     is_state: bool
 
@@ -105,7 +106,9 @@ def check_functional_state(
 
     It is state for certain when it is donated, or when a node of the call's arguments is of a
     registered class (a TrainState) or an optimizer's state. A plain dict that comes back with the
-    same structure may be an ordinary result, so there it is a warning.
+    same structure may be an ordinary result, so there it is a warning. One array that comes back
+    with the shape of an argument is an ordinary result unless the step moved the argument, as an
+    optimizer does (`_updates`).
     """
     found = _returned(signature, traced, differs, donated)
     certain = [r for r in found if r.is_state]
@@ -114,12 +117,12 @@ def check_functional_state(
         raise StateDivergenceError(
             f"strategy.run would return state that is different on each of {num_replicas} "
             f"replicas: {_listed(names)}.\n\n"
-            f"args[{certain[0].argument}] went in the same on all replicas, and comes back with "
+            f"{certain[0].argument} went in the same on all replicas, and comes back with "
             f"the same structure.\n\n{_REMEDY}"
         )
     for r in found:
         warnings.warn(
-            f"{where}: args[{r.argument}] went into strategy.run the same on all replicas and "
+            f"{where}: {r.argument} went into strategy.run the same on all replicas and "
             f"comes back with the same structure but different on each of {num_replicas} "
             f"({_listed(r.names)}).\n\nIf it is state, this is a bug. {_REMEDY}\n\nIf it is "
             "meant, silence this with warnings.filterwarnings('ignore', "
@@ -132,31 +135,62 @@ def check_functional_state(
 def _returned(
     signature: Signature, traced: Traced, differs: Sequence[bool], donated: Sequence[int]
 ) -> list[_Returned]:
-    args = arguments_of(signature, traced)
-    outputs = traced.template if isinstance(traced.template, tuple) else (traced.template,)
+    args = named_arguments_of(signature, traced)
+    given_away = {f"args[{i}]" for i in donated}
+    outputs = _parts_of_result(traced.template)
     in_state = any(_holds_state_class(a) for a in args.values())
     has_batch = any(i.kind is Kind.PER_REPLICA for i in signature.inputs)
     found = []
-    for position, argument in args.items():
+    for name, argument in args.items():
         leaves, treedef = jax.tree.flatten(argument, is_leaf=is_static)
-        if treedef == _LEAF or not any(type(x) is Argument for x in leaves):
+        if not any(type(x) is Argument for x in leaves):
             continue
         for output in outputs:
             out_leaves, out_treedef = jax.tree.flatten(output, is_leaf=is_static)
             if out_treedef != treedef:
                 continue
-            names = _diverging(position, argument, leaves, out_leaves, signature, traced, differs)
-            certain = position in donated or in_state
-            if names and (certain or (has_batch and len(leaves) > 1)):
-                found.append(_Returned(position, tuple(names), certain))
+            names = _diverging(name, argument, leaves, out_leaves, signature, traced, differs)
+            certain = name in given_away or in_state
+            if len(leaves) == 1 and names:
+                is_bare = treedef == _LEAF
+                needed = Part.MOVED if certain or not is_bare else Part.UPDATED
+                part = _part(leaves[0], out_leaves[0], signature, traced)
+                certain = certain and (not is_bare or needed <= part <= Part.UPDATED)
+                names = names if certain or needed <= part <= Part.UPDATED else []
+            if names and (certain or has_batch):
+                found.append(_Returned(name, tuple(names), certain))
     return found
 
 
 _LEAF = jax.tree.structure(0)
 
 
+def _parts_of_result(template: Any) -> list[Any]:
+    """The result and what its outermost container holds."""
+    parts: list[Any] = [template]
+    if isinstance(template, Opened):
+        parts += template.values
+    elif isinstance(template, dict):
+        parts += template.values()
+    elif isinstance(template, (tuple, list)):
+        parts += template
+    return parts
+
+
+def _part(before: int, after: int, signature: Signature, traced: Traced) -> Part:
+    """What one result is made of, in terms of one argument."""
+    own = {
+        variable: signature.inputs[operand].kind is not Kind.MIRRORED
+        for operand, variable in zip(traced.operands, traced.jaxpr.invars, strict=True)
+        if type(operand) is Argument
+    }
+    offset = traced.num_graph
+    variable = _input_variable(traced, offset + before)
+    return part_of_result(traced.jaxpr, variable, own, offset + after)
+
+
 def _diverging(
-    position: int,
+    name: str,
     argument: Any,
     leaves: list[Any],
     out_leaves: list[Any],
@@ -174,7 +208,7 @@ def _diverging(
         if slot.kind is not Kind.MIRRORED or shape != slot.shape:
             continue
         if differs[traced.num_graph + after]:
-            names.append(f"args[{position}]{jax.tree_util.keystr(path)}")
+            names.append(f"{name}{jax.tree_util.keystr(path)}")
     return names
 
 

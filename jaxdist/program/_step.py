@@ -11,7 +11,9 @@ from jaxdist.program._arguments import (
     Flat,
     Static,
     check_hashable,
+    check_no_arrays_hidden,
     check_no_bare_variable,
+    check_not_leaked,
     flatten,
 )
 from jaxdist.program._call import Call, read
@@ -119,6 +121,7 @@ class Step:
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         flat = self._flat(args, kwargs)
         check_hashable("strategy.run", flat)
+        check_not_leaked("strategy.run", flat)
         check_no_bare_variable("strategy.run", args, kwargs)
         return read(flat, self._kept.of(flat), self._layout)
 
@@ -146,6 +149,7 @@ class Step:
         check_compiled(self._layout)
         fn: Any = self._fn()
         check_numbers(self._donated, args)
+        check_no_arrays_hidden("strategy.run", call.flat)
         with _compat.with_jit():
             step = OpByOpStep(fn, call.signature, self._strategy(), call.leaves)
             outcome = step.run(self._donated, place(fn))

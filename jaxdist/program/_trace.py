@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from jaxdist import _compat
-from jaxdist.errors import ReplicaValueError
+from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _captured, _graph_rules, _sharded
 from jaxdist.program._arguments import Static, unflatten
@@ -24,12 +24,22 @@ from jaxdist.program._graph import GraphShape
 from jaxdist.program._in_slot import InSlot
 from jaxdist.program._leaf_names import LeafNames, leaf_names, source_of_function
 from jaxdist.program._local_pieces import Local, LocalPieces, is_marked
+from jaxdist.program._opaque import array_in, tracer_in, with_tracer
 from jaxdist.program._pieces import PieceWalk, Seen, check_results
 from jaxdist.program._replication import NONE
 from jaxdist.program._sharded_errors import better_error
 from jaxdist.program._subprograms import contains
 from jaxdist.replica import Frame, ReplicaContext, entered
-from jaxdist.values import Cut, Form, PerReplica, Sharded, owned, undeclared
+from jaxdist.values import (
+    Cut,
+    Form,
+    PerReplica,
+    Sharded,
+    is_leaked,
+    open_containers,
+    owned,
+    undeclared,
+)
 from jaxdist.values import opened as opened_piece
 
 
@@ -131,6 +141,9 @@ def _trace_with(
 ) -> Traced:
     local = LocalStep(fn, signature, strategy)
     traced = trace_local(manual_axes, local, signature, strategy.layout)
+    dead = next((c for c in traced.closed.consts if is_leaked(c)), None)
+    if dead is not None:
+        raise _captured.leak(fn, dead)
     return _on_pieces(signature.lifting.finished(traced), signature, strategy.layout)
 
 
@@ -287,7 +300,11 @@ class LocalStep:
         results = [*state, *lifting.results(), *self._results(result)]
         results = self._pieces(results)
         self.shapes = tuple(jnp.shape(x) for x in results)
-        return [jnp.asarray(x)[None] if jnp.ndim(x) == 0 else x for x in results]
+        try:
+            return [jnp.asarray(x)[None] if jnp.ndim(x) == 0 else x for x in results]
+        except ValueError as error:
+            _captured.raise_leak(self.fn, error)
+            raise
 
     def _nodes(self, leaves: list[Any]) -> tuple[Any, ...]:
         graph = self.signature.graph
@@ -320,10 +337,8 @@ class LocalStep:
         return made
 
     def _results(self, result: Any) -> list[Any]:
-        leaves, treedef = jax.tree_util.tree_flatten_with_path(
-            result,
-            is_leaf=lambda x: isinstance(x, (PerReplica, Sharded, nnx.Module, nnx.Optimizer)),
-        )
+        result = opened_result(result, _is_whole)
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(result, is_leaf=_is_whole)
         marks: list[Any] = []
         arrays: list[Any] = []
         paths: list[str] = []
@@ -340,10 +355,31 @@ class LocalStep:
                 arrays.append(jnp.asarray(leaf))
                 paths.append(name)
             else:
+                check_result("The step", name, leaf)
                 marks.append(Static(leaf))
         self.template = jax.tree.unflatten(treedef, marks)
         self.paths = tuple(paths)
         return arrays
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, (PerReplica, Sharded, nnx.Module, nnx.Optimizer, Iterator))
+
+
+def _holds_arrays(container: Any) -> bool:
+    return array_in(container) is not None or tracer_in(container) is not None
+
+
+def check_result(what: str, name: str, leaf: Any) -> None:
+    """Refuse an object with traced values in it, which JAX does not look into."""
+    where = tracer_in(leaf)
+    if where is not None:
+        raise ArgumentTypeError(with_tracer(what, name, leaf, where))
+
+
+def opened_result(result: Any, is_leaf: Callable[[Any], bool]) -> Any:
+    """A result in which containers of arrays that JAX does not know are pytree nodes."""
+    return open_containers(result, "result", is_leaf=is_leaf, must_open=_holds_arrays)
 
 
 def _described(slot: InSlot) -> str:

@@ -10,7 +10,7 @@ from jaxdist._typing import PyTree
 from jaxdist.collectives import Communication, CommunicationOptions, CrossDeviceOps, ReduceOp
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.strategies._by_ops import ReducedByOps
-from jaxdist.values import PerReplica, Sharded
+from jaxdist.values import PerReplica, Sharded, close_containers, is_container, open_containers
 
 
 def reduce(
@@ -26,8 +26,13 @@ def reduce(
     value = collectives.slices_of_all(value)
     if isinstance(value, PerReplica) and ops is None:
         return collectives.reduce_across(op, "value", value, axis, layout)
-    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_reduced_whole)
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
+    if any(is_container(leaf) for _, leaf in leaves):
+        inner = open_containers(value, "value", is_leaf=_is_whole)
+        return close_containers(reduce(op, inner, axis, layout, communication, options))
     named = {"value" + keystr(path): collectives.slices_of_all(leaf) for path, leaf in leaves}
+    for leaf in named.values():
+        collectives.refuse_sparse("Strategy.reduce", leaf)
     collectives.check_reducible(named, axis)
     found: dict[str, Any] = {}
     if ops is not None:
@@ -57,9 +62,15 @@ def gather(
 ) -> PyTree:
     """Concatenate the values of all replicas, by a class of the user's own if there is one."""
     if isinstance(value, PerReplica) and own is None:
+        collectives.refuse_slices("Strategy.gather", "value", value)
         return collectives.gather_across("value", value, axis, layout)
-    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_gathered_whole)
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
+    if any(is_container(leaf) for _, leaf in leaves):
+        inner = open_containers(value, "value", is_leaf=_is_whole)
+        return close_containers(gather(inner, axis, layout, own, options))
     named = {"value" + keystr(path): leaf for path, leaf in leaves}
+    for name, leaf in named.items():
+        collectives.refuse_slices("Strategy.gather", name, leaf)
     collectives.check_gatherable("Strategy.gather", named, axis)
     by_ops = None if own is None else ReducedByOps(own, layout, options)
 
@@ -73,9 +84,7 @@ def gather(
     return treedef.unflatten(gathered(name, leaf) for name, leaf in named.items())
 
 
-def _is_reduced_whole(x: Any) -> bool:
-    return _is_gathered_whole(x) or collectives.is_slices(x)
-
-
-def _is_gathered_whole(x: Any) -> bool:
-    return isinstance(x, (PerReplica, Sharded))
+def _is_whole(x: Any) -> bool:
+    if isinstance(x, (PerReplica, Sharded)):
+        return True
+    return collectives.is_slices(x) or collectives.is_sparse(x)

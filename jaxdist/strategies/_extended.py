@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.tree_util import keystr
 
 from jaxdist import collectives, replica, runtime
 from jaxdist._typing import PyTree
@@ -14,7 +15,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.strategies import _in_merge
 from jaxdist.strategies._extended_v1 import ExtendedV1
 from jaxdist.strategies._where_called import check_across
-from jaxdist.values import Variable, owned
+from jaxdist.values import Variable, owned, refuse_leaked
 
 _INSIDE = (
     "Inside a replica use jaxdist.get_replica_context().all_reduce, or call it in a merge_call."
@@ -378,7 +379,10 @@ class StrategyExtended(ExtendedV1):
         frame = replica.current_frame()
         if frame is not None and frame.in_merge:
             return value
-        return jax.tree.map(lambda x: jax.device_put(owned(x), target), value)
+        named, treedef = jax.tree.flatten_with_path(value)
+        for path, leaf in named:
+            refuse_leaked("StrategyExtended", "value" + keystr(path), leaf)
+        return treedef.unflatten([jax.device_put(owned(x), target) for _, x in named])
 
     def __repr__(self) -> str:
         return f"StrategyExtended({self._strategy!r})"

@@ -79,9 +79,10 @@ def gather(
     """`Strategy.gather` on handles: an all-gather, or what a class of the user's own does."""
 
     def leaf_of(path: Any, leaf: Any) -> Any:
+        name = "value" + keystr(path)
+        collectives.refuse_slices("Strategy.gather", name, leaf)
         if not isinstance(leaf, PerReplica):
             return leaf
-        name = "value" + keystr(path)
         if own is not None:
             handle = Handle(jnp.asarray(own_value(leaf, layout)), layout)
             return collectives.gathered_by(own, name, handle, axis, layout, options)
@@ -89,7 +90,11 @@ def gather(
         dim = collectives.gather_dim("Strategy.gather", name, local, axis)
         return collectives.gathered(local, dim, layout.replica_axes)
 
-    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_per_replica)
+    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_whole)
+
+
+def _is_whole(x: Any) -> bool:
+    return _is_per_replica(x) or collectives.is_slices(x) or collectives.is_sparse(x)
 
 
 def broadcast(value: PyTree) -> PyTree:

@@ -11,13 +11,26 @@ from jaxdist import _compat, data
 from jaxdist._typing import PyTree
 from jaxdist.errors import ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Kind, PerReplica, Sharded, checked_per_replica, placement_of
+from jaxdist.values import (
+    Kind,
+    PerReplica,
+    Sharded,
+    checked_per_replica,
+    close_containers,
+    is_container,
+    open_containers,
+    placement_of,
+    refuse_leaked,
+)
 
 
 def results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
     """One entry for each replica of this process."""
     count = len(layout.local_replicas)
     leaves, treedef = jax.tree.flatten(value, is_leaf=_is_per_replica)
+    if any(map(is_container, leaves)):
+        inner = open_containers(value, "value", is_leaf=_is_per_replica)
+        return tuple(close_containers(x) for x in results(inner, layout))
     is_leaf = treedef == jax.tree.structure(0)
     if is_leaf and isinstance(value, Sharded):
         return (value.whole(),)
@@ -111,6 +124,8 @@ def _placed(values: Sequence[Any], layout: ReplicaMesh) -> PerReplica:
     different shapes stay one by one, and are padded when a step takes them.
     """
     value = PerReplica(values)
+    for v in values:
+        refuse_leaked("experimental_distribute_values_from_function", "a result of value_fn", v)
     are_arrays = all(isinstance(v, (jax.Array, np.ndarray, np.generic)) for v in values)
     if not are_arrays or any(isinstance(v, jax.core.Tracer) for v in values):
         return value

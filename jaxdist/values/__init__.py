@@ -1,5 +1,10 @@
 """What a distributed value is."""
 
+from jaxdist.values._containers import Opened as Opened
+from jaxdist.values._containers import close_containers as close_containers
+from jaxdist.values._containers import is_container as is_container
+from jaxdist.values._containers import open_containers as open_containers
+from jaxdist.values._containers import rebuild_on_unflatten as rebuild_on_unflatten
 from jaxdist.values._distributed import DistributedValues as DistributedValues
 from jaxdist.values._elementwise import ELEMENTWISE as ELEMENTWISE
 from jaxdist.values._feed import Feed as Feed
@@ -8,6 +13,9 @@ from jaxdist.values._handle import own_value as own_value
 from jaxdist.values._in_pairs import Combine as Combine
 from jaxdist.values._in_pairs import in_pairs as in_pairs
 from jaxdist.values._indexed_slices import IndexedSlices as IndexedSlices
+from jaxdist.values._leaked import is_leaked as is_leaked
+from jaxdist.values._leaked import leaked as leaked
+from jaxdist.values._leaked import refuse_leaked as refuse_leaked
 from jaxdist.values._numbers import check_integers as check_integers
 from jaxdist.values._numbers import is_python as is_python
 from jaxdist.values._numbers import too_large as too_large

@@ -216,7 +216,8 @@ class PerReplica(DistributedValues):
                 shape = [*data.shape]
                 return f"PerReplica({self._form.value} of a deleted {data.dtype}{shape})"
         if self._form is Form.LOCAL or self._form is Form.SCALARS or data.size <= 64:
-            return "PerReplica(" + ", ".join(_brief(v) for v in self.values) + ")"
+            with jax.ensure_compile_time_eval():
+                return "PerReplica(" + ", ".join(map(_brief, self.values)) + ")"
         shape = [*self.values[0].shape]
         return f"PerReplica({len(self.values)} local values of {data.dtype}{shape})"
 

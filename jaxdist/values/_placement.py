@@ -252,6 +252,18 @@ def _other_strategy(name: object, array: jax.Array, layout: ReplicaMesh) -> str:
 
 
 def _placed_one_by_one(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+    if _compat.inside_trace() and not any(map(_is_tracer, value.values)):
+        # A trace would stage the copies to the devices.
+        with jax.ensure_compile_time_eval():
+            return _placed_on_devices(name, value, layout)
+    return _placed_on_devices(name, value, layout)
+
+
+def _is_tracer(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
+
+
+def _placed_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
     values = value.values
     expected = len(layout.local_replicas)
     if len(values) != expected:

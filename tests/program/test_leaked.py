@@ -1,0 +1,149 @@
+"""Values in the wrong trace: those that outlived theirs, and host values that meet one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdist
+from jaxdist import PerReplica, partition
+from jaxdist.errors import ContextError, ReplicaValueError, ShapeError
+
+_MADE: dict[str, Callable[[], Any]] = {
+    "many": lambda: jaxdist.MirroredStrategy(["cpu:0", "cpu:1"]),
+    "one": lambda: jaxdist.OneDeviceStrategy("cpu:0"),
+    "virtual": lambda: jaxdist.MirroredStrategy(["cpu:0"], deterministic=2),
+}
+
+
+@pytest.fixture(params=_MADE)
+def strategy(request: pytest.FixtureRequest) -> Any:
+    """A strategy of each kind."""
+    return _MADE[request.param]()
+
+
+@pytest.fixture(params=["jit", "step", "scan"])
+def dead(request: pytest.FixtureRequest) -> Any:
+    """A traced value whose trace is over."""
+    kept: list[Any] = []
+
+    def keep(x: Any) -> Any:
+        kept.append(x)
+        return x
+
+    if request.param == "jit":
+        jax.jit(keep)(1.0)
+    elif request.param == "step":
+        jaxdist.MirroredStrategy(["cpu:0", "cpu:1"]).run(keep, (PerReplica([1.0, 2.0]),))
+    else:
+        jax.lax.scan(lambda c, x: (c, keep(x)), 0.0, jnp.ones(3))
+    return kept[-1]
+
+
+def _reduced_in_step(s: Any, t: Any) -> Any:
+    return s.run(lambda x: jaxdist.get_replica_context().all_reduce("sum", t), (1.0,))
+
+
+def _each(s: Any, t: Any) -> PerReplica:
+    return PerReplica([t] * s.num_replicas_in_sync)
+
+
+def _eagerly(s: Any, t: Any) -> Any:
+    with jaxdist.config.run_eagerly(True):
+        return s.run(lambda x: x + 1, (t,))
+
+
+_RULES = partition.Rules([], otherwise=partition.Replicate())
+USES: dict[str, Callable[[Any, Any], Any]] = {
+    "run": lambda s, t: s.run(lambda x: x + 1, (t,)),
+    "run by name": lambda s, t: s.run(lambda x: x + 1, kwargs={"x": {"a": t}}),
+    "run of a PerReplica": lambda s, t: s.run(lambda x: x + 1, (_each(s, t),)),
+    "a closure": lambda s, t: s.run(lambda: t + 1),
+    "a closure that returns it": lambda s, t: s.run(lambda: t),
+    "a closure that reduces it": _reduced_in_step,
+    "op by op": _eagerly,
+    "lower": lambda s, t: s.lower(lambda x: x + 1, (t,)),
+    "function": lambda s, t: jaxdist.function(lambda x: x + 1)(t),
+    "reduce": lambda s, t: s.reduce("SUM", t, axis=None),
+    "reduce to a mean": lambda s, t: s.reduce("MEAN", {"a": t}, axis=None),
+    "reduce a PerReplica": lambda s, t: s.reduce("SUM", _each(s, t), axis=None),
+    "gather": lambda s, t: s.gather(t, axis=0),
+    "gather a PerReplica": lambda s, t: s.gather(_each(s, t), axis=0),
+    "reduce_to": lambda s, t: s.extended.reduce_to("MEAN", t, "cpu:1"),
+    "broadcast_to": lambda s, t: s.extended.broadcast_to(t, "cpu:1"),
+    "assign": lambda s, t: jaxdist.Variable(1.0).assign(t),
+    "place": lambda s, t: partition.place(s, {"w": t}, _RULES),
+    "distribute_values": lambda s, t: s.experimental_distribute_values_from_function(lambda _: t),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_traced_value_that_outlived_its_trace_is_named(
+    use: str, strategy: Any, dead: Any
+) -> None:
+    if use == "op by op" and strategy.layout.num_virtual is not None:
+        pytest.skip("virtual replicas are refused op by op")
+    with pytest.raises(ContextError, match=r"traced|traces"):
+        USES[use](strategy, dead)
+
+
+def test_the_name_of_what_the_step_closes_over_is_told(dead: Any) -> None:
+    kept = {"loss": dead}
+    with pytest.raises(ContextError, match="through kept a traced value"):
+        jaxdist.MirroredStrategy(["cpu:0", "cpu:1"]).run(lambda: kept["loss"] * 2)
+
+
+# Host values that a traced function closes over.
+
+VALUES: dict[str, Callable[[], PerReplica]] = {
+    "numbers": lambda: PerReplica([1.0, 2.0]),
+    "numpy scalars": lambda: PerReplica([np.float32(1), np.float32(2)]),
+    "numpy": lambda: PerReplica([np.full(3, i, np.float32) for i in (1, 2)]),
+    "jax": lambda: PerReplica([jnp.full(3, i, jnp.float32) for i in (1, 2)]),
+    "lists": lambda: PerReplica([[1.0] * 3, [2.0] * 3]),
+    "global": lambda: PerReplica.of_global(np.repeat(np.arange(1, 3, dtype=np.float32), 3)),
+}
+
+
+def _total(s: Any, p: Any) -> Any:
+    return s.run(lambda x: jaxdist.get_replica_context().all_reduce("sum", x), (p,)).mean()
+
+
+TRACES: dict[str, Callable[[Callable[[], Any]], Any]] = {
+    "jit": lambda f: jax.jit(lambda x: x * f())(1.0),
+    "scan": lambda f: jax.lax.scan(lambda c, _: (c + f(), None), 0.0, length=2)[0] / 2,
+    "fori_loop": lambda f: jax.lax.fori_loop(0, 2, lambda _, c: c + f(), 0.0) / 2,
+    "while_loop": lambda f: jax.lax.while_loop(lambda c: c < 1, lambda c: c + f(), 0.0),
+    "cond": lambda f: jax.jit(lambda q: jax.lax.cond(q, f, lambda: 0.0))(True),
+    "function": lambda f: jaxdist.function(lambda x: x * f())(1.0),
+    "grad": lambda f: jax.grad(lambda x: x * f())(1.0),
+    "vmap": lambda f: jax.vmap(lambda x: x * f())(jnp.ones(2))[0],
+}
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("trace", TRACES)
+@pytest.mark.parametrize("way", ["run", "reduce"])
+def test_host_values_that_a_traced_function_closes_over_are_what_they_are_outside(
+    value: str, trace: str, way: str
+) -> None:
+    s, p = _MADE["many"](), VALUES[value]()
+    uses = {"run": lambda: _total(s, p), "reduce": lambda: s.reduce("SUM", p, axis=None).mean()}
+    assert float(TRACES[trace](uses[way])) == 3.0
+
+
+@pytest.mark.parametrize("trace", [t for t in TRACES if t not in ("grad", "vmap")])
+def test_values_of_different_shapes_in_a_trace_are_an_error_that_says_so(trace: str) -> None:
+    s, p = _MADE["many"](), PerReplica([np.ones(3), np.ones(2)])
+    with pytest.raises(ShapeError, match=r"args\[0\] is a PerReplica whose values differ in shape"):
+        TRACES[trace](lambda: s.run(lambda x: x.sum(), (p,)).array.sum())
+
+
+def test_a_step_that_returns_what_it_closes_over_is_told_the_value() -> None:
+    s = _MADE["many"]()
+    p = s.run(lambda x: x, (PerReplica([1.0, 2.0]),))
+    with pytest.raises(ReplicaValueError, match=r"PerReplica\(1\.0, 2\.0\)"):
+        s.run(lambda: p)
