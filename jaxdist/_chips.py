@@ -70,7 +70,7 @@ def described(name: str, num_slices: int) -> list[Any]:
     if version is None:
         raise MissingExtraError(
             f"A description of {name!r} comes from libtpu, which is not installed.\n\n"
-            "Install it: pip install 'jaxdist[libtpu]'. It needs no TPU."
+            "Install it: pip install libtpu. It needs no TPU."
         )
     from jax.experimental import topologies
 

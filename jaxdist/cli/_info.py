@@ -32,7 +32,7 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) ->
         # A command is copied from the screen: in one line.
         table.add_column(column, overflow="fold", no_wrap=column == "install")
     for row in rows:
-        # As Text: rich would take 'jaxdist[grain]' for markup and swallow the extra.
+        # As Text: rich would take brackets for markup and swallow what is in them.
         table.add_row(*map(Text, row))
     return table
 

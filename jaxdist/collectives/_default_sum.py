@@ -17,7 +17,7 @@ from jaxdist.collectives._told import note_ignored, note_plan
 from jaxdist.collectives.algorithms import Auto, InShards, auto, whole
 from jaxdist.mesh import ReplicaMesh
 
-XLA = "nccl"
+XLA = "xla"
 # A vector of small leaves is closed when starting its all-reduce is this part of copying it.
 _LATENCY_PART = 16
 

@@ -154,7 +154,7 @@ def _figure(width: float, height: float) -> Any:
     except ImportError:
         raise MissingExtraError(
             "matplotlib is needed to draw an assignment, and it is not installed.\n\n"
-            "Install it with: pip install 'jaxdist[matplotlib]'"
+            "Install it with: pip install matplotlib"
         ) from None
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)

@@ -11,7 +11,7 @@ from jaxdist.errors import ArgumentError, MissingExtraError
 class Extra:
     """One extra of the package."""
 
-    name: str  # as in pip install 'jaxdist[NAME]', and on PyPI
+    name: str  # of the extra in pyproject.toml, and of the package on PyPI
     module: str  # as imported
     adds: str
 
@@ -33,17 +33,17 @@ class Extra:
 
     @property
     def install_command(self) -> str:
-        """What to type to get it."""
-        return f"pip install 'jaxdist[{self.name}]'"
+        """What to type to get it: the package itself, since jaxdist is not published."""
+        return f"pip install {self.name}"
 
 
 EXTRAS = (
     Extra("grain", "grain", "input pipelines with shuffling and saved positions"),
-    Extra("grpcio", "grpc", "parameter servers and remote calls"),
+    Extra("grpcio", "grpc", "parameter servers and remote calls, which are not there yet"),
     Extra("libtpu", "libtpu", "planning for TPU pods, on a machine without one"),
     Extra("scikit-learn", "sklearn", "the handwritten digits of `jaxdist train`"),
     Extra("matplotlib", "matplotlib", "pictures of learning curves"),
-    Extra("keras", "keras", "compile and fit of Keras models on the JAX backend"),
+    Extra("keras", "keras", "compile and fit of Keras models, which are not there yet"),
 )
 
 

@@ -45,12 +45,12 @@ def test_info_shows_versions_devices_topology_and_memory() -> None:
 def test_info_shows_every_extra_with_the_whole_install_command_in_one_line(width: int) -> None:
     lines = _shown(width).splitlines()
     for extra in EXTRAS:
-        assert any(f"pip install 'jaxdist[{extra.name}]'" in line for line in lines), extra.name
+        assert any(f"pip install {extra.name}" in line for line in lines), extra.name
 
 
 def test_info_says_which_extras_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    [line] = [line for line in _shown().splitlines() if "[scikit-learn]" in line]
+    [line] = [line for line in _shown().splitlines() if "install scikit-learn" in line]
     assert "no" in line.split("│")[3]
 
 

@@ -177,7 +177,7 @@ def test_a_description_without_libtpu_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_chips, "_libtpu_version", lambda: None)
-    with refused(MissingExtraError, "pip install 'jaxdist[libtpu]'", "v5p:2x2x2"):
+    with refused(MissingExtraError, "pip install libtpu", "v5p:2x2x2"):
         initialize_tpu_system(TPUClusterResolver("described:v5p:2x2x2"))
 
 

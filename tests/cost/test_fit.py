@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from jaxdist import cost
@@ -12,6 +12,7 @@ from jaxdist.errors import ArgumentError
 COUNTS, SIZES = (1, 16), (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(["cpu-threads", "cpu-processes", "nvlink-4", "ethernet-10"]),
     st.floats(1e-6, 1e-4),

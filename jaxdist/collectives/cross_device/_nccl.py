@@ -46,7 +46,7 @@ class NcclAllReduce(AlgorithmicOps):
         """All-reduces of several leaves each."""
         packs = LeafPacks(layout.replica_axes, num_packs=self.num_packs)
         asked = packs.largest(leaves) if self.num_packs else 0
-        return Plan("nccl", repr(self), pack_bytes=asked), packs
+        return Plan("xla", repr(self), pack_bytes=asked), packs
 
     def __repr__(self) -> str:
         return f"NcclAllReduce(num_packs={self.num_packs})"
