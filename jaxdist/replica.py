@@ -16,7 +16,7 @@ from jaxdist._validate import as_flag, call_arguments, is_callable, shown
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentTypeError, ContextError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Handle, PerReplica, Site, find_sites_with, own_value
+from jaxdist.values import DistributedValues, Handle, PerReplica, Site, find_sites_with, own_value
 
 
 class HasLayout(Protocol):
@@ -341,16 +341,24 @@ class ReplicaContext:
         is_callable("ReplicaContext.merge_call", merge_fn)
         call_arguments("ReplicaContext.merge_call", args, kwargs)
         given = (tuple(args), dict(kwargs or {}))
-        if self._traced:
-            self._must_be_current("merge_call")
-            given = jax.tree.map(self._as_handle, given)
-        with entered(self._merging()):
-            result = merge_fn(self._strategy, *given[0], **given[1])
-        return jax.tree.map(
-            lambda leaf: own_value(leaf, self._layout) if isinstance(leaf, PerReplica) else leaf,
-            result,
-            is_leaf=lambda x: isinstance(x, PerReplica),
-        )
+
+        def merged(given: Any, variables: Any) -> Any:
+            if self._traced:
+                given = jax.tree.map(self._as_handle, given)
+            with entered(Frame(self._strategy, in_merge=self._traced, variables=variables)):
+                result = merge_fn(self._strategy, *given[0], **given[1])
+            return jax.tree.map(
+                lambda leaf: own_value(leaf, self._layout) if _is_per_replica(leaf) else leaf,
+                result,
+                is_leaf=_is_per_replica,
+            )
+
+        if not self._traced:
+            return merged(given, None)
+        self._must_be_current("merge_call")
+        around = innermost_explicit_frame()
+        access = None if around is None else around.variables
+        return merged(given, None) if access is None else access.merge(merged, merge_fn, given)
 
     def _merging(self) -> Frame:
         """The context of what happens once for all replicas."""
@@ -359,7 +367,8 @@ class ReplicaContext:
         return Frame(self._strategy, in_merge=self._traced, variables=variables)
 
     def _as_handle(self, leaf: Any) -> Any:
-        return Handle(leaf, self._layout) if hasattr(leaf, "dtype") else leaf
+        is_array = hasattr(leaf, "dtype") and not isinstance(leaf, DistributedValues)
+        return Handle(leaf, self._layout) if is_array else leaf
 
     def _must_be_current(self, what: str) -> None:
         frame = innermost_explicit_frame()
@@ -380,3 +389,7 @@ class ReplicaContext:
 
 def _is_sparse(x: Any) -> bool:
     return collectives.is_slices(x) or collectives.is_sparse(x)
+
+
+def _is_per_replica(x: Any) -> bool:
+    return isinstance(x, PerReplica)

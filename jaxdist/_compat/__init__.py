@@ -29,9 +29,14 @@ from jaxdist._compat._options import BARRIERS_HOLD as BARRIERS_HOLD
 from jaxdist._compat._options import are_set_by_flags as are_set_by_flags
 from jaxdist._compat._options import exact_options as exact_options
 from jaxdist._compat._programs import CALLS as CALLS
+from jaxdist._compat._programs import body_with_inputs as body_with_inputs
 from jaxdist._compat._programs import call_traced as call_traced
+from jaxdist._compat._programs import is_changed as is_changed
 from jaxdist._compat._programs import is_ref as is_ref
 from jaxdist._compat._programs import scan_counts as scan_counts
+from jaxdist._compat._programs import with_constants_as_inputs as with_constants_as_inputs
+from jaxdist._compat._programs import with_inputs as with_inputs
+from jaxdist._compat._programs import without_placeholders as without_placeholders
 from jaxdist._compat._programs import without_refs as without_refs
 from jaxdist._compat._sources import NO_SOURCE as NO_SOURCE
 from jaxdist._compat._sources import callers_line as callers_line
@@ -45,6 +50,7 @@ from jaxdist._compat._tracing import inside_trace as inside_trace
 from jaxdist._compat._tracing import is_disabled_jit as is_disabled_jit
 from jaxdist._compat._tracing import is_live as is_live
 from jaxdist._compat._tracing import is_mapped as is_mapped
+from jaxdist._compat._tracing import is_staged_in as is_staged_in
 from jaxdist._compat._tracing import must_interpret as must_interpret
 from jaxdist._compat._tracing import settings_of_thread as settings_of_thread
 from jaxdist._compat._tracing import with_jit as with_jit

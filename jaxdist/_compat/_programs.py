@@ -11,6 +11,8 @@ from jax._src import mesh as _mesh
 from jax._src import shard_map as _shard_map
 from jax._src.interpreters import pxla as _pxla
 from jax._src.state.types import AbstractRef as _AbstractRef
+from jax._src.state.types import AccumEffect as _AccumEffect
+from jax._src.state.types import WriteEffect as _WriteEffect
 from jax.extend.core import ClosedJaxpr
 
 
@@ -87,9 +89,66 @@ def _jitted_params(program: Any, num_arguments: int, num_results: int) -> dict[s
     return params
 
 
+def without_placeholders(program: Any, primitive: Any) -> tuple[Any, dict[int, Any]]:
+    """A program without its operations of `primitive`, and their results by their `number`.
+
+    The results are free then: the caller makes them inputs. JAX has no public way to add inputs to
+    a program that is being traced.
+    """
+    jaxpr = getattr(program, "jaxpr", program)
+    marks = {e.params["number"]: e.outvars[0] for e in jaxpr.eqns if e.primitive is primitive}
+    return jaxpr.replace(eqns=[e for e in jaxpr.eqns if e.primitive is not primitive]), marks
+
+
+def with_inputs(jaxpr: Any, variables: Sequence[Any]) -> Any:
+    """An open program with these variables after its inputs."""
+    return _replaced_inputs(jaxpr, [*jaxpr.invars, *variables])
+
+
+def with_constants_as_inputs(jaxpr: Any) -> ClosedJaxpr:
+    """A program that takes its constants before its inputs."""
+    inputs = [*jaxpr.constvars, *jaxpr.invars]
+    return ClosedJaxpr(_replaced_inputs(jaxpr.replace(constvars=[]), inputs), ())
+
+
+def body_with_inputs(
+    closed: Any, body: Any, new: Sequence[tuple[Any, Any]], order: Sequence[int]
+) -> Any:
+    """A program that ends in a `shard_map`, with inputs that this body has beside the old ones.
+
+    Args:
+        closed: The program.
+        body: What the `shard_map` runs, with the new inputs after the old ones.
+        new: For each new input the global array as a `jax.ShapeDtypeStruct`, and its spec.
+        order: The inputs of the result, as numbers of those of `closed` and then the new ones.
+    """
+    eqn = closed.jaxpr.eqns[-1]
+    added = [_core.Var(_core.ShapedArray(array.shape, array.dtype)) for array, _ in new]
+    specs = (*eqn.params["in_specs"], *(spec for _, spec in new))
+    params = {**eqn.params, "jaxpr": body, "in_specs": specs}
+    last = eqn.replace(params=params, invars=[*eqn.invars, *added])
+    inputs = [*closed.jaxpr.invars, *added]
+    jaxpr = closed.jaxpr.replace(eqns=[*closed.jaxpr.eqns[:-1], last])
+    jaxpr = _replaced_inputs(jaxpr, [inputs[n] for n in order])
+    return jaxpr if closed.jaxpr is closed else closed.replace(jaxpr=jaxpr)
+
+
+def _replaced_inputs(jaxpr: Any, variables: Sequence[Any]) -> Any:
+    # The names of arguments are those of the old ones.
+    info = jaxpr.debug_info._replace(arg_names=("",) * len(variables))
+    return jaxpr.replace(invars=list(variables), debug_info=info)
+
+
 def is_ref(variable: Any) -> bool:
     """Whether a variable of a program is a mutable reference. Waits for a public name."""
     return isinstance(variable.aval, _AbstractRef)
+
+
+def is_changed(jaxpr: Any, ref: Any) -> bool:
+    """Whether an open program writes to a mutable reference among its inputs."""
+    return any(
+        isinstance(e, (_WriteEffect, _AccumEffect)) and e.input is ref for e in jaxpr.effects
+    )
 
 
 def without_refs(closed: Any) -> Any:

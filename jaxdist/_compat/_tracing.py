@@ -5,7 +5,11 @@ from typing import Any
 
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
+
+# They run a function at once, operation by operation, instead of keeping it for later.
+_RUNNING = (_ad.JVPTrace, _ad.LinearizeTrace, _batching.BatchTrace)
 
 
 def inside_trace() -> bool:
@@ -37,6 +41,17 @@ def is_live(tracer: Any) -> bool:
             return True
         trace = getattr(trace, "parent_trace", None)
     return False
+
+
+def is_staged_in(outer: Any) -> bool:
+    """Whether the caller is in a program of its own (of a loop, a branch, a `jit`) inside `outer`.
+
+    `jax.grad` and `jax.vmap` make none: what they call runs once, where it stands.
+    """
+    trace = _core.trace_ctx.trace
+    while trace is not outer and isinstance(trace, _RUNNING):
+        trace = trace.parent_trace
+    return trace is not outer
 
 
 def is_disabled_jit() -> bool:

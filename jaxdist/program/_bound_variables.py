@@ -1,5 +1,6 @@
 """The variables of a function that is traced as a whole."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,42 +9,52 @@ import jax
 from jaxdist import _compat
 from jaxdist.errors import ContextError
 from jaxdist.program._draws import Draws
+from jaxdist.program._function_call import origin_of_value
+from jaxdist.program._placeholder import placeholder
 from jaxdist.values import Origin, Variable
 
 
 class BoundVariables:
-    """The arrays of known variables are inputs; others are noted, and are constants this time."""
+    """What one trace of a function meets: each variable and batch becomes an input of it.
 
-    def __init__(
-        self,
-        known: Sequence[Variable],
-        values: Sequence[Any],
-        arguments: Sequence[Any],
-        origins: Sequence[Origin],
-        draws: Draws,
-        batches: Sequence[Sequence[Any]],
-    ) -> None:
-        self._known = known
+    `inputs[n]` is what the placeholder with the number `n` stands for: a variable, or a leaf of a
+    batch.
+    """
+
+    def __init__(self, arguments: Sequence[Any], origins: Sequence[Origin], draws: Draws) -> None:
         self._draws = draws
-        self._batches = batches
         self._trace = _compat.current_trace()
         # Kept with the arguments, whose numbers stay theirs as long as they live.
         self._origins = {id(x): (x, origin) for x, origin in zip(arguments, origins, strict=True)}
-        for variable, value in zip(known, values, strict=True):
-            home = variable.home.sharding
-            self._origins[id(value)] = (value, Origin(home, home is not None))
-        self._arrays = {id(v): array for v, array in zip(known, values, strict=True)}
-        self._is_written: set[int] = set()
-        self.unknown: list[Variable] = []
+        self._arrays: dict[int, Any] = {}
+        self._is_written: dict[int, Variable] = {}
+        self.inputs: list[Variable | BatchLeaf] = []
         # What a step in the function needs of whoever compiles it.
         self.compiler_options: dict[str, Any] | None = None
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """The variables that were read or assigned."""
+        read = {id(i): i for i in self.inputs if isinstance(i, Variable)}
+        return tuple({**read, **self._is_written}.values())
 
     def held(self, variable: Variable, array: Any) -> Any:
         """The array that stands for `array`, which the variable holds."""
         if id(variable) not in self._arrays:
-            self.unknown.append(variable)
-            self._arrays[id(variable)] = array
+            home = variable.home.sharding
+            self._arrays[id(variable)] = self._input(
+                variable, array, Origin(home, home is not None)
+            )
         return self._arrays[id(variable)]
+
+    def _input(self, what: "Variable | BatchLeaf", array: Any, origin: Origin) -> Any:
+        aval = jax.typeof(array)
+        given = placeholder(
+            self._trace, len(self.inputs), aval.shape, aval.dtype, weak_type=aval.weak_type
+        )
+        self.inputs.append(what)
+        self._origins[id(given)] = (given, origin)
+        return given
 
     def hold(self, variable: Variable, array: Any) -> None:
         """Take the array that the variable holds from now on."""
@@ -55,9 +66,8 @@ class BoundVariables:
                 "Return the value from it and assign it outside; inside strategy.run variables "
                 "may be assigned in transformations."
             )
-        self.held(variable, array)
         self._arrays[id(variable)] = array
-        self._is_written.add(id(variable))
+        self._is_written[id(variable)] = variable
 
     def origin(self, value: Any) -> Origin | None:
         """Where the argument, or the variable's array, lies that a traced value stands for."""
@@ -73,15 +83,36 @@ class BoundVariables:
                 "A transformation is traced on its own, and has what is passed to it.\n\n"
                 "Take the batch before it, and pass it."
             )
-        return self._draws.next_of(feed, self._batches)
+        number, batch, values = self._draws.next_of(feed)
+        leaves, treedef = jax.tree.flatten(values)
+        given = [
+            self._input(BatchLeaf(number, batch, n), leaf, origin_of_value(leaf))
+            for n, leaf in enumerate(leaves)
+        ]
+        return treedef.unflatten(given)
 
     def written(self) -> dict[int, Any]:
-        """New arrays of the known variables that were assigned, in the layouts that they had."""
+        """New arrays of the variables that were assigned, by the `id` of the variable.
+
+        They have the layouts that they had.
+        """
         found = {}
-        for number, variable in enumerate(self._known):
-            if id(variable) in self._is_written:
-                array, sharding = self._arrays[id(variable)], variable.home.sharding
-                if sharding is not None:
-                    array = jax.lax.with_sharding_constraint(array, sharding)
-                found[number] = array
+        for variable in self._is_written.values():
+            array, sharding = self._arrays[id(variable)], variable.home.sharding
+            if sharding is not None:
+                array = jax.lax.with_sharding_constraint(array, sharding)
+            found[id(variable)] = array
         return found
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchLeaf:
+    """One leaf of a batch: of which iterator, the how many-th of it, and which leaf."""
+
+    feed: int
+    batch: int
+    leaf: int
+
+    def of(self, batches: Sequence[Sequence[Any]]) -> Any:
+        """The value in the batches of a call."""
+        return jax.tree.leaves(batches[self.feed][self.batch])[self.leaf]

@@ -12,14 +12,7 @@ from jaxdist.program._program import Program
 from jaxdist.program._replication import TracedCollective, analyse
 from jaxdist.program._spmd_inputs import check_inputs
 from jaxdist.program._state import check_functional_state, combined_variables
-from jaxdist.program._trace import (
-    Signature,
-    Traced,
-    input_differences,
-    replica_axes_of,
-    trace,
-)
-from jaxdist.program._uneven import trace_uneven
+from jaxdist.program._trace import Signature, Traced, input_differences, replica_axes_of
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables, check_equal, lift
 from jaxdist.values import Kind
 
@@ -36,9 +29,8 @@ def build(
 ) -> Program:
     """Trace `fn`, analyse it, and refuse state that would come out different."""
     layout: ReplicaMesh = strategy.layout
-    tracer = trace_uneven if signature.uneven else trace
     with told() as said:
-        traced, signature, variables = lift(tracer, fn, signature, strategy, known)
+        traced, signature, variables = lift(fn, signature, strategy, known)
     graph_size = len(signature.graph.paths) if signature.graph else 0
     graph_names = [signature.graph.name(i) for i in range(graph_size)] if signature.graph else []
     written_names, read_names = variables.names

@@ -66,13 +66,11 @@ class Draws:
         """From now on `next_of` begins with the first batches."""
         self._used = [0] * len(self._feeds)
 
-    def next_of(self, feed: Any, traced: Sequence[Sequence[Any]]) -> Any:
+    def next_of(self, feed: Any) -> tuple[int, int, Any]:
         """The next batch of an iterator while the function is traced.
 
-        Args:
-            feed: The iterator.
-            traced: What stands for the batches that were taken before the trace; of later ones
-                the arrays themselves are given, and it has to be traced again with them.
+        Returns:
+            The number of the iterator, that of the batch, and the batch.
         """
         number = next((i for i, f in enumerate(self._feeds) if f is feed), None)
         if number is None:
@@ -80,12 +78,16 @@ class Draws:
         used, self._used[number] = self._used[number], self._used[number] + 1
         if used == len(self.batches[number]):
             self._take(number)
-        known = traced[number]
-        return known[used] if used < len(known) else self.batches[number][used]
+        return number, used, self.batches[number][used]
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """How many of each iterator a trace asked for."""
+        return tuple(self._used)
 
     def give_back_unused(self) -> None:
         """After a trace: what it did not ask for goes back."""
-        used = tuple(self._used)
+        used = self.used
         if used != self.counts:
             self.put_back()
             self.take(used)

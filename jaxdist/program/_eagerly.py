@@ -30,8 +30,10 @@ def run_eagerly(enabled: bool = True) -> Restores:
     numbers, and an exception has a note with the replica's number. Results are those of the
     compiled program up to rounding; which of them are equal is decided by the branches that are
     taken. Replicas take turns, the first one first: each runs until a collective, where all meet.
-    Python code, and merge functions, run once for each replica. The setting is for the whole
-    process; `jax.disable_jit()` does the same for a block in one thread.
+    Python code runs once for each replica; a merge function runs once for all of them, and is
+    traced (where its arguments have other shapes, or other Python values, on some replicas, each
+    calls its own). The setting is for the whole process; `jax.disable_jit()` does the same for a
+    block in one thread.
 
     Steps that are called inside a function that JAX traces (`jax.jit`, `multi_step`) stay
     compiled, and nothing is donated. On CPU all replicas compute on the first device.

@@ -2,28 +2,21 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import jax
-from flax import nnx
 
 from jaxdist import _compat
 from jaxdist._validate import is_callable
-from jaxdist.errors import ArgumentTypeError, ContextError
-from jaxdist.program import _captured
 from jaxdist.program._arguments import (
     Flat,
-    Static,
-    VariableItself,
     check_hashable,
     check_no_arrays_hidden,
     check_no_bare_variable,
     check_not_leaked,
     flatten,
-    unflatten,
 )
-from jaxdist.program._bound_variables import BoundVariables
 from jaxdist.program._draws import (
     Draws,
     UnevenBatchError,
@@ -36,22 +29,25 @@ from jaxdist.program._draws import (
 from jaxdist.program._eagerly import EAGERLY
 from jaxdist.program._exact import exact_structure
 from jaxdist.program._function_call import FunctionCall
+from jaxdist.program._function_trace import FunctionTrace, trace_function
 from jaxdist.program._kept_graphs import KeptGraphs
 from jaxdist.program._options import static_numbers
-from jaxdist.program._trace import check_result, not_a_result, opened_result
 from jaxdist.replica import current_frame
 from jaxdist.runtime import CPU_STEPS
 from jaxdist.values import (
     Variable,
-    bound,
     current_binding,
     held_by,
     hold_all,
     owned_leaves,
-    rebuild_on_unflatten,
 )
 
-MAX_TRACES = 8
+
+class _OtherInputsError(BaseException):
+    """A trace for other shapes met other variables or batches; not for users to catch."""
+
+    def __init__(self, found: FunctionTrace) -> None:
+        self.found = found
 
 
 @dataclasses.dataclass(eq=False)
@@ -59,16 +55,10 @@ class _Compiled:
     """The function for one structure of arguments, with the variables that it uses."""
 
     variables: tuple[Variable, ...]
-    # Others that a trace of it met; it is compiled again with them.
-    unknown: list[Variable] = dataclasses.field(default_factory=list)
-    # Compile options that a step in it needs.
-    options: dict[str, Any] | None = None
+    options: dict[str, Any] | None  # compile options that a step in it needs
+    # A trace of it that JAX has not taken over yet.
+    found: FunctionTrace | None
     call: Any = None  # what `jax.jit` makes
-
-    @property
-    def all_variables(self) -> tuple[Variable, ...]:
-        """The variables, with those that were met."""
-        return (*self.variables, *self.unknown)
 
 
 class Function:
@@ -144,16 +134,21 @@ class Function:
         given = FunctionCall(flat, shape, state, draws)
         compiled = self._known.get((asked, given.key()))
         if compiled is None:
-            compiled = self._settled(given, asked, ())
+            check_no_arrays_hidden("jaxdist.function", flat)
+            with serving(draws):
+                found = self._trace(given, state, flat.dynamic)
+            compiled = self._settled(given, asked, found, ())
         while True:
             CPU_STEPS.make_room()
-            held, counts = held_by(compiled.variables), draws.counts
-            with serving(draws):
-                results = compiled.call(held, state, flat.dynamic, draws.batches)
-            if not compiled.unknown and draws.counts == counts:
+            try:
+                with serving(draws):
+                    results = compiled.call(
+                        held_by(compiled.variables), state, flat.dynamic, draws.batches
+                    )
                 break
-            # Other shapes led to other variables, or to more batches.
-            compiled = self._settled(given, asked, compiled.all_variables)
+            except _OtherInputsError as error:
+                # Other shapes led to other variables, or to more batches.
+                compiled = self._settled(given, asked, error.found, compiled.variables)
         CPU_STEPS.dispatched(results)
         variables, after, result = results
         try:
@@ -171,80 +166,42 @@ class Function:
         return found
 
     def _settled(
-        self, given: FunctionCall, asked: Any, variables: tuple[Variable, ...]
+        self, given: FunctionCall, asked: Any, found: FunctionTrace, before: tuple[Variable, ...]
     ) -> _Compiled:
-        """The function with all the variables and batches that it meets as inputs."""
-        check_no_arrays_hidden("jaxdist.function", given.flat)
-        options, draws = None, given.draws
-        for _ in range(MAX_TRACES):
-            compiled = _Compiled(variables, options=options)
-            compiled.call = self._jitted(compiled, given)
-            before = draws.counts
-            # More may be taken while it is traced.
-            batches = [list(b) for b in draws.batches]
-            with serving(draws):
-                compiled.call.trace(held_by(variables), given.state, given.flat.dynamic, batches)
-            draws.give_back_unused()
-            if not compiled.unknown and compiled.options == options and draws.counts == before:
-                self._counts[asked] = draws.counts
-                self._known[(asked, given.key())] = compiled
-                return compiled
-            variables, options = compiled.all_variables, compiled.options
-        met = f"another variable every time; last {variables[-1].label!r}" if variables else ""
-        raise ContextError(
-            f"{self!r} was traced {MAX_TRACES} times, and met "
-            f"{met or 'another number of batches every time'}.\n\n"
-            "Which variables and how many batches a function uses is part of what is compiled.\n\n"
-            "Choose them by an argument, not by state that changes from call to call."
-        )
+        """The function with all the variables and batches that a trace met as inputs."""
+        given.draws.give_back_unused()
+        known = set(map(id, before))
+        variables = (*before, *(v for v in found.variables if id(v) not in known))
+        compiled = _Compiled(variables, found.options, found)
+        compiled.call = self._jitted(compiled, given)
+        self._counts[asked] = given.draws.counts
+        self._known[(asked, given.key())] = compiled
+        return compiled
+
+    def _trace(self, given: FunctionCall, state: Any, dynamic: Any) -> FunctionTrace:
+        """Run the Python function once, on values of these shapes."""
+        self._num_traces += 1
+        return trace_function(self._fn, given, current_draws(), state, dynamic)
 
     def _jitted(self, compiled: _Compiled, given: FunctionCall) -> Any:
-        treedef, slots, shape = given.flat.treedef, given.flat.slots, given.shape
-        origins = given.origins()
-
         def traced(
             values: list[Any], state: list[Any], dynamic: list[Any], batches: list[list[Any]]
         ) -> Any:
-            self._num_traces += 1
-            draws = current_draws()
-            arguments = jax.tree.leaves((dynamic, batches))
-            binding = BoundVariables(compiled.variables, values, arguments, origins, draws, batches)
-            nodes = shape.merge(state) if shape is not None else ()
-            args, kwargs = unflatten(treedef, draws.in_place(slots), dynamic, nodes)
-            with bound(binding):
-                result = _captured.call(self._fn, args, kwargs)
-            compiled.unknown += binding.unknown
-            compiled.options = compiled.options or binding.compiler_options
-            after = shape.leaves_of(nodes) if shape is not None else []
-            return binding.written(), after, _checked(result)
+            found, compiled.found = compiled.found, None
+            if found is None or not found.fits(state, dynamic):
+                found = self._trace(given, state, dynamic)
+            known = {id(v) for v in compiled.variables}
+            counts = tuple(map(len, batches))
+            if (
+                any(id(v) not in known for v in found.variables)
+                or found.options not in (None, compiled.options)
+                or found.counts != counts
+            ):
+                raise _OtherInputsError(found)
+            return found.replay(compiled.variables, values, state, dynamic, batches)
 
         traced.__name__ = getattr(self._fn, "__name__", "function")
         return jax.jit(traced, compiler_options=compiled.options)
-
-
-def _checked(result: Any) -> Any:
-    """The result with what is no array kept as it is."""
-
-    result = opened_result(result, _is_whole)
-
-    def keep(path: Any, leaf: Any) -> Any:
-        if isinstance(leaf, (nnx.Module, nnx.Optimizer)):
-            name = "result" + jax.tree_util.keystr(path)
-            raise ArgumentTypeError(not_a_result(name, leaf, "The function"))
-        if isinstance(leaf, Variable):
-            return VariableItself(leaf)
-        if hasattr(leaf, "dtype"):
-            return leaf
-        check_result("The function", "result" + jax.tree_util.keystr(path), leaf)
-        return Static(leaf)
-
-    return rebuild_on_unflatten(
-        jax.tree_util.tree_map_with_path(keep, result, is_leaf=_is_whole), Static
-    )
-
-
-def _is_whole(x: Any) -> bool:
-    return isinstance(x, (nnx.Module, nnx.Optimizer, Variable, Iterator))
 
 
 @overload
@@ -276,8 +233,8 @@ def function(
         replica gets its rows. An array that is computed in the function is whole for each.
 
     Cost:
-        A trace and a compilation for each new structure, shape or dtype of the arguments; one
-        trace more for the first call that meets variables. Then one dispatch.
+        A trace and a compilation for each new structure, shape or dtype of the arguments. Then
+        one dispatch.
 
     Args:
         func: The function. Booleans, strings and other objects among its arguments are part of
@@ -289,8 +246,8 @@ def function(
 
     Raises:
         ArgumentTypeError: `func` is not callable, or returns an NNX object.
-        ContextError: A variable is made in it, it meets other variables at every trace, or it
-            takes batches of an iterator that is not an argument.
+        ContextError: A variable is made in it, or it takes batches of an iterator that is not an
+            argument.
         OutOfRangeError: It takes more batches than its iterator has left.
 
     Example:

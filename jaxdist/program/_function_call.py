@@ -23,7 +23,11 @@ class FunctionCall:
 
     def origins(self) -> tuple[Origin, ...]:
         """Where the arrays lie, those of the batches last."""
-        return tuple(map(_origin, jax.tree.leaves((self.flat.dynamic, self.draws.batches))))
+        return tuple(map(origin_of_value, jax.tree.leaves((self.flat.dynamic, self.draws.batches))))
+
+    def origins_of_arguments(self) -> tuple[Origin, ...]:
+        """The same, without those of the batches."""
+        return tuple(map(origin_of_value, jax.tree.leaves(self.flat.dynamic)))
 
     def key(self) -> Any:
         """What another program is needed for, beside the structure of the call."""
@@ -31,7 +35,8 @@ class FunctionCall:
         return (self.origins(), shapes_of(batches)) if batches else self.origins()
 
 
-def _origin(leaf: Any) -> Origin:
+def origin_of_value(leaf: Any) -> Origin:
+    """Where an array lies; nowhere where it is one of the host."""
     if not isinstance(leaf, jax.Array):
         return _NOWHERE
     if len(leaf.sharding.device_set) == 1 and not _names_axes(leaf.sharding):

@@ -31,7 +31,7 @@ def run_inside_trace(call: Call, program: Program) -> Any:
 
 
 def _not_bound(variables: LiftedVariables) -> str:
-    names = [u.variable.label for u in variables.uses.values()]
+    names = [v.label for v in variables.all]
     return (
         f"strategy.run was called inside another function that JAX is tracing (jax.jit, scan, "
         f"grad), and its step uses {len(names)} variable(s): {names[:5]}.\n\n"

@@ -47,11 +47,9 @@ def source_of_function(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def leaf_names(fn: Callable[..., Any], signature: Any) -> list[str]:
     """The names of all inputs of a step, in their order."""
-    graph, lifting = signature.graph, signature.lifting
+    graph = signature.graph
     objects = [graph.name(i) for i in range(len(graph.paths))] if graph else []
-    written = [v.name for v in lifting.written]
-    read_only = [v.name for v in lifting.read_only]
-    names = [*objects, *written, *own_names(signature.treedef, signature.slots), *read_only]
+    names = [*objects, *own_names(signature.treedef, signature.slots)]
     parameters = _parameters(fn)
     names = [_as_parameter(name, parameters) for name in names]
     # One name may stand for two variables.

@@ -13,6 +13,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxdist.collectives import UNEVEN_ALL_GATHER
 from jaxdist.errors import DivergentCollectiveError, ShapeError
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.program._merge_once import MergeCall, Merged
 from jaxdist.program._replication import named_axes
 from jaxdist.program._turns import Finished
 
@@ -63,6 +64,10 @@ class Meeting:
             raise _diverged(brought)
         if isinstance(first, NumRows):
             return [tuple(b.rows for b in brought)] * len(brought)
+        if isinstance(first, MergeCall):
+            return [all(map(first.is_like, brought))] * len(brought)
+        if isinstance(first, Merged):
+            return [first.done] * len(brought)
         if any(b.primitive is not first.primitive for b in brought):
             raise _diverged(brought)
         if first.primitive is UNEVEN_ALL_GATHER:

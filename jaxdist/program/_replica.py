@@ -51,10 +51,8 @@ class Replica:
         self._layout: ReplicaMesh = strategy.layout
         self._device = device
         self.ops = ReplicaOps(number, self._layout, device)
-        self.variables = VariablesNow(self._layout, number, self._bring)
-        self._local = LocalStep(
-            fn, dataclasses.replace(signature, lifting=self.variables), strategy
-        )
+        self.variables = VariablesNow(self._layout, number, self._bring, self.ops)
+        self._local = LocalStep(fn, signature, strategy, self.variables)
         self._arguments = list(arguments)
         self._inputs = signature.inputs
         self._is_own = [i.kind is not Kind.MIRRORED for i in signature.inputs]

@@ -112,11 +112,15 @@ class ReplicaOps:
     def _meet(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         operands = tuple(jnp.asarray(self._here(x)) for x in args)
         brought = Collective(primitive, params, operands, _compat.callers_line())
-        result = self._turns.meet(self._number, brought)
+        result = self.meet(brought)
         if primitive is UNEVEN_ALL_GATHER:
             gather = {"axis_name": params["axis_name"], "axis_index_groups": None}
             return self._did(all_gather_p, gather, args, result)
         return self._did(primitive, params, args, result)
+
+    def meet(self, brought: Any) -> Any:
+        """Come together with the other replicas, and take what is settled for this one."""
+        return self._turns.meet(self._number, brought)
 
     @property
     def _turns(self) -> Turns:

@@ -153,7 +153,7 @@ class Step:
         with _compat.with_jit():
             step = OpByOpStep(fn, call.signature, self._strategy(), call.leaves)
             outcome = step.run(self._donated, place(fn))
-        variables = LiftedVariables(outcome.variables, (), 0, {})
+        variables = LiftedVariables(outcome.variables, (), 0)
         try:
             if call.kept is not None:
                 call.kept.write(outcome.state)

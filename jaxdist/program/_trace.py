@@ -35,6 +35,7 @@ from jaxdist.values import (
     Form,
     PerReplica,
     Sharded,
+    Variable,
     is_leaked,
     open_containers,
     owned,
@@ -52,7 +53,7 @@ class Signature:
     inputs: tuple[InSlot, ...]  # the variables of NNX objects first
     graph: GraphShape | None
     inside_trace: bool = False
-    # The variables of the step while it is traced (`_variables.Lifting`).
+    # How a trace gets at the variables of the step (`_variables.Lifting`).
     lifting: Any = dataclasses.field(default=None, compare=False)
     # Inputs that are padded to one shape: their number, and the real shape on each replica.
     uneven: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
@@ -79,6 +80,12 @@ class Traced:
     uneven: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
     # For results that are one array in pieces: their number, and how it is cut.
     cuts: dict[int, Cut] = dataclasses.field(default_factory=dict)
+    # The variables that the step touched, those of them that are results, and those (by `id`)
+    # for which it has to be traced again as refs. Until they are inputs they are placeholders.
+    touched: tuple[Variable, ...] = ()
+    written: tuple[Variable, ...] = ()
+    need_refs: frozenset[int] = frozenset()
+    merge_calls: tuple[str, ...] = ()  # the lines of those at the top of the step
 
     @property
     def eqn(self) -> Any:
@@ -139,12 +146,13 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced
 def _trace_with(
     manual_axes: frozenset[str], fn: Callable[..., Any], signature: Signature, strategy: Any
 ) -> Traced:
-    local = LocalStep(fn, signature, strategy)
-    traced = trace_local(manual_axes, local, signature, strategy.layout)
+    variables = signature.lifting.begin()
+    local = LocalStep(fn, signature, strategy, variables)
+    traced: Traced = variables.finished(trace_local(manual_axes, local, signature, strategy.layout))
     dead = next((c for c in traced.closed.consts if is_leaked(c)), None)
     if dead is not None:
         raise _captured.leak(fn, dead)
-    return _on_pieces(signature.lifting.finished(traced), signature, strategy.layout)
+    return traced
 
 
 def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
@@ -162,7 +170,7 @@ def input_differences(
     ]
 
 
-def _on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Traced:
+def on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Traced:
     """A trace with arrays in pieces, in which each replica computes with its piece.
 
     Raises:
@@ -253,12 +261,15 @@ class LocalFunction(Protocol):
 class LocalStep:
     """The user's function from flat local values to flat local results."""
 
-    def __init__(self, fn: Callable[..., Any], signature: Signature, strategy: Any) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], signature: Signature, strategy: Any, variables: Any
+    ) -> None:
         self.fn = fn
         self.signature = signature
         self.strategy = strategy
+        self.variables = variables
         self.graph_size = len(signature.graph.paths) if signature.graph else 0
-        self.num_graph = self.graph_size + len(signature.lifting.written)
+        self.num_graph = self.graph_size
         self.template: Any = None
         self.paths: tuple[str, ...] = ()
         self.shapes: tuple[tuple[int, ...], ...] = ()
@@ -277,14 +288,12 @@ class LocalStep:
         values = _sharded.entered(values, signature.inputs, self.strategy.layout)
         nodes = self._nodes(values[: self.graph_size])
         came = _sharded.variables_of(nodes)
-        own = _sharded.declared(values, signature.inputs)[self.num_graph :]
+        own = _sharded.declared(values, signature.inputs)[self.graph_size :]
         args, kwargs = unflatten(signature.treedef, signature.slots, own, nodes)
         context = ReplicaContext(self.strategy)
-        lifting = signature.lifting
-        read_only = values[len(values) - len(lifting.read_only) :]
         with (
-            lifting.body(values[self.graph_size : self.num_graph], read_only),
-            entered(Frame(self.strategy, replica=context, variables=lifting)),
+            self.variables.body(),
+            entered(Frame(self.strategy, replica=context, variables=self.variables)),
         ):
             try:
                 result = _captured.call(self.fn, args, kwargs)
@@ -297,7 +306,9 @@ class LocalStep:
             _sharded.restore_nodes(came, nodes, self.strategy.layout)
         self.cuts = _sharded.cuts_of(signature.inputs[: self.graph_size])
         state = signature.graph.leaves_of(nodes) if signature.graph else []
-        results = [*state, *lifting.results(), *self._results(result)]
+        state += self.variables.results()
+        self.num_graph = len(state)
+        results = [*state, *self._results(result)]
         results = self._pieces(results)
         self.shapes = tuple(jnp.shape(x) for x in results)
         try:

@@ -90,20 +90,36 @@ def _largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(map(max, zip(*shapes, strict=True)))
 
 
-def trace_uneven(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced:
-    """Trace `fn` for each group of replicas with equal shapes, and join the traces.
+def traces_of_groups(
+    fn: Callable[..., Any], signature: Signature, strategy: Any
+) -> tuple[list[Signature], list[Traced], Groups]:
+    """Trace `fn` for each group of replicas with equal shapes.
 
     Raises:
-        ShapeError: A collective that needs one shape meets several.
-        DivergentCollectiveError: The groups do not reach the same collectives.
-        StateDivergenceError: Results differ in structure.
+        ShapeError: The rows of a gather do not settle.
     """
     layout: ReplicaMesh = strategy.layout
     columns = list(zip(*(shapes for _, shapes in signature.uneven), strict=True))
     kinds = list(dict.fromkeys(columns))
     groups = Groups(tuple(kinds.index(c) for c in columns), layout.replica_axes)
     own = [_for_group(signature, kind, layout.num_replicas) for kind in kinds]
-    traces = _with_known_gathers(fn, own, strategy, groups)
+    return own, _with_known_gathers(fn, own, strategy, groups), groups
+
+
+def joined_trace(
+    signature: Signature,
+    own: list[Signature],
+    traces: list[Traced],
+    groups: Groups,
+    layout: ReplicaMesh,
+) -> Traced:
+    """Join the traces of the groups, of which `own` are the signatures.
+
+    Raises:
+        ShapeError: A collective that needs one shape meets several.
+        DivergentCollectiveError: The groups do not reach the same collectives.
+        StateDivergenceError: Results differ in structure.
+    """
     local = _JoinedStep(signature, own, traces, groups, layout.num_replicas)
     traced = trace_local(traces[0].manual_axes, local, signature, layout)
     return dataclasses.replace(traced, uneven=local.uneven)

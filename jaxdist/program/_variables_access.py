@@ -1,6 +1,7 @@
 """What a variable asks of the step around it."""
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -30,9 +31,23 @@ class StepAccess(abc.ABC):
     def _own(self, variable: Variable) -> Any:
         """The value of this replica's copy."""
 
+    def _own_to_change(self, variable: Variable) -> Any:
+        """The same, where a changed value is set next."""
+        return self._own(variable)
+
     @abc.abstractmethod
     def _set(self, variable: Variable, what: str, value: Any) -> None:
         """Give this replica's copy a value; `what` is the name of the method that was called."""
+
+    @abc.abstractmethod
+    def merge(self, merged: Callable[[Any, Any], Any], fn: Any, given: Any) -> Any:
+        """Call a merge function for all replicas.
+
+        Args:
+            merged: Calls it, with these arguments and this access to variables.
+            fn: The merge function itself.
+            given: Its arguments, of this replica.
+        """
 
     def read(self, variable: Variable) -> Any:
         """The value of `variable` as the caller sees it."""
@@ -44,12 +59,12 @@ class StepAccess(abc.ABC):
     def update(self, variable: Variable, change: Change, value: Any) -> None:
         """Change this replica's copy, or all of them together."""
         given = given_value(variable, change, value, self._layout, in_merge=self._in_merge)
-        self._set(variable, change.value, change.apply(self._own(variable), given))
+        self._set(variable, change.value, change.apply(self._own_to_change(variable), given))
 
     def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
         """Change rows of a mirrored variable."""
         rows = given_rows(variable, kind, slices, self._layout, in_merge=self._in_merge)
-        self._set(variable, kind.value, kind.apply(self._own(variable), rows))
+        self._set(variable, kind.value, kind.apply(self._own_to_change(variable), rows))
 
     def own_copies(self) -> "OwnCopies":
         """Reads and changes each replica's copy by itself, without aggregation."""
@@ -60,11 +75,11 @@ class StepAccess(abc.ABC):
         if isinstance(value, PerReplica):
             value = jnp.asarray(own_value(value, self._layout))
         given = checked_value(variable.label, change.value, value, variable.shape, variable.dtype)
-        self._set(variable, change.value, change.apply(self._own(variable), given))
+        self._set(variable, change.value, change.apply(self._own_to_change(variable), given))
 
     def scatter_own(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
         """Change rows of this replica's copy alone."""
-        self._set(variable, kind.value, kind.apply(self._own(variable), slices))
+        self._set(variable, kind.value, kind.apply(self._own_to_change(variable), slices))
 
     def read_own(self, variable: Variable) -> Any:
         """The value of this replica's copy."""
@@ -85,6 +100,10 @@ class OwnCopies:
     def own_copies(self) -> "OwnCopies":
         """Itself."""
         return self
+
+    def merge(self, merged: Callable[[Any, Any], Any], fn: Any, given: Any) -> Any:
+        """Call a merge function for all replicas."""
+        return self._step.merge(merged, fn, given)
 
     def read(self, variable: Variable) -> Any:
         """The value of this replica's copy."""

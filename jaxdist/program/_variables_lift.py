@@ -1,25 +1,21 @@
-"""Making the variables that a step touches inputs and results of its program.
-
-Which variables a step touches is known only after it was traced. So it is traced with those that
-are known (none at first), and again if it used others, or in another way. A step without
-variables is traced once.
-"""
+"""Making the variables that a step touches inputs and results of its program."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxdist.errors import ContextError, StateDivergenceError
+from jaxdist import _compat
+from jaxdist.errors import ContextError, DivergentCollectiveError, StateDivergenceError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program._in_slot import InSlot
-from jaxdist.program._trace import Signature, Traced
-from jaxdist.program._variables import Lifting, Use
+from jaxdist.program._joined import Groups
+from jaxdist.program._placeholder import PLACEHOLDER
+from jaxdist.program._trace import Argument, Signature, Traced, on_pieces, trace
+from jaxdist.program._uneven import joined_trace, traces_of_groups
+from jaxdist.program._variables import Lifting
 from jaxdist.values import Kind, Placement, Variable, held_by, hold_all
 
-# Each trace knows what the one before it found, so a step that is a function needs three.
 MAX_TRACES = 8
-
-Trace = Callable[[Callable[..., Any], Signature, Any], Traced]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,10 +25,15 @@ class LiftedVariables:
     written: tuple[Variable, ...]  # inputs before the arguments, and results
     read_only: tuple[Variable, ...]  # inputs after the arguments
     after: int  # inputs that stand before them
-    uses: dict[int, Use]
+    refs: frozenset[int] = frozenset()  # by `id`: those that a trace has to have as refs
 
     def __bool__(self) -> bool:
-        return bool(self.uses)
+        return bool(self.written or self.read_only)
+
+    @property
+    def all(self) -> tuple[Variable, ...]:
+        """The written ones, then the others."""
+        return (*self.written, *self.read_only)
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
@@ -63,58 +64,157 @@ class LiftedVariables:
             raise
 
 
-NO_VARIABLES = LiftedVariables((), (), 0, {})
+NO_VARIABLES = LiftedVariables((), (), 0)
 
 
 def lift(
-    trace: Trace,
-    fn: Callable[..., Any],
-    signature: Signature,
-    strategy: Any,
-    known: LiftedVariables,
+    fn: Callable[..., Any], signature: Signature, strategy: Any, known: LiftedVariables
 ) -> tuple[Traced, Signature, LiftedVariables]:
     """Trace `fn` with the variables that it touches as inputs, and the written ones as results.
 
     Args:
-        trace: How to trace.
         fn: The step.
         signature: Of its arguments.
         strategy: The strategy that runs it.
         known: Variables that it touched for other arguments.
 
     Raises:
-        ContextError: Every trace touches other variables.
+        ContextError: Every trace changes other variables in programs inside.
         MixedStrategyError: A variable of another strategy.
     """
     layout: ReplicaMesh = strategy.layout
-    uses = known.uses
+    lifting = Lifting(layout, refs=known.refs)
+    touched: tuple[Variable, ...] = ()
     for _ in range(MAX_TRACES):
-        lifting = Lifting(layout, uses)
-        extended = _extended(signature, lifting, layout)
-        traced = trace(fn, extended, strategy)
-        if lifting.is_settled:
-            after = len(signature.graph.paths) if signature.graph else 0
-            if not uses:
-                found = NO_VARIABLES
-            elif uses == known.uses and after == known.after:
-                found = known
-            else:
-                found = LiftedVariables(lifting.written, lifting.read_only, after, uses)
-            return traced, extended, found
-        uses = lifting.seen
-    names = sorted({u.variable.label for u in uses.values()})
-    raise ContextError(
-        f"strategy.run traced {getattr(fn, '__name__', fn)!s} {MAX_TRACES} times, and it used "
-        f"other variables, or used them in another way, every time; last {names[:5]}.\n\n"
-        "Which variables a step uses is part of its program.\n\n"
-        "Choose them by an argument of the step, not by state that changes from call to call."
+        asked = dataclasses.replace(signature, lifting=lifting)
+        if signature.uneven:
+            own, traces, groups = traces_of_groups(fn, asked, strategy)
+        else:
+            own, traces, groups = [asked], [trace(fn, asked, strategy)], None
+        written, touched = _of_all(traces)
+        need_refs = lifting.refs.union(*(t.need_refs for t in traces))
+        if need_refs == lifting.refs and all(
+            len(t.touched) == len(touched) and len(t.written) == len(written) for t in traces
+        ):
+            break
+        # Replicas with other shapes use others, or one has to be a ref.
+        lifting = Lifting(layout, touched, frozenset(map(id, written)), need_refs)
+    else:
+        names = sorted({v.label for v in touched})
+        raise ContextError(
+            f"strategy.run traced {getattr(fn, '__name__', fn)!s} {MAX_TRACES} times, and it used "
+            f"other variables, or used them in another way, every time; last {names[:5]}.\n\n"
+            "Which variables a step uses is part of its program.\n\n"
+            "Choose them by an argument of the step, not by state that changes from call to call."
+        )
+    if groups is not None:
+        _check_merge_calls(traces, groups)
+    found = _lifted(signature, written, touched, lifting.refs, known)
+    extended = _extended(signature, found, layout)
+    inner = [_extended(s, found, layout) for s in own]
+    settled = [
+        on_pieces(_with_inputs(t, s, found, layout), s, layout)
+        for t, s in zip(traces, inner, strict=True)
+    ]
+    if groups is None:
+        return settled[0], extended, found
+    return joined_trace(extended, inner, settled, groups, layout), extended, found
+
+
+def _check_merge_calls(traces: Sequence[Traced], groups: Groups) -> None:
+    if len({len(t.merge_calls) for t in traces}) == 1:
+        return
+    listed = "\n".join(
+        f"replicas {groups.members(g)}: {len(t.merge_calls)}, at {list(t.merge_calls)[:5]}"
+        for g, t in enumerate(traces)
+    )
+    raise DivergentCollectiveError(
+        "strategy.run: some replicas made a different number of merge_calls.\n\n"
+        f"{listed}\n\n"
+        "A merge function runs for all replicas, so all of them must come to it.\n\n"
+        "Call merge_call outside of the condition, with what the condition decides as argument."
     )
 
 
-def _extended(signature: Signature, lifting: Lifting, layout: ReplicaMesh) -> Signature:
+def _of_all(traces: Sequence[Traced]) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
+    """The variables that any of the traces writes, and that it touches."""
+    written = {id(v): v for t in traces for v in t.written}
+    touched = {id(v): v for t in traces for v in t.touched}
+    return tuple(written.values()), tuple(touched.values())
+
+
+def _lifted(
+    signature: Signature,
+    written: tuple[Variable, ...],
+    touched: tuple[Variable, ...],
+    refs: frozenset[int],
+    known: LiftedVariables,
+) -> LiftedVariables:
+    """These variables as those of a program; what is known already where they are the same."""
     after = len(signature.graph.paths) if signature.graph else 0
-    written = [_slot(v, layout) for v in lifting.written]
-    read_only = [_slot(v, layout) for v in lifting.read_only]
+    if not touched:
+        return NO_VARIABLES
+    ids = frozenset(map(id, written))
+    read_only = tuple(v for v in touched if id(v) not in ids)
+    same = (
+        ids == frozenset(map(id, known.written))
+        and frozenset(map(id, read_only)) == frozenset(map(id, known.read_only))
+        and (after, refs) == (known.after, known.refs)
+    )
+    return known if same else LiftedVariables(written, read_only, after, refs)
+
+
+def _with_inputs(
+    traced: Traced, signature: Signature, found: LiftedVariables, layout: ReplicaMesh
+) -> Traced:
+    """A trace with its placeholders as inputs, and the written variables in the order of `found`.
+
+    `signature` has these inputs already.
+    """
+    if not found:
+        return traced
+    body, marks = _compat.without_placeholders(traced.jaxpr, PLACEHOLDER)
+    by_id = {id(v): marks[n] for n, v in enumerate(traced.touched)}
+    body = _compat.with_inputs(body, [by_id[id(v)] for v in found.all])
+    body = body.replace(outvars=_in_order(body.outvars, traced, found))
+    count, written = len(signature.inputs) - len(found.all), len(found.written)
+    places = [
+        *range(found.after, found.after + written),
+        *range(written + count, len(signature.inputs)),
+    ]
+    new = [
+        (signature.inputs[p].abstract(), signature.inputs[p].placement.manual_spec(layout))
+        for p in places
+    ]
+    order = [
+        *range(found.after),
+        *range(count, count + written),
+        *range(found.after, count),
+        *range(count + written, len(signature.inputs)),
+    ]
+    operands = tuple(
+        Argument(o + written if o >= found.after else o) if type(o) is Argument else o
+        for o in traced.operands
+    )
+    return dataclasses.replace(
+        traced,
+        closed=_compat.body_with_inputs(traced.closed, body, new, order),
+        operands=(*operands, *map(Argument, places)),
+        shapes=tuple(_in_order(traced.shapes, traced, found)),
+    )
+
+
+def _in_order(results: Sequence[Any], traced: Traced, found: LiftedVariables) -> list[Any]:
+    """What belongs to results of a trace, with those of variables in the order of `found`."""
+    own = dict(zip(map(id, traced.written), results[found.after : traced.num_graph], strict=True))
+    variables = [own[id(v)] for v in found.written]
+    return [*results[: found.after], *variables, *results[traced.num_graph :]]
+
+
+def _extended(signature: Signature, found: LiftedVariables, layout: ReplicaMesh) -> Signature:
+    after = found.after
+    written = [_slot(v, layout) for v in found.written]
+    read_only = [_slot(v, layout) for v in found.read_only]
     inputs = (
         *signature.inputs[:after],
         *written,
@@ -122,7 +222,7 @@ def _extended(signature: Signature, lifting: Lifting, layout: ReplicaMesh) -> Si
         *read_only,
     )
     uneven = tuple((n if n < after else n + len(written), shapes) for n, shapes in signature.uneven)
-    return dataclasses.replace(signature, inputs=inputs, uneven=uneven, lifting=lifting)
+    return dataclasses.replace(signature, inputs=inputs, uneven=uneven, lifting=None)
 
 
 def _slot(variable: Variable, layout: ReplicaMesh) -> InSlot:

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,6 +11,8 @@ from jaxdist import _compat
 from jaxdist.collectives import traced_anew
 from jaxdist.errors import ContextError
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.program._merge_once import Merged, merge_call_of, trace_merge
+from jaxdist.program._replica_ops import ReplicaOps
 from jaxdist.program._variables_access import StepAccess, check_home, one_for_each_example
 from jaxdist.values import Variable, held_by
 
@@ -23,28 +25,45 @@ class _Cell:
 
 
 class VariablesNow(StepAccess):
-    """Values that are taken from the variables when first met, and kept until the step is done.
-
-    It stands where a traced step has its `Lifting`, with nothing to lift.
-    """
-
-    written: tuple[Variable, ...] = ()
-    read_only: tuple[Variable, ...] = ()
+    """Values that are taken from the variables when first met, and kept until the step is done."""
 
     def __init__(
-        self, layout: ReplicaMesh, number: int, bring: Callable[[Variable, Any], Any]
+        self,
+        layout: ReplicaMesh,
+        number: int,
+        bring: Callable[[Variable, Any], Any],
+        ops: ReplicaOps,
     ) -> None:
         super().__init__(layout)
         self._number = number
+        self._ops = ops
         self._bring = bring
         self._cells: dict[int, _Cell] = {}
         self._tracing = contextlib.ExitStack()
 
     @contextlib.contextmanager
-    def body(self, written: Sequence[Any], read_only: Sequence[Any]) -> Iterator[None]:
+    def body(self) -> Iterator[None]:
         """The body of one replica."""
         with self._tracing:
             yield
+
+    def merge(self, merged: Callable[[Any, Any], Any], fn: Any, given: Any) -> Any:
+        """Call a merge function once, where the replicas come to it alike."""
+        if self._layout.num_replicas == 1 or _compat.is_staged_in(self._ops.trace):
+            return merged(given, self)
+        call, arrays, reached = merge_call_of(fn, given)
+        if not self._ops.meet(call):
+            return merged(given, self)
+        leads = self._number == 0
+        own = trace_merge(merged, given, reached, self._layout) if leads else None
+        done = self._ops.meet(Merged(own, call.source))
+        if done is None:
+            return merged(given, self)
+        values = [self._own(v) for v in done.touched]
+        new, result = done.replay(reached, arrays, values)
+        for variable, value in zip(done.written, new, strict=True):
+            self._set(variable, "merge_call", value)
+        return result
 
     def results(self) -> list[Any]:
         """Results of a program that are variables; here they are asked for by `value_of`."""

@@ -26,6 +26,7 @@ from jaxdist.strategies._v1 import StrategyMethodsV1
 from jaxdist.strategies._where_called import (
     BEFORE,
     check_across,
+    check_lower,
     check_next,
     check_not_in_function,
     check_run,
@@ -131,7 +132,9 @@ class Strategy(Facts, StrategyMethodsV1):
     ) -> Any:
         """Run `fn` once on every replica, as one compiled program.
 
-        `fn` is traced once, for each new structure, shape, dtype and layout of its arguments.
+        `fn` is traced once, for each new structure, shape, dtype and layout of its arguments. In
+        a merge function it becomes part of the step around it: arrays that it computes come back
+        as `PerReplica`, and `options` have no effect.
 
         Shapes:
             A `PerReplica`, or an array laid out as `per_replica_sharding`, is split: global
@@ -159,7 +162,7 @@ class Strategy(Facts, StrategyMethodsV1):
             ReplicaValueError: A `PerReplica` of another strategy, or with too few values.
             ShapeError: Per-replica values of different shapes.
             DonationError: One buffer donated twice, or donated before.
-            ContextError: Inside a replica, or in a merge function.
+            ContextError: Inside a replica.
             MixedStrategyError: Under another strategy's scope.
 
         Example:
@@ -173,10 +176,12 @@ class Strategy(Facts, StrategyMethodsV1):
         """
         # Every line here is paid at every step, so what is usual is asked first.
         try:
-            if _raw_frame() is not None or replica.ambient:
-                check_run(self)
+            merging = check_run(self) if _raw_frame() is not None or replica.ambient else None
             if type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
                 call_arguments("strategy.run", args, kwargs)
+            if merging is not None:
+                is_callable("strategy.run", fn)
+                return _in_merge.run(self, merging, fn, args, kwargs)
             if EAGERLY:
                 return self._run_eagerly(fn, args, kwargs, options)
             if options is not None:
@@ -248,7 +253,7 @@ class Strategy(Facts, StrategyMethodsV1):
               collectives:
                 none
         """
-        check_run(self)
+        check_lower(self)
         call_arguments("strategy.lower", args, kwargs)
         is_callable("strategy.lower", fn)
         program = self._runner.program(fn, args, kwargs, options)

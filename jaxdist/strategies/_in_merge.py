@@ -1,5 +1,6 @@
-"""Reducing and gathering inside a merge function, where every value is a traced handle."""
+"""What a strategy does inside a merge function, where every value is a traced handle."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +12,32 @@ from jaxdist._typing import PyTree
 from jaxdist.collectives import Communication, CommunicationOptions, CrossDeviceOps, ReduceOp
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import Handle, PerReplica, own_value
+from jaxdist.replica import Frame, ReplicaContext, entered
+from jaxdist.values import DistributedValues, Handle, PerReplica, own_value
+
+
+def run(
+    strategy: Any,
+    frame: Frame,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+) -> PyTree:
+    """`Strategy.run`: `fn` with what each replica has, and its results as handles."""
+    layout: ReplicaMesh = strategy.layout
+    own_args, own_kwargs = jax.tree.map(
+        lambda x: own_value(x, layout) if _is_per_replica(x) else x,
+        (tuple(args), dict(kwargs or {})),
+        is_leaf=lambda x: isinstance(x, DistributedValues),
+    )
+    context = ReplicaContext(strategy)
+    with entered(Frame(strategy, replica=context, variables=frame.variables)):
+        result = fn(*own_args, **own_kwargs)
+    return jax.tree.map(
+        lambda x: Handle(x, layout) if isinstance(x, jax.core.Tracer) else x,
+        result,
+        is_leaf=lambda x: isinstance(x, DistributedValues),
+    )
 
 
 def reduce(

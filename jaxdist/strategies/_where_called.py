@@ -66,20 +66,37 @@ def check_scope(strategy: Facts) -> None:
         _refuse_here(strategy, "scope", frame, "Enter the scope outside strategy.run.")
 
 
-def check_run(strategy: Facts) -> None:
-    """Refuse `run` inside a step, and under another strategy.
+def check_run(strategy: Facts) -> replica.Frame | None:
+    """Refuse `run` inside a replica, and under another strategy.
+
+    Returns:
+        The frame of the merge function that calls it, if one does.
+
+    Raises:
+        ContextError: Inside a replica.
+        MixedStrategyError: Another strategy is current.
+    """
+    frame = replica.current_frame()
+    if frame is None:
+        return None
+    if frame.strategy is not strategy:
+        refuse_mixing(strategy, "run", frame)
+    if frame.replica is not None:
+        remedy = "A step cannot start another; call the function itself: fn(*args)."
+        _refuse_here(strategy, "run", frame, remedy)
+    return frame if frame.in_merge else None
+
+
+def check_lower(strategy: Facts) -> None:
+    """Refuse `lower` inside a step, and under another strategy.
 
     Raises:
         ContextError: Inside a replica, or in a merge function.
         MixedStrategyError: Another strategy is current.
     """
-    frame = replica.current_frame()
-    if frame is None or (frame.strategy is strategy and not frame.inside_step):
-        return
-    if frame.strategy is not strategy:
-        refuse_mixing(strategy, "run", frame)
-    remedy = "A step cannot start another; call the function itself: fn(*args)."
-    _refuse_here(strategy, "run", frame, remedy)
+    frame = check_run(strategy)
+    if frame is not None:
+        _refuse_here(strategy, "lower", frame, "Call it outside strategy.run.")
 
 
 def check_not_in_function(strategy: Facts, what: str) -> None:

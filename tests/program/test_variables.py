@@ -428,16 +428,154 @@ def test_a_steady_loop_over_variables_compiles_once(two: jaxdist.Strategy) -> No
     assert len(traces) == first + 1
 
 
+def _summed(x: Any) -> Any:
+    return get_replica_context().all_reduce("sum", x)
+
+
+def _in_a_scan(v: Variable, x: Any) -> Any:
+    def body(total: Any, row: Any) -> Any:
+        v.assign_add(jnp.sum(_summed(row)))
+        return total + v, None
+
+    return jax.lax.scan(body, 0.0, x)[0]
+
+
+# The step, the number of times that it is traced, and what the variable has after one call of it
+# with rows [1, 2] on the first replica and [3, 4] on the second, from 10.
+TRACED: dict[str, tuple[Callable[[Variable, Any], Any], int, float]] = {
+    "none": (lambda v, x: x * 2, 1, 10.0),
+    "read": (lambda v, x: v * x, 1, 10.0),
+    "assigned": (lambda v, x: v.assign(_summed(x).sum()), 1, 10.0),
+    "added to": (lambda v, x: v.assign_add(_summed(x).sum()), 1, 20.0),
+    "read and assigned": (lambda v, x: v.assign(v * 2 + v), 1, 30.0),
+    "read under grad": (lambda v, x: jax.grad(lambda y: (y * v).sum())(x), 1, 10.0),
+    "assigned under grad": (
+        lambda v, x: jax.grad(lambda y: (v.assign(v * _summed(y).sum()) * y).sum())(x),
+        1,
+        100.0,
+    ),
+    "assigned under grad of grad": (
+        lambda v, x: jax.grad(lambda y: jax.grad(lambda z: z * v.assign_add(1.0))(y))(x[0]),
+        1,
+        11.0,
+    ),
+    "assigned under vmap": (lambda v, x: jax.vmap(lambda y: y * v.assign_add(1.0))(x), 1, 11.0),
+    "read in a scan": (lambda v, x: jax.lax.map(lambda row: row * v, x), 1, 10.0),
+    "read in a jit": (lambda v, x: jax.jit(lambda y: y * v)(x), 1, 10.0),
+    "added to in a scan": (_in_a_scan, 1, 20.0),
+    "added to in a cond": (
+        lambda v, x: jax.lax.cond(
+            _summed(x)[0] > 3, lambda: v.assign_add(1.0), lambda: v.assign(3.0)
+        ),
+        1,
+        11.0,
+    ),
+    "added to in a scan, read after": (lambda v, x: (_in_a_scan(v, x), v * 1.0), 1, 20.0),
+    # What the loop reads is a constant of it unless the variable is a ref from the start.
+    "read and assigned in a scan": (
+        lambda v, x: jax.lax.scan(lambda c, row: (c, v.assign(v * 2)), 0.0, x)[1],
+        2,
+        40.0,
+    ),
+    "added to in a while": (
+        lambda v, x: jax.lax.while_loop(
+            lambda n: n < 3, lambda n: n + (v.assign_add(1.0) > 0), jnp.int32(0)
+        ),
+        1,
+        13.0,
+    ),
+}
+
+
 @pytest.mark.compiled
-def test_a_step_without_variables_is_traced_once(two: jaxdist.Strategy) -> None:
-    _made(two)
-    traces = []
+@pytest.mark.parametrize("deterministic", [False, 2])
+@pytest.mark.parametrize("uses", TRACED)
+def test_a_step_with_variables_is_traced_once(uses: str, deterministic: Any) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"], deterministic=deterministic)
+    v, traces = _made(strategy), []
+    run, count, after = TRACED[uses]
 
     def step(x: Any) -> Any:
         traces.append(1)
-        return x
+        return run(v, x)
 
-    two.run(step, (1.0,))
+    x = PerReplica([np.array([1.0, 2.0], "f"), np.array([3.0, 4.0], "f")])
+    strategy.lower(step, (x,))
+    assert len(traces) == count
+    results = strategy.run(step, (x,))
+
+    assert len(traces) == count
+    assert float(v) == after
+    v.assign(10.0)
+    if deterministic:
+        return
+    with jaxdist.config.run_eagerly():
+        expected = strategy.run(step, (x,))
+    assert float(v) == after
+    for result, other in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(result, other, rtol=1e-6)
+
+
+@pytest.mark.compiled
+def test_a_while_loop_whose_condition_reads_what_its_body_changes_is_refused(
+    two: jaxdist.Strategy,
+) -> None:
+    v, other = _made(two), _made(two)
+
+    def step() -> Any:
+        return jax.lax.while_loop(lambda n: v < 100, lambda n: n + v.assign_add(40.0), 0.0)
+
+    with pytest.raises(ContextError, match="Carry the value in the state of the loop"):
+        two.run(step)
+    with jaxdist.config.run_eagerly():
+        assert float(two.run(step)) == 50.0 + 90.0 + 130.0
+
+    def reads() -> Any:
+        def body(n: Any) -> Any:
+            other.assign_add(v * 1.0)
+            return n + 1.0
+
+        jax.lax.fori_loop(0, 2, lambda _, x: (v.assign_add(1.0), x)[1], 0.0)
+        return jax.lax.while_loop(lambda n: n < v, body, 10.0)
+
+    v.assign(11.0)
+    assert float(two.run(reads)) == 13.0
+    assert float(other) == 10.0 + 3 * 13.0
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("uses", [u for u in TRACED if u != "read and assigned in a scan"])
+def test_an_uneven_step_with_variables_is_traced_once_for_each_number_of_rows(
+    two: jaxdist.Strategy, uses: str
+) -> None:
+    v, traces = _made(two), []
+    run, count, _ = TRACED[uses]
+
+    def step(x: Any) -> Any:
+        traces.append(len(x))
+        return run(v, x[:1])
+
+    two.run(step, (PerReplica([np.array([1.0, 2.0], "f"), np.array([3.0], "f")]),))
+
+    assert traces == [2, 1] * count
+
+
+@pytest.mark.compiled
+def test_a_step_with_a_variable_and_an_nnx_model_is_traced_once(two: jaxdist.Strategy) -> None:
+    with two.scope():
+        model, seen = nnx.Linear(2, 1, rngs=nnx.Rngs(0)), Variable(0)
+    traces = []
+
+    def step(model: Any, x: Any) -> Any:
+        traces.append(1)
+        grads = nnx.grad(lambda m: m(x).sum() + seen * 0.0)(model)
+        seen.assign_add(1)
+        grads = get_replica_context().all_reduce("mean", grads)
+        nnx.update(model, jax.tree.map(lambda p, g: p - g, nnx.state(model), grads))
+        return seen * 1
+
+    x = jax.device_put(np.ones((4, 2), "f"), two.per_replica_sharding)
+    assert [int(two.run(step, (model, x))) for _ in range(3)] == [1, 2, 3]
     assert len(traces) == 1
 
 
@@ -601,13 +739,17 @@ def test_a_step_with_variables_inside_another_trace_is_refused(two: jaxdist.Stra
 
 
 @pytest.mark.compiled
-def test_a_step_that_uses_another_variable_at_every_trace_is_refused(
+def test_a_step_that_changes_another_variable_in_a_loop_at_every_trace_is_refused(
     two: jaxdist.Strategy,
 ) -> None:
     made = iter([_made(two) for _ in range(50)])
 
+    def step() -> Any:
+        v = next(made)
+        return _scanned(lambda x: x + v.assign(v + 1.0))(0.0)
+
     with pytest.raises(ContextError, match="traced"):
-        two.run(lambda: next(made).assign_add(1.0))
+        two.run(step)
 
 
 def test_the_copies_of_all_replicas_cannot_be_read_in_a_step(two: jaxdist.Strategy) -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist import MirroredStrategy, PerReplica, Strategy
+from jaxdist import MirroredStrategy, PerReplica, Strategy, Variable
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
+    ContextError,
     DivergentCollectiveError,
     ReplicaValueError,
     ShapeError,
@@ -38,7 +39,6 @@ def _ids(strategy: Strategy) -> PerReplica:
     return per_replica(strategy, lambda r: float(r + 1))
 
 
-@pytest.mark.compiled
 def test_the_merge_function_gets_the_strategy_and_per_replica_arguments(
     strategy: Strategy,
 ) -> None:
@@ -59,7 +59,6 @@ def test_the_merge_function_gets_the_strategy_and_per_replica_arguments(
     assert flag == "text"
 
 
-@pytest.mark.compiled
 def test_the_merge_function_runs_once_for_all_replicas(strategy: Strategy) -> None:
     calls = []
     strategy.run(lambda: _merge(lambda s: calls.append(1)))
@@ -299,5 +298,146 @@ def test_what_is_no_function_is_refused(two: Strategy) -> None:
             jaxdist.get_replica_context().merge_call(3)  # type: ignore[arg-type]
         with refused(ArgumentTypeError, "merge_call takes args as a list or tuple"):
             jaxdist.get_replica_context().merge_call(lambda s: 1, args=1)  # type: ignore[arg-type]
+
+    two.run(step)
+
+
+# Once, and by all
+
+
+@pytest.fixture
+def variables(two: Strategy) -> tuple[Variable, Variable]:
+    with two.scope():
+        mirrored = Variable(10.0)
+        own = Variable(
+            10.0,
+            synchronization=jaxdist.VariableSynchronization.ON_READ,
+            aggregation=jaxdist.VariableAggregation.SUM,
+        )
+    return mirrored, own
+
+
+class _Holder:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def merge(self, s: Strategy, x: Any) -> Any:
+        return s.reduce("SUM", x, axis=None) + s.reduce("SUM", self.value, axis=None)
+
+
+def test_a_merge_function_that_changes_variables_under_grad_runs_once(
+    two: Strategy, variables: tuple[Variable, Variable]
+) -> None:
+    mirrored, own = variables
+    calls = []
+
+    def merge(s: Strategy, v: Variable, x: Any) -> Any:
+        calls.append(v is mirrored)
+        total = s.reduce("SUM", x, axis=None)
+        v.assign_add(total)
+        own.assign(total)
+        return total * v, [x, "text", None, 3]
+
+    def loss(x: Any) -> Any:
+        value, (back, *constants) = _merge(merge, mirrored, x * x)
+        assert constants == ["text", None, 3]
+        return value + back
+
+    got = two.run(lambda x: jax.value_and_grad(loss)(x), (_ids(two),))
+
+    assert calls == [True]
+    # 15 = 10 + 1 + 4, a constant for the gradient.
+    assert (float(mirrored), float(own)) == (15.0, 5.0)
+    assert_each(two, got[0], [5 * 15.0 + 1, 5 * 15.0 + 4])
+    assert_each(two, got[1], [(2 * 15.0 + 1) * 2.0, (2 * 15.0 + 1) * 4.0])
+
+
+def test_what_a_merge_function_reaches_through_an_object_is_each_replicas_own(
+    two: Strategy,
+) -> None:
+    def step(x: Any) -> Any:
+        return _merge(_Holder(x * 10).merge, x)
+
+    assert_each(two, two.run(step, (_ids(two),)), [33.0, 33.0])
+
+
+def test_a_merge_function_in_a_vmap_and_in_another_function_runs_once(two: Strategy) -> None:
+    calls = []
+
+    def step(x: Any) -> Any:
+        def merge(s: Strategy, row: Any) -> Any:
+            calls.append(1)
+            return s.reduce("SUM", row, axis=None) + x.sum()
+
+        return jax.vmap(lambda row: _merge(merge, row))(x)
+
+    x = per_replica(two, lambda r: np.arange(2, dtype=np.float32) + r)
+    got = two.run(step, (x,))
+    assert calls == [1]
+    assert_each(two, got, [[2.0, 4.0], [4.0, 6.0]])
+
+
+def test_replicas_that_call_merge_unequally_often_are_refused(two: Strategy) -> None:
+    def step(x: Any) -> Any:
+        _merge(lambda s: None)
+        if len(x) > 1:
+            _merge(lambda s: None)
+        return x.sum()
+
+    x = PerReplica([np.ones(2, np.float32), np.ones(1, np.float32)])
+    with refused(DivergentCollectiveError, "test_merge_call.py", "merge_call"):
+        two.run(step, (x,))
+
+
+def test_a_merge_call_in_a_branch_that_replicas_may_take_differently_is_refused_at_any_rate(
+    two: Strategy,
+) -> None:
+    def step(x: Any) -> Any:
+        return jax.lax.cond(x > 1.0, lambda: _merge(lambda s: 1.0), lambda: 2.0)
+
+    with refused(DivergentCollectiveError, "test_merge_call.py"):
+        two.run(step, (_ids(two),))
+
+
+# `run` in a merge function
+
+
+def test_run_in_a_merge_function_gives_each_replica_its_own(
+    two: Strategy, variables: tuple[Variable, Variable]
+) -> None:
+    mirrored, own = variables
+
+    def inner(x: Any, *, scale: Any) -> Any:
+        context = jaxdist.get_replica_context()
+        assert not jaxdist.in_cross_replica_context()
+        own.assign_add(x)
+        mirrored.assign(context.all_reduce("sum", x))
+        return {"x": x * scale + _id(), "text": "same", "v": mirrored}
+
+    def merge(s: Strategy, x: Any) -> Any:
+        found = s.run(inner, (x,), {"scale": 10.0})
+        assert jaxdist.get_replica_context() is None
+        assert isinstance(found["x"], PerReplica)
+        assert (found["text"], found["v"] is mirrored) == ("same", True)
+        again = s.run(lambda y: y + 1, (found["x"],))
+        return s.reduce("SUM", again, axis=None), again
+
+    total, again = two.run(lambda x: _merge(merge, x), (_ids(two),))
+    assert float(total) == 11.0 + 22.0
+    assert_each(two, again, [11.0, 22.0])
+    assert ([float(v) for v in own.values], float(mirrored)) == ([11.0, 12.0], 3.0)
+
+
+def test_run_in_a_replica_and_lower_in_a_merge_function_are_refused(two: Strategy) -> None:
+    def step() -> None:
+        with refused(ContextError, "inside a replica"):
+            two.run(lambda: 1)
+        _merge(lambda s: s.run(lambda: _merge(lambda t: t.run(lambda: 1))))
+
+        def lowers(s: Strategy) -> None:
+            with refused(ContextError, "in a merge function"):
+                s.lower(lambda: 1)
+
+        _merge(lowers)
 
     two.run(step)
