@@ -99,11 +99,20 @@ _NEUTRAL: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# [Note: nan in a maximum]
+# XLA on CPU leaves nan out of a maximum over many elements, and of one over devices. A nan in the
+# gradients would become a large number, or none. So it is looked for beside the maximum.
+_EXTREMES = frozenset({"reduce_max", "reduce_min"})
+
+
 def _reduce(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     [operand] = inputs
+    name, over = eqn.primitive.name, tuple(eqn.params["axes"])
+    has_nan = name in _EXTREMES and jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating)
+    if has_nan and over:
+        return _extreme(eqn, operand, over)
     if not isinstance(operand, Piece):
         return None
-    name, over = eqn.primitive.name, tuple(eqn.params["axes"])
     dtype, cut, replicas = operand.array.dtype, operand.cut, operand.replicas
     is_bitwise = name in ("reduce_and", "reduce_or") and dtype != np.bool_
     if is_bitwise or jnp.issubdtype(dtype, jnp.complexfloating):
@@ -116,6 +125,37 @@ def _reduce(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     if name == "reduce_sum":
         return Partial(local, None, replicas, cut.over(replicas.layout))
     return Whole(_over_all(name, local, cut.over(replicas.layout)), replicas)
+
+
+def _extreme(eqn: Any, operand: Value, over: tuple[int, ...]) -> Value | None:
+    """The largest or smallest number, or nan where there is one; see the note above."""
+    neutral = _NEUTRAL[eqn.primitive.name](eqn.invars[0].aval.dtype)
+    if isinstance(operand, Whole):
+        return Whole(_or_nan(*_apart(eqn, operand.array, over, neutral)), operand.replicas)
+    if not isinstance(operand, Piece):
+        return None
+    cut, replicas = operand.cut, operand.replicas
+    if cut.dim not in over:
+        dim = cut.dim - sum(d < cut.dim for d in over)
+        array = _or_nan(*_apart(eqn, operand.array, over, neutral))
+        return Piece(array, cut._replace(dim=dim), replicas)
+    largest, found = _apart(eqn, operand.masked(neutral), over, neutral)
+    sign = -1 if eqn.primitive.name == "reduce_min" else 1
+    both = jnp.stack([largest * sign, found.astype(largest.dtype)])
+    both = jax.lax.pmax(both, cut.over(replicas.layout))
+    return Whole(_or_nan(both[0] * sign, both[1] > 0), replicas)
+
+
+def _apart(eqn: Any, array: Any, over: tuple[int, ...], neutral: Any) -> tuple[Any, Any]:
+    """The largest or smallest of the numbers that are none, and where there are others."""
+    array = jnp.asarray(array)
+    is_nan = jnp.isnan(array)
+    [found] = _reduced(eqn, jnp.where(is_nan, jnp.asarray(neutral, array.dtype), array))
+    return found, jnp.any(is_nan, axis=over)
+
+
+def _or_nan(array: Any, is_nan: Any) -> Any:
+    return jnp.where(is_nan, jnp.asarray(jnp.nan, array.dtype), array)
 
 
 def _reduced(eqn: Any, array: Any) -> list[Any]:

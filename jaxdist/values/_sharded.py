@@ -95,7 +95,8 @@ class Sharded(Arithmetic):
     Shapes:
         A logical `[..., size, ...]` on `R` replicas is held as `[..., R*p, ...]` with
         `p = ceil(size / R)`, laid out over the replica axes on `dim`. What stands behind `size`
-        is padding, and means nothing.
+        is padding, and means nothing. Functions of pytrees find the array as it is held outside
+        of steps, and the logical one inside.
 
     Cost:
         None: the array is held as it is. Used as an array in a step, an all-gather.
