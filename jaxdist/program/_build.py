@@ -5,13 +5,16 @@ from typing import Any
 
 from jaxdist.collectives import told
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.program._graph_rules import Combination
 from jaxdist.program._logical_marks import marks_of_results
+from jaxdist.program._metric_increments import with_increments
 from jaxdist.program._out_slot import OutSlot
 from jaxdist.program._placed_work import placed_work
 from jaxdist.program._program import Program
 from jaxdist.program._replication import TracedCollective, analyse
+from jaxdist.program._rows import places_with_rows
 from jaxdist.program._spmd_inputs import check_inputs
-from jaxdist.program._state import check_functional_state, combined_variables
+from jaxdist.program._state import check_functional_state, combinations
 from jaxdist.program._trace import Signature, Traced, input_differences, replica_axes_of
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables, check_equal, lift
 from jaxdist.values import Kind
@@ -42,8 +45,12 @@ def build(
     axes = replica_axes_of(layout)
     found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
     differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
-    combined = combined_variables(signature, traced, differs, layout.num_replicas) if axes else {}
-    extra = [_for_variable(signature, traced, i, layout) for i in combined]
+    combined: tuple[Combination, ...] = ()
+    if axes:
+        places = places_with_rows(signature, layout)
+        combined = combinations(signature, traced, differs, layout.num_replicas, places)
+    extra = [_for_variable(signature, traced, i, layout) for c in combined for i in c.numbers]
+    traced = with_increments(traced, signature, combined, layout)
     if axes:
         check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
         of_variables = differs[graph_size : traced.num_graph]

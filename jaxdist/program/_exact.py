@@ -93,12 +93,6 @@ class _Unhashed:
     value: Any = dataclasses.field(hash=False)
 
 
-def exact_graph(graphdef: Any) -> Any:
-    """The key of the static part of NNX objects, which holds its parts in lists."""
-    nodes, attributes = map(exact, graphdef.nodes), map(exact, graphdef.attributes)
-    return tuple(nodes), tuple(attributes)
-
-
 def exact_structure(treedef: Any) -> Any:
     """What tells a structure from others that JAX takes for equal; None where there are none."""
     found: list[Any] = []

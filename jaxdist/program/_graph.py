@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.tree_util import PyTreeDef
+from jax.tree_util import PyTreeDef, treedef_is_leaf
 
 from jaxdist import _compat
 from jaxdist.errors import ArgumentTypeError, StateDivergenceError
-from jaxdist.program._exact import exact_graph
+from jaxdist.program._exact_contents import exact_graph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +21,15 @@ class GraphShape:
     """What is static of the NNX objects of a call; part of the program's key."""
 
     graphdef: Any = dataclasses.field(compare=False)
-    # What is compared of it.
+    # What is compared of it. See Note [Equal constants]
     exact: Any
     treedef: PyTreeDef
     paths: tuple[tuple[Any, ...], ...]
     types: tuple[type, ...]
     # What the caller calls the objects; two calls that differ in it run the same program.
     arguments: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    # Numbers of the count, the mean and the squared deviations of each `nnx.metrics.Welford`.
+    moments: tuple[tuple[int, int, int], ...] = dataclasses.field(default=(), compare=False)
 
     def merge(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """New NNX objects of this shape that hold `leaves`."""
@@ -79,7 +81,20 @@ def shape_of(
     ]
     paths = tuple(path for path, _ in flat)
     types = tuple(kind for _, kind in flat)
-    return GraphShape(graphdef, exact_graph(graphdef), treedef, paths, types, arguments), leaves
+    exact = exact_graph(graphdef)
+    moments = _moments(nodes, paths)
+    return GraphShape(graphdef, exact, treedef, paths, types, arguments, moments), leaves
+
+
+def _moments(nodes: tuple[Any, ...], paths: tuple[Any, ...]) -> tuple[tuple[int, int, int], ...]:
+    number = {path: i for i, path in enumerate(paths)}
+    found = []
+    for path, value in nnx.iter_graph(nodes):
+        if isinstance(value, nnx.metrics.Welford):
+            three = [number.get((*path, name), -1) for name in ("count", "mean", "m2")]
+            if -1 not in three:
+                found.append((three[0], three[1], three[2]))
+    return tuple(found)
 
 
 class KeptGraph:
@@ -97,29 +112,30 @@ class KeptGraph:
         self._roots = tuple(weakref.ref(n, forget) for n in nodes)
         # The C++ call paths of the step that runs on these objects, by plan and static arguments.
         self.dispatchers: dict[Any, dict[Any, Callable[..., Any]]] = {}
-        self.shape, leaves = shape_of(nodes, arguments)
+        self.shape, _ = shape_of(nodes, arguments)
         by_path: dict[Any, Any] = {}
         self._attributes: list[dict[str, Any]] = []
-        self._lists: list[list[Any]] = []
+        self._lists: list[Any] = []
         for path, value in nnx.iter_graph(nodes):
             if isinstance(value, nnx.Variable):
                 by_path.setdefault(path, value)
             elif isinstance(value, nnx.Pytree):
-                self._attributes.append(vars(value))
-            elif isinstance(value, dict):
-                self._attributes.append(value)
-            elif isinstance(value, list):
-                self._lists.append(value)
+                self._watch(vars(value))
+            elif isinstance(value, (dict, list)):
+                self._watch(value)
         self._seen = list(self._held())
         missing = [p for p in self.shape.paths if p not in by_path]
-        if missing or len(set(self.shape.paths)) != len(leaves):
+        if missing:
             raise ArgumentTypeError(
                 "strategy.run was given NNX objects that hold arrays outside variables: "
                 f"{[self.shape.name(self.shape.paths.index(p)) for p in missing][:5]}.\n\n"
                 "Only variables can be updated in place.\n\n"
                 "Wrap the array: nnx.Param(x), or nnx.Variable(x) if it is not trained."
             )
-        self.variables = [by_path[p] for p in self.shape.paths]
+        self.variables = [by_path[p] for p in dict.fromkeys(self.shape.paths)]
+        # Of variables that hold a pytree (what `sow` leaves is a tuple), the structure of each.
+        found = [jax.tree.structure(v.get_raw_value()) for v in self.variables]
+        self._structures = None if all(map(treedef_is_leaf, found)) else found
 
     @property
     def nodes(self) -> tuple[Any, ...]:
@@ -129,18 +145,43 @@ class KeptGraph:
     def is_current(self) -> bool:
         """Whether no object of the graph has had an attribute replaced, added or removed."""
         count = sum(map(len, self._attributes)) + sum(map(len, self._lists))
-        return count == len(self._seen) and all(map(operator.is_, self._held(), self._seen))
+        is_same = count == len(self._seen) and all(map(operator.is_, self._held(), self._seen))
+        if self._structures is None:
+            return is_same
+        held = (jax.tree.structure(v.get_raw_value()) for v in self.variables)
+        return is_same and all(map(operator.eq, held, self._structures))
+
+    def _watch(self, container: Any) -> None:
+        """Look at what a container holds, and at the plain containers in it, at every call."""
+        if isinstance(container, dict):
+            self._attributes.append(container)
+            inside = container.values()
+        else:
+            self._lists.append(container)
+            inside = container
+        for value in inside:
+            if type(value) in (dict, list, set) and not any(
+                value is c for c in (*self._attributes, *self._lists)
+            ):
+                self._watch(value)
 
     def _held(self) -> Iterator[Any]:
         attributes = itertools.chain.from_iterable(map(dict.values, self._attributes))
         return itertools.chain(attributes, itertools.chain.from_iterable(self._lists))
 
     def read(self) -> list[Any]:
-        """The values of all variables."""
-        return [v.get_raw_value() for v in self.variables]
+        """The leaves of all variables."""
+        held = [v.get_raw_value() for v in self.variables]
+        return held if self._structures is None else jax.tree.leaves(held)
 
     def write(self, values: Sequence[Any]) -> None:
         """Give every variable its new value; an interruption leaves none half done."""
+        if self._structures is not None:
+            leaves = iter(values)
+            values = [
+                jax.tree.unflatten(s, list(itertools.islice(leaves, s.num_leaves)))
+                for s in self._structures
+            ]
         try:
             _compat.set_variables(self.variables, values)
         except KeyboardInterrupt:

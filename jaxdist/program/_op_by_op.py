@@ -10,14 +10,16 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _compat
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.program import _graph_rules
+from jaxdist.program._graph_rules import Combination, combine_all
 from jaxdist.program._joined import Groups
 from jaxdist.program._meeting import Meeting
+from jaxdist.program._metric_increments import numbers_of_metrics
 from jaxdist.program._pieces import check_results
 from jaxdist.program._replica import Replica
 from jaxdist.program._replication import NONE, Differs
+from jaxdist.program._rows import place_of, replicas_with_rows
 from jaxdist.program._sharded import joined, pieces_of
-from jaxdist.program._state import check_functional_state, combined_variables
+from jaxdist.program._state import check_functional_state, combinations
 from jaxdist.program._tape import same_bits
 from jaxdist.program._trace import Signature, replica_axes_of
 from jaxdist.program._turns import Turns
@@ -117,17 +119,25 @@ class OpByOpStep:
         first = dataclasses.replace(taped[0], template=template)
         of_results = [d and i not in first.cuts for i, d in enumerate(of_results)]
         self._check_pieces(axes)
-        combined: dict[int, type] = {}
+        combined: list[Combination] = []
         if axes:
             num_replicas = layout.num_replicas
-            combined = combined_variables(signature, first, of_results, num_replicas)
+            # Which of them has updated a metric is decided in Python, by each for itself.
+            has = replicas_with_rows(signature, num_replicas)
+            found = [
+                combinations(signature, t, of_results, num_replicas, [place_of(r, layout)])
+                for r, t in enumerate(taped)
+                if has is None or has[r] or not any(has)
+            ]
+            combined = list(dict.fromkeys(c for one in found for c in one))
             check_functional_state(signature, first, of_results, donated, num_replicas, where)
             check_equal(changed, of_variables, num_replicas)
         cuts = first.cuts
+        made = self._combined(combined, columns)
         state = [
             joined(columns[i], cuts[i], layout)
             if i in cuts
-            else self._state(i, columns[i], combined.get(i))
+            else self._state(i, made.get(i, columns[i][0]))
             for i in range(first.num_graph)
         ]
         results = [
@@ -168,17 +178,30 @@ class OpByOpStep:
         own = [layout.device_grid[r, 0] for r in range(layout.num_replicas)]
         return PerReplica([jax.device_put(x, d) for x, d in zip(values, own, strict=True)])
 
-    def _state(self, number: int, column: list[Any], combined: type | None) -> Any:
+    def _combined(
+        self, combined: Sequence[Combination], columns: list[list[Any]]
+    ) -> dict[int, Any]:
+        """The new values of variables that are brought together, by number."""
+        layout, first = self._layout, self._devices[0]
+        takes_part = replicas_with_rows(self._signature, layout.num_replicas)
+        from_zero = frozenset(numbers_of_metrics(combined))
+        sizes = [layout.mesh.shape[a] for a in layout.replica_axes]
+        made: dict[int, Any] = {}
+        for c in combined:
+            here = SingleDeviceSharding(first)
+            before = [jax.device_put(self._leaves[i], here) for i in c.numbers]
+            after = [
+                [r.from_zero(i) for r in self._replicas] if i in from_zero else columns[i]
+                for i in c.numbers
+            ]
+            moved = [[jax.device_put(x, first) for x in column] for column in after]
+            values = combine_all(c, before, moved, sizes, layout.replica_axes, takes_part)
+            made.update(zip(c.numbers, values, strict=True))
+        return made
+
+    def _state(self, number: int, value: Any) -> Any:
         """The new value of one leaf of an NNX object."""
-        graph, slot = self._signature.graph, self._signature.inputs[number]
-        if graph is not None and _graph_rules.is_kept(graph.types[number]):
-            return self._leaves[number]
-        value = column[0]
-        if combined is not None:
-            first = self._devices[0]
-            moved = [jax.device_put(x, first) for x in column]
-            before = jax.device_put(self._leaves[number], SingleDeviceSharding(first))
-            value = _graph_rules.combine_all(combined, before, moved)
+        slot = self._signature.inputs[number]
         return jax.device_put(value.reshape(slot.shape), slot.sharding)
 
     def _value(self, variable: Variable, copies: list[Any]) -> Any:

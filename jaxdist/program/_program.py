@@ -13,10 +13,10 @@ from jaxdist.collectives import Told
 from jaxdist.errors import ContextError
 from jaxdist.explain import Plan
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.program import _graph_rules
 from jaxdist.program._arguments import Static
 from jaxdist.program._compiled_program import CompiledProgram
 from jaxdist.program._explanation import Explanation
+from jaxdist.program._graph_rules import Combination
 from jaxdist.program._out_slot import OutSlot
 from jaxdist.program._placed_work import PlacedWork
 from jaxdist.program._program_text import shapes_text, text
@@ -60,7 +60,7 @@ class Program:
     outputs: tuple[OutSlot, ...]  # the variables of NNX objects first, then written variables
     traced_collectives: tuple[TracedCollective, ...]
     input_names: tuple[str, ...]
-    combined: dict[int, type]  # variables of NNX objects that a collective makes equal
+    combined: tuple[Combination, ...]  # variables of NNX objects that a collective makes equal
     donated: tuple[int, ...]  # numbers of input leaves
     variables: LiftedVariables = NO_VARIABLES
     told: Told = dataclasses.field(default_factory=Told)
@@ -112,14 +112,7 @@ class Program:
             results = self._replay.call(leaves, specs)
         else:
             results = self.traced.call(leaves, specs)
-        results = [
-            self._by_rows(o, o.settle(r)) for o, r in zip(self.outputs, results, strict=True)
-        ]
-        graph = self.signature.graph
-        for i, kind in enumerate(graph.types if graph else ()):
-            if _graph_rules.is_kept(kind):
-                results[i] = leaves[i]
-        return results
+        return [self._by_rows(o, o.settle(r)) for o, r in zip(self.outputs, results, strict=True)]
 
     def _call_virtually(self, leaves: Sequence[Any]) -> list[Any]:
         kinds = [o.kind for o in self.outputs]

@@ -9,8 +9,9 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.program import _graph_rules
+from jaxdist.program._graph_rules import Combination, combine
 from jaxdist.program._rewrite import PartialAutoRewrite
+from jaxdist.program._rows import replicas_with_rows
 from jaxdist.program._trace import Signature, Traced
 
 
@@ -22,12 +23,13 @@ class Replay:
         layout: ReplicaMesh,
         signature: Signature,
         traced: Traced,
-        combined: dict[int, type],
+        combined: tuple[Combination, ...],
     ) -> None:
         self._layout = layout
         self._signature = signature
         self._traced = traced
         self._combined = combined
+        self._takes_part = replicas_with_rows(signature, layout.num_replicas)
 
     @property
     def is_needed(self) -> bool:
@@ -57,8 +59,11 @@ class Replay:
                 results = self._rewrite.call(traced.jaxpr, local[count:])
             else:
                 results = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, ()))(*local[count:])
-            for i, kind in self._combined.items():
-                results[i] = _graph_rules.combine(kind, local[i], results[i], layout.replica_axes)
+            for c in self._combined:
+                before, after = [local[i] for i in c.numbers], [results[i] for i in c.numbers]
+                made = combine(c, before, after, layout.replica_axes, self._takes_part)
+                for i, value in zip(c.numbers, made, strict=True):
+                    results[i] = value
             return results
 
         mapped = jax.shard_map(

@@ -9,6 +9,7 @@ import jax
 from jaxdist import _compat
 from jaxdist.collectives import logged
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.program._graph_rules import is_metric
 from jaxdist.program._pieces import PieceWalk, Seen
 from jaxdist.program._replica_ops import ReplicaOps
 from jaxdist.program._replication import NONE, Differs, analyse
@@ -56,7 +57,11 @@ class Replica:
         self._arguments = list(arguments)
         self._inputs = signature.inputs
         self._is_own = [i.kind is not Kind.MIRRORED for i in signature.inputs]
+        kinds = signature.graph.types if signature.graph else ()
+        count = len(self._arguments) - len(kinds)
+        self._is_metric = [*map(is_metric, kinds), *[False] * count]
         self.finals: list[Any] = []
+        self._results: list[Any] = []
 
     def body(self, settings: Callable[[], None]) -> Callable[[], list[Any]]:
         """The step as a function for a thread; `settings` are those of the calling thread."""
@@ -71,7 +76,8 @@ class Replica:
             ):
                 self.ops.trace = trace
                 try:
-                    return self._local(*map(self.ops.input, self._arguments))
+                    given = zip(self._arguments, self._is_metric, strict=True)
+                    return self._local(*(self.ops.input(x, is_metric=m) for x, m in given))
                 except ValueError as error:
                     if "zero-length scan" in str(error):
                         error.add_note(_NO_TURNS)
@@ -107,6 +113,13 @@ class Replica:
         finals = [*results, *(self.variables.value_of(v) for v in changed)]
         self.ops.tape.results(finals)
         self.finals = [getattr(x, "held", x) for x in finals]
+        self._results = list(results)
+
+    def from_zero(self, number: int) -> Any:
+        """A result as it would be if the metrics had been zero before the step."""
+        result = self._results[number]
+        other = getattr(getattr(result, "mark", None), "from_zero", None)
+        return self.finals[number] if other is None else other
 
     def differs(self, axes: Differs) -> Sequence[Differs]:
         """For each result and changed variable, the axes over which it may differ."""

@@ -49,10 +49,13 @@ class ReplicaOps:
         self._place = {a: int(i) for a, i in zip(layout.replica_axes, place, strict=True)}
         self._brought: dict[int, tuple[Any, Any]] = {}
 
-    def input(self, value: Any) -> Any:
+    def input(self, value: Any, *, is_metric: bool = False) -> Any:
         """A value that the step starts from."""
         own = _compat.outside(jax.device_put, value, self._to)
-        return _compat.HeldTracer(self.trace, own, self.tape.input(jax.typeof(own)))
+        mark = self.tape.input(jax.typeof(own))
+        if is_metric:
+            mark.from_zero = _compat.outside(jnp.zeros_like, own)
+        return _compat.HeldTracer(self.trace, own, mark)
 
     def stage(self, value: Any) -> Any:
         """A value of Python that the step makes an array of."""
@@ -82,7 +85,24 @@ class ReplicaOps:
             return self._control_flow(name, args, params)
         with traced_once():
             out = _compat.evaluate(primitive, here, params)
-        return self._did(primitive, params, args, out)
+            did = self._did(primitive, params, args, out)
+            self._from_zero(primitive, params, args, here, did)
+        return did
+
+    def _from_zero(
+        self, primitive: Any, params: dict[str, Any], args: Sequence[Any], here: list[Any], did: Any
+    ) -> None:
+        """Do an operation on a metric again, as if the metric had been zero before the step."""
+        marks = [getattr(a, "mark", None) for a in args]
+        others = [None if m is None else m.from_zero for m in marks]
+        if all(x is None for x in others):
+            return
+        given = [h if x is None else x for h, x in zip(here, others, strict=True)]
+        out = _compat.evaluate(primitive, given, params)
+        many = isinstance(out, (list, tuple))
+        made = zip(did if many else [did], out if many else [out], strict=True)
+        for tracer, value in made:
+            tracer.mark.from_zero = value
 
     def _did(self, primitive: Any, params: dict[str, Any], args: Sequence[Any], out: Any) -> Any:
         many = isinstance(out, (list, tuple))

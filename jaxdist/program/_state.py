@@ -2,16 +2,20 @@
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from flax import nnx
 
 from jaxdist.errors import StateDivergenceError, StateDivergenceWarning
 from jaxdist.program import _graph_rules
 from jaxdist.program._caller import user_stack_level
 from jaxdist.program._carried import is_static, named_arguments_of
+from jaxdist.program._graph import GraphShape
+from jaxdist.program._graph_rules import Combination, Rule
 from jaxdist.program._growth import Growth, growth
+from jaxdist.program._moments import is_update
 from jaxdist.program._trace import Argument, Signature, Traced
 from jaxdist.program._updates import Part, part_of_result
 from jaxdist.values import Kind, Opened
@@ -22,38 +26,78 @@ _REMEDY = (
     "trace does not show, say so with jaxdist.assume_replicated(value)."
 )
 
+_TRAINED = (nnx.Param, nnx.OptState)
 
-def combined_variables(
-    signature: Signature, traced: Traced, differs: Sequence[bool], num_replicas: int
-) -> dict[int, type]:
-    """The NNX variables that a collective has to make equal after the step, with their types.
+_OTHER_STATE = (
+    "State that is not trained has one of these ways: nnx.BatchStat for what is averaged over the "
+    "replicas, nnx.metrics.MetricState for what is added up over them, all_reduce or all_gather "
+    "of the value before it is written, or a result of the step (a PerReplica) for what belongs "
+    "to each replica. Where a value is the same on all replicas for a reason that the trace does "
+    "not show, say so with jaxdist.assume_replicated(value)."
+)
+
+
+def combinations(
+    signature: Signature,
+    traced: Traced,
+    differs: Sequence[bool],
+    num_replicas: int,
+    places: Sequence[Mapping[str, int]],
+) -> tuple[Combination, ...]:
+    """The NNX variables that a collective has to make equal after the step, and how.
+
+    Args:
+        signature: Of the step.
+        traced: What a replica does.
+        differs: Which of its results may differ between replicas.
+        num_replicas: How many there are.
+        places: Replicas to look at, one for each way through the step that has rows.
 
     Raises:
         StateDivergenceError: Variables that differ and have no rule, or metrics that are no sum.
     """
     graph = signature.graph
-    combined: dict[int, type] = {}
-    diverging: list[str] = []
+    found: list[Combination] = []
+    diverging: list[int] = []
     not_sums: list[str] = []
-    for i, kind in enumerate(graph.types if graph else ()):
-        name = graph.name(i) if graph else ""
-        if _graph_rules.is_summed(kind):
-            variable = _input_variable(traced, i)
-            found = growth(traced.jaxpr, variable, i)
-            if found is Growth.SAME:
-                continue
-            if found is not Growth.SUM:
-                not_sums.append(name)
-            combined[i] = kind
-        elif differs[i] and not _graph_rules.is_kept(kind):
-            if not _graph_rules.is_averaged(kind):
-                diverging.append(name)
-            combined[i] = kind
-    if diverging:
-        raise _diverging_variables(diverging, num_replicas)
+    kinds = graph.types if graph else ()
+    moments = _moments(signature, traced, places)
+    found += [Combination(Rule.MOMENTS, three) for three in moments]
+    done = {n for c in found for n in c.numbers}
+    for i, kind in enumerate(kinds):
+        if i in done:
+            continue
+        if _graph_rules.is_metric(kind):
+            grown = growth(traced.jaxpr, _input_variable(traced, i), i)
+            if grown is Growth.SUM:
+                found.append(Combination(Rule.SUM, (i,)))
+            elif grown is not Growth.SAME and graph:
+                not_sums.append(graph.name(i))
+        elif differs[i]:
+            rule = _graph_rules.rule_of(kind)
+            if rule is None:
+                diverging.append(i)
+            else:
+                found.append(Combination(rule, (i,)))
+    if diverging and graph:
+        raise _diverging_variables(graph, diverging, num_replicas)
     if not_sums:
         raise _metrics_without_rule(not_sums, num_replicas)
-    return combined
+    return tuple(found)
+
+
+def _moments(
+    signature: Signature, traced: Traced, places: Sequence[Mapping[str, int]]
+) -> list[tuple[int, int, int]]:
+    """The metrics that keep a count, a mean and squared deviations, and are updated with data."""
+    found = []
+    for three in signature.graph.moments if signature.graph else ():
+        inputs = [_input_variable(traced, i) for i in three]
+        if None not in inputs and is_update(
+            traced.jaxpr, inputs, [traced.jaxpr.outvars[i] for i in three], places
+        ):
+            found.append(three)
+    return found
 
 
 def _input_variable(traced: Traced, number: int) -> Any:
@@ -68,20 +112,28 @@ def _metrics_without_rule(names: Sequence[str], num_replicas: int) -> StateDiver
     return StateDivergenceError(
         f"strategy.run cannot bring together what {num_replicas} replicas put into "
         f"{len(names)} metric variable(s): {_listed(names)}.\n\n"
-        "A metric's variables grow by the sum of what the replicas add to them. The step does "
-        "something else with these: it sets them anew (reset) or keeps a running value that is "
-        "no sum (Welford).\n\n"
-        "Call reset() before strategy.run, use nnx.metrics.Average or Accuracy, or return the "
-        "values and update the metric outside: metric.update(values=strategy.gather(values, 0))."
+        "A metric's variables grow by the sum of what the replicas add to them; the three of "
+        "nnx.metrics.Welford by what its update() makes of more values. The step does something "
+        "else with these: it sets them anew (reset), or keeps a running value of another kind.\n\n"
+        "Call reset() before strategy.run, use nnx.metrics.Average, Accuracy or Welford as they "
+        "are, or return the values and update the metric outside: "
+        "metric.update(values=strategy.gather(values, 0))."
     )
 
 
-def _diverging_variables(names: Sequence[str], num_replicas: int) -> StateDivergenceError:
+def _diverging_variables(
+    graph: GraphShape, numbers: Sequence[int], num_replicas: int
+) -> StateDivergenceError:
+    kinds = [graph.types[i] for i in numbers]
+    names = [f"{graph.name(i)} ({graph.types[i].__name__})" for i in numbers]
+    remedies = [_REMEDY] if any(issubclass(k, _TRAINED) for k in kinds) else []
+    if not all(issubclass(k, _TRAINED) for k in kinds):
+        remedies.append(_OTHER_STATE)
     return StateDivergenceError(
         f"strategy.run would leave {len(names)} NNX variable(s) with a different value on each of "
         f"{num_replicas} replicas: {_listed(names)}.\n\n"
         "Each of them is one variable, mirrored, and is updated in place on all replicas; they "
-        f"must all compute the same update.\n\n{_REMEDY}"
+        "must all compute the same update.\n\n" + "\n\n".join(remedies)
     )
 
 

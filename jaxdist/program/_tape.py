@@ -9,12 +9,21 @@ import numpy as np
 
 from jaxdist import _compat
 
+# Constants of up to so many elements are remembered with their values.
+_SMALL = 16
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class TapedValue:
-    """One value; plays a variable of a jaxpr."""
+    """One value; plays a variable of a jaxpr.
+
+    `value` is that of a small constant. `from_zero` is what it would be if the metrics that the
+    step was given were zero, where it hangs on them.
+    """
 
     aval: Any
+    value: Any = None
+    from_zero: Any = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -68,9 +77,15 @@ class Tape:
 
     def constant(self, x: Any) -> TapedValue:
         """A value that is no result of an operation."""
-        constant = TapedValue(jax.typeof(x))
+        aval = jax.typeof(x)
+        is_small = getattr(aval, "size", _SMALL + 1) <= _SMALL and not _is_key(aval)
+        constant = TapedValue(aval, np.asarray(x) if is_small else None)
         self.constvars.append(constant)
         return constant
+
+
+def _is_key(x: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key))
 
 
 def same_bits(values: Sequence[Any]) -> bool:
@@ -80,7 +95,7 @@ def same_bits(values: Sequence[Any]) -> bool:
 
 
 def _bits(value: Any) -> tuple[Any, ...]:
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if _is_key(value):
         value = jax.random.key_data(value)
     host = np.asarray(value)
     return host.shape, host.dtype, host.tobytes()

@@ -274,6 +274,7 @@ class LocalStep:
         self.paths: tuple[str, ...] = ()
         self.shapes: tuple[tuple[int, ...], ...] = ()
         self.cuts: dict[int, Cut] = {}
+        self._entered: list[Any] = []
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         # What JAX's messages say of the function and of its arguments.
         self.__wrapped__ = source_of_function(fn)
@@ -286,7 +287,8 @@ class LocalStep:
             for x, slot in zip(leaves, signature.inputs, strict=True)
         ]
         values = _sharded.entered(values, signature.inputs, self.strategy.layout)
-        nodes = self._nodes(values[: self.graph_size])
+        self._entered = self._enter(values[: self.graph_size])
+        nodes = signature.graph.merge(self._entered) if signature.graph else ()
         came = _sharded.variables_of(nodes)
         own = _sharded.declared(values, signature.inputs)[self.graph_size :]
         args, kwargs = unflatten(signature.treedef, signature.slots, own, nodes)
@@ -305,7 +307,7 @@ class LocalStep:
                 raise better from error
             _sharded.restore_nodes(came, nodes, self.strategy.layout)
         self.cuts = _sharded.cuts_of(signature.inputs[: self.graph_size])
-        state = signature.graph.leaves_of(nodes) if signature.graph else []
+        state = self._left(values, nodes)
         state += self.variables.results()
         self.num_graph = len(state)
         results = [*state, *self._results(result)]
@@ -317,17 +319,24 @@ class LocalStep:
             _captured.raise_leak(self.fn, error)
             raise
 
-    def _nodes(self, leaves: list[Any]) -> tuple[Any, ...]:
-        graph = self.signature.graph
+    def _enter(self, leaves: list[Any]) -> list[Any]:
+        """The variables of NNX objects as this replica sees them."""
+        graph, layout = self.signature.graph, self.strategy.layout
+        if graph is None or layout.num_replicas == 1:
+            return leaves
+        pairs = zip(graph.types, leaves, strict=True)
+        return [_graph_rules.enter(kind, leaf, layout.replica_axes) for kind, leaf in pairs]
+
+    def _left(self, values: list[Any], nodes: tuple[Any, ...]) -> list[Any]:
+        """What the step leaves in the variables of NNX objects."""
+        graph, layout = self.signature.graph, self.strategy.layout
         if graph is None:
-            return ()
-        layout: ReplicaMesh = self.strategy.layout
-        if layout.num_replicas > 1:
-            leaves = [
-                _graph_rules.enter(kind, leaf, layout.replica_axes)
-                for kind, leaf in zip(graph.types, leaves, strict=True)
-            ]
-        return graph.merge(leaves)
+            return []
+        leaves = graph.leaves_of(nodes)
+        if layout.num_replicas == 1:
+            return leaves
+        rows = zip(graph.types, values, self._entered, leaves, strict=False)
+        return [_graph_rules.leave(*row, layout.replica_axes) for row in rows]
 
     def _names_of_pieces(self) -> list[str]:
         graph, slots = self.signature.graph, self.signature.inputs

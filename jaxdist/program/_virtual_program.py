@@ -1,12 +1,13 @@
 """A traced step as a function of global arrays, with virtual replicas on each device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
-from jaxdist.program import _graph_rules
+from jaxdist.program._graph_rules import Combination, combine
+from jaxdist.program._rows import replicas_with_rows
 from jaxdist.program._trace import Argument, Signature, Traced
 from jaxdist.program._virtual import run_virtually
 from jaxdist.program._virtual_values import Own, Same, Turns
@@ -18,7 +19,7 @@ def call_virtually(
     signature: Signature,
     leaves: Sequence[Any],
     kinds: Sequence[Kind],
-    combined: Mapping[int, type],
+    combined: Sequence[Combination],
     turns: Turns,
 ) -> list[Any]:
     """Run on flat global arrays.
@@ -33,6 +34,7 @@ def call_virtually(
     """
     layout = turns.layout
     count = len(leaves)
+    takes_part = replicas_with_rows(signature, layout.num_replicas)
 
     def device(*local: Any) -> list[Any]:
         own = [i.kind is not Kind.MIRRORED for i in signature.inputs]
@@ -42,8 +44,11 @@ def call_virtually(
             for o, x in zip(traced.operands, local[count:], strict=True)
         ]
         results = run_virtually(traced.jaxpr, given, turns)
-        for i, kind in combined.items():
-            results[i] = _combined(kind, by_argument[i], results[i], turns)
+        for c in combined:
+            before, after = [by_argument[i] for i in c.numbers], [results[i] for i in c.numbers]
+            made = _combined(c, before, after, takes_part, turns)
+            for i, value in zip(c.numbers, made, strict=True):
+                results[i] = value
         return [_global(x, kind, turns) for x, kind in zip(results, kinds, strict=True)]
 
     constants = [x if type(x) is not Argument else 0 for x in traced.operands]
@@ -76,17 +81,23 @@ def _global(held: Same | Own, kind: Kind, turns: Turns) -> Any:
     return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
 
 
-def _combined(kind: type, before: Same | Own, after: Same | Own, turns: Turns) -> Same | Own:
-    """What `_graph_rules.combine` makes of one variable, by the tree."""
+def _combined(
+    combination: Combination,
+    before: Sequence[Same | Own],
+    after: Sequence[Same | Own],
+    takes_part: tuple[bool, ...] | None,
+    turns: Turns,
+) -> list[Same | Own]:
+    """What `combine` makes of variables, by the tree."""
     axes = turns.layout.replica_axes
+    count = len(before)
 
-    def combine(first: Any, last: Any) -> Any:
-        return _graph_rules.combine(kind, first, last, axes)
+    def one(*values: Any) -> list[Any]:
+        return combine(combination, values[:count], values[count:], axes, takes_part)
 
-    shapes = [turns.rows(x)[0] for x in (before, after)]
+    shapes = [turns.rows(x)[0] for x in (*before, *after)]
     sizes = [(a, turns.layout.traced_mesh.shape[a]) for a in axes]
-    program = jax.make_jaxpr(combine, axis_env=sizes)(
+    program = jax.make_jaxpr(one, axis_env=sizes)(
         *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes)
     )
-    (result,) = run_virtually(program, [before, after], turns)
-    return result
+    return run_virtually(program, [*before, *after], turns)

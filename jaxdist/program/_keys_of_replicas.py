@@ -1,0 +1,55 @@
+"""Random keys of NNX objects: one key between steps, and a stream for each replica inside."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist._typing import AxisNames
+
+
+def of_replica(keys: Any, axes: AxisNames) -> Any:
+    """The keys of one replica, made from those that all have."""
+    return _fold_in(keys, jax.lax.axis_index(axes))
+
+
+def _fold_in(keys: Any, number: Any) -> Any:
+    fold = jax.random.fold_in
+    for _ in range(keys.ndim if _is_typed(keys) else keys.ndim - 1):
+        fold = jax.vmap(fold, in_axes=(0, None))
+    return fold(keys, number)
+
+
+def kept(before: Any, entered: Any, after: Any, axes: AxisNames) -> Any:
+    """The keys that go on to the next step, where a step may have written its own.
+
+    All replicas go on from those of the first one, since there is one variable; each folds its
+    number in again. Where no replica wrote other bits, they are as they were before.
+
+    Cost:
+        One all-reduce of the words of the keys.
+    """
+    new = _words(after)
+    if new.shape == _words(entered).shape and after.dtype == entered.dtype:
+        written = jnp.any(new != _words(entered)).astype(jnp.uint32)
+    else:
+        written = jnp.uint32(1)
+    is_first = jax.lax.axis_index(axes) == 0
+    mine = jnp.where(is_first, new, 0)
+    both = jax.lax.psum(jnp.concatenate([written.reshape(1), mine.reshape(-1)]), axes)
+    first = both[1:].reshape(new.shape).astype(new.dtype)
+    if new.shape == _words(before).shape and after.dtype == before.dtype:
+        first = jnp.where(both[0] > 0, first, _words(before))
+    return (
+        jax.random.wrap_key_data(first, impl=jax.random.key_impl(after))
+        if _is_typed(after)
+        else first
+    )
+
+
+def _words(keys: Any) -> Any:
+    return jax.random.key_data(keys) if _is_typed(keys) else keys
+
+
+def _is_typed(keys: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key))
