@@ -23,6 +23,7 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
       AxisNameError            NameError     a mesh axis that is not there
       DivergentCollectiveError RuntimeError  a collective that some replicas may never reach
       ReplicaDriftError        RuntimeError  replicas that should hold the same bits and do not
+      NotFiniteError           FloatingPointError  a nan that JAX was told to look for
       BackendStartedError      RuntimeError  asked for devices after JAX had started
       ConfigError              ValueError    a configuration file or override that is not valid
       CheckpointError          RuntimeError  a checkpoint that cannot be read or written
@@ -138,6 +139,10 @@ class DivergentCollectiveError(JaxdistError, RuntimeError):
 
 class ReplicaDriftError(JaxdistError, RuntimeError):
     """Raised when replicas of one mirrored value no longer hold the same bits."""
+
+
+class NotFiniteError(JaxdistError, FloatingPointError):
+    """Raised when a step makes a nan or an infinity, and JAX was told to look for them."""
 
 
 class BackendStartedError(JaxdistError, RuntimeError):

@@ -33,6 +33,7 @@ TREE = {
     "AxisNameError": NameError,
     "DivergentCollectiveError": RuntimeError,
     "ReplicaDriftError": RuntimeError,
+    "NotFiniteError": FloatingPointError,
     "BackendStartedError": RuntimeError,
     "ConfigError": ValueError,
     "CheckpointError": RuntimeError,

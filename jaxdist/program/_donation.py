@@ -56,6 +56,8 @@ class DonatingCall:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _compat.checks_numbers():
+            return self._slow(*args, **kwargs)
         if self._one_device:
             return self._on_one_device(*args, **kwargs)
         may_repeat, finds_deleted = True, self._finds_deleted

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from jaxdist import _compat
 from jaxdist.collectives import UNEVEN_ALL_GATHER
-from jaxdist.errors import DivergentCollectiveError, ShapeError
+from jaxdist.errors import DivergentCollectiveError, NotFiniteError, ShapeError
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.program._invalid_numbers import invalid_number
 from jaxdist.program._merge_once import MergeCall, Merged
 from jaxdist.program._replication import named_axes
 from jaxdist.program._turns import Finished
@@ -76,7 +78,14 @@ class Meeting:
             raise _diverged(brought)
         _check_shapes(brought)
         try:
-            return self._communicated(brought)
+            results = self._communicated(brought)
+            _compat.check_numbers(_name(first.primitive), jax.tree.leaves(results))
+            return results
+        except (FloatingPointError, _compat.InvalidNumberError) as error:
+            operands = [x for b in brought for x in b.operands]
+            name = _name(first.primitive)
+            text = invalid_number(error, name, first.source, "on all replicas", operands)
+            raise NotFiniteError(text) from error
         except Exception as error:
             error.add_note(f"Raised in {first}, on all replicas.")
             raise

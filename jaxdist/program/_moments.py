@@ -31,6 +31,7 @@ def is_update(
     inputs: Sequence[Any],
     results: Sequence[Any],
     places: Sequence[Mapping[str, int]],
+    constants: Mapping[Any, Any],
 ) -> bool:
     """Whether results of an open jaxpr are its inputs (count, mean, m2), updated with data.
 
@@ -39,10 +40,11 @@ def is_update(
         inputs: Its three inputs.
         results: Its three results.
         places: The replicas to try, by their index on each axis.
+        constants: Inputs whose values are known.
     """
     try:
         return all(
-            _agrees(jaxpr, inputs, results, place, seed)
+            _agrees(jaxpr, inputs, results, constants, place, seed)
             for place in places
             for seed in range(_TRIES)
         )
@@ -54,6 +56,7 @@ def _agrees(
     jaxpr: Any,
     inputs: Sequence[Any],
     results: Sequence[Any],
+    constants: Mapping[Any, Any],
     place: Mapping[str, int],
     seed: int,
 ) -> bool:
@@ -62,7 +65,8 @@ def _agrees(
 
     def step(state: Sequence[Array]) -> list[Array]:
         walk = _Walk(place, seed)
-        given = dict(zip(inputs, state, strict=True))
+        given = {v: _Free(lambda x=x: np.asarray(x)) for v, x in constants.items()}
+        given.update(zip(inputs, state, strict=True))
         env = {v: given[v] if v in given else walk.free(v.aval) for v in jaxpr.invars}
         env.update((v, walk.constant(v)) for v in jaxpr.constvars)
         walk.equations(jaxpr, env)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxdist._compat import any_deleted
+from jaxdist._compat import any_deleted, checks_numbers
 from jaxdist.program._arguments import Flat, GraphNode, Static, flatten
 from jaxdist.program._donation import has_repeats
 from jaxdist.program._exact import exact, exact_structure
@@ -111,7 +111,9 @@ class Planned:
             written, read_only = held_by(variables.written), held_by(variables.read_only)
         if step.owns:
             leaves, rest, named = owned_leaves((leaves, rest, named))
-        if step.donates and has_repeats((leaves, written, rest, named, read_only)):
+        if step.donates and (
+            checks_numbers() or has_repeats((leaves, written, rest, named, read_only))
+        ):
             return step.slow(*args, **kwargs)
         if step.finds_deleted and any_deleted(
             jax.tree.leaves((leaves, written, rest, named, read_only))

@@ -56,6 +56,8 @@ class Programs:
         self._donated = donated
         self._watch = watch
         self._ready: dict[Signature, Ready] = {}
+        # While JAX looks for numbers that are none.
+        self._undonated: dict[Signature, Ready] = {}
         # Traced by `traced` and not compiled yet.
         self._only_traced: dict[Signature, Program] = {}
         # The variables that the last program touched; the next one probably does as well.
@@ -69,6 +71,16 @@ class Programs:
         """The compiled program of a call, made at the first one."""
         known = self._ready.get(call.signature)
         return self._new(call) if known is None else known
+
+    def without_donation(self, call: Call) -> Ready:
+        """The same program, which leaves its arguments as they are."""
+        known = self._undonated.get(call.signature)
+        if known is None:
+            program = self._ready[call.signature].program if call.signature in self._ready else None
+            whole = program or self._only_traced.get(call.signature) or self.build(call)
+            kept = dataclasses.replace(whole, donated=())
+            known = self._undonated[call.signature] = Ready(kept, kept.compiled())
+        return known
 
     def traced(self, call: Call) -> Program:
         """The program of a call, without compiling it."""

@@ -13,9 +13,10 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _compat
 from jaxdist.collectives import UNEVEN_ALL_GATHER, GatherLog, traced_once
-from jaxdist.errors import ContextError
+from jaxdist.errors import ContextError, NotFiniteError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _primitives as known
+from jaxdist.program._invalid_numbers import invalid_number
 from jaxdist.program._meeting import Collective, NumRows
 from jaxdist.program._replication import named_axes
 from jaxdist.program._subprograms import programs_in, subprograms
@@ -84,7 +85,14 @@ class ReplicaOps:
         if self._communicates(params):
             return self._control_flow(name, args, params)
         with traced_once():
-            out = _compat.evaluate(primitive, here, params)
+            try:
+                out = _compat.evaluate(primitive, here, params)
+                # JAX looks by itself only in threads where it was told to.
+                _compat.check_numbers(name, out if primitive.multiple_results else [out])
+            except (FloatingPointError, _compat.InvalidNumberError) as error:
+                line = _compat.callers_line()
+                where = f"on replica {self._number}"
+                raise NotFiniteError(invalid_number(error, name, line, where, here)) from error
             did = self._did(primitive, params, args, out)
             self._from_zero(primitive, params, args, here, did)
         return did

@@ -5,7 +5,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from jaxdist.errors import DonationError
+from jaxdist import _compat
+from jaxdist.errors import DonationError, NotFiniteError
 from jaxdist.program._deleted import is_about_deleted
 from jaxdist.program._exact import exact
 from jaxdist.program._options import RunOptions, checked
@@ -100,8 +101,13 @@ class Runner:
         args: Any,
         kwargs: Any,
         options: RunOptions | None,
-    ) -> DonationError | None:
+    ) -> DonationError | NotFiniteError | None:
         """A better error for a call that failed, if there is one."""
+        if isinstance(error, _compat.InvalidNumberError):
+            try:
+                self.step(fn, options).find_invalid_number(tuple(args), dict(kwargs or {}), error)
+            except NotFiniteError as better:
+                return better
         if isinstance(error, (RuntimeError, ValueError)) and is_about_deleted(error):
             try:
                 self.step(fn, options).check_deleted(tuple(args), dict(kwargs or {}))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from jaxdist.errors import StateDivergenceError, StateDivergenceWarning
@@ -90,14 +91,22 @@ def _moments(
     signature: Signature, traced: Traced, places: Sequence[Mapping[str, int]]
 ) -> list[tuple[int, int, int]]:
     """The metrics that keep a count, a mean and squared deviations, and are updated with data."""
-    found = []
+    jaxpr = traced.jaxpr
+    found: list[tuple[int, int, int]] = []
+    pairs = zip(traced.operands, jaxpr.invars, strict=True)
+    constants = {v: o for o, v in pairs if _is_known(o)}
     for three in signature.graph.moments if signature.graph else ():
         inputs = [_input_variable(traced, i) for i in three]
-        if None not in inputs and is_update(
-            traced.jaxpr, inputs, [traced.jaxpr.outvars[i] for i in three], places
-        ):
+        results = [jaxpr.outvars[i] for i in three]
+        if None not in inputs and is_update(jaxpr, inputs, results, places, constants):
             found.append(three)
     return found
+
+
+def _is_known(operand: Any) -> bool:
+    """Whether an input of a trace is an array that the step closed over."""
+    is_array = isinstance(operand, (jax.Array, np.ndarray, np.generic, int, float))
+    return type(operand) is not Argument and is_array and not isinstance(operand, jax.core.Tracer)
 
 
 def _input_variable(traced: Traced, number: int) -> Any:

@@ -2,9 +2,10 @@
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxdist import _compat
+from jaxdist.errors import NotFiniteError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _options
 from jaxdist.program._arguments import (
@@ -24,7 +25,7 @@ from jaxdist.program._exact import by_structure
 from jaxdist.program._in_flight import counted, must_count
 from jaxdist.program._inside_trace import run_inside_trace
 from jaxdist.program._kept_graphs import KeptGraphs
-from jaxdist.program._op_by_op import OpByOpStep
+from jaxdist.program._op_by_op import OpByOpStep, Outcome
 from jaxdist.program._owning import has_host_arrays, owning
 from jaxdist.program._planned import Plan, Planned, Slow
 from jaxdist.program._program import Program
@@ -92,7 +93,9 @@ class Step:
         self._layout.check_is_there("strategy.run")
         if _compat.is_disabled_jit():
             return self._op_by_op(call, args), None
-        ready = self._programs.ready(call)
+        is_checked = self.donates and _compat.checks_numbers()
+        # What is found is looked for again in the arguments, so they are not given away.
+        ready = self._programs.without_donation(call) if is_checked else self._programs.ready(call)
         program = ready.program
         leaves = call.leaves_of(program)
         if _compat.any_deleted(leaves):
@@ -109,6 +112,8 @@ class Step:
             self._tell_structures_apart()
         if has_host_arrays(call):
             self._own()
+        if is_checked:
+            return result, None
         plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
         if program.variables or not plain:
             self._plan(call, args, kwargs, program.variables)
@@ -145,14 +150,30 @@ class Step:
             self.check_deleted(args, kwargs)
         return self._op_by_op(call, args)
 
-    def _op_by_op(self, call: Call, args: tuple[Any, ...]) -> Any:
+    def _outcome(self, call: Call, args: tuple[Any, ...]) -> Outcome:
         check_compiled(self._layout)
         fn: Any = self._fn()
         check_numbers(self._donated, args)
         check_no_arrays_hidden("strategy.run", call.flat)
         with _compat.with_jit():
             step = OpByOpStep(fn, call.signature, self._strategy(), call.leaves)
-            outcome = step.run(self._donated, place(fn))
+            return step.run(self._donated, place(fn))
+
+    def find_invalid_number(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+    ) -> NoReturn:
+        """Run op by op to find the line that made a number that is none; no state is written.
+
+        Raises:
+            NotFiniteError: Always; with the line, where it is found.
+        """
+        call = None if self._layout.num_virtual is not None else self._read(args, kwargs)
+        if call is not None and not call.is_traced and not _compat.any_deleted(call.leaves):
+            self._outcome(call, args)
+        raise NotFiniteError(_not_found(self.name, error, call is None)) from error
+
+    def _op_by_op(self, call: Call, args: tuple[Any, ...]) -> Any:
+        outcome = self._outcome(call, args)
         variables = LiftedVariables(outcome.variables, (), 0)
         try:
             if call.kept is not None:
@@ -256,3 +277,18 @@ class Step:
             return ready.program.rebuild(results), record
 
         return _compat.make_dispatcher(self.name, miss)
+
+
+def _not_found(name: str, error: Exception, is_virtual: bool) -> str:
+    kind = getattr(error, "ty", "nan")
+    why = (
+        "With deterministic=True a step cannot be run op by op, where the line would be found."
+        if is_virtual
+        else "Run again op by op, no operation made one. XLA may have, where it put operations "
+        "together, or the step returns one that it was given."
+    )
+    return (
+        f"strategy.run({name}) returned a value that is not finite ({kind}), and jax_debug_nans "
+        f"or jax_debug_infs is set.\n\n{why}\n\nNo state was written. "
+        "jax.debug.print shows values inside of a step."
+    )
