@@ -110,3 +110,43 @@ def test_an_import_of_a_missing_name_is_an_import_error() -> None:
 
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "coming-from-tf-distribute.md"
+
+
+def _rows(heading: str) -> list[list[str]]:
+    """The cells of the table under a heading of the page, row by row."""
+    section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+def _in_code(cell: str) -> list[str]:
+    return re.findall(r"`([^`(]+)[^`]*`", cell)
+
+
+def test_the_page_says_of_each_replaced_name_what_is_in_its_place() -> None:
+    named = [
+        name for row in _rows("Not there, and what is in its place") for name in _in_code(row[0])
+    ]
+    assert sorted(set(named) - {"apply_gradients"}) == sorted(tf_names.REPLACED)
+
+
+def test_the_page_says_with_what_each_name_comes_that_is_still_to_come() -> None:
+    found = {name: row[0] for row in _rows("Still to come") for name in _in_code(row[1])}
+    assert found == tf_names.TO_COME
+
+
+def test_the_page_names_what_is_there() -> None:
+    text = re.sub(r"```.*?```", "", PAGE.read_text(), flags=re.DOTALL)
+    words = set(re.findall(r"[A-Za-z_]\w*", " ".join(re.findall(r"`([^`]+)`", text))))
+    # Of classes: the table has a row for each, and what they have is documented by TensorFlow.
+    tops = {_wanted(line)[0].removeprefix("compat.v1.") for line in LINES}
+    tops = {name for name in tops if not re.match(r"(\w+\.)*[A-Z]\w*\.", name)}
+    assert {name for name in tops if name.rpartition(".")[2] not in words} == set()
+
+
+def test_what_has_other_arguments_stands_on_the_page() -> None:
+    text = PAGE.read_text()
+    for line, words in tf_names.OTHER_ARGUMENTS.items():
+        name = _wanted(line)[0]
+        assert _read(name)
+        assert words in text

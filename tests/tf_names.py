@@ -344,5 +344,4 @@ TO_COME = {
 # There under the same name, with other arguments: what the page on differences says of it.
 OTHER_ARGUMENTS = {
     "ReplicaContext(strategy, replica_id_in_sync_group)": "made by `get_replica_context()` alone",
-    "ReduceOp.from_variable_aggregation(aggregation)": "",
 }
