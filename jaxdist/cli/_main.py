@@ -93,4 +93,9 @@ def _add_train(
         action="store_true",
         help="where the newest checkpoint is damaged, resume from the one before",
     )
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="resume with other values than the checkpoint was trained with",
+    )
     parser.set_defaults(command=train)

@@ -16,20 +16,30 @@ def train(arguments: argparse.Namespace) -> int:
     """Run the main job and print how it ended; 130 where Ctrl-C ended it."""
     loaded = training.load_job_config(arguments.config, arguments.overrides)
     config = loaded.values
-    _ask_for_cpu_devices(training.kind_of(config).num_cpu_devices(config))
     console = Console(file=sys.stdout)
+    finished = training.finished_run(loaded, accept_changes=arguments.accept_changes)
+    if finished is not None:
+        _print(console, training.finished_line(finished, loaded))
+        _print(console, final_line(finished))
+        return 0
+    _ask_for_cpu_devices(training.kind_of(config).num_cpu_devices(config))
     report = training.train(
         loaded,
         training.make_strategy(config),
         console=console,
         skip_damaged=arguments.resume_from_previous,
+        accept_changes=arguments.accept_changes,
     )
     if report.was_interrupted:
         folder = Path(config.checkpoint.directory)
         print(f"jaxdist train: {interrupted_line(report, folder)}", file=sys.stderr)
         return 130
-    console.print(final_line(report), markup=False, highlight=False, soft_wrap=True)
+    _print(console, final_line(report))
     return 0
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def final_line(report: TrainingReport) -> str:

@@ -8,6 +8,8 @@ from jaxdist.training._evaluate import evaluate as evaluate
 from jaxdist.training._evaluate import weighted_sums as weighted_sums
 from jaxdist.training._extras import EXTRAS as EXTRAS
 from jaxdist.training._extras import require_extra as require_extra
+from jaxdist.training._finished import finished_line as finished_line
+from jaxdist.training._finished import finished_run as finished_run
 from jaxdist.training._job import Job as Job
 from jaxdist.training._job import JobStep as JobStep
 from jaxdist.training._loop import Every as Every

@@ -29,6 +29,15 @@ def cannot_be_written(
     )
 
 
+def not_there(directory: Path, step: int, steps: Sequence[int]) -> CheckpointError:
+    """The error for a step of which there is none."""
+    there = f"There are {list(steps)}." if steps else "There is none yet."
+    return CheckpointError(
+        f"There is no checkpoint {step!r} in {directory}.\n\n{there} "
+        "restore(state) takes the newest."
+    )
+
+
 def damaged(
     directory: Path, step: int, before: Sequence[int], problems: list[str]
 ) -> DamagedCheckpointError:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import jax
 from jax.sharding import Sharding
@@ -15,19 +15,31 @@ from jaxdist._typing import PyTree
 from jaxdist.errors import ArgumentTypeError, CheckpointError, DamagedCheckpointError
 from jaxdist.training import _checkpoint_errors
 from jaxdist.training._interrupts import interrupts_wait
-from jaxdist.training._manifest import find_damage, remove_other_manifests, write_manifest
+from jaxdist.training._job_lock import JobLock
+from jaxdist.training._manifest import (
+    MANIFESTS,
+    find_damage,
+    remove_other_manifests,
+    write_manifest,
+)
 from jaxdist.training._orbax import UnreadableError, open_manager, read_arrays, read_notes, write
 from jaxdist.training._saved_errors import as_saved, moved_pairs, put_in_place
-from jaxdist.training._saved_leaves import differences, named_leaves, rebuilt, record_of
+from jaxdist.training._saved_leaves import (
+    check_leaves,
+    differences,
+    named_leaves,
+    rebuilt,
+    record_of,
+)
+from jaxdist.training._saved_objects import copied, plain, put_into
 from jaxdist.training._saved_pieces import (
     cut_like,
     layouts_of_pieces,
     whole_arrays,
     whole_shapes,
 )
-from jaxdist.values import Variable
 
-_MANIFESTS = "manifests"
+_NOTHING: Any = object()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +69,17 @@ class Restored:
 
 
 class Checkpoints:
-    """Numbered checkpoints of a pytree in one directory.
+    """Numbered checkpoints in one directory: `save(step, (model, optimizer))` and `restore`.
 
-    The state is any pytree of arrays (for Flax NNX: `nnx.state(module)`), the notes any JSON.
+    The state is any pytree of arrays, Flax NNX objects and variables; notes beside it are JSON.
+    `restore((model, optimizer))` writes the newest checkpoint into these same objects.
 
     Guarantees:
         A checkpoint is complete or absent, whatever happens while it is written: SIGKILL, a full
         disk, Ctrl-C (which waits until the checkpoint is written).
-        What `restore` returns is bit for bit what `save` was given; anything else is an error.
+        What `restore` gives is bit for bit what `save` was given; anything else is an error, and
+        leaves the objects as they were.
+        One job writes at a time: from its first `save` on, another job's is refused.
         Neither pickle nor any other code from the files is run.
 
     Cost:
@@ -84,9 +99,18 @@ class Checkpoints:
         ...     for step in 1, 2, 3:
         ...         checkpoints.save(step, {"w": jnp.full(3, step)}, {"epoch": 0})
         ...     kept = checkpoints.steps()
-        ...     restored = checkpoints.restore(3, like={"w": jnp.zeros(3, int)})
+        ...     restored = checkpoints.restore({"w": jnp.zeros(3, int)})
         >>> kept, restored.state["w"].tolist(), restored.notes
         ((2, 3), [3, 3, 3], {'epoch': 0})
+
+        In a training loop:
+
+        >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+        >>> optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+        >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
+        ...     restored = checkpoints.restore((model, optimizer))
+        ...     first_step = 0 if restored is None else restored.step
+        ...     checkpoints.save(first_step + 100, (model, optimizer))
 
     Source:
         Takes the place of `tf.train.CheckpointManager`; Orbax does the work.
@@ -97,6 +121,8 @@ class Checkpoints:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._manager = open_manager(self.directory, keep=keep)
+            self._keep, self._lock = keep, JobLock(self.directory)
+            self._is_writing = False
         except Exception as error:
             raise _checkpoint_errors.cannot_be_used(self.directory, error) from error
 
@@ -108,22 +134,25 @@ class Checkpoints:
         """The directory of a checkpoint."""
         return self.directory / str(step)
 
-    def save(self, step: int, state: PyTree, notes: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: PyTree, notes: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint, whole.
 
         Args:
             step: Steps done; its name.
-            state: Pytree of arrays and variables.
+            state: Pytree of arrays, numbers, Flax NNX objects (modules, optimizers, metrics, keys)
+                and variables.
             notes: What JSON can hold.
 
         Raises:
-            CheckpointError: There is one of this step, or it cannot be written.
+            CheckpointError: There is one of this step, it cannot be written, or another job writes
+                checkpoints here.
+            ArgumentTypeError: A leaf is no array and no number; its path is named.
             ArgumentError: A variable has a value on each replica and says not how to combine them.
 
         Example:
             >>> import tempfile
             >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
-            ...     checkpoints.save(7, {"w": jnp.zeros(3)}, {})
+            ...     checkpoints.save(7, (nnx.Linear(2, 1, rngs=nnx.Rngs(0)), {"w": jnp.zeros(3)}))
             ...     checkpoints.steps()
             (7,)
         """
@@ -132,12 +161,13 @@ class Checkpoints:
                 f"Checkpoint {step} cannot be saved: {self.path(step)} is there already.\n\n"
                 "Resume from it, or choose another directory."
             )
-        plain = _plain_json(notes)
-        state = jax.tree.map(lambda x: x.read_value() if isinstance(x, Variable) else x, state)
-        state = whole_arrays(state)
+        written = _plain_json(notes or {})
+        state = whole_arrays(plain(state))
+        check_leaves(state)
+        self._begin_to_write()
         with interrupts_wait():
             try:
-                write(self._manager, step, state, plain)
+                write(self._manager, step, state, written)
                 self._write_manifest(step)
             except Exception as error:
                 others = [s for s in self.steps() if s != step]
@@ -145,33 +175,96 @@ class Checkpoints:
                     self.directory, step, others, error
                 ) from error
 
-    def restore(self, step: int, *, like: PyTree, sharding: Sharding | None = None) -> Restored:
-        """Read a checkpoint back.
+    def _begin_to_write(self) -> None:
+        """Keep other jobs out, and remove what a killed one left half written."""
+        if self._is_writing:
+            return
+        self._lock.__enter__()
+        self._manager.close()
+        self._manager = open_manager(self.directory, keep=self._keep, clean=True)
+        self._is_writing = True
+
+    @overload
+    def restore(
+        self,
+        state: PyTree,
+        *,
+        step: int | None = None,
+        sharding: Sharding | None = None,
+        skip_damaged: bool = False,
+    ) -> Restored | None: ...
+
+    @overload
+    def restore(
+        self, state: int, *, like: PyTree, sharding: Sharding | None = None
+    ) -> Restored: ...
+
+    def restore(
+        self,
+        state: PyTree,
+        *,
+        step: int | None = None,
+        like: PyTree = _NOTHING,
+        sharding: Sharding | None = None,
+        skip_damaged: bool = False,
+    ) -> Restored | None:
+        """Read a checkpoint back into the objects that were saved.
 
         Shapes:
-            Every leaf global, as in `like`. The number of devices may be another than it was
+            Every leaf global, as in `state`. The number of devices may be another than it was
             saved with.
 
         Args:
-            step: One of `steps()`.
-            like: Pytree of arrays or `jax.ShapeDtypeStruct`s: structure, shapes and dtypes.
+            state: What was given to `save`: NNX objects and variables in it are updated in place,
+                arrays come back as new ones. If `like` is given, the step to read, and nothing
+                is updated.
+            step: One of `steps()`; None takes the newest.
+            like: As in `restore_latest`.
             sharding: Layout of every leaf, such as `strategy.replicated_sharding`; None takes
-                that of the leaf of `like`.
+                that of each leaf.
+            skip_damaged: As in `restore_latest`.
 
         Returns:
-            The state, and the notes.
+            The step, the state, with the same objects, and the notes; None where there is no
+            checkpoint.
 
         Raises:
             DamagedCheckpointError: Its files are not what was written; the files are named.
-            CheckpointError: It is of another model: leaves differ, listed with both shapes.
+            CheckpointError: There is none of that step, or it is of another model: leaves differ,
+                listed with both shapes. Whatever is raised, the objects are as they were.
 
         Example:
             >>> import tempfile
+            >>> model, other = (nnx.Linear(2, 1, rngs=nnx.Rngs(seed)) for seed in (0, 1))
             >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
-            ...     checkpoints.save(7, {"w": jnp.arange(3)}, {})
-            ...     checkpoints.restore(7, like={"w": jnp.zeros(3, int)}).state["w"].tolist()
-            [0, 1, 2]
+            ...     checkpoints.save(7, {"model": model, "epoch": jnp.array(3)})
+            ...     restored = checkpoints.restore({"model": other, "epoch": jnp.array(0)})
+            >>> restored.step, restored.state["epoch"].item(), restored.state["model"] is other
+            (7, 3, True)
+            >>> (model.kernel[...] == other.kernel[...]).all().item()
+            True
+
+        Source:
+            The `restore` of `tf.train.Checkpoint`.
         """
+        if like is not _NOTHING:
+            return self._restore_like(state, like, sharding)
+        shapes = plain(state)
+        if step is None:
+            found = self.restore_latest(like=shapes, sharding=sharding, skip_damaged=skip_damaged)
+            if found is None:
+                return None
+        else:
+            found = self._restore_like(step, shapes, sharding)
+        return dataclasses.replace(found, state=put_into(state, found.state))
+
+    def _restore_like(self, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
+        if step not in self.steps():
+            raise _checkpoint_errors.not_there(self.directory, step, self.steps())
+        wanted = self._restore_plain(step, plain(like), sharding)
+        return dataclasses.replace(wanted, state=copied(like, wanted.state))
+
+    def _restore_plain(self, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
         damage = find_damage(self._manifest(step), self.path(step))
         if damage:
             raise self._damaged(step, damage)
@@ -198,10 +291,11 @@ class Checkpoints:
     def restore_latest(
         self, *, like: PyTree, sharding: Sharding | None = None, skip_damaged: bool = False
     ) -> Restored | None:
-        """Read the newest checkpoint back, or the newest that is not damaged.
+        """Read the newest checkpoint back as a new pytree, or the newest that is not damaged.
 
         Args:
-            like: As in `restore`.
+            like: Pytree of arrays, `jax.ShapeDtypeStruct`s and NNX objects: structure, shapes and
+                dtypes. Nothing in it is updated; the result has NNX objects of its own.
             sharding: As in `restore`.
             skip_damaged: Go back to the one before where the newest is damaged, and move the
                 damaged one into `damaged/`. Nothing is moved unless a good one is found.
@@ -222,7 +316,7 @@ class Checkpoints:
         damaged: list[int] = []
         for step in reversed(self.steps()):
             try:
-                restored = self.restore(step, like=like, sharding=sharding)
+                restored = self._restore_like(step, like, sharding)
             except DamagedCheckpointError:
                 if not skip_damaged or step == self.steps()[0]:
                     raise
@@ -234,6 +328,8 @@ class Checkpoints:
     def close(self) -> None:
         """Let go of the directory."""
         self._manager.close()
+        self._lock.close()
+        self._is_writing = False
 
     def __enter__(self) -> Self:
         return self
@@ -249,12 +345,12 @@ class Checkpoints:
     # Damage
 
     def _manifest(self, step: int) -> Path:
-        return self.directory / _MANIFESTS / f"{step}.json"
+        return self.directory / MANIFESTS / f"{step}.json"
 
     def _write_manifest(self, step: int) -> None:
         if jax.process_index() == 0:
             write_manifest(self._manifest(step), self.path(step))
-            remove_other_manifests(self.directory / _MANIFESTS, self.steps())
+            remove_other_manifests(self.directory / MANIFESTS, self.steps())
 
     def _damaged(self, step: int, problems: list[str]) -> DamagedCheckpointError:
         before = [s for s in self.steps() if s < step]

@@ -1,14 +1,14 @@
 """What must hold between entries of the main job, checked before anything is started."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxdist.errors import CheckpointError, ConfigError
-from jaxdist.training._checkpoints import Restored
 from jaxdist.training._config import LoadedConfig
 from jaxdist.training._extras import require_extra
+from jaxdist.training._finished import read_metrics
 
 
 def check_job(
@@ -107,9 +107,35 @@ def not_empty(directory: Path, steps: tuple[int, ...]) -> CheckpointError:
     )
 
 
-def check_same_data(directory: Path, restored: Restored, identity: Mapping[str, Any]) -> None:
+def check_output_is_ours(loaded: LoadedConfig[Any], losses: Sequence[float]) -> None:
+    """Refuse to write over the metrics of another run.
+
+    Args:
+        loaded: Of the run.
+        losses: Those of its steps so far.
+
+    Raises:
+        ConfigError: The file that is there has other losses.
+    """
+    output = loaded.values.output
+    path = Path(output.directory) / output.metrics
+    there = read_metrics(path)
+    if there is None or not isinstance(there.get("losses"), list):
+        return
+    known = min(len(losses), len(there["losses"]))
+    if known == 0 or list(losses[:known]) != there["losses"][:known]:
+        raise ConfigError(
+            f"{loaded.origin('output.directory')}: {str(path)!r} holds the metrics of another run "
+            f"({len(there['losses'])} steps), which this one would write over.\n\n"
+            "Write elsewhere, with --set output.directory=..., or move the file away."
+        )
+
+
+def check_same_data(
+    directory: Path, step: int, notes: Mapping[str, Any], identity: Mapping[str, Any]
+) -> None:
     """Refuse a checkpoint that was trained on examples that are held out now."""
-    saved = restored.notes["data"]
+    saved = notes["data"]
     other = [
         f"data.{key}: saved {saved.get(key)}, now {value}"
         for key, value in identity.items()
@@ -117,18 +143,18 @@ def check_same_data(directory: Path, restored: Restored, identity: Mapping[str, 
     ]
     if other:
         raise CheckpointError(
-            f"Checkpoint {restored.step} in {directory} was trained on another part of the data, "
+            f"Checkpoint {step} in {directory} was trained on another part of the data, "
             "and what is held out now may be in it.\n\n"
             + "\n".join(other)
             + "\n\nUse the saved values, or another checkpoint.directory."
         )
 
 
-def check_not_beyond(directory: Path, restored: Restored, num_steps: int) -> None:
+def check_not_beyond(directory: Path, step: int, num_steps: int) -> None:
     """Refuse a checkpoint from after the end of the training that is asked for."""
-    if restored.step > num_steps:
+    if step > num_steps:
         raise CheckpointError(
-            f"Checkpoint {restored.step} in {directory} is beyond the end: training.steps is "
-            f"{num_steps}.\n\nSet training.steps to {restored.step} or more, or use another "
+            f"Checkpoint {step} in {directory} is beyond the end: training.steps is "
+            f"{num_steps}.\n\nSet training.steps to {step} or more, or use another "
             "checkpoint.directory."
         )

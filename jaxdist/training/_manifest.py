@@ -7,6 +7,8 @@ from pathlib import Path
 
 from jaxdist.training._metrics import replace_file
 
+MANIFESTS = "manifests"  # the folder of them
+
 
 def write_manifest(path: Path, root: Path) -> None:
     """Record the files below `root` in a JSON file, in one piece."""
@@ -31,6 +33,21 @@ def find_damage(path: Path, root: Path) -> list[str]:
         return []
     found = [_problem(root / name, *record) for name, record in files.items()]
     return [problem for problem in found if problem]
+
+
+def find_missing(folder: Path, step: int) -> list[str]:
+    """The same by sizes only, for a step in a folder of checkpoints: no file is read whole."""
+    try:
+        files = dict(json.loads((folder / MANIFESTS / f"{step}.json").read_bytes()))
+    except (OSError, ValueError):
+        return []
+    root = folder / str(step)
+    there = {name: root / name for name in files}
+    return [
+        str(path)
+        for name, path in there.items()
+        if not path.is_file() or path.stat().st_size != files[name][0]
+    ]
 
 
 def _problem(file: Path, size: int, checksum: int) -> str | None:

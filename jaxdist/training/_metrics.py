@@ -22,10 +22,13 @@ class History:
     Attributes:
         losses: Training loss of step i + 1.
         evaluations: `{"step": ..., "loss": ..., ...}` each, with the measures of the task.
+        changes: Entries of the configuration that were changed on the way: after which step,
+            from which value, to which.
     """
 
     losses: list[float] = dataclasses.field(default_factory=list)
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 def versions() -> dict[str, str]:

@@ -18,6 +18,7 @@ class TrainingReport:
         was_interrupted: Whether Ctrl-C ended it.
         next_step: Step of the checkpoint that the next run resumes from, None where there is
             none.
+        was_finished: Whether it had ended before, so that nothing was done.
     """
 
     steps: int
@@ -28,3 +29,4 @@ class TrainingReport:
     units_per_s: float | None
     was_interrupted: bool
     next_step: int | None
+    was_finished: bool = False

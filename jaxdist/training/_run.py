@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,21 @@ from rich.console import Console
 from jaxdist.data import DistributedIterator, batches
 from jaxdist.errors import DivergedError
 from jaxdist.strategies import Strategy
+from jaxdist.training._changes import Changed, check_same_run
 from jaxdist.training._checkpoints import Checkpoints
-from jaxdist.training._checks import check_not_beyond, check_same_data, not_empty
-from jaxdist.training._config import as_dict
+from jaxdist.training._checks import (
+    check_not_beyond,
+    check_output_is_ours,
+    check_same_data,
+    not_empty,
+)
+from jaxdist.training._config import LoadedConfig, as_dict
 from jaxdist.training._evaluate import evaluate
 from jaxdist.training._interrupts import Interrupts
 from jaxdist.training._loop import Every, run_loop
 from jaxdist.training._metrics import versions
 from jaxdist.training._opening import communicated, opening
+from jaxdist.training._orbax import notes_without_orbax
 from jaxdist.training._output import write_output
 from jaxdist.training._progress import Stopwatch, TrainingProgress
 from jaxdist.training._report import TrainingReport
@@ -34,14 +42,15 @@ class Run:
 
     def __init__(
         self,
-        config: JobConfig,
+        loaded: LoadedConfig[Any],
         strategy: Strategy,
         task: Task,
         data: DistributedIterator,
         checkpoints: Checkpoints,
         console: Console,
     ) -> None:
-        self.config, self.strategy, self.checkpoints = config, strategy, checkpoints
+        self.loaded, self.strategy, self.checkpoints = loaded, strategy, checkpoints
+        self.config: JobConfig = loaded.values
         self.console, self.task, self.data = console, task, data
         self.state = RunState(*task.recipe.made(strategy), data)
         self.first_step, self.step = 0, 0
@@ -166,7 +175,7 @@ class Run:
     def _save(self, step: int, _: None) -> None:
         self._settle()
         with self.watch.paused():
-            notes = self.state.notes(self.task.identity())
+            notes = self.state.notes(self.task.identity(), self.config)
             self.checkpoints.save(step, self.state.arrays(), notes)
         self._say(f"step {step}: saved {_short(self.checkpoints.path(step))}")
 
@@ -184,26 +193,43 @@ class Run:
 
     # The beginning and the end
 
-    def resume(self, skip_damaged: bool) -> None:
+    def resume(self, skip_damaged: bool, accept_changes: bool = False) -> None:
         """Go on from the newest checkpoint, where there is one."""
         steps = self.checkpoints.steps()
-        if not self.config.checkpoint.resume:
-            if steps:
-                raise not_empty(self.checkpoints.directory, steps)
-            return
-        restored = self.checkpoints.restore_latest(
-            like=self.state.wanted(self.strategy), skip_damaged=skip_damaged
-        )
+        if steps and not self.config.checkpoint.resume:
+            raise not_empty(self.checkpoints.directory, steps)
+        restored = None
+        if steps:
+            # Before its arrays are read: they may have other shapes.
+            newest = notes_without_orbax(self.checkpoints.path(steps[-1]))
+            if newest is not None and not skip_damaged:
+                self._check(steps[-1], newest, accept_changes)
+            restored = self.checkpoints.restore_latest(
+                like=self.state.wanted(self.strategy), skip_damaged=skip_damaged
+            )
         if restored is None:
+            check_output_is_ours(self.loaded, [])
             return
-        check_same_data(self.checkpoints.directory, restored, self.task.identity())
-        check_not_beyond(self.checkpoints.directory, restored, self.config.training.steps)
+        changes = self._check(restored.step, restored.notes, accept_changes)
+        check_output_is_ours(self.loaded, restored.notes["history"]["losses"])
         for path in restored.set_aside:
             self._say(f"damaged checkpoint moved to {_short(path)}")
         self.state.load(restored)
         self.first_step = self.step = restored.step
         where = _short(self.checkpoints.path(restored.step))
         self._say(f"resumed from step {restored.step}: {where}")
+        for line in self.state.note_changes(restored, changes, self.config):
+            self._say(line)
+
+    def _check(
+        self, step: int, notes: Mapping[str, Any], accept_changes: bool
+    ) -> tuple[Changed, ...]:
+        folder = self.checkpoints.directory
+        check_same_data(folder, step, notes, self.task.identity())
+        check_not_beyond(folder, step, self.config.training.steps)
+        return check_same_run(
+            folder, step, notes.get("config"), self.loaded, accept_changes=accept_changes
+        )
 
     def report(self) -> TrainingReport:
         """How it ended, or stands."""
@@ -225,6 +251,8 @@ class Run:
         devices = self.strategy.mesh.devices.ravel()
         return {
             **task.metrics(history.evaluations[-1]),
+            "headline": task.headline(history.evaluations[-1]),
+            "unit": task.unit,
             "steps": self.step,
             "replicas": self.strategy.num_replicas_in_sync,
             f"{task.unit}_per_s": self.units_per_s(),

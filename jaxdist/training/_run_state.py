@@ -1,7 +1,7 @@
 """What a run has learned so far: what its checkpoints hold."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,9 @@ from flax import nnx
 
 from jaxdist.data import DistributedIterator
 from jaxdist.strategies import Strategy
+from jaxdist.training._changes import Changed, changed_entries
 from jaxdist.training._checkpoints import Restored
+from jaxdist.training._config import as_dict
 from jaxdist.training._metrics import History
 from jaxdist.values import is_sharded
 
@@ -35,9 +37,10 @@ class RunState:
         modules = {"model": self.model, "optimizer": self.optimizer}
         return {name: nnx.to_pure_dict(nnx.state(module)) for name, module in modules.items()}
 
-    def notes(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+    def notes(self, identity: Mapping[str, Any], config: Any) -> dict[str, Any]:
         """What is saved beside them."""
         return {
+            "config": as_dict(config),
             "position": self.data.get_state(),
             "data": identity,
             "history": dataclasses.asdict(self.history),
@@ -61,6 +64,28 @@ class RunState:
         _load(self.optimizer, restored.state["optimizer"])
         self.data.set_state(restored.notes["position"])
         self.history = History(**restored.notes["history"])
+
+    def note_changes(
+        self, restored: Restored, changes: Sequence[Changed], config: Any
+    ) -> Iterator[str]:
+        """Write down which values hold from here on, and say so.
+
+        Steps may grow at any time; where the learning rate follows a curve over them, that is a
+        change as well.
+        """
+        saved = restored.notes.get("config")
+        if saved is None:
+            yield "the checkpoint does not say with which values it was trained"
+            return
+        steps = [c for c in changed_entries(saved, config) if c.name == "training.steps"]
+        curve = steps if config.optimizer.schedule != "constant" else []
+        for change in (*changes, *curve):
+            entry = {"after_step": restored.step, "entry": change.name}
+            self.history.changes.append({**entry, "before": change.before, "after": change.after})
+            what = (
+                " (the learning rate follows a curve over all of them)" if change in curve else ""
+            )
+            yield (f"{change.name} is {change.after} from here on, and was {change.before}{what}")
 
 
 def _load(module: nnx.Pytree, values: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._typing import PyTree
+from jaxdist.errors import ArgumentTypeError
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
@@ -19,11 +20,32 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     return {keystr(path, simple=True, separator=".") or "value": _raw(x) for path, x in flat}
 
 
+def check_leaves(tree: PyTree) -> None:
+    """Refuse leaves that are neither arrays nor numbers.
+
+    Raises:
+        ArgumentTypeError: There is one; its path is named.
+    """
+    for path, leaf in tree_flatten_with_path(tree)[0]:
+        kind = getattr(getattr(_raw(leaf), "dtype", None), "kind", "O")
+        if kind in "OSUMm":
+            raise ArgumentTypeError(
+                f"A checkpoint was given {_shown(leaf)} at state{keystr(path)}, which is neither "
+                "an array nor a number.\n\nPut text and other plain values into the notes: "
+                "save(step, state, notes={...}). Of objects with arrays in them, give the arrays."
+            )
+
+
+def _shown(leaf: Any) -> str:
+    text = repr(leaf)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
 def rebuilt(leaves: Mapping[str, Any], like: PyTree) -> PyTree:
     """The tree `like` with its leaves replaced; the reverse of `named_leaves`."""
     wanted, treedef = jax.tree.flatten(like)
     pairs = zip(leaves.values(), wanted, strict=True)
-    return jax.tree.unflatten(treedef, [_as_key(x, w) if _is_key(w) else x for x, w in pairs])
+    return jax.tree.unflatten(treedef, [_as_wanted(x, w) for x, w in pairs])
 
 
 def record_of(leaf: Any) -> dict[str, Any]:
@@ -60,6 +82,13 @@ def _raw(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.eval_shape(jax.random.key_data, leaf)
     return jax.random.key_data(leaf)
+
+
+def _as_wanted(data: Any, wanted: Any) -> Any:
+    """The leaf as a random key or as a Python number, where one is wanted."""
+    if _is_key(wanted):
+        return _as_key(data, wanted)
+    return np.asarray(data).item() if isinstance(wanted, (bool, int, float, complex)) else data
 
 
 def _as_key(data: Any, wanted: Any) -> Any:

@@ -5,6 +5,7 @@ The name of a section and of an entry, its type, its default and its range are r
 """
 
 import dataclasses
+import enum
 import math
 from typing import Any, Literal
 
@@ -37,9 +38,34 @@ class Within:
         return f"{between}, both left out" if self.is_open else between
 
 
-def entry(default: Any, *, within: Within | None = None, length: Within | None = None) -> Any:
-    """An entry of a section: its default and its rules."""
-    return dataclasses.field(default=default, metadata={"within": within, "length": length})
+class Change(enum.Enum):
+    """Whether a run may go on from a checkpoint with another value of an entry."""
+
+    FREE = "free"  # what is learned does not depend on it
+    KNOWINGLY = "knowingly"  # what is learned from there on is something else
+    NEVER = "never"  # shapes depend on it, or what is held out
+
+
+def entry(
+    default: Any,
+    *,
+    within: Within | None = None,
+    length: Within | None = None,
+    change: Change = Change.KNOWINGLY,
+    only_if: tuple[str, Any] | None = None,
+) -> Any:
+    """An entry of a section: its default and its rules.
+
+    Args:
+        default: Its value where none is given.
+        within: Which values it may have.
+        length: How long it may be.
+        change: Whether a run may go on with another value.
+        only_if: Another entry and the value of it that this one belongs to; with other values it
+            has no effect.
+    """
+    metadata = {"within": within, "length": length, "change": change, "only_if": only_if}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 COUNT = Within(1, 2**31 - 1)
@@ -47,6 +73,7 @@ SEED = Within(0, 2**32 - 1)
 POSITIVE = Within(0, math.inf, is_open=True)
 FRACTION = Within(0, 1, is_open=True)
 NOT_EMPTY = Within(1)
+_COMPRESSED = ("optimizer.update", "compressed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +81,8 @@ class BatchConfig:
     """The global batch, and what is held out."""
 
     batch_size: int = entry(64, within=COUNT)
-    test_fraction: float = entry(0.2, within=FRACTION)
-    seed: int = entry(0, within=SEED)
+    test_fraction: float = entry(0.2, within=FRACTION, change=Change.NEVER)
+    seed: int = entry(0, within=SEED, change=Change.NEVER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,38 +95,38 @@ class OptimizerConfig:
     weight_decay: float = entry(1e-4, within=Within(0))
     clip_norm: float = entry(0.0, within=Within(0))
     update: Literal["replicated", "sharded", "compressed"] = entry("replicated")
-    compression: Literal["bf16", "int8"] = entry("int8")
-    workers: int = entry(2, within=COUNT)
+    compression: Literal["bf16", "int8"] = entry("int8", only_if=_COMPRESSED)
+    workers: int = entry(2, within=COUNT, only_if=_COMPRESSED)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
     """How long, and how often to look."""
 
-    steps: int = entry(400, within=COUNT)
-    log_every: int = entry(20, within=COUNT)
-    evaluate_every: int = entry(100, within=COUNT)
+    steps: int = entry(400, within=COUNT, change=Change.FREE)
+    log_every: int = entry(20, within=COUNT, change=Change.FREE)
+    evaluate_every: int = entry(100, within=COUNT, change=Change.FREE)
     seed: int = entry(0, within=SEED)
-    donate: bool = entry(False)
+    donate: bool = entry(False, change=Change.FREE)
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
     """Where and how often to save, and whether to go on from what is there."""
 
-    directory: str = entry("runs/digits_mirrored/checkpoints", length=NOT_EMPTY)
-    every: int = entry(100, within=COUNT)
-    keep: int = entry(3, within=COUNT)
-    resume: bool = entry(True)
+    directory: str = entry("runs/digits_mirrored/checkpoints", length=NOT_EMPTY, change=Change.FREE)
+    every: int = entry(100, within=COUNT, change=Change.FREE)
+    keep: int = entry(3, within=COUNT, change=Change.FREE)
+    resume: bool = entry(True, change=Change.FREE)
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputConfig:
     """What is written at the end; an empty `picture` draws none."""
 
-    directory: str = entry("runs/digits_mirrored", length=NOT_EMPTY)
-    metrics: str = entry("metrics.json", length=NOT_EMPTY)
-    picture: str = entry("learning_curve.png")
+    directory: str = entry("runs/digits_mirrored", length=NOT_EMPTY, change=Change.FREE)
+    metrics: str = entry("metrics.json", length=NOT_EMPTY, change=Change.FREE)
+    picture: str = entry("learning_curve.png", change=Change.FREE)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,8 @@ from jaxdist.strategies import Strategy
 from jaxdist.training._checkpoints import Checkpoints
 from jaxdist.training._checks import check_job
 from jaxdist.training._config import LoadedConfig
+from jaxdist.training._finished import finished_line, finished_run
+from jaxdist.training._job_lock import JobLock
 from jaxdist.training._report import TrainingReport
 from jaxdist.training._run import Run
 from jaxdist.training._schema import JobConfig
@@ -23,6 +25,7 @@ def train(
     *,
     console: Console,
     skip_damaged: bool = False,
+    accept_changes: bool = False,
 ) -> TrainingReport:
     """Train, evaluate, save and draw, as configured.
 
@@ -32,25 +35,35 @@ def train(
     Guarantees:
         With the same configuration a resumed run sees the batches, and has the losses, of an
         uninterrupted one. Each held-out example counts once in an evaluation. No checkpoint is
-        written after a loss that is not finite.
+        written after a loss that is not finite. No other job trains in the folders of this one.
+        What a run that has ended wrote stays as it is.
 
     Args:
         loaded: From `load_job_config(...)`, or `load_config` with the schema of a task.
         strategy: Its replicas share each batch.
         console: Where to show progress.
         skip_damaged: Resume from the checkpoint before where the newest is damaged.
+        accept_changes: Go on with other values of entries that matter, such as
+            `optimizer.learning_rate`, than the checkpoint was trained with.
 
     Returns:
-        How it ended. The metrics file and the picture are written unless it was interrupted.
+        How it ended. The metrics file and the picture are written unless it was interrupted, or
+        had ended before.
 
     Raises:
         ConfigError: The batch does not fit the replicas or the data; a file of the output cannot
-            be written.
-        CheckpointError: The newest checkpoint is damaged, of another model, or of other data.
+            be written, or is that of another run.
+        CheckpointError: The newest checkpoint is damaged, of another model, of other data, or
+            trained with other values; or another job is in the folder.
         DivergedError: A loss is not finite.
         MissingExtraError: What the task needs is missing, or matplotlib where a picture is wanted.
     """
     config: JobConfig = loaded.values
+    finished = finished_run(loaded, accept_changes=accept_changes)
+    if finished is not None:
+        line = finished_line(finished, loaded)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return finished
     task = kind_of(config).make_task(config)
     check_job(
         loaded,
@@ -59,12 +72,14 @@ def train(
         examples=task.examples,
     )
     with (
+        JobLock(config.checkpoint.directory),
+        JobLock(config.output.directory),
         Checkpoints(config.checkpoint.directory, keep=config.checkpoint.keep) as checkpoints,
         _training_batches(config, strategy, task) as data,
     ):
-        run = Run(config, strategy, task, data, checkpoints, console)
+        run = Run(loaded, strategy, task, data, checkpoints, console)
         try:
-            run.resume(skip_damaged)
+            run.resume(skip_damaged, accept_changes)
             run.train()
         except KeyboardInterrupt:
             run.was_interrupted = True

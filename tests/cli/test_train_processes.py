@@ -151,3 +151,53 @@ def test_ctrl_c_exits_with_130_says_where_and_the_next_run_goes_on(trainings: _T
     assert f"resumes from step {last}: checkpoints/{last}" in err
     assert not (trainings.folder / "metrics.json").exists()
     assert _resumed_step(trainings.finish(steps=last + 2)) == last
+
+
+@pytest.mark.long
+def test_a_second_job_in_one_folder_is_refused_while_the_first_trains_and_not_after(
+    trainings: _Trainings,
+) -> None:
+    first = trainings.start(steps=100000)
+    _wait_for_line(first, ": saved checkpoints", times=1)
+    second = trainings.start(steps=100000)
+    _, err = second.communicate(timeout=200)
+    assert second.returncode == 2
+    assert f"Another job is in 'checkpoints': process {first.pid} on" in err
+    assert "Traceback" not in err
+    assert first.poll() is None
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    last = trainings.complete()[-1]
+    assert _resumed_step(trainings.finish(steps=last + 2)) == last
+
+
+FINISHED = """
+import sys
+from jaxdist.cli import main
+code = main(sys.argv[1:])
+assert "sklearn" not in sys.modules and "matplotlib" not in sys.modules
+from jaxdist import runtime
+runtime.virtual_devices(3)  # an error where JAX has started
+sys.exit(code)
+"""
+
+
+def test_a_finished_run_says_so_before_data_is_loaded_and_before_jax_starts(
+    trainings: _Trainings,
+) -> None:
+    trainings.finish(steps=2)
+    before = {p: p.stat().st_mtime_ns for p in trainings.folder.rglob("*")}
+    sets = [word for o in (*_OPTIONS, "training.steps=2") for word in ("--set", o)]
+    config = str(ROOT / "configs" / "digits_mirrored.toml")
+    done = subprocess.run(
+        [sys.executable, "-c", FINISHED, "train", config, *sets],
+        cwd=trainings.folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("finished before, at step 2: nothing was trained or written")
+    assert "steps 2  replicas 2" in done.stdout.splitlines()[-1]
+    assert {p: p.stat().st_mtime_ns for p in trainings.folder.rglob("*")} == before

@@ -105,7 +105,8 @@ def test_only_the_newest_are_kept_with_their_manifests(tmp_path: Path) -> None:
         for step in 10, 20, 30, 40:
             checkpoints.save(step, {"w": jnp.zeros(2)}, {})
         assert checkpoints.steps() == (30, 40)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["30", "40", "manifests"]
+    shown = sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith("."))
+    assert shown == ["30", "40", "manifests"]
     assert sorted(p.name for p in (tmp_path / "manifests").iterdir()) == ["30.json", "40.json"]
 
 

@@ -79,6 +79,12 @@ def whole_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses
 
 
+def _contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file below, with its bytes and when it was written."""
+    files = (p for p in sorted(folder.rglob("*")) if p.is_file())
+    return {str(p): (p.read_bytes(), p.stat().st_mtime_ns) for p in files}
+
+
 def _metrics(folder: Path) -> dict[str, Any]:
     metrics: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
     return metrics
@@ -215,11 +221,14 @@ def test_an_error_in_a_step_and_a_resume_on_other_replicas_lose_and_repeat_no_ba
 
 def test_a_run_that_is_done_trains_no_step_and_says_so(tmp_path: Path) -> None:
     first, _ = _train(tmp_path, *_SMALL, "training.steps=5", replicas=1)
+    before = _contents(tmp_path)
     second, out = _train(tmp_path, *_SMALL, "training.steps=5", replicas=1)
-    assert "resumed from step 5" in out
-    assert (second.steps, second.evaluation) == (5, first.evaluation)
+    assert "finished before, at step 5: nothing was trained or written" in out
+    assert f"{tmp_path / 'metrics.json'}; --set training.steps=" in out
+    assert (second.steps, second.evaluation, second.was_finished) == (5, first.evaluation, True)
+    assert second.headline == first.headline
     assert second.units_per_s is None
-    assert len(_metrics(tmp_path)["losses"]) == 5
+    assert _contents(tmp_path) == before
 
 
 def test_a_damaged_checkpoint_is_an_error_and_with_the_flag_the_one_before_is_used(
@@ -242,10 +251,12 @@ def test_a_damaged_checkpoint_is_an_error_and_with_the_flag_the_one_before_is_us
 def test_a_checkpoint_that_does_not_belong_to_the_run_is_refused(tmp_path: Path) -> None:
     small = [*_SMALL, "training.steps=5"]
     _train(tmp_path, *small, replicas=1)
-    with pytest.raises(CheckpointError, match=r"hidden\.kernel: saved float32\[64, 8\], wanted"):
+    with pytest.raises(CheckpointError, match=r"model\.hidden: saved 8, now 9"):
         _train(tmp_path, *small, "model.hidden=9")
     with pytest.raises(CheckpointError, match=r"data\.seed: saved 0, now 1"):
         _train(tmp_path, *small, "data.seed=1")
+    with pytest.raises(CheckpointError, match=r"data\.seed: saved 0, now 1"):
+        _train(tmp_path, *small, "data.seed=1", "training.steps=6")
     with pytest.raises(CheckpointError, match=r"training\.steps is 4(.|\n)*to 5 or more"):
         _train(tmp_path, *small, "training.steps=4")
     with pytest.raises(CheckpointError, match=r"steps \[5\], and checkpoint\.resume is false"):

@@ -3,15 +3,15 @@
 import dataclasses
 from typing import Literal
 
-from jaxdist.training._schema import NOT_EMPTY, JobConfig, Within, entry
+from jaxdist.training._schema import NOT_EMPTY, Change, JobConfig, Within, entry
 
 
 @dataclasses.dataclass(frozen=True)
 class StrategyConfig:
     """Which devices the replicas run on."""
 
-    devices: Literal["auto"] | tuple[str, ...] = entry("auto", length=NOT_EMPTY)
-    virtual_cpu_devices: int = entry(8, within=Within(1, 1024))
+    devices: Literal["auto"] | tuple[str, ...] = entry("auto", length=NOT_EMPTY, change=Change.FREE)
+    virtual_cpu_devices: int = entry(8, within=Within(1, 1024), change=Change.FREE)
     deterministic: bool | int = entry(False)
 
 
@@ -20,8 +20,10 @@ class ModelConfig:
     """Channels of each convolution, and units of the layer before the last."""
 
     # Each convolution is followed by 2x2 pooling, and 8x8 images can be halved three times.
-    channels: tuple[int, ...] = entry((16, 32), within=Within(1, 4096), length=Within(1, 3))
-    hidden: int = entry(64, within=Within(1, 65536))
+    channels: tuple[int, ...] = entry(
+        (16, 32), within=Within(1, 4096), length=Within(1, 3), change=Change.NEVER
+    )
+    hidden: int = entry(64, within=Within(1, 65536), change=Change.NEVER)
 
 
 @dataclasses.dataclass(frozen=True)

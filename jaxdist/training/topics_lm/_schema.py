@@ -9,6 +9,7 @@ from jaxdist.training._schema import (
     NOT_EMPTY,
     SEED,
     BatchConfig,
+    Change,
     CheckpointConfig,
     JobConfig,
     OptimizerConfig,
@@ -26,43 +27,45 @@ _RUN = "runs/topics_lm_data_parallel"
 class StrategyConfig:
     """Which devices, how many of them are one replica, and how the model lies on them."""
 
-    devices: Literal["auto"] | tuple[str, ...] = entry("auto", length=NOT_EMPTY)
-    virtual_slice: str = entry("v5e:2x4", length=NOT_EMPTY)
-    logical_devices: int | str = entry(1, within=Within(1, 2**20), length=NOT_EMPTY)
-    slices: int = entry(1, within=Within(1, 2**20))
-    partition: Partition = entry("replicated")
-    whole_below: int = entry(4096, within=Within(0))
+    devices: Literal["auto"] | tuple[str, ...] = entry("auto", length=NOT_EMPTY, change=Change.FREE)
+    virtual_slice: str = entry("v5e:2x4", length=NOT_EMPTY, change=Change.FREE)
+    logical_devices: int | str = entry(
+        1, within=Within(1, 2**20), length=NOT_EMPTY, change=Change.FREE
+    )
+    slices: int = entry(1, within=Within(1, 2**20), change=Change.FREE)
+    partition: Partition = entry("replicated", change=Change.FREE)
+    whole_below: int = entry(4096, within=Within(0), change=Change.FREE)
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(BatchConfig):
     """Windows of bytes: how many at once, how long, and how far apart they start."""
 
-    sequence_length: int = entry(128, within=Within(1, 2**20))
-    stride: int = entry(16, within=COUNT)
+    sequence_length: int = entry(128, within=Within(1, 2**20), change=Change.NEVER)
+    stride: int = entry(16, within=COUNT, change=Change.NEVER)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only transformer."""
 
-    layers: int = entry(2, within=Within(1, 1024))
-    width: int = entry(96, within=COUNT)
-    heads: int = entry(4, within=COUNT)
-    hidden: int = entry(384, within=COUNT)
+    layers: int = entry(2, within=Within(1, 1024), change=Change.NEVER)
+    width: int = entry(96, within=COUNT, change=Change.NEVER)
+    heads: int = entry(4, within=COUNT, change=Change.NEVER)
+    hidden: int = entry(384, within=COUNT, change=Change.NEVER)
     dropout: float = entry(0.0, within=Within(0, 0.95))
     dtype: Literal["float32", "bfloat16"] = entry("float32")
-    remat: Literal["none", "parameters", "layers"] = entry("none")
+    remat: Literal["none", "parameters", "layers"] = entry("none", change=Change.FREE)
 
 
 @dataclasses.dataclass(frozen=True)
 class GenerateConfig:
     """The text that is generated at the end; 0 bytes is none."""
 
-    prompt: str = entry("The ", length=NOT_EMPTY)
-    bytes: int = entry(400, within=Within(0, 2**20))
-    temperature: float = entry(0.7, within=Within(0))
-    seed: int = entry(0, within=SEED)
+    prompt: str = entry("The ", length=NOT_EMPTY, change=Change.FREE)
+    bytes: int = entry(400, within=Within(0, 2**20), change=Change.FREE)
+    temperature: float = entry(0.7, within=Within(0), change=Change.FREE)
+    seed: int = entry(0, within=SEED, change=Change.FREE)
 
 
 @dataclasses.dataclass(frozen=True)
