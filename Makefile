@@ -1,7 +1,7 @@
 # `make setup` once, then the rest. PYTHON=... uses another environment.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check test test-long docs bench size
+.PHONY: setup check test test-long docs bench accelerator size
 
 setup:  ## virtual environment with the pinned tools
 	python3 -m venv .venv
@@ -23,6 +23,9 @@ docs:  ## every link and every code block of README, docs/ and notebooks/, warni
 
 bench:  ## one line per claim
 	$(PYTHON) -m benchmarks
+
+accelerator:  ## what only a GPU or TPU can show, on one of them; exits with 3 where there is none
+	$(PYTHON) -m benchmarks.accelerator
 
 size:  ## a report, never a gate: lines per file, the longest first
 	@git ls-files 'jaxdist/*.py' | xargs wc -l | sort -rn | head -n 20

@@ -27,7 +27,7 @@ def mesh(n: int) -> Mesh:
 
 def strategy(n: int) -> jaxdist.MirroredStrategy:
     """The strategy over the same devices."""
-    return jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(n)])
+    return jaxdist.MirroredStrategy(jax.devices()[:n])
 
 
 def per_replica(n: int, value: Any) -> Any:

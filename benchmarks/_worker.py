@@ -44,10 +44,11 @@ class Worker:
             raise RuntimeError(f"no loop has been made yet: {command}")
         if "facts" in command:
             return loop.facts()
-        return _timed(loop, command["burst"])
+        return timed(loop, command["burst"])
 
 
-def _timed(loop: Loop, steps: int) -> dict[str, float]:
+def timed(loop: Loop, steps: int) -> dict[str, float]:
+    """Wall and process CPU time of a burst."""
     loop.prepare(steps)
     # Whatever lives now would be looked through again at every collection of the loop.
     gc.collect()

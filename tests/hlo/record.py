@@ -21,20 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks._gpu_description import H100, described_gpus
+
 RECORDED = Path(__file__).parent / "recorded"
 MARK = "### "
-# The fields that every version of the compiler reads.
-H100 = """
-gpu_device_info { cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
-  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
-  shared_memory_per_core: 233472 registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 memory_bandwidth: 3352320000000
-  l2_cache_size: 52428800 device_memory_size: 84942979072 }
-platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 }
-runtime_version { major: 12 minor: 8 } device_description_str: "NVIDIA H100 80GB HBM3"
-"""
 TOPOLOGIES = {"cpu": ("8",), "tpu": ("v5e:2x4",), "gpu": ("1x1x8", "4x1x8")}
 # XLA tries kernels on a GPU, and there is none.
 _GPU_OPTIONS: dict[str, Any] = {"xla_gpu_autotune_level": 0}
@@ -140,9 +130,7 @@ def _devices(platform: str, topology: str) -> Any:
             ALLOW_MULTIPLE_LIBTPU_LOAD="1",
         )
         return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    return topologies.get_topology_desc(
-        platform="cuda", target_config=H100, topology=topology
-    ).devices
+    return described_gpus(H100, topology)
 
 
 if __name__ == "__main__":
