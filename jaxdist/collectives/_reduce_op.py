@@ -4,6 +4,7 @@ import enum
 from typing import Any
 
 from jaxdist.errors import ArgumentError
+from jaxdist.values import VariableAggregation
 
 
 class ReduceOp(enum.Enum):
@@ -21,6 +22,34 @@ class ReduceOp(enum.Enum):
 
     SUM = "SUM"
     MEAN = "MEAN"
+
+    @staticmethod
+    def from_variable_aggregation(aggregation: VariableAggregation) -> "ReduceOp":
+        """The op that combines the values that replicas give to a variable.
+
+        Args:
+            aggregation: `VariableAggregation.SUM` or `MEAN`.
+
+        Raises:
+            ArgumentError: Another aggregation, or something else: there is no such op.
+
+        Example:
+            >>> ReduceOp.from_variable_aggregation(VariableAggregation.MEAN).name
+            'MEAN'
+
+        Source:
+            `tf.distribute.ReduceOp.from_variable_aggregation`.
+        """
+        if aggregation is VariableAggregation.SUM:
+            return ReduceOp.SUM
+        if aggregation is VariableAggregation.MEAN:
+            return ReduceOp.MEAN
+        raise ArgumentError(
+            f"ReduceOp.from_variable_aggregation was given {aggregation!r}.\n\n"
+            "A ReduceOp is a sum or a mean, and only two aggregations are one: NONE combines "
+            "nothing, and ONLY_FIRST_REPLICA takes one value.\n\n"
+            "Pass VariableAggregation.SUM or VariableAggregation.MEAN."
+        )
 
 
 def reduce_op(caller: str, op: Any) -> ReduceOp:

@@ -17,15 +17,10 @@ from jaxdist.program._graph import GraphShape
 from jaxdist.program._graph_rules import Combination, Rule
 from jaxdist.program._growth import Growth, growth
 from jaxdist.program._moments import is_update
+from jaxdist.program._state_remedy import Role, remedy, role_of
 from jaxdist.program._trace import Argument, Signature, Traced
 from jaxdist.program._updates import Part, part_of_result
 from jaxdist.values import Kind, Opened
-
-_REMEDY = (
-    "All-reduce the gradients first: grads = jaxdist.get_replica_context().all_reduce('mean', "
-    "grads) before the update. Where a value is the same on all replicas for a reason that the "
-    "trace does not show, say so with jaxdist.assume_replicated(value)."
-)
 
 _TRAINED = (nnx.Param, nnx.OptState)
 
@@ -135,7 +130,9 @@ def _diverging_variables(
 ) -> StateDivergenceError:
     kinds = [graph.types[i] for i in numbers]
     names = [f"{graph.name(i)} ({graph.types[i].__name__})" for i in numbers]
-    remedies = [_REMEDY] if any(issubclass(k, _TRAINED) for k in kinds) else []
+    remedies = (
+        [remedy([("", Role.PARAMETERS)])] if any(issubclass(k, _TRAINED) for k in kinds) else []
+    )
     if not all(issubclass(k, _TRAINED) for k in kinds):
         remedies.append(_OTHER_STATE)
     return StateDivergenceError(
@@ -151,7 +148,7 @@ class _Returned:
     """An argument that comes back among the results with the same structure."""
 
     argument: str
-    names: tuple[str, ...]  # leaves that went in mirrored and come out different
+    leaves: tuple[tuple[str, Role], ...]  # that went in mirrored and come out different
     is_state: bool
 
 
@@ -174,18 +171,20 @@ def check_functional_state(
     found = _returned(signature, traced, differs, donated)
     certain = [r for r in found if r.is_state]
     if certain:
-        names = [n for r in certain for n in r.names]
+        leaves = [leaf for r in certain for leaf in r.leaves]
+        names = [name for name, _ in leaves]
         raise StateDivergenceError(
             f"strategy.run would return state that is different on each of {num_replicas} "
             f"replicas: {_listed(names)}.\n\n"
             f"{certain[0].argument} went in the same on all replicas, and comes back with "
-            f"the same structure.\n\n{_REMEDY}"
+            f"the same structure.\n\n{remedy(leaves)}"
         )
     for r in found:
         warnings.warn(
             f"{where}: {r.argument} went into strategy.run the same on all replicas and "
             f"comes back with the same structure but different on each of {num_replicas} "
-            f"({_listed(r.names)}).\n\nIf it is state, this is a bug. {_REMEDY}\n\nIf it is "
+            f"({_listed([name for name, _ in r.leaves])}).\n\nIf it is state, this is a bug. "
+            f"{remedy(r.leaves)}\n\nIf it is "
             "meant, silence this with warnings.filterwarnings('ignore', "
             "category=jaxdist.errors.StateDivergenceWarning).",
             StateDivergenceWarning,
@@ -258,7 +257,7 @@ def _diverging(
     signature: Signature,
     traced: Traced,
     differs: Sequence[bool],
-) -> list[str]:
+) -> list[tuple[str, Role]]:
     paths = jax.tree_util.tree_flatten_with_path(argument, is_leaf=is_static)[0]
     names = []
     for (path, _), before, after in zip(paths, leaves, out_leaves, strict=True):
@@ -269,7 +268,8 @@ def _diverging(
         if slot.kind is not Kind.MIRRORED or shape != slot.shape:
             continue
         if differs[traced.num_graph + after]:
-            names.append(f"{name}{jax.tree_util.keystr(path)}")
+            leaf = f"{name}{jax.tree_util.keystr(path)}"
+            names.append((leaf, role_of(leaf, slot.dtype)))
     return names
 
 

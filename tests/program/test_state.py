@@ -148,3 +148,43 @@ def test_one_replica_cannot_diverge() -> None:
         lambda s, x: s.replace(step=s.step + x), (TrainState(_params(), 0.0), np.float32(2))
     )
     assert float(state.step) == 2
+
+
+STATE = {
+    "params": (np.ones(2, np.float32), "All-reduce the gradients first"),
+    "batch_stats": (np.ones(2, np.float32), "Average the statistics"),
+    "accuracy": (np.float32(0), "Add up what each replica saw"),
+    "num_seen": (np.int32(0), "Count for all replicas together"),
+    "dropout_key": (jax.random.key(0), "Return a key that is the same on all replicas"),
+}
+
+
+def _changed(name: str, leaf: Any) -> Any:
+    number = get_replica_context().replica_id_in_sync_group
+    return jax.random.fold_in(leaf, number) if name == "dropout_key" else leaf + number
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_the_remedy_fits_the_kind_of_state(name: str) -> None:
+    def step(state: Any) -> Any:
+        return state.replace(params={k: _changed(k, v) for k, v in state.params.items()})
+
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    value, advice = STATE[name]
+    with pytest.raises(StateDivergenceError, match=name) as error:
+        strategy.run(step, (TrainState({name: value}, 0),))
+    assert advice in str(error.value)
+    assert sum(other in str(error.value) for _, other in STATE.values()) == 1
+
+
+def test_state_of_several_kinds_has_a_remedy_for_each() -> None:
+    def step(state: Any) -> Any:
+        return state.replace(params={k: _changed(k, v) for k, v in state.params.items()})
+
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    state = TrainState({name: value for name, (value, _) in STATE.items()}, 0)
+    with pytest.raises(StateDivergenceError) as error:
+        strategy.run(step, (state,))
+    for name, (_, advice) in STATE.items():
+        assert name in str(error.value)
+        assert advice in str(error.value)
