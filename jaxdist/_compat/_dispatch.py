@@ -19,6 +19,7 @@ def make_dispatcher(
     miss: Miss,
     static_argnums: Sequence[int] = (),
     static_argnames: Sequence[str] = (),
+    copies: Callable[[], None] | None = None,
 ) -> Callable[..., Any]:
     """JAX's C++ call path with our own handler for every signature that it has not seen.
 
@@ -26,7 +27,8 @@ def make_dispatcher(
     whether it is committed, so everything that decides which program runs is checked in C++ and
     costs no Python. `miss(args, kwargs)` returns the outputs and either what
     `fast_call_record` made, to be used for this signature from now on, or None. Under
-    `jax.disable_jit()` every call is a miss.
+    `jax.disable_jit()` every call is a miss. `copies()` is called for an array that has to be
+    copied to other devices.
 
     Waits for a public way to dispatch one function to several compiled programs.
     """
@@ -34,6 +36,11 @@ def make_dispatcher(
     def cache_miss(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
         outputs, record = miss(args, kwargs)
         return outputs, record, False
+
+    def shard_arg(x: Any, sharding: Any, layout: Any) -> Any:
+        if copies is not None and isinstance(x, _xla_client.ArrayImpl):
+            copies()
+        return _pxla.cc_shard_arg(x, sharding, layout)
 
     def without_jit(*args: Any, **kwargs: Any) -> Any:
         return miss(args, kwargs)[0]
@@ -46,7 +53,7 @@ def make_dispatcher(
         list(static_argnames),
         _pxla.JitGlobalCppCacheKeys(),
         _tree_util.dispatch_registry,
-        _pxla.cc_shard_arg,
+        shard_arg,
     )
 
 

@@ -25,6 +25,7 @@ from jaxdist.program._exact import by_structure
 from jaxdist.program._in_flight import counted, must_count
 from jaxdist.program._inside_trace import run_inside_trace
 from jaxdist.program._kept_graphs import KeptGraphs
+from jaxdist.program._mirroring import MirroringCall, has_arrays_elsewhere
 from jaxdist.program._op_by_op import OpByOpStep, Outcome
 from jaxdist.program._owning import has_host_arrays, owning
 from jaxdist.program._planned import Plan, Planned, Slow
@@ -68,7 +69,10 @@ class Step:
         # Whether the call paths look for deleted buffers, since JAX would look too late.
         self.finds_deleted = self.donates and may_crash(self._layout)
         self._is_guarded = False
-        self._dispatcher: Callable[..., Any] = _compat.make_dispatcher(self.name, self._miss)
+        # Whether arrays that follow where they are used are copied to all devices only once.
+        self._mirrors = False
+        self._mirroring = MirroringCall(self._layout, lambda: self._mirror(False))
+        self._dispatcher = self._new_dispatcher()
         self._donating = DonatingCall(
             self._dispatcher,
             self.slow,
@@ -112,6 +116,8 @@ class Step:
             self._tell_structures_apart()
         if has_host_arrays(call):
             self._own()
+        if has_arrays_elsewhere(call.leaves, self._layout):
+            self._mirror()
         if is_checked:
             return result, None
         plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
@@ -211,11 +217,20 @@ class Step:
             self.owns = True
             self._renew_direct()
 
+    def _mirror(self, mirrors: bool = True) -> None:
+        """Keep copies of arrays on one device from now on, or no longer."""
+        if self._mirrors is not mirrors and not self.donates:
+            self._mirrors = mirrors
+            self._renew_direct()
+
+    def _new_dispatcher(self) -> Callable[..., Any]:
+        return _compat.make_dispatcher(self.name, self._miss, copies=self._mirror)
+
     def _tell_structures_apart(self) -> None:
         """Have a C++ call path for each structure from now on; see Note [Equal constants]."""
         if not self.tells_structures_apart:
             self.tells_structures_apart = True
-            self._dispatcher = by_structure(lambda: _compat.make_dispatcher(self.name, self._miss))
+            self._dispatcher = by_structure(self._new_dispatcher)
             self._renew_direct()
 
     def _renew_direct(self) -> None:
@@ -229,6 +244,9 @@ class Step:
             direct = counted(direct)
         if self.owns:
             direct = owning(direct)
+        if self._mirrors:
+            self._mirroring.dispatch = direct
+            direct = self._mirroring
         if self.call is self.direct:
             self.call = direct
         self.direct = direct

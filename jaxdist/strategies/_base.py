@@ -98,7 +98,12 @@ class Strategy(Facts, StrategyMethodsV1):
     def scope(self) -> Iterator["Strategy"]:
         """Make this the current strategy for a block; arrays made in it lie on its first device.
 
-        They are mirrored to the other devices when a step first takes them.
+        A `Variable` is mirrored over all devices at once. Other arrays, those of NNX modules
+        among them, are copied to the other devices when a step first takes them, and a step that
+        takes the same array again copies nothing. JAX lets nobody choose a layout over several
+        devices for what its functions make (a mesh for all of them, `jax.set_mesh`, would refuse
+        to compute on the value of one replica). To lay arrays out at once, use
+        `jax.device_put(tree, strategy.replicated_sharding)`, or `partition.place`.
 
         Raises:
             MixedStrategyError: Another strategy is current.
