@@ -13,13 +13,17 @@ from jaxdist.collectives._compressed_sum import Errors as Errors
 from jaxdist.collectives._compression import compression_of as compression_of
 from jaxdist.collectives._default_sum import default_summing as default_summing
 from jaxdist.collectives._dtypes import check_numeric as check_numeric
+from jaxdist.collectives._dtypes import is_below_a_byte as is_below_a_byte
+from jaxdist.collectives._dtypes import of_sum as of_sum
 from jaxdist.collectives._dtypes import result_dtype as result_dtype
+from jaxdist.collectives._dtypes import to_sum as to_sum
 from jaxdist.collectives._hints import hints_of as hints_of
 from jaxdist.collectives._in_replica import all_gather as all_gather
 from jaxdist.collectives._in_replica import all_reduce as all_reduce
 from jaxdist.collectives._in_replica import checked_results as checked_results
 from jaxdist.collectives._in_replica import gather_dim as gather_dim
 from jaxdist.collectives._in_replica import gathered as gathered
+from jaxdist.collectives._in_replica import mean_over as mean_over
 from jaxdist.collectives._in_replica import summed as summed
 from jaxdist.collectives._mark import ASSUME_REPLICATED as ASSUME_REPLICATED
 from jaxdist.collectives._mark import assume_replicated as assume_replicated

@@ -13,7 +13,13 @@ from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
 from jaxdist._validate import shown
-from jaxdist.collectives._dtypes import check_known, check_numeric, result_dtype
+from jaxdist.collectives._dtypes import (
+    check_known,
+    check_numeric,
+    of_sum,
+    result_dtype,
+    to_sum,
+)
 from jaxdist.collectives._in_replica import gather_dim
 from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.collectives._together import check_sum, check_together
@@ -57,8 +63,10 @@ def _reduce_same(
         array = jnp.asarray(value)
         on = _checked_dims(name, array, dims)
         if op is ReduceOp.MEAN:
-            dtype = result_dtype(op, array.dtype)
-            return settled(jnp.mean(array, axis=on, dtype=_wide(dtype)).astype(dtype))
+            count = math.prod(array.shape[d] for d in on)
+            shares = to_sum(op, array, count)
+            total = jnp.sum(shares, axis=on, dtype=_wide(shares.dtype))
+            return settled(of_sum(op, total, array.dtype, count))
         total = jnp.sum(array, axis=on, dtype=result_dtype(op, array.dtype))
         return settled(total * jnp.asarray(layout.num_replicas, total.dtype))
     if op is ReduceOp.MEAN or layout.num_replicas == 1:
@@ -119,10 +127,11 @@ def _reduce_virtual(
     if isinstance(array, jax.core.Tracer) or (isinstance(array, jax.Array) and not _is_here(array)):
         return _tree_on_devices(array, op, shape, over, dtype, layout)
     rows = np.asarray(array).reshape(shape)
-    total = np.asarray(np.add.reduce(rows, axis=over[1:], dtype=_wide(dtype)))
-    while total.shape[0] > 1:
-        total = np.add(total[0::2], total[1::2])
-    return _from_host(_combined(op, total[0], count, dtype))
+    total = _host_sum(to_sum(op, rows, count), over[1:], dtype)
+    with np.errstate(all="ignore"):
+        while total.shape[0] > 1:
+            total = np.add(total[0::2], total[1::2])
+    return _from_host(_combined(op, total[0], count, rows.dtype))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
@@ -135,12 +144,12 @@ def _tree_on_devices(
     layout: ReplicaMesh,
 ) -> jax.Array:
     def device(local: jax.Array) -> jax.Array:
-        rows = local.reshape(layout.replicas_per_place, *shape[1:])
+        count = math.prod(shape[d] for d in over)
+        rows = to_sum(op, local.reshape(layout.replicas_per_place, *shape[1:]), count)
         sums = jax.lax.map(lambda x: jnp.sum(x, [d - 1 for d in over[1:]], _wide(dtype)), rows)
         (total,) = tree_reduced([sums], jax.lax.add, layout.replica_axes, layout.num_places)
-        if op is ReduceOp.MEAN:
-            total = total / math.prod(shape[d] for d in over)
-        return total.astype(dtype)
+        whole: jax.Array = of_sum(op, total, local.dtype, count)
+        return whole
 
     whole: jax.Array = jax.shard_map(
         device,
@@ -182,24 +191,29 @@ def _wide(dtype: Any) -> np.dtype[Any]:
 
 def _host_reduce(op: ReduceOp, rows: np.ndarray, over: tuple[int, ...], dtype: Any) -> np.ndarray:
     """NumPy's sum or mean, added up as XLA does."""
-    total = np.asarray(np.add.reduce(rows, axis=over, dtype=_wide(dtype)))
-    return _combined(op, total, math.prod(rows.shape[d] for d in over), dtype)
+    count = math.prod(rows.shape[d] for d in over)
+    return _combined(op, _host_sum(to_sum(op, rows, count), over, dtype), count, rows.dtype)
+
+
+def _host_sum(shares: np.ndarray, over: tuple[int, ...], dtype: Any) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return np.asarray(np.add.reduce(shares, axis=over, dtype=_wide(dtype)))
 
 
 def _combined(op: ReduceOp, total: np.ndarray, count: int, dtype: Any) -> np.ndarray:
-    """`total`, or for a mean `total / count`, which is nan where there was nothing to count."""
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        if op is ReduceOp.MEAN:
-            total = np.asarray(total / np.asarray(count, total.dtype))
-        return total.astype(dtype)
+    """The reduction of values of `dtype`; a mean is nan where there was nothing to count."""
+    with np.errstate(all="ignore"):
+        return np.asarray(of_sum(op, total, dtype, count))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _device_reduce(
     array: jax.Array, op: ReduceOp, shape: tuple[int, ...], over: tuple[int, ...], dtype: Any
 ) -> jax.Array:
-    combine = jnp.mean if op is ReduceOp.MEAN else jnp.sum
-    return combine(array.reshape(shape), axis=over, dtype=_wide(dtype)).astype(dtype)
+    count = math.prod(shape[d] for d in over)
+    total = jnp.sum(to_sum(op, array.reshape(shape), count), axis=over, dtype=_wide(dtype))
+    result: jax.Array = of_sum(op, total, array.dtype, count)
+    return result
 
 
 def _reduce_held(
@@ -216,13 +230,11 @@ def _reduce_held(
         check_sum(name, value, dims)
     if dims is None:
         return _from_host(_host_reduce(op, np.stack(arrays), (0,), dtype))
-    sums: list[np.ndarray] = []
-    count = 0
-    for a in arrays:
-        on = _checked_dims(name, a, dims)
-        sums.append(np.asarray(np.add.reduce(a, axis=on, dtype=_wide(dtype))))
-        count += math.prod(a.shape[d] for d in on)
-    return _from_host(_combined(op, np.asarray(np.add.reduce(sums)), count, dtype))
+    over = [_checked_dims(name, a, dims) for a in arrays]
+    count = sum(math.prod(a.shape[d] for d in on) for a, on in zip(arrays, over, strict=True))
+    pairs = zip(arrays, over, strict=True)
+    sums = np.stack([_host_sum(to_sum(op, a, count), on, dtype) for a, on in pairs])
+    return _from_host(_combined(op, _host_sum(sums, (0,), dtype), count, arrays[0].dtype))
 
 
 def check_reducible(named: Mapping[str, Any], axis: Any) -> None:
@@ -264,7 +276,10 @@ def gather_across(
     array = checked_global(name, value, layout)
     scalars = value.form is Form.SCALARS
     local = () if scalars else (array.shape[0] // layout.num_replicas, *array.shape[1:])
-    dim = gather_dim(caller, name, jax.ShapeDtypeStruct(local, array.dtype), axis)
+    if type(axis) is int and 0 <= axis < len(local):
+        dim = axis
+    else:
+        dim = gather_dim(caller, name, jax.ShapeDtypeStruct(local, array.dtype), axis)
     if isinstance(array, jax.core.Tracer):
         return _concatenated(array, dim, layout.num_replicas)
     if isinstance(array, jax.Array) and not _is_here(array):

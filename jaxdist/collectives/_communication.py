@@ -24,7 +24,8 @@ class Communication:
         tell_ignored(caller, given, packs=packs)
         # Those of the strategy are for every call, so some follow `bytes_per_pack` and some do not.
         tell_ignored("the strategy", self.options, packs=True)
-        return self.options.merged(given)
+        asks_nothing = options is None and experimental_hints is None
+        return self.options if asks_nothing else self.options.merged(given)
 
 
 def communication_of(

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
-from jaxdist.values import too_large
+from jaxdist.values import mean_dtype, mean_of_shares, share_of_mean, too_large
 
 
 def result_dtype(op: ReduceOp, dtype: Any) -> Any:
@@ -17,11 +17,25 @@ def result_dtype(op: ReduceOp, dtype: Any) -> Any:
     Floats and complex keep theirs. Booleans are counted (int32). The mean of integers or
     booleans is true division into JAX's default float: float32, or float64 with x64 on.
     """
-    if op is ReduceOp.MEAN and not jnp.issubdtype(dtype, np.inexact):
-        return jnp.result_type(float)
+    if op is ReduceOp.MEAN:
+        return mean_dtype(dtype)
     if dtype == np.bool_:
         return np.dtype(np.int32)
     return dtype
+
+
+def to_sum(op: ReduceOp, array: Any, count: int) -> Any:
+    """What is added up for the reduction of `count` arrays of this dtype."""
+    if op is ReduceOp.MEAN:
+        return share_of_mean(array, count)
+    return array.astype(result_dtype(op, array.dtype))
+
+
+def of_sum(op: ReduceOp, total: Any, dtype: Any, count: int) -> Any:
+    """The reduction, from the sum of what `to_sum` gave for arrays of `dtype`."""
+    if op is ReduceOp.MEAN:
+        return mean_of_shares(total, dtype, count)
+    return total.astype(result_dtype(op, dtype))
 
 
 def check_numeric(caller: str, name: str, leaf: Any) -> None:
@@ -53,6 +67,10 @@ def check_known(refused: str, leaf: Any) -> None:
     elif isinstance(leaf, jax.ShapeDtypeStruct):
         found = "it is a jax.ShapeDtypeStruct, a shape without numbers"
         remedy = "Pass an array of this shape."
+    elif isinstance(dtype, np.dtype) and is_below_a_byte(dtype):
+        found = f"it is {type(leaf).__name__} of dtype {dtype}, of less than a byte"
+        wider = "float16" if jnp.issubdtype(dtype, np.floating) else "int8"
+        remedy = f"XLA has no collectives of it. Cast it first: value.astype({wider!r})."
     elif not isinstance(dtype, np.dtype) or _exists(dtype):
         return
     elif dtype.kind in "fc":
@@ -66,6 +84,13 @@ def check_known(refused: str, leaf: Any) -> None:
             "strategy.experimental_local_results(value) gives the values of the replicas."
         )
     raise ArgumentTypeError(f"{refused}: {found}.\n\n{remedy}")
+
+
+def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
+    """Whether several numbers share a byte (`int4`, `float4_e2m1fn`)."""
+    if jnp.issubdtype(dtype, np.integer):
+        return bool(jnp.iinfo(dtype).bits < 8)
+    return bool(jnp.issubdtype(dtype, np.floating) and jnp.finfo(dtype).bits < 8)
 
 
 def check_integer(refused: str, leaf: Any) -> None:

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 from jaxdist._typing import AxisNames, PyTree
 from jaxdist._validate import as_integer
 from jaxdist.collectives._default_sum import summed_by_default
-from jaxdist.collectives._dtypes import check_integer, check_known, check_numeric, result_dtype
+from jaxdist.collectives._dtypes import (
+    check_integer,
+    check_known,
+    check_numeric,
+    of_sum,
+    result_dtype,
+    to_sum,
+)
 from jaxdist.collectives._mark import assume_replicated
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._reduce_op import ReduceOp
@@ -25,7 +32,9 @@ from jaxdist.values import (
     close_containers,
     is_container,
     is_sharded,
+    mean_of_shares,
     open_containers,
+    share_of_mean,
     undeclared,
 )
 
@@ -55,21 +64,22 @@ def all_reduce(
             next(sums) if p is None else _reduced_pieces(caller, op, path, p, layout)
             for (path, _), p in zip(leaves, pieces, strict=True)
         )
-    arrays = [_reducible(caller, op, path, leaf) for path, leaf in leaves]
+    arrays = [_reducible(caller, path, leaf) for path, leaf in leaves]
     if not arrays:
         return value
     if current_log() is not None:
         names = ("value" + jax.tree_util.keystr(path) for path, _ in leaves)
         note_asked(caller, dict(zip(names, arrays, strict=True)))
     if ops is not None:
-        given = [jnp.asarray(leaf) for _, leaf in leaves]
-        return jax.tree.unflatten(treedef, reduced_by(ops, op, given, layout, options))
+        return jax.tree.unflatten(treedef, reduced_by(ops, op, arrays, layout, options))
     # XLA keeps an all-reduce of one replica on CPU.
     if layout.num_replicas > 1:
-        arrays = list(summed_by_default(arrays, layout, options))
-    if op is ReduceOp.MEAN:
-        arrays = [s / layout.num_replicas for s in arrays]
-    return jax.tree.unflatten(treedef, arrays)
+        dtypes = [x.dtype for x in arrays]
+        shares = [to_sum(op, x, layout.num_replicas) for x in arrays]
+        sums = summed_by_default(shares, layout, options)
+        pairs = zip(sums, dtypes, strict=True)
+        return treedef.unflatten(of_sum(op, s, d, layout.num_replicas) for s, d in pairs)
+    return treedef.unflatten(x.astype(result_dtype(op, x.dtype)) for x in arrays)
 
 
 def _reduced_pieces(
@@ -139,13 +149,12 @@ def _brief(value: Any) -> str:
     return f"{value!r}, of type {type(value).__name__}"
 
 
-def _reducible(caller: str, op: ReduceOp, path: Any, leaf: Any) -> Any:
+def _reducible(caller: str, path: Any, leaf: Any) -> Any:
     name = "value" + jax.tree_util.keystr(path)
     _check_own(caller, name, leaf)
     check_integer(f"{caller} cannot reduce {name}", leaf)
     check_numeric(caller, name, leaf)
-    array = jnp.asarray(leaf)
-    return array.astype(result_dtype(op, array.dtype))
+    return jnp.asarray(leaf)
 
 
 def _is_whole(value: Any) -> bool:
@@ -168,6 +177,14 @@ def summed(value: T, axes: AxisNames) -> T:
     leaves, treedef = jax.tree.flatten(value)
     whole: T = jax.tree.unflatten(treedef, jax.lax.psum([opaque(x) for x in leaves], axes))
     return whole
+
+
+def mean_over(array: jax.Array, axes: AxisNames) -> jax.Array:
+    """The mean over the replicas of one array, by the rule of `values/_mean.py`."""
+    count = jax.lax.axis_size(axes)
+    total = jax.lax.psum(opaque(share_of_mean(array, count)), axes)
+    mean: jax.Array = mean_of_shares(total, array.dtype, count)
+    return mean
 
 
 def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree:

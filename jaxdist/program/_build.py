@@ -3,7 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxdist.collectives import told
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist.collectives import is_below_a_byte, told
+from jaxdist.errors import ArgumentTypeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program._graph_rules import Combination
 from jaxdist.program._logical_marks import marks_of_results
@@ -40,6 +44,9 @@ def build(
     state_names = [*graph_names, *written_names]
     names = [*state_names, *traced.paths]
     names_in = (*state_names, *input_names, *read_names)
+    for name, slot in zip(names_in, signature.inputs, strict=True):
+        if slot.kind is not Kind.MIRRORED:
+            check_whole_bytes(name, slot.dtype, "went into strategy.run")
     if layout.spmd and layout.num_logical > 1:
         check_inputs(signature, traced, names_in, layout, len(variables.read_only))
     axes = replica_axes_of(layout)
@@ -55,7 +62,7 @@ def build(
         check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
         of_variables = differs[graph_size : traced.num_graph]
         check_equal(variables.written, of_variables, layout.num_replicas)
-    outputs = []
+    outputs: list[OutSlot] = []
     own_copies = {graph_size + i for i, v in enumerate(variables.written) if v.home.per_replica}
     marks = marks_of_results(traced.jaxpr) if layout.num_logical > 1 else [None] * len(names)
     results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
@@ -65,6 +72,8 @@ def build(
         kind = Kind.SHARDED if cut else Kind.PER_REPLICA if different else Kind.MIRRORED
         # A variable stays where it lives.
         parts = None if graph_size <= i < traced.num_graph else marks[i]
+        if kind is not Kind.MIRRORED:
+            check_whole_bytes(name, var.aval.dtype, "comes out of strategy.run")
         outputs.append(OutSlot(name, kind, shape, var.aval.dtype, cut, parts))
     return Program(
         getattr(fn, "__name__", type(fn).__name__),
@@ -80,6 +89,22 @@ def build(
         said,
         placed=tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
     )
+
+
+def check_whole_bytes(name: str, dtype: Any, what: str) -> None:
+    """Refuse an array of replicas in which several numbers share a byte.
+
+    Raises:
+        ArgumentTypeError: `int4` and the like; JAX cannot pass arrays of them that are split.
+    """
+    if isinstance(dtype, np.dtype) and is_below_a_byte(dtype):
+        wider = "float16" if jnp.issubdtype(dtype, np.floating) else "int8"
+        raise ArgumentTypeError(
+            f"{name} {what} with a value for each replica, and its dtype is {dtype}.\n\n"
+            "JAX can hold numbers of less than a byte in arrays that are the same on all replicas, "
+            "and not in arrays that are split.\n\n"
+            f"Cast it before, and back inside the step: value.astype({wider!r})."
+        )
 
 
 def _for_variable(

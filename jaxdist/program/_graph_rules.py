@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxdist._typing import AxisNames
+from jaxdist.collectives import mean_over
 from jaxdist.program import _keys_of_replicas
+from jaxdist.values import mean_of_shares, share_of_mean
 
 
 class Rule(enum.Enum):
@@ -92,10 +94,12 @@ def _own(of_replica: tuple[bool, ...], axes: AxisNames) -> Any:
 
 
 def _mean(x: Any, axes: AxisNames, takes_part: tuple[bool, ...] | None, counts: Any) -> Any:
+    wide = _wide(x)
     if takes_part is None:
-        return jax.lax.pmean(_wide(x), axes).astype(x.dtype)
-    total = jax.lax.psum(jnp.where(counts, _wide(x), 0), axes)
-    return (total / sum(takes_part)).astype(x.dtype)
+        return mean_over(wide, axes).astype(x.dtype)
+    num = sum(takes_part)
+    total = jax.lax.psum(jnp.where(counts, share_of_mean(wide, num), 0), axes)
+    return mean_of_shares(total, wide.dtype, num).astype(x.dtype)
 
 
 def _sum(before: Any, added: Any, axes: AxisNames, counts: Any) -> Any:

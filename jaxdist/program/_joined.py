@@ -20,7 +20,7 @@ from jaxdist import _compat
 from jaxdist._typing import AxisNames
 from jaxdist.collectives import UNEVEN_ALL_GATHER, gather_padded
 from jaxdist.errors import DivergentCollectiveError, ShapeError
-from jaxdist.program._joined_loops import LOOPS, same_length
+from jaxdist.program._joined_loops import LOOPS, same_branches, same_length
 from jaxdist.program._joined_ops import Const, Key, Op, Slot, flat_ops, is_same, same
 
 
@@ -257,6 +257,8 @@ class _Join:
         if ops[0].name in LOOPS:
             if not same_length(ops):
                 raise ShapeError(self._cannot_meet(ops))
+            if not same_branches(ops):
+                raise DivergentCollectiveError(self._other_branches(ops))
             return LOOPS[ops[0].name](ops, slots, self._together)
         if not all(is_same(ops[0], op) for op in ops[1:]):
             raise ShapeError(self._cannot_meet(ops))
@@ -278,6 +280,20 @@ class _Join:
             f"different replicas:\n{self._given(ops)}\n\n"
             f"Values that are concatenated on dim {dim} may differ in dim {dim} only.\n\n"
             "Gather on the dim that differs, or pad the others first."
+        )
+
+    def _other_branches(self, ops: list[Op]) -> str:
+        counts = "\n".join(
+            f"replicas {self.groups.members(g)}: {len(op.eqn.params['branches'])} branches"
+            for g, op in enumerate(ops)
+        )
+        return (
+            f"A switch at {_compat.source_of(ops[0].eqn)} has other numbers of branches on "
+            f"different replicas, and a collective in one of them:\n{counts}\n\n"
+            "Every replica has to reach every collective, so a switch that holds one has the same "
+            "branches on all replicas.\n\n"
+            "Take the collective out of the switch, or do not let a local shape decide about its "
+            "branches."
         )
 
     def _cannot_meet(self, ops: list[Op]) -> str:

@@ -17,6 +17,11 @@ def same_length(ops: Sequence[Op]) -> bool:
     return len({op.eqn.params.get("length") for op in ops}) == 1
 
 
+def same_branches(ops: Sequence[Op]) -> bool:
+    """Whether conditionals have as many branches."""
+    return len({len(op.eqn.params.get("branches", ())) for op in ops}) == 1
+
+
 def _scan(ops: list[Op], slots: list[Slot], run: Run) -> list[Slot]:
     params = ops[0].eqn.params
     consts, carry = _compat.scan_counts(params)

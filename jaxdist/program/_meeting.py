@@ -14,6 +14,7 @@ from jaxdist import _compat
 from jaxdist.collectives import UNEVEN_ALL_GATHER
 from jaxdist.errors import DivergentCollectiveError, NotFiniteError, ShapeError
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.program._extremes import EXTREMES, extreme_of_rows
 from jaxdist.program._invalid_numbers import invalid_number
 from jaxdist.program._merge_once import MergeCall, Merged
 from jaxdist.program._replication import named_axes
@@ -128,12 +129,19 @@ class Meeting:
 
     def _among(self, members: Sequence[int], brought: Sequence[Collective]) -> list[Any]:
         """Results for one group of replicas: `jax.vmap` knows what every collective means."""
-        if brought[0].primitive.name == "ppermute":
+        first = brought[0]
+        if first.primitive.name == "ppermute":
             return self._permuted(brought)
-        params = over_one_axis(brought[0].params, len(members), _MEMBERS)
-        columns = zip(*(b.operands for b in brought), strict=True)
+        columns = list(zip(*(b.operands for b in brought), strict=True))
+        if first.primitive.name in EXTREMES and all(
+            isinstance(a, str) for a in first.params["axes"]
+        ):
+            placed = [[self._to_first(x) for x in column] for column in columns]
+            found = [extreme_of_rows(first.primitive.name, rows) for rows in placed]
+            return [found if first.primitive.multiple_results else found[0]] * len(members)
+        params = over_one_axis(first.params, len(members), _MEMBERS)
         stacked = [jnp.stack([self._to_first(x) for x in column]) for column in columns]
-        whole = jax.vmap(lambda *x: brought[0].primitive.bind(*x, **params), axis_name=_MEMBERS)(
+        whole = jax.vmap(lambda *x: first.primitive.bind(*x, **params), axis_name=_MEMBERS)(
             *stacked
         )
         return [jax.tree.map(lambda x, i=i: x[i], whole) for i in range(len(members))]

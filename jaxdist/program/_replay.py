@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program._graph_rules import Combination, combine
-from jaxdist.program._rewrite import PartialAutoRewrite
+from jaxdist.program._rewrite import Rewrite
 from jaxdist.program._rows import replicas_with_rows
 from jaxdist.program._trace import Signature, Traced
 
@@ -38,16 +38,20 @@ class Replay:
 
     @functools.cached_property
     def _is_rewritten(self) -> bool:
-        """Whether some operation cannot run as it is where only some axes are manual."""
-        return bool(self._automatic) and self._rewrite.applies_to(self._traced.jaxpr)
+        """Whether some operation cannot run as it is, or XLA would get it wrong."""
+        return self._rewrite.applies_to(self._traced.jaxpr)
 
     @property
     def _automatic(self) -> frozenset[str]:
         return frozenset(self._layout.mesh.axis_names) - self._traced.manual_axes
 
     @functools.cached_property
-    def _rewrite(self) -> PartialAutoRewrite:
-        return PartialAutoRewrite(self._automatic, widens=self._layout.platform == "cpu")
+    def _rewrite(self) -> Rewrite:
+        platform = self._layout.platform
+        several = self._layout.num_replicas > 1
+        return Rewrite(
+            self._automatic, widens=platform == "cpu", keeps_nan=several and platform != "tpu"
+        )
 
     def call(self, leaves: Sequence[Any], specs: Sequence[PartitionSpec]) -> list[Any]:
         """Run on global arrays, with results laid out as `specs` say."""

@@ -1,9 +1,12 @@
-"""Replaying a trace with what cannot run where only some mesh axes are manual put in other words.
+"""Replaying a trace with what XLA cannot run, or would get wrong, put in other words.
 
-Three things cannot: XLA's CPU backend aborts the process on reductions of bf16 (no compile option
-of ours reaches a program that is traced inside a user's own jit), JAX refuses callbacks, and XLA
-branches that end in different layouts. What a step placed on one logical device gets its
-conditional here.
+Everywhere on CPU and GPU: the collectives for `pmax` and `pmin` lose nan there, so they compare
+integers in the order of the floats.
+
+Where only some mesh axes are manual, three things cannot run: XLA's CPU backend aborts the process
+on reductions of bf16 (no compile option of ours reaches a program that is traced inside a user's
+own jit), JAX refuses callbacks, and XLA branches that end in different layouts. What a step placed
+on one logical device gets its conditional here.
 """
 
 import dataclasses
@@ -16,6 +19,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
+from jaxdist.program._extremes import EXTREMES, extreme_by_order
 from jaxdist.program._in_region import InRegion
 from jaxdist.program._logical_layout import LOGICAL_LAYOUT
 from jaxdist.program._placed_region import Part, PlacedCall
@@ -30,26 +34,34 @@ _CONSTRAINTS = (LOGICAL_LAYOUT.name, "sharding_constraint")
 
 
 @dataclasses.dataclass(frozen=True)
-class PartialAutoRewrite:
+class Rewrite:
     """Rewrites for programs in which `automatic` axes are left to GSPMD.
 
-    Reductions of bf16 are done in f32, if `widens`. A pure callback runs once on each logical
-    device, on the whole value. Branches do not end in a layout. Operations that are placed on one
+    If `keeps_nan`, maxima and minima over replicas are of integers. If there are automatic axes:
+    reductions of bf16 are done in f32, if `widens`; a pure callback runs once on each logical
+    device, on the whole value; branches do not end in a layout; operations that are placed on one
     logical device run there.
     """
 
     automatic: frozenset[str]
     widens: bool
+    keeps_nan: bool = False
 
     def applies_to(self, jaxpr: Any) -> bool:
         """Whether anything in `jaxpr` has to be rewritten."""
         return any(
-            self._is_narrow(e)
-            or e.primitive.name == "pure_callback"
-            or is_marked(e)
-            or _has_constrained_branches(e)
+            self._is_extreme(e)
+            or (bool(self.automatic) and self._is_for_automatic(e))
             or any(self.applies_to(s) for s in _inner(e))
             for e in getattr(jaxpr, "jaxpr", jaxpr).eqns
+        )
+
+    def _is_for_automatic(self, eqn: Any) -> bool:
+        return (
+            self._is_narrow(eqn)
+            or eqn.primitive.name == "pure_callback"
+            or is_marked(eqn)
+            or _has_constrained_branches(eqn)
         )
 
     def call(
@@ -92,6 +104,12 @@ class PartialAutoRewrite:
             return PlacedCall(parts, axis, self.widens)(*operands)
 
     def _equation(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
+        if self._is_extreme(eqn):
+            return extreme_by_order(
+                eqn.primitive.name, operands, lambda x: _bind(eqn, x, eqn.params)
+            )
+        if not self.automatic:
+            return self._with_inner(eqn, operands, backward)
         if self._is_narrow(eqn):
             results = _bind(eqn, [_widen(x) for x in operands], eqn.params)
             return [r.astype(v.aval.dtype) for r, v in zip(results, eqn.outvars, strict=True)]
@@ -105,6 +123,10 @@ class PartialAutoRewrite:
                 for b in eqn.params["branches"]
             ]
             return _bind(eqn, operands, {**eqn.params, "branches": tuple(branches)})
+        return self._with_inner(eqn, operands, backward)
+
+    def _with_inner(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
+        """An operation, with the programs inside it rewritten."""
         if not any(self.applies_to(s) for s in _inner(eqn)):
             return _bind(eqn, operands, eqn.params)
         if eqn.primitive.name in _INLINED:
@@ -152,6 +174,13 @@ class PartialAutoRewrite:
 
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
         return jax.make_jaxpr(rewritten)(*avals)
+
+    def _is_extreme(self, eqn: Any) -> bool:
+        return (
+            self.keeps_nan
+            and eqn.primitive.name in EXTREMES
+            and any(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.invars)
+        )
 
     def _is_narrow(self, eqn: Any) -> bool:
         return (

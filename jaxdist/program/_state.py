@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -55,6 +56,7 @@ def combinations(
     graph = signature.graph
     found: list[Combination] = []
     diverging: list[int] = []
+    integers: list[str] = []
     not_sums: list[str] = []
     kinds = graph.types if graph else ()
     moments = _moments(signature, traced, places)
@@ -73,10 +75,14 @@ def combinations(
             rule = _graph_rules.rule_of(kind)
             if rule is None:
                 diverging.append(i)
+            elif rule is Rule.MEAN and not _has_mean(traced.jaxpr.outvars[i].aval.dtype):
+                integers.append(graph.name(i) if graph else "")
             else:
                 found.append(Combination(rule, (i,)))
     if diverging and graph:
         raise _diverging_variables(graph, diverging, num_replicas)
+    if integers:
+        raise _no_mean_of_integers(integers, num_replicas)
     if not_sums:
         raise _metrics_without_rule(not_sums, num_replicas)
     return tuple(found)
@@ -110,6 +116,20 @@ def _input_variable(traced: Traced, number: int) -> Any:
         if type(operand) is Argument and operand == number:
             return variable
     return None
+
+
+def _has_mean(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def _no_mean_of_integers(names: Sequence[str], num_replicas: int) -> StateDivergenceError:
+    return StateDivergenceError(
+        f"strategy.run would average {len(names)} batch statistic(s) of integers or booleans that "
+        f"are different on each of {num_replicas} replicas: {_listed(names)}.\n\n"
+        "Batch statistics are averaged over the replicas, and the mean of integers is none.\n\n"
+        "Keep them as floats, or make them the same on all replicas inside the step: "
+        "jaxdist.get_replica_context().all_reduce('sum', value)."
+    )
 
 
 def _metrics_without_rule(names: Sequence[str], num_replicas: int) -> StateDivergenceError:

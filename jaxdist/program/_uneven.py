@@ -141,18 +141,22 @@ def _with_known_gathers(
     assumed: tuple[tuple[int, ...], ...] = ()
     for _ in range(MAX_ROUNDS):
         logs = [GatherLog(assumed, len(groups.of_replica)) for _ in signatures]
-        traces = []
+        traces: list[Traced] = []
+        failed: Exception | None = None
         for group, (signature, log) in enumerate(zip(signatures, logs, strict=True)):
             try:
                 with logged(log):
                     traces.append(trace(_restarting(fn, log), signature, strategy))
             except Exception as error:
                 error.add_note(_where(groups.members(group), signature))
-                raise
+                failed = failed or error
         counts = [len(log.seen) for log in logs]
         rows = range(min(counts))
         found = tuple(tuple(logs[g].seen[i] for g in groups.of_replica) for i in rows)
-        if found == assumed:
+        # What a gather meets may fit its real rows alone, so an error counts once these are known.
+        if failed is not None and found == assumed[: len(found)]:
+            raise failed
+        if failed is None and found == assumed:
             _check_asked(logs, groups)
             return traces
         assumed = found

@@ -111,8 +111,9 @@ def combined(own: Any, how: VariableAggregation, layout: ReplicaMesh) -> Any:
         numbers = own.astype(jnp.int8) if own.dtype == jnp.bool_ else own
         first = jnp.where(is_first, numbers, jnp.zeros_like(numbers))
         return jax.lax.psum(first, axes).astype(own.dtype)
-    total = collectives.summed(own, axes)
-    return total if how is VariableAggregation.SUM else total / layout.num_replicas
+    if how is VariableAggregation.SUM:
+        return collectives.summed(own, axes)
+    return collectives.mean_over(own, axes)
 
 
 def value_across(variable: Variable, own: Any, layout: ReplicaMesh) -> Any:

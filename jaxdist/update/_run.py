@@ -11,7 +11,7 @@ import optax
 
 from jaxdist import collectives
 from jaxdist._typing import PyTree
-from jaxdist.collectives import ReduceOp
+from jaxdist.collectives import ReduceOp, of_sum, to_sum
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.update._checks import check_pieces
 from jaxdist.update._cuts import Cuts
@@ -112,10 +112,9 @@ class Step:
             if cut is None:
                 values.append(Whole(next(sums), replicas))
                 continue
-            piece = replicas.scatter_sum(array, cut)
-            if self.op is ReduceOp.MEAN:
-                piece = piece / replicas.count
-            values.append(Piece(piece, cut, replicas))
+            piece = replicas.scatter_sum(to_sum(self.op, array, replicas.count), cut)
+            mean = of_sum(self.op, piece, array.dtype, replicas.count)
+            values.append(Piece(mean, cut, replicas))
         return values
 
     def _values(self, part: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:

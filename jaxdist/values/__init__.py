@@ -16,6 +16,9 @@ from jaxdist.values._indexed_slices import IndexedSlices as IndexedSlices
 from jaxdist.values._leaked import is_leaked as is_leaked
 from jaxdist.values._leaked import leaked as leaked
 from jaxdist.values._leaked import refuse_leaked as refuse_leaked
+from jaxdist.values._mean import mean_dtype as mean_dtype
+from jaxdist.values._mean import mean_of_shares as mean_of_shares
+from jaxdist.values._mean import share_of_mean as share_of_mean
 from jaxdist.values._numbers import check_integers as check_integers
 from jaxdist.values._numbers import is_python as is_python
 from jaxdist.values._numbers import too_large as too_large

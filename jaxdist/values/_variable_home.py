@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jaxdist import _compat
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._in_pairs import in_pairs
+from jaxdist.values._mean import mean_of_shares, share_of_mean
 from jaxdist.values._owned import owned
 from jaxdist.values._per_replica import PerReplica
 from jaxdist.values._placement import Kind, Placement, checked_per_replica
@@ -113,10 +114,13 @@ def _combination(
         rows = held.reshape((layout.num_replicas, *shape))
         if how is VariableAggregation.ONLY_FIRST_REPLICA:
             return rows[0]
+        is_mean = how is VariableAggregation.MEAN
+        if is_mean:
+            rows = share_of_mean(rows, layout.num_replicas)
         if layout.num_virtual is None:
-            total = rows.sum(axis=0, dtype=held.dtype)
+            total = rows.sum(axis=0, dtype=rows.dtype)
         else:
-            total = in_pairs(rows, jnp.add).astype(held.dtype)
-        return total if how is VariableAggregation.SUM else total / layout.num_replicas
+            total = in_pairs(rows, jnp.add).astype(rows.dtype)
+        return mean_of_shares(total, held.dtype, layout.num_replicas) if is_mean else total
 
     return jax.jit(combine, out_shardings=layout.replicated)

@@ -281,10 +281,10 @@ class _Updated(nnx.Module):
 
 class _Rotated(nnx.Module):
     def __init__(self) -> None:
-        self.rotation: Any = getattr(nnx, "RoPE")(head_dim=8)  # noqa: B009
+        self.rotation: Any = getattr(nnx, "RoPE")()  # noqa: B009
 
     def __call__(self, x: Any) -> Any:
-        return self.rotation(x[:, :, None, :], jnp.arange(3)[None])
+        return self.rotation(x[:, :, None, :])
 
 
 def _nnx_rows() -> list[Row]:
@@ -293,8 +293,8 @@ def _nnx_rows() -> list[Row]:
         graph, params, rest = nnx.split(layer, nnx.Param, ...)
 
         def fn(params: Any, x: Any, graph: Any = graph, rest: Any = rest) -> Any:
-            merged = nnx.merge(graph, params, rest)
-            return merged(x)
+            # State that the layer writes is made anew in each trace.
+            return nnx.merge(graph, params, jax.tree.map(jnp.asarray, rest))(x)
 
         batch = _in_sequences if takes_sequences else np.asarray
         rows.append(Row(f"nnx.{name}", fn, params, batch=batch))
@@ -303,7 +303,10 @@ def _nnx_rows() -> list[Row]:
 
 # Losses of optax
 
-NO_ROW_OF_LOSSES = {"make_fenchel_young_loss": "makes a loss from a function"}
+NO_ROW_OF_LOSSES = {
+    "make_fenchel_young_loss": "makes a loss from a function",
+    "convex_kl_divergence": "is the older name of generalized_kl_divergence",
+}
 _SPECIAL_LOSSES: dict[str, Callable[[Any], Any]] = {
     "ctc_loss": lambda x: optax.ctc_loss(*_for_ctc(x)),
     "ctc_loss_with_forward_probs": lambda x: optax.ctc_loss_with_forward_probs(*_for_ctc(x))[0],
@@ -322,7 +325,7 @@ _OF_CLASSES = frozenset(
 )
 _OF_LOGS = frozenset(
     """
-    kl_divergence kl_divergence_with_log_targets convex_kl_divergence generalized_kl_divergence
+    kl_divergence kl_divergence_with_log_targets generalized_kl_divergence
     """.split()
 )
 _OF_SIGNS = frozenset({"hinge_loss", "perceptron_loss"})
@@ -336,6 +339,8 @@ def _for_ctc(x: Any) -> tuple[Any, Any, Any, Any]:
 
 def _loss(name: str) -> Callable[[Any], Any]:
     fn = getattr(optax.losses, name)
+    if name == "multiclass_generalized_dice_loss":
+        return lambda x: _with_ranks(fn, x, _shares(x))
     if name in _SPECIAL_LOSSES:
         return _SPECIAL_LOSSES[name]
     if name in _OF_CLASSES:
@@ -348,6 +353,11 @@ def _loss(name: str) -> Callable[[Any], Any]:
     if name in _OF_SIGNS:
         return lambda x: fn(x, jnp.sign(jnp.flip(x, -1)))
     return lambda x: fn(x, _shares(x))
+
+
+def _with_ranks(fn: Callable[..., Any], *args: Any) -> Any:
+    with jax.numpy_rank_promotion("allow"):
+        return fn(*args)
 
 
 def _loss_rows() -> list[Row]:

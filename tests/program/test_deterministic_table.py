@@ -81,7 +81,9 @@ class Block(nnx.Module):
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.norms = nnx.List([nnx.LayerNorm(16, rngs=rngs) for _ in range(2)])
-        self.attention = nnx.MultiHeadAttention(2, 16, dropout_rate=0.1, decode=False, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(
+            2, 16, dropout_rate=0.1, deterministic=False, decode=False, rngs=rngs
+        )
         self.up, self.down = nnx.Linear(16, 32, rngs=rngs), nnx.Linear(32, 16, rngs=rngs)
         self.dropout = nnx.Dropout(0.1, rngs=rngs)
 

@@ -188,3 +188,19 @@ def test_state_of_several_kinds_has_a_remedy_for_each() -> None:
     for name, (_, advice) in STATE.items():
         assert name in str(error.value)
         assert advice in str(error.value)
+
+
+def test_integer_statistics_that_differ_are_refused_and_floats_do_not_overflow() -> None:
+    class Statistics(nnx.Module):
+        def __init__(self, value: Any) -> None:
+            self.value = nnx.BatchStat(jnp.asarray(value))
+
+    def step(model: Any, x: Any) -> None:
+        model.value.set_value(x.astype(model.value.dtype))
+
+    strategy = jaxdist.MirroredStrategy()
+    with pytest.raises(StateDivergenceError, match="mean of integers"):
+        strategy.run(step, (Statistics(np.int32(0)), PerReplica(list(range(8)))))
+    model = Statistics(np.float32(0))
+    strategy.run(step, (model, PerReplica([np.float32(3e38)] * 8)))
+    np.testing.assert_allclose(model.value.get_value(), 3e38, rtol=1e-6)

@@ -461,3 +461,41 @@ def test_collectives_of_values_that_differ_name_all_of_them_and_the_line(ops: An
         strategy.run(gathered, (a, b))
     for part in ("all_gather at", ".gathered)", "1 value ", "value['b']", "but for dim 0"):
         assert part in str(error.value)
+
+
+def test_a_gather_may_meet_an_array_of_all_rows() -> None:
+    """Which has the right shape only when the rows of all replicas are known."""
+    parts = [np.full((r % 3 + 1, 2), r, np.float32) for r in range(8)]
+    rows = np.concatenate(parts)
+    weights = np.linspace(0, 1, len(rows), dtype=np.float32)[:, None]
+
+    def step(x: Any, w: Any) -> Any:
+        replica = get_replica_context()
+        whole = replica.all_gather(x, axis=0) * w
+        return whole, replica.all_gather(whole[: x.shape[0]], axis=0) + w
+
+    strategy = jaxdist.MirroredStrategy()
+    whole, again = strategy.run(step, (PerReplica(parts), weights))
+    np.testing.assert_allclose(whole, rows * weights, rtol=1e-6)
+    first = np.concatenate([(rows * weights)[: len(p)] for p in parts])
+    np.testing.assert_allclose(again, first + weights, rtol=1e-6)
+    with pytest.raises(TypeError, match="incompatible shapes"):
+        strategy.run(step, (PerReplica(parts), weights[1:]))
+
+
+def test_a_switch_with_a_collective_has_as_many_branches_everywhere() -> None:
+    parts = [np.ones((r % 2 + 1, 2), np.float32) for r in range(8)]
+
+    def step(x: Any, communicates: bool) -> Any:
+        def branch(n: int) -> Any:
+            return lambda v: lax.psum(v, "replica") * n if communicates else v * n
+
+        branches = [branch(n) for n in range(x.shape[0] + 1)]
+        return lax.switch(jnp.int32(1), branches, x.sum(0))
+
+    strategy = jaxdist.MirroredStrategy()
+    result = strategy.run(step, (PerReplica(parts), False))
+    assert [v.tolist() for v in result.values] == [[len(p)] * 2 for p in parts]
+    with pytest.raises(DivergentCollectiveError, match="numbers of branches") as told:
+        strategy.run(step, (PerReplica(parts), True))
+    assert "[1, 3, 5, 7]: 3 branches" in str(told.value)

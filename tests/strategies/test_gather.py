@@ -1,5 +1,6 @@
 """`Strategy.gather`: the values of all replicas, one after the other."""
 
+import sys
 from typing import Any
 
 import jax
@@ -228,3 +229,22 @@ def test_a_per_replica_whose_rows_lie_whole_on_every_device_is_read_once(
     assert strategy.gather(value, axis=0).tolist() == rows.tolist()
     want = rows.reshape(count, 2).sum(0)
     assert strategy.reduce("SUM", value, axis=None).tolist() == want.tolist()
+
+
+def test_a_small_gather_is_few_calls() -> None:
+    """What a call costs above reading the array is Python, so it is counted."""
+    strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+    held = strategy.run(_identity, (PerReplica([np.ones((2, 4), np.float32)] * 2),))
+    strategy.gather(held, axis=0)
+    calls: list[str] = []
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+
+    sys.setprofile(count)
+    try:
+        strategy.gather(held, axis=0)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 80, calls

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxdist.collectives._across import settled
-from jaxdist.collectives._dtypes import result_dtype
+from jaxdist.collectives._dtypes import of_sum, result_dtype, to_sum
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._plan import Plan
 from jaxdist.collectives._reduce_op import ReduceOp
@@ -92,12 +92,11 @@ class AlgorithmicOps(CrossDeviceOps):
     ) -> list[jax.Array]:
         """Called by every replica with its own leaves, inside a mapped step."""
         arrays = [jnp.asarray(x) for x in local]
-        arrays = [x.astype(result_dtype(op, x.dtype)) for x in arrays]
-        if layout.num_replicas > 1 and arrays:
-            arrays = self.sums(arrays, layout, options)
-        if op is ReduceOp.MEAN:
-            arrays = [x / layout.num_replicas for x in arrays]
-        return arrays
+        count = layout.num_replicas
+        if count == 1 or not arrays:
+            return [x.astype(result_dtype(op, x.dtype)) for x in arrays]
+        sums = self.sums([to_sum(op, x, count) for x in arrays], layout, options)
+        return [of_sum(op, s, x.dtype, count) for s, x in zip(sums, arrays, strict=True)]
 
     def sums(
         self, arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import runtime
+from jaxdist.collectives._dtypes import result_dtype
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._plan import Plan
+from jaxdist.collectives._reduce_op import ReduceOp
 from jaxdist.collectives._reduction import Summing
 from jaxdist.collectives._sum_by_size import Entry, SumBySize
 from jaxdist.collectives._users_code import users_code
@@ -83,6 +85,22 @@ class ReductionToOneDevice(AlgorithmicOps):
             return super().sums(arrays, layout, options)
         self._first(layout)
         return [_accumulated(accumulate, x, layout) for x in arrays]
+
+    def all_reduced(
+        self,
+        op: ReduceOp,
+        local: Sequence[jax.Array],
+        layout: ReplicaMesh,
+        options: CommunicationOptions,
+    ) -> list[jax.Array]:
+        """A function of the user's gets the values as they are, and not shares of a mean."""
+        if self.accumulation_fn is None:
+            return super().all_reduced(op, local, layout, options)
+        arrays = [jnp.asarray(x) for x in local]
+        arrays = [x.astype(result_dtype(op, x.dtype)) for x in arrays]
+        if layout.num_replicas > 1:
+            arrays = self.sums(arrays, layout, options)
+        return [x / layout.num_replicas if op is ReduceOp.MEAN else x for x in arrays]
 
     def _first(self, layout: ReplicaMesh) -> int:
         """The replica that the reduction ends at."""
