@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxdist._not_there import MISSING_MEMBERS, missing_member
 from jaxdist._typing import PyTree
+from jaxdist._validate import as_flag
 from jaxdist.data._batches import Batches, batches, check_arrays
 
 
@@ -43,6 +44,8 @@ class Examples:
             >>> [b.tolist() for b in examples.batch(2)]
             [[0, 1], [2, 3], [4]]
         """
+        as_flag("Examples.batch", "drop_remainder", drop_remainder)
+        as_flag("Examples.batch", "shuffle", shuffle)
         return batches(
             self.arrays,
             batch_size,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jaxdist import data
 from jaxdist._not_there import MISSING_MEMBERS, missing_member
 from jaxdist._typing import PyTree
-from jaxdist._validate import is_callable
+from jaxdist._validate import check_text, is_callable
 from jaxdist.collectives import ReduceOp
 from jaxdist.strategies import _v1_input
 from jaxdist.values import Variable
@@ -80,6 +80,9 @@ class StrategyMethodsV1:
         Returns:
             The value itself where there is one, else a tuple of those of the replicas.
 
+        Raises:
+            ArgumentTypeError: `name` is no string.
+
         Example:
             >>> MirroredStrategy(["cpu:0", "cpu:1"]).group(PerReplica([1, 2]))
             (1, 2)
@@ -90,6 +93,7 @@ class StrategyMethodsV1:
             `tf.distribute.Strategy.group`.
         """
         if name is not None:
+            check_text("Strategy.group", "name", name, "train")
             _LOG.info("Strategy.group: name=%r has no effect; there are no operations.", name)
         values = self._strategy.experimental_local_results(value)
         return values[0] if len(values) == 1 else values

@@ -8,6 +8,7 @@ from tests.bad_inputs import (
     calls_devices,
     calls_strategies,
     calls_training,
+    calls_v1,
     calls_values,
 )
 from tests.bad_inputs.call import Call
@@ -19,6 +20,7 @@ CALLS: dict[str, Call] = {
     **calls_data.CALLS,
     **calls_devices.CALLS,
     **calls_training.CALLS,
+    **calls_v1.CALLS,
 }
 
 # Users hold objects of these classes and do not make them.
@@ -28,6 +30,7 @@ MADE_BY_JAXDIST = {
     "jaxdist.GradientReport",
     "jaxdist.Program",
     "jaxdist.data.Batches",
+    "jaxdist.data.Examples",
     "jaxdist.data.OptionalBatch",
     "jaxdist.tpu.TPUSystem",
     "jaxdist.tpu.experimental.TPUSystemMetadata",
@@ -58,6 +61,7 @@ OF_ROOMS = {
     "jaxdist.Program.compiled",
     "jaxdist.Program.lowered",
     "jaxdist.Program.rebuild",
+    "jaxdist.data.Batches.cardinality_of_multiples",
     "jaxdist.data.Batches.order",
     "jaxdist.data.Batches.restarted",
     "jaxdist.data.distribute_dataset",
