@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
 
@@ -28,11 +27,11 @@ def call_arguments(caller: str, args: Any, kwargs: Any) -> None:
         )
 
 
-def is_callable(caller: str, fn: Any) -> None:
-    """Refuse an `fn` that cannot be called."""
+def is_callable(caller: str, fn: Any, name: str = "fn") -> None:
+    """Refuse an `fn` that cannot be called; `name` is that of the parameter."""
     if not callable(fn):
         raise ArgumentTypeError(
-            f"{caller} needs a function, and {type(fn).__name__} was given: {fn!r}.\n\n"
+            f"{caller} needs a function, and {name}={shown(fn)}, was given.\n\n"
             "Pass the function itself and its arguments apart: "
             "strategy.run(step, args=(state, batch)), not strategy.run(step(state, batch))."
         )
@@ -178,9 +177,10 @@ def as_arrays(caller: str, name: str, tree: Any) -> Any:
 
 def is_array(value: Any) -> bool:
     """Whether JAX takes `value` for an array: also tracers, numbers, and shapes with a dtype."""
-    if isinstance(value, (jax.Array, jax.ShapeDtypeStruct, bool, int, float, complex)):
+    if isinstance(value, (jax.Array, bool, int, float, complex)):
         return True
-    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcV"
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    return hasattr(value, "shape") and kind is not None and kind in "biufcV"
 
 
 def as_list(caller: str, name: str, value: Any, what: str, remedy: str) -> list[Any]:

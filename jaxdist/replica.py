@@ -338,7 +338,7 @@ class ReplicaContext:
         Source:
             `tf.distribute.ReplicaContext.merge_call`.
         """
-        is_callable("ReplicaContext.merge_call", merge_fn)
+        is_callable("ReplicaContext.merge_call", merge_fn, "merge_fn")
         call_arguments("ReplicaContext.merge_call", args, kwargs)
         given = (tuple(args), dict(kwargs or {}))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxdist._validate import as_list
+from jaxdist._validate import as_list, shown
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -28,12 +28,13 @@ _XLA_FLAG = "--xla_force_host_platform_device_count"
 MAX_STEPS_IN_FLIGHT_ON_CPU = 8
 
 
-def device_from_name(name: str | jax.Device) -> jax.Device:
+def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
     """The device that a documented name stands for.
 
     Args:
         name: `"cpu:0"`, `"GPU:1"`, `"/device:TPU:0"`, a full
             `"/job:localhost/replica:0/task:0/device:CPU:0"`, or a `jax.Device` as it is.
+        given_to: The call and the parameter that it was given to, for errors.
 
     Returns:
         The device.
@@ -51,35 +52,38 @@ def device_from_name(name: str | jax.Device) -> jax.Device:
     """
     if isinstance(name, jax.Device):
         return name
+    where = f"{given_to}: " if given_to else ""
     if not isinstance(name, str):
         raise ArgumentTypeError(
-            f"A device is a string such as 'cpu:0' or a jax.Device, and {name!r} of type "
-            f"{type(name).__name__} was given.\n\nUse one of {list_device_names()}."
+            f"{where}a device is a string such as 'cpu:0' or a jax.Device, and {shown(name)}, "
+            f"was given.\n\nUse one of {list_device_names()}."
         )
     match = _NAME.match(name.strip())
     kind = match["kind"].lower() if match else ""
     if match is None or kind not in _PLATFORMS:
         raise DeviceError(
-            f"Device {name!r} is not understood.\n\nA device is named 'KIND:INDEX' with KIND one "
-            f"of cpu, gpu, tpu, or '/job:localhost/replica:0/task:0/device:KIND:INDEX'.\n\n"
+            f"{where}device {name!r} is not understood.\n\n"
+            "A device is named 'KIND:INDEX' with KIND one of cpu, gpu, tpu, or "
+            "'/job:localhost/replica:0/task:0/device:KIND:INDEX'.\n\n"
             f"On this machine there are {list_device_names()}."
         )
     if (match["job"] or "localhost").lower() != "localhost":
         raise DeviceError(
-            f"Device {name!r} is on job {match['job']!r}, and this strategy works on the devices "
-            f"of this process (job 'localhost').\n\nUse one of {list_device_names()}."
+            f"{where}device {name!r} is on job {match['job']!r}, and this strategy works on the "
+            f"devices of this process (job 'localhost').\n\nUse one of {list_device_names()}."
         )
     if int(match["replica"] or 0) or int(match["task"] or 0):
         raise DeviceError(
-            f"Device {name!r} is on replica:{match['replica'] or 0}, task:{match['task'] or 0}, "
-            "and a process sees its own devices only, as replica:0 and task:0.\n\n"
+            f"{where}device {name!r} is on replica:{match['replica'] or 0}, "
+            f"task:{match['task'] or 0}, and a process sees its own devices only, as replica:0 "
+            "and task:0.\n\n"
             f"Use one of {list_device_names()}."
         )
     index = int(match["index"]) if match["index"] not in (None, "*") else 0
     present = local_devices(_PLATFORMS[kind])
     if index >= len(present):
         raise DeviceError(
-            f"Device {name!r} does not exist: this process has {len(present)} "
+            f"{where}device {name!r} does not exist: this process has {len(present)} "
             f"{kind.upper()} device(s).\n\nUse one of {list_device_names()}"
             + _virtual_hint(kind, index)
         )
@@ -134,7 +138,7 @@ def distinct_devices(caller: str, names: Sequence[str | jax.Device]) -> list[jax
         "a list of devices or of their names",
         "Pass for instance devices=['gpu:0', 'gpu:1'], or leave it out for all devices.",
     )
-    devices = [device_from_name(n) for n in listed]
+    devices = [device_from_name(n, f"{caller}(devices=...)") for n in listed]
     twice = sorted({str(d) for d in devices if devices.count(d) > 1})
     if twice:
         raise DeviceError(

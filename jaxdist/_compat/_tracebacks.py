@@ -35,7 +35,8 @@ def hide_frames(error: BaseException) -> None:
         # JAX has left the same note where the error came through one of its functions.
         notes = getattr(error, "__notes__", [])
         if mode == "quiet_remove_frames" and not any("internal frames" in n for n in notes):
-            error.add_note(_NOTE)
+            # What is said of the exception itself is read last.
+            error.__notes__ = [_NOTE, *notes]
 
 
 def hides_frames(fn: F) -> F:

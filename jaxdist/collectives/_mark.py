@@ -1,10 +1,12 @@
 """The mark that says: this value is the same on all replicas."""
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+
+from jaxdist._validate import as_arrays
 
 T = TypeVar("T")
 
@@ -46,8 +48,5 @@ def assume_replicated(value: T) -> T:
         3.0
     """
 
-    def mark(leaf: Any) -> Any:
-        return ASSUME_REPLICATED.bind(jax.numpy.asarray(leaf))
-
-    marked: T = jax.tree.map(mark, value)
+    marked: T = jax.tree.map(ASSUME_REPLICATED.bind, as_arrays("assume_replicated", "value", value))
     return marked

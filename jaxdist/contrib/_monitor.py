@@ -30,7 +30,7 @@ class Monitor:
     """
 
     def __init__(self, step_callable: Callable[[], Any], session: Any = None) -> None:
-        is_callable("contrib.Monitor", step_callable)
+        is_callable("contrib.Monitor", step_callable, "step_callable")
         if session is not None:
             raise ArgumentError(
                 f"contrib.Monitor was given session={session!r}.\n\n"

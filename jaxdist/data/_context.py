@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from jaxdist._validate import as_integer
 from jaxdist.errors import ArgumentError
 
 
@@ -67,6 +68,9 @@ class InputContext:
             >>> InputContext(num_replicas_in_sync=6).get_per_replica_batch_size(12)
             2
         """
+        caller = "InputContext.get_per_replica_batch_size"
+        remedy = "Pass the rows of one step, over all replicas."
+        as_integer(caller, "global_batch_size", global_batch_size, least=0, remedy=remedy)
         rows, rest = divmod(global_batch_size, self._num_replicas_in_sync)
         if rest:
             down = rows * self._num_replicas_in_sync

@@ -121,7 +121,7 @@ class DistributedDataset(Iterable[PyTree]):
             >>> data.reduce(0, lambda count, batch: count + 1)
             4
         """
-        _validate.is_callable("DistributedDataset.reduce", reduce_func)
+        _validate.is_callable("DistributedDataset.reduce", reduce_func, "reduce_func")
         state = initial_state
         with iter(self) as iterator:
             for batch in iterator:

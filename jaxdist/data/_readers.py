@@ -116,9 +116,9 @@ class ListIterator(Iterator[Any]):
         """Go on after that many elements."""
         if not 0 <= state <= len(self._elements):
             raise ArgumentError(
-                f"set_state: the state is {state} elements into the data, and the list has "
-                f"{len(self._elements)}.\n\nGive a state that get_state of an iterator over the "
-                "same data returned."
+                f"set_state was given a state that is no position in the data: {state} elements, "
+                f"and the list has {len(self._elements)}.\n\n"
+                "Give a state that get_state of an iterator over the same data returned."
             )
         self._index = int(state)
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._validate import shown
 from jaxdist.data._assemble import SPLIT_CALLER
 from jaxdist.data._batches import Batches
 from jaxdist.data._cardinality import UNKNOWN_CARDINALITY, cardinality_of
@@ -69,7 +70,14 @@ class Source:
             return made
         if isinstance(data, (list, range)):
             return ListIterator(data)
-        return iter(data if isinstance(data, Iterable) else data())
+        made_now = data if isinstance(data, Iterable) else data()
+        if not isinstance(made_now, Iterable):
+            raise ArgumentTypeError(
+                f"{self._caller} was given dataset={shown(data)}, and calling it gave "
+                f"{shown(made_now)}.\n\nA dataset is an iterable of batches, or a function that "
+                "makes one for each pass.\n\nPass for instance jaxdist.data.batches(arrays, 32)."
+            )
+        return iter(made_now)
 
     def __repr__(self) -> str:
         if isinstance(self._dataset, Batches):

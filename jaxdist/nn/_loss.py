@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import replica
+from jaxdist._validate import as_array
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 
 
@@ -54,7 +55,7 @@ def compute_average_loss(
     Source:
         `tf.nn.compute_average_loss`.
     """
-    loss = _as_float(per_example_loss)
+    loss = _as_float("compute_average_loss", "per_example_loss", per_example_loss)
     if loss.ndim == 0:
         raise ShapeError(
             "nn.compute_average_loss was given a scalar as per_example_loss.\n\n"
@@ -95,15 +96,15 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     Source:
         `tf.nn.scale_regularization_loss`.
     """
-    loss = _as_float(regularization_loss)
+    loss = _as_float("scale_regularization_loss", "regularization_loss", regularization_loss)
     count = _num_replicas(
         "scale_regularization_loss", "Call it inside the function that you pass to strategy.run."
     )
     return (jnp.sum(_wide(loss)) / count).astype(loss.dtype)
 
 
-def _as_float(loss: Any) -> jax.Array:
-    array = jnp.asarray(loss)
+def _as_float(caller: str, name: str, loss: Any) -> jax.Array:
+    array = as_array(f"nn.{caller}", name, loss)
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(float)
 
 
@@ -156,7 +157,7 @@ def _global_batch_size(num_local: int, given: Any) -> jax.Array:
 
 def _weighted(loss: jax.Array, sample_weight: Any) -> jax.Array:
     """`loss` times weights that stand for its leading dims."""
-    weight = jnp.asarray(sample_weight)
+    weight = as_array("nn.compute_average_loss", "sample_weight", sample_weight)
     while weight.ndim > loss.ndim and weight.shape[-1] == 1:
         weight = weight[..., 0]
     rest = loss.ndim - weight.ndim

@@ -4,10 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdist import replica
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
+from jaxdist._validate import as_integer, shown
+from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
 
 def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
@@ -52,19 +52,14 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
         True
     """
     is_typed = _checked_key(key)
-    if isinstance(num_local_examples, bool) or not isinstance(
-        num_local_examples, (int, np.integer)
-    ):
-        raise ArgumentTypeError(
-            "nn.example_keys was given num_local_examples of type "
-            f"{type(num_local_examples).__name__}.\n\n"
-            "It decides a shape, so it is a Python integer: x.shape[0] of this replica's batch."
-        )
-    if num_local_examples < 0:
-        raise ArgumentError(
-            f"nn.example_keys was given num_local_examples={num_local_examples}.\n\n"
-            "It is the number of rows of this replica's batch: 0 or more."
-        )
+    as_integer(
+        "nn.example_keys",
+        "num_local_examples",
+        num_local_examples,
+        least=0,
+        most=(1 << 31) - 1,
+        remedy="It decides a shape, so it is a Python integer: x.shape[0] of this replica's batch.",
+    )
     frame = replica.current_frame()
     if frame is not None and frame.replica is None:
         raise ContextError(
@@ -88,7 +83,7 @@ def _checked_key(key: Any) -> bool:
     is_typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
     if not is_typed and dtype != jnp.uint32:
         raise ArgumentTypeError(
-            f"nn.example_keys was given a {type(key).__name__} as key.\n\n"
+            f"nn.example_keys was given key={shown(key)}.\n\n"
             "Pass jax.random.key(seed), or one made from it."
         )
     if jnp.ndim(key) != (0 if is_typed else 1):

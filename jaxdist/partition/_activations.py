@@ -3,10 +3,10 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxdist import replica
+from jaxdist._validate import as_array
 from jaxdist.errors import ArgumentTypeError, ShapeError
 from jaxdist.partition._placements import Placement, Replicate, Split
 
@@ -64,13 +64,7 @@ def checked_activation(caller: str, placement: Any) -> Split | Replicate:
 
 def _constrained(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
     if not hasattr(array, "ndim"):
-        try:
-            array = jnp.asarray(array)
-        except TypeError as error:
-            raise ArgumentTypeError(
-                f"partition.constrain was given a {type(array).__name__}, {array!r}, in a pytree "
-                "of arrays.\n\nPass the arrays alone."
-            ) from error
+        array = as_array("partition.constrain", "value", array)
     spec: list[Any] = [None] * array.ndim
     if dim is not None:
         if not -array.ndim <= dim < array.ndim:

@@ -4,8 +4,10 @@ from typing import Any, TypeVar
 
 import jax
 from flax import nnx
+from jax.extend.core import Primitive
 
 from jaxdist import replica
+from jaxdist._validate import check_instance
 from jaxdist.values import GATHERED, Sharded, gathered, is_sharded
 
 T = TypeVar("T")
@@ -94,6 +96,14 @@ def remat_policy(primitive: Any, *_: Any, **params: Any) -> bool:
     Source:
         `jax.checkpoint_policies`; ZeRO-3, arXiv:1910.02054.
     """
+    check_instance(
+        "partition.remat_policy",
+        "primitive",
+        primitive,
+        Primitive,
+        "an operation of JAX",
+        "Do not call it: pass it on, jax.checkpoint(fn, policy=partition.remat_policy).",
+    )
     if primitive.name == "name":
         return bool(params.get("name") != GATHERED)
     return primitive.name not in _MOVED

@@ -42,7 +42,8 @@ def entries_of(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree
         prefix = _joined(_key(k) for k in path)
         if isinstance(node, (PerReplica, Variable)):
             raise ArgumentTypeError(
-                f"partition.place was given a {type(node).__name__} at {prefix or 'the root'}.\n\n"
+                f"partition.place was given a tree with a {type(node).__name__} at "
+                f"{prefix or 'the root'}.\n\n"
                 "It has its place: a PerReplica is one value for each replica, and a Variable lies "
                 "where its strategy made it.\n\nPlace arrays and NNX objects."
             )

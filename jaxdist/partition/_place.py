@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.partition._leaves import Entry, entries_of
@@ -62,12 +63,25 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     """
     layout = _checked_layout(strategy)
     own = checked_rules("partition.place", rules)
+    _check_filter(wrt)
     entries, rebuilt = entries_of(tree, wrt)
     _check_wrt(entries, wrt)
     where = _resolved(entries, own, layout)
     for entry, found in zip(entries, where, strict=True):
         entry.put(_placed(entry, found, layout))
     return rebuilt()
+
+
+def _check_filter(wrt: Any) -> None:
+    """Refuse what Flax does not take for a filter of variables."""
+    try:
+        nnx.filterlib.to_predicate(wrt)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(
+            f"partition.place was given wrt={shown(wrt)}.\n\n"
+            "wrt says which NNX variables are parameters: a class of variables, or another "
+            "filter of Flax.\n\nPass for instance wrt=nnx.Param, or leave it out."
+        ) from error
 
 
 def _check_wrt(entries: Sequence[Entry], wrt: Any) -> None:

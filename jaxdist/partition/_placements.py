@@ -88,7 +88,7 @@ class Shard:
             )
         if isinstance(self.axes, str):
             object.__setattr__(self, "axes", (self.axes,))
-        elif isinstance(self.axes, Iterable):
+        elif isinstance(self.axes, Iterable) and getattr(self.axes, "ndim", 1):
             object.__setattr__(self, "axes", tuple(self.axes))
         given: Any = self.axes
         is_names = isinstance(given, tuple) and given and all(isinstance(a, str) for a in given)

@@ -159,7 +159,8 @@ def _checked_path(caller: str, path: Any) -> str:
 
 
 def _pairs(caller: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
-    if not isinstance(rules, Iterable) or isinstance(rules, str):
+    is_many = isinstance(rules, Iterable) and getattr(rules, "ndim", 1)
+    if not is_many or isinstance(rules, (str, bytes)):
         raise ArgumentTypeError(
             f"{caller} takes (pattern, placement) pairs or a mapping, and was given "
             f"{type(rules).__name__}: {rules!r}.\n\n"

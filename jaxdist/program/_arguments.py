@@ -11,7 +11,7 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 
 from jaxdist import _compat
-from jaxdist.errors import ArgumentTypeError
+from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.program._exact import exact
 from jaxdist.program._opaque import array_in, with_array
 from jaxdist.values import (
@@ -22,6 +22,7 @@ from jaxdist.values import (
     is_container,
     open_containers,
     refuse_leaked,
+    too_large,
 )
 
 
@@ -224,6 +225,24 @@ def check_hashable(caller: str, flat: Flat) -> None:
                 "Register its class as a pytree (jax.tree_util.register_dataclass), make it "
                 "hashable, or pass the arrays that it holds."
             ) from error
+
+
+def check_dtypes(caller: str, flat: Flat) -> None:
+    """Refuse an array of what is no number, such as text and Python objects, naming it."""
+    for number, leaf in enumerate(flat.dynamic):
+        if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUmM":
+            raise ArgumentTypeError(
+                f"{caller} was given {flat.name(number)}, an array of {leaf.dtype} with shape "
+                f"{list(leaf.shape)}.\n\nArrays in a step hold numbers or bools: JAX has no text, "
+                "dates or Python objects.\n\nPass numbers, such as ids in the place of text, or a "
+                "tuple of the values, which becomes part of the program."
+            )
+        if type(leaf) is int and not -(1 << 31) <= leaf < 1 << 31:
+            bounds = np.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
+            if not bounds.min <= leaf <= bounds.max:
+                raise ArgumentError(
+                    f"{caller} was given {flat.name(number)}={leaf}, and {too_large(bounds)}"
+                )
 
 
 def _is_iterator(caller: str, name: str, value: Any) -> ArgumentTypeError:

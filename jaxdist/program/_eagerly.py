@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from jaxdist._validate import shown
 from jaxdist.errors import ArgumentTypeError
 
 _LOG = logging.getLogger("jaxdist")
@@ -69,8 +70,8 @@ def run_eagerly(enabled: bool = True) -> Restores:
     """
     if not isinstance(enabled, bool):
         raise ArgumentTypeError(
-            f"jaxdist.config.run_eagerly was given {enabled!r}, of type "
-            f"{type(enabled).__name__}.\n\nPass True or False."
+            f"jaxdist.config.run_eagerly was given enabled={shown(enabled)}.\n\n"
+            "enabled is either True or False.\n\nPass True or False."
         )
     before = bool(EAGERLY)
     _set(enabled)

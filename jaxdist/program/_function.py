@@ -11,6 +11,7 @@ from jaxdist import _compat
 from jaxdist._validate import is_callable
 from jaxdist.program._arguments import (
     Flat,
+    check_dtypes,
     check_hashable,
     check_no_arrays_hidden,
     check_no_bare_variable,
@@ -31,7 +32,7 @@ from jaxdist.program._exact import exact_structure
 from jaxdist.program._function_call import FunctionCall
 from jaxdist.program._function_trace import FunctionTrace, trace_function
 from jaxdist.program._kept_graphs import KeptGraphs
-from jaxdist.program._options import static_numbers
+from jaxdist.program._options import checked_names, static_numbers
 from jaxdist.replica import current_frame
 from jaxdist.runtime import CPU_STEPS
 from jaxdist.values import (
@@ -67,8 +68,9 @@ class Function:
     def __init__(self, fn: Callable[..., Any], static_argnames: Sequence[str]) -> None:
         functools.update_wrapper(self, fn)
         self._fn = fn
-        self._static_names = frozenset(static_argnames)
-        self._static_numbers = static_numbers(fn, tuple(static_argnames))
+        names = checked_names("jaxdist.function", static_argnames)
+        self._static_names = frozenset(names)
+        self._static_numbers = static_numbers(fn, names)
         self._known: dict[Any, _Compiled] = {}
         self._counts: dict[Any, tuple[int, ...]] = {}  # batches that a call takes
         self._kept = KeptGraphs()
@@ -107,6 +109,7 @@ class Function:
             return self._fn(*args, **kwargs)
         check_hashable("jaxdist.function", flat)
         check_not_leaked("jaxdist.function", flat)
+        check_dtypes("jaxdist.function", flat)
         check_no_bare_variable("jaxdist.function", args, kwargs)
         flat, draws = taken_out(getattr(self._fn, "__name__", "function"), flat)
         try:
@@ -268,7 +271,7 @@ def function(
     """
 
     def decorated(fn: Callable[..., Any]) -> Function:
-        is_callable("jaxdist.function", fn)
+        is_callable("jaxdist.function", fn, "func")
         return Function(fn, static_argnames)
 
     return decorated if func is None else decorated(func)

@@ -2,9 +2,10 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from jaxdist._validate import as_flag, as_list, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
@@ -41,9 +42,16 @@ def checked(options: Any) -> RunOptions:
     """`options` with tuples in it, or a named error."""
     if not isinstance(options, RunOptions):
         raise ArgumentTypeError(
-            f"options must be a jaxdist.RunOptions, and {type(options).__name__} was given.\n\n"
+            f"strategy.run was given options={shown(options)}.\n\n"
+            "options is a jaxdist.RunOptions.\n\n"
             "Pass options=jaxdist.RunOptions(donate_argnums=(0,))."
         )
+    for name in (
+        "experimental_enable_dynamic_batch_size",
+        "experimental_bucketizing_dynamic_shape",
+    ):
+        as_flag("RunOptions", name, getattr(options, name))
+    _check_xla_options(options.experimental_xla_options)
     without_effect = options._replace(donate_argnums=(), static_argnames=())
     if without_effect != _NOTHING_CHOSEN and repr(without_effect) not in _TOLD:
         _TOLD.add(repr(without_effect))
@@ -59,16 +67,40 @@ _TOLD: set[str] = set()
 _NOTHING_CHOSEN = RunOptions()
 
 
+def _check_xla_options(given: Any) -> None:
+    if given is None or isinstance(given, Mapping) or type(given).__name__ == "XLAOptions":
+        return
+    raise ArgumentTypeError(
+        f"RunOptions was given experimental_xla_options={shown(given)}.\n\n"
+        "It is a jaxdist.tpu.XLAOptions, as tf.distribute documents it, and has no effect here."
+        "\n\nLeave it out; compile options of JAX go to jax.jit."
+    )
+
+
 def _all_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, ...]:
     """One value or several, as a tuple of `kind`."""
     several = (given,) if isinstance(given, (str, kind)) else given
-    held = tuple(several) if isinstance(several, Iterable) else (several,)
+    is_many = isinstance(several, Iterable) and getattr(several, "ndim", 1) != 0
+    held = tuple(several) if is_many else (several,)
     if not all(type(x) is kind for x in held):
         raise ArgumentTypeError(
             f"RunOptions({name}={given!r}): each entry must be of type {kind.__name__}.\n\n"
             f"Pass for instance RunOptions({name}={example})."
         )
     return held
+
+
+def checked_names(caller: str, given: Any) -> tuple[str, ...]:
+    """Names of parameters, as a tuple; one name may be given alone."""
+    remedy = "Pass for instance static_argnames=('n',)."
+    several = (given,) if isinstance(given, str) else given
+    names = as_list(caller, "static_argnames", several, "a list of names of parameters", remedy)
+    if not all(isinstance(n, str) for n in names):
+        raise ArgumentTypeError(
+            f"{caller} was given static_argnames={shown(given)}.\n\n"
+            f"Each entry is the name of a parameter.\n\n{remedy}"
+        )
+    return tuple(names)
 
 
 def static_numbers(fn: Callable[..., Any], names: tuple[str, ...]) -> frozenset[int]:

@@ -11,6 +11,7 @@ from jaxdist.program import _options
 from jaxdist.program._arguments import (
     Flat,
     Static,
+    check_dtypes,
     check_hashable,
     check_no_arrays_hidden,
     check_no_bare_variable,
@@ -133,6 +134,7 @@ class Step:
         flat = self._flat(args, kwargs)
         check_hashable("strategy.run", flat)
         check_not_leaked("strategy.run", flat)
+        check_dtypes("strategy.run", flat)
         check_no_bare_variable("strategy.run", args, kwargs)
         return read(flat, self._kept.of(flat), self._layout)
 

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from jaxdist import _compat
+from jaxdist._validate import as_array
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _captured, _graph_rules, _sharded
@@ -372,7 +373,7 @@ class LocalStep:
                 leaf = leaf.held
             if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
                 marks.append(len(arrays))
-                arrays.append(jnp.asarray(leaf))
+                arrays.append(as_array("The step", name, leaf))
                 paths.append(name)
             else:
                 check_result("The step", name, leaf)

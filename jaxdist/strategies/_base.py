@@ -490,7 +490,7 @@ class Strategy(Facts, StrategyMethodsV1):
             `tf.distribute.Strategy.experimental_distribute_values_from_function`.
         """
         check_across(self, "experimental_distribute_values_from_function", BEFORE)
-        is_callable("experimental_distribute_values_from_function", value_fn)
+        is_callable("experimental_distribute_values_from_function", value_fn, "value_fn")
         with replica.entered(None):
             return _local.from_function(value_fn, self.layout, unwrap=self._unwraps)
 
@@ -584,7 +584,7 @@ class Strategy(Facts, StrategyMethodsV1):
             `tf.distribute.Strategy.distribute_datasets_from_function`.
         """
         check_across(self, "distribute_datasets_from_function", BEFORE)
-        is_callable("distribute_datasets_from_function", dataset_fn)
+        is_callable("distribute_datasets_from_function", dataset_fn, "dataset_fn")
         options = data.checked_options("distribute_datasets_from_function", options)
         if self._unwraps and _asks_per_replica(options):
             raise UnsupportedError(

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 from jaxdist import replica
+from jaxdist._validate import shown
 from jaxdist.errors import ContextError, MixedStrategyError
 from jaxdist.replica import ReplicaContext
 from jaxdist.strategies._base import Strategy
@@ -116,7 +117,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         )
     if strategy is not None and not isinstance(strategy, Strategy):
         raise ContextError(
-            f"experimental_set_strategy was given a {type(strategy).__name__}.\n\n"
+            f"experimental_set_strategy was given strategy={shown(strategy)}.\n\n"
             "Pass a strategy, or None to clear it."
         )
     replica.set_ambient(strategy)

@@ -9,7 +9,7 @@ from jax.tree_util import keystr
 
 from jaxdist import collectives, replica, runtime
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_arrays, as_flag, as_list, call_arguments, is_callable
+from jaxdist._validate import as_arrays, as_flag, as_list, call_arguments, is_callable, shown
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.strategies import _in_merge
@@ -36,6 +36,11 @@ class StrategyExtended(ExtendedV1):
     __slots__ = ("_strategy",)
 
     def __init__(self, strategy: Any) -> None:
+        if not hasattr(strategy, "run"):
+            raise ArgumentTypeError(
+                f"StrategyExtended was given strategy={shown(strategy)}.\n\n"
+                "It belongs to a strategy, which makes it.\n\nUse strategy.extended."
+            )
         self._strategy = strategy
 
     @property
@@ -243,7 +248,7 @@ class StrategyExtended(ExtendedV1):
             `tf.distribute.StrategyExtended.update`.
         """
         caller = "StrategyExtended.update"
-        _must_be_variable(caller, var)
+        _must_be_variable(caller, var, "var")
         is_callable(caller, fn)
         call_arguments(caller, args, kwargs)
         return self._update_copies(fn, var, args, kwargs, as_flag(caller, "group", group))
@@ -328,7 +333,8 @@ class StrategyExtended(ExtendedV1):
         given = colocate_with_variable
         if not isinstance(given, Variable) or given.distribute_strategy is not self._strategy:
             raise ArgumentError(
-                f"StrategyExtended.colocate_vars_with was given {given!r}.\n\n"
+                f"StrategyExtended.colocate_vars_with was given "
+                f"colocate_with_variable={shown(given)}.\n\n"
                 f"It takes a variable that was made in the scope of this {name}.\n\n"
                 "Make it there, or leave colocate_vars_with out: all variables of a strategy lie "
                 "on all its devices."
@@ -355,7 +361,7 @@ class StrategyExtended(ExtendedV1):
         caller = "StrategyExtended.non_slot_devices"
         remedy = "Pass for instance var_list=[variable], or [] where there is none."
         for v in as_list(caller, "var_list", var_list, "a list of variables", remedy):
-            _must_be_variable(caller, v)
+            _must_be_variable(caller, v, "var_list")
         return self.worker_devices
 
     def call_for_each_replica(
@@ -373,6 +379,9 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.compat.v1.distribute.StrategyExtended.call_for_each_replica`.
         """
+        caller = "StrategyExtended.call_for_each_replica"
+        is_callable(caller, fn)
+        call_arguments(caller, args, kwargs)
         return self._strategy.run(fn, args, kwargs)
 
     def _put(self, value: PyTree, target: Any) -> PyTree:
@@ -388,9 +397,9 @@ class StrategyExtended(ExtendedV1):
         return f"StrategyExtended({self._strategy!r})"
 
 
-def _must_be_variable(caller: str, value: Any) -> None:
+def _must_be_variable(caller: str, value: Any, name: str = "v") -> None:
     if not isinstance(value, Variable):
         raise ArgumentTypeError(
-            f"{caller} was given a {type(value).__name__}: {value!r}.\n\n"
-            "It takes a jaxdist.Variable.\n\nMake one in the scope of the strategy."
+            f"{caller} was given {name}={shown(value)}.\n\n"
+            f"{name} is a jaxdist.Variable.\n\nMake one in the scope of the strategy."
         )

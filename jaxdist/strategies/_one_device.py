@@ -47,7 +47,7 @@ class OneDeviceStrategy(Strategy):
         experimental_hints: Any = None,
         deterministic: bool | int = False,
     ) -> None:
-        layout = mesh.build([runtime.device_from_name(device)])
+        layout = mesh.build([runtime.device_from_name(device, "OneDeviceStrategy(device=...)")])
         check_one_process("OneDeviceStrategy", layout, were_chosen=True)
         layout = with_virtual_replicas("OneDeviceStrategy", layout, deterministic)
         self._set_up(

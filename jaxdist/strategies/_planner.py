@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdist import replica
+from jaxdist._validate import as_flag, as_integer
 from jaxdist.cost import Chip
 from jaxdist.errors import ArgumentError
 from jaxdist.explain import Plan, seconds
@@ -52,6 +53,7 @@ def plan(
     report: Report = lambda what: None,
 ) -> Plan:
     """Compile a step for a slice, and for one device to compare with; see `Program.compile_for`."""
+    as_flag("compile_for", "quick", quick)
     # The strategy of a scope around the call is not the one that is planned for.
     with replica.entered(None):
         report(f"describing {topology}")
@@ -122,17 +124,20 @@ def _rows(source: Source, where: Place, global_batch: int | None) -> int | None:
     if global_batch is None:
         return source.rows
     count = where.strategy.num_replicas_in_sync
+    global_batch = as_integer("compile_for", "global_batch", global_batch, least=1, example=count)
     if source.rows is None:
         raise ArgumentError(
-            f"A global batch of {global_batch} rows was asked for, and the step has no per-replica "
-            "input.\n\nLeave it out."
+            f"compile_for was given global_batch={global_batch}, and the step has no per-replica "
+            "input.\n\nThe rows of a batch are shared by the replicas, and no argument has rows "
+            "of replicas.\n\nLeave global_batch out."
         )
     if global_batch < count or global_batch % count:
         below, above = global_batch - global_batch % count, global_batch + -global_batch % count
         near = sorted({max(count, below), max(count, above)})
         raise ArgumentError(
-            f"A global batch of {global_batch} rows cannot be shared by {count} replicas of "
-            f"{where.name}.\n\nUse {' or '.join(map(str, near))}."
+            f"compile_for was given global_batch={global_batch}, and {where.name} has {count} "
+            "replicas.\n\nEach replica takes the same number of rows, one or more.\n\n"
+            f"Use {' or '.join(map(str, near))}."
         )
     return global_batch // count
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist._validate import shown
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.cost import CHIPS, Chip, chip_of
 from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
@@ -120,7 +121,7 @@ def _named(topology: Any) -> Slice:
         )
     if not isinstance(topology, str):
         raise ArgumentTypeError(
-            f"A slice of TPUs was given as {type(topology).__name__}.\n\n"
+            f"compile_for was given topology={shown(topology)}, which is no slice of TPUs.\n\n"
             "Pass its name, such as 'v5p:8x8x8', or 'v5e:4x4*2' for two slices."
         )
     if topology == "local":

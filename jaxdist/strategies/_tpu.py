@@ -5,7 +5,7 @@ from typing import Any, final
 
 from jaxdist import mesh as meshes
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_flag
+from jaxdist._validate import as_flag, shown
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.collectives import communication_of
 from jaxdist.errors import ArgumentTypeError, TopologyError
@@ -63,8 +63,9 @@ class TPUStrategy(Strategy):
         resolver = TPUClusterResolver("") if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
             raise ArgumentTypeError(
-                f"TPUStrategy needs a TPUClusterResolver, and {type(resolver).__name__} was "
-                "given.\n\nPass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for "
+                f"TPUStrategy was given tpu_cluster_resolver={shown(resolver)}.\n\n"
+                "It is a jaxdist.cluster_resolver.TPUClusterResolver.\n\n"
+                "Pass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for "
                 "the TPUs of this machine."
             )
         spmd = as_flag(
@@ -310,7 +311,8 @@ def _checked(
         return DeviceAssignment(system.topology, every_core)
     if not isinstance(assignment, DeviceAssignment):
         raise ArgumentTypeError(
-            f"experimental_device_assignment is of type {type(assignment).__name__}.\n\n"
+            f"TPUStrategy was given experimental_device_assignment={shown(assignment)}.\n\n"
+            "It is a jaxdist.tpu.experimental.DeviceAssignment.\n\n"
             "Pass what jaxdist.tpu.experimental.DeviceAssignment.build returns."
         )
     if assignment.num_replicas == 0 or assignment.num_cores_per_replica == 0:

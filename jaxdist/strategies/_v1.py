@@ -142,7 +142,7 @@ class StrategyMethodsV1:
             `tf.compat.v1.distribute.Strategy.make_input_fn_iterator`.
         """
         caller = "Strategy.make_input_fn_iterator"
-        is_callable(caller, input_fn)
+        is_callable(caller, input_fn, "input_fn")
         _v1_input.check_per_worker(caller, replication_mode)
         dataset = self._strategy.distribute_datasets_from_function(_v1_input.dataset_of(input_fn))
         iterator: data.DistributedIterator = iter(dataset)

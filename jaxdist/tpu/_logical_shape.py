@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdist._validate import shown
 from jaxdist.errors import ArgumentTypeError, TopologyError
 from jaxdist.tpu._topology import AXES, Topology
 
@@ -73,7 +74,7 @@ def _sizes(logical: Any) -> int | tuple[int, ...]:
     if isinstance(logical, Sequence) and all(type(n) is int for n in logical):
         return _checked(list(logical))
     raise ArgumentTypeError(
-        f"logical is {logical!r}, of type {type(logical).__name__}.\n\n"
+        f"compile_for was given logical={shown(logical)}.\n\n"
         "Pass a number of logical devices, such as 4, or a shape in x, y and z, such as '2x2'."
     )
 

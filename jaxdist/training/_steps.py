@@ -12,6 +12,7 @@ from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._typing import PyTree
+from jaxdist._validate import as_integer, is_array, is_callable, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 S = TypeVar("S")
@@ -64,6 +65,7 @@ def accumulate_gradients(
         Takes the place of gradient accumulation by hand in `tf.distribute` training loops;
         `optax.MultiSteps` does it over calls instead, with an all-reduce for each.
     """
+    is_callable("accumulate_gradients", grad_fn, "grad_fn")
     count = _checked_count(num_microbatches)
 
     def accumulated(params: Any, batch: Any) -> Out:
@@ -72,7 +74,7 @@ def accumulate_gradients(
 
         def call(carried: Any, piece: Any) -> tuple[Any, Any]:
             joined = _joined(graph, carried)
-            out = grad_fn(joined, piece)
+            out = _checked_output("accumulate_gradients", "grad_fn", grad_fn(joined, piece))
             return _taken_apart(joined)[1], out
 
         first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), pieces)
@@ -128,12 +130,14 @@ def multi_step(
         `steps_per_execution` of Keras and `tf.function` loops over `strategy.run`.
     """
 
+    is_callable("multi_step", step_fn, "step_fn")
+
     def steps(state: S, batches: Sequence[Any]) -> tuple[S, Out]:
         _check_batches(batches)
         stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *batches)  # [step, row, ...]
 
         def one(carried: Any, batch: Any) -> tuple[Any, Out]:
-            after, out = step_fn(_joined(graph, carried), batch)
+            after, out = _pair(step_fn(_joined(graph, carried), batch))
             return _taken_apart(after)[1], out
 
         graph, carried = _taken_apart(state)
@@ -179,12 +183,14 @@ def _written_back(tree: PyTree, graph: Any, carried: Any) -> Any:
 
 
 def _checked_count(count: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ArgumentError(
-            f"accumulate_gradients(num_microbatches={count!r}) needs a positive integer.\n\n"
-            "Pass the number of pieces that each replica's batch is cut into, for instance 4."
-        )
-    return count
+    return as_integer(
+        "accumulate_gradients",
+        "num_microbatches",
+        count,
+        least=1,
+        remedy="Pass the number of pieces that each replica's batch is cut into, for instance 4.",
+        wrong_type=ArgumentError,
+    )
 
 
 def _cut(batch: PyTree, count: int) -> PyTree:
@@ -236,6 +242,29 @@ def _check_floats(outputs: PyTree) -> None:
             f"float.\n\n{_listed(bad)}\n\n"
             "Return it as a float, for instance count.astype(jnp.float32), or leave it out."
         )
+
+
+def _checked_output(caller: str, name: str, out: Any) -> Any:
+    """What a function of the user returned, which is arrays and not nothing."""
+    leaves, _ = tree_flatten_with_path(out)
+    wrong = [f"result{keystr(path)}: {shown(x)}" for path, x in leaves if not is_array(x)]
+    if wrong or not leaves:
+        found = _listed(wrong) if wrong else f"It returned {out!r}."
+        raise ArgumentTypeError(
+            f"{caller} called {name}, and it returned what is no array.\n\n{found}\n\n"
+            f"Return arrays from {name}; a function without a return statement returns None."
+        )
+    return out
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ArgumentTypeError(
+            f"multi_step called step_fn, and it returned {shown(result)}.\n\n"
+            "step_fn is (state, batch) -> (state, out).\n\n"
+            "Return two values; out may be None: return state, None."
+        )
+    return result
 
 
 def _check_batches(batches: Any) -> None:

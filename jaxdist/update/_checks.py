@@ -1,5 +1,6 @@
 """What `sharded_update` refuses, by name."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,7 +9,8 @@ import optax
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._typing import PyTree
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
+from jaxdist._validate import shown
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, JaxdistError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.update._leaves import Leaves, is_array, is_unit
 from jaxdist.values import Sharded
@@ -83,6 +85,38 @@ def explain(error: Exception, grads: PyTree, state: PyTree, params: PyTree) -> N
             "sharded_update: the transformation needs the parameters, and update was called "
             f"without them: {error}\n\nPass them: tx.update(grads, state, params)."
         ) from error
+
+
+# What transformations raise for a state or gradients of another structure than they made.
+OF_WRONG_TREES = (TypeError, ValueError, AttributeError, IndexError, KeyError)
+
+
+def explain_state(
+    error: Exception, init: Callable[[PyTree], PyTree], state: Any, like: Any
+) -> None:
+    """Raise a better error where the state is none that the transformation made, if it is so."""
+    if isinstance(error, JaxdistError):
+        return
+    try:
+        wanted = jax.tree.structure(jax.eval_shape(init, like))
+    except Exception:
+        return
+    found = jax.tree.structure(jax.tree.map(lambda x: 0, state, is_leaf=is_unit))
+    if found != wanted:
+        raise ArgumentError(
+            f"sharded_update: update was given a state with the structure {_cut_off(found)}, and "
+            f"the transformation makes {_cut_off(wanted)}.\n\n"
+            "The state belongs to the transformation and the parameters that it was made for.\n\n"
+            "Pass what tx.init(params), or the update before, returned."
+        ) from error
+
+
+def _cut_off(structure: Any) -> str:
+    text = str(structure)
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
+
+
+_MOST_SHOWN = 300
 
 
 def _like(state: PyTree, grads: PyTree) -> list[PyTree]:
@@ -180,3 +214,14 @@ def outside_step(describe: str, num_replicas: int) -> ContextError:
         "the step.\n\n"
         "Call it in the function that you pass to strategy.run."
     )
+
+
+def checked_layout(caller: str, strategy: Any) -> ReplicaMesh:
+    """The mesh of `strategy`, or an error that says that it is none."""
+    layout = getattr(strategy, "layout", None)
+    if not isinstance(layout, ReplicaMesh):
+        raise ArgumentTypeError(
+            f"{caller} was given strategy={shown(strategy)}, which is no strategy.\n\n"
+            "Pass for instance jaxdist.MirroredStrategy()."
+        )
+    return layout

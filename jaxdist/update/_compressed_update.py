@@ -16,7 +16,7 @@ from jaxdist.collectives import CompressedSum, Errors, ReduceOp
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.replica import HasLayout
-from jaxdist.update._checks import check_gradients, checked_transformation
+from jaxdist.update._checks import check_gradients, checked_layout, checked_transformation
 from jaxdist.update._nested import COMPRESSED, around, check_nesting
 from jaxdist.values import Cut, Sharded, cut_for, from_state
 
@@ -113,6 +113,8 @@ def compressed_update(
         Error feedback: Seide et al., 2014; Karimireddy et al., arXiv:1901.09847.
     """
     collectives.compression_of(CALLER, compression)
+    if strategy is not None:
+        checked_layout(CALLER, strategy)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int)):
         raise ArgumentTypeError(f"{CALLER}(workers={workers!r}) takes an integer or None.")
     op = collectives.reduce_op(CALLER, reduce_op)

@@ -4,10 +4,10 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.tree_util import PyTreeDef, keystr
 
 from jaxdist._typing import PyTree
+from jaxdist._validate import as_array
 from jaxdist.values import Sharded, from_state, is_sharded
 
 
@@ -32,7 +32,8 @@ class Leaves:
             leaf = from_state(leaf)
             if is_array(leaf):
                 marks.append(None)
-                arrays.append(leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf))
+                own = hasattr(leaf, "dtype") and getattr(leaf.dtype, "kind", "V") not in "OSUmM"
+                arrays.append(leaf if own else as_array(name, keystr(path) or "leaf", leaf))
                 paths.append(keystr(path))
             else:
                 marks.append(Kept(leaf))

@@ -9,7 +9,6 @@ import optax
 from jaxdist import collectives, replica
 from jaxdist._typing import PyTree
 from jaxdist.collectives import ReduceOp
-from jaxdist.errors import ArgumentTypeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.replica import HasLayout
 from jaxdist.update import _checks
@@ -148,8 +147,9 @@ class _Update:
     ) -> tuple[PyTree, PyTree]:
         try:
             return step.run(grads, state, params, extra, gives_params=gives_params)
-        except (TypeError, ValueError) as error:
+        except _checks.OF_WRONG_TREES as error:
             _checks.explain(error, grads, state, params)
+            _checks.explain_state(error, self.tx.init, state, grads if params is None else params)
             raise
 
     def _alone(
@@ -162,8 +162,9 @@ class _Update:
             updates, after = self.tx.update(
                 grads, jax.tree.unflatten(treedef, whole), params, **extra
             )
-        except (TypeError, ValueError) as error:
+        except _checks.OF_WRONG_TREES as error:
             _checks.explain(error, grads, state, params)
+            _checks.explain_state(error, self.tx.init, state, grads if params is None else params)
             raise
         if not any(map(is_sharded, held)):
             return updates, after
@@ -248,7 +249,7 @@ def sharded_update(
     whole = _checks.checked_transformation(tx)
     op = collectives.reduce_op(CALLER, reduce_op)
     if strategy is not None:
-        _checked_layout("sharded_update", strategy)
+        _checks.checked_layout("sharded_update", strategy)
     own = _Update(whole, op, _checks.checked_bytes(min_bytes), strategy)
     return ShardedUpdate(own.init, own)
 
@@ -281,15 +282,5 @@ def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None =
         >>> state[0].mu
         Sharded(float32[3, 16] cut along dim 1, held as [3, 16])
     """
-    layout = _checked_layout("shard_state", strategy)
+    layout = _checks.checked_layout("shard_state", strategy)
     return cut_outside(state, layout, Cuts(layout, _checks.checked_bytes(min_bytes)))
-
-
-def _checked_layout(caller: str, strategy: Any) -> ReplicaMesh:
-    layout = getattr(strategy, "layout", None)
-    if not isinstance(layout, ReplicaMesh):
-        raise ArgumentTypeError(
-            f"{caller} was given strategy={strategy!r}, which is no strategy.\n\n"
-            "Pass for instance jaxdist.MirroredStrategy()."
-        )
-    return layout

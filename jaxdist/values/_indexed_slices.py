@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
+from jaxdist._validate import as_array, as_integer, as_list, is_array, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.values._owned import owned
 
@@ -44,9 +45,9 @@ class IndexedSlices:
 
     def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
         # See Note [Who owns host memory]
-        self.values: Any = owned(values) if hasattr(values, "dtype") else jnp.asarray(values)
-        self.indices: Any = owned(indices) if hasattr(indices, "dtype") else jnp.asarray(indices)
-        self.dense_shape = None if dense_shape is None else tuple(dense_shape)
+        self.values: Any = _array("values", values)
+        self.indices: Any = _array("indices", indices)
+        self.dense_shape = None if dense_shape is None else _shape(dense_shape)
         found = f"values {_brief(self.values)} and indices {_brief(self.indices)}"
         if not jnp.issubdtype(self.indices.dtype, np.integer):
             raise ArgumentTypeError(
@@ -58,6 +59,15 @@ class IndexedSlices:
                 f"IndexedSlices was given {found}.\n\n"
                 "There is one index for each row: values [n, ...] and indices [n].\n\n"
                 "Flatten the indices: indices.ravel(), values.reshape(-1, *row_shape)."
+            )
+
+        whole = self.dense_shape
+        if whole is not None and (not whole or whole[1:] != tuple(self.values.shape[1:])):
+            raise ShapeError(
+                f"IndexedSlices was given {found}, and dense_shape={list(whole)}.\n\n"
+                "The rows have the dims of the whole array after its first one: values [n, ...] "
+                "and dense_shape [rows, ...].\n\n"
+                f"Pass dense_shape={[whole[0] if whole else 1, *self.values.shape[1:]]}."
             )
 
     @property
@@ -91,6 +101,22 @@ class IndexedSlices:
         return f"IndexedSlices({_brief(self.values)} at {_brief(self.indices)})"
 
 
+def _array(name: str, value: Any) -> Any:
+    has_dtype = hasattr(value, "dtype") and is_array(value)
+    return owned(value) if has_dtype else as_array("IndexedSlices", name, value)
+
+
+def _shape(dense_shape: Any) -> tuple[int, ...]:
+    caller, name = "IndexedSlices", "dense_shape"
+    remedy = "Pass dense_shape=table.shape."
+    dims = as_list(caller, name, dense_shape, "the shape of the whole array", remedy)
+    most = (1 << 31) - 1
+    return tuple(
+        as_integer(caller, f"{name}[{i}]", d, least=0, most=most, remedy=remedy)
+        for i, d in enumerate(dims)
+    )
+
+
 def as_indexed_slices(name: str, caller: str, value: Any) -> IndexedSlices:
     """`value` as `IndexedSlices`: it is one, or a `BCOO` matrix of whole rows."""
     if isinstance(value, IndexedSlices):
@@ -98,7 +124,7 @@ def as_indexed_slices(name: str, caller: str, value: Any) -> IndexedSlices:
     if getattr(value, "n_sparse", None) == 1 and value.n_batch == 0:
         return IndexedSlices(value.data, value.indices[:, 0], value.shape)
     raise ArgumentTypeError(
-        f"Variable {name!r}.{caller} was given a {type(value).__name__}: {value!r}.\n\n"
+        f"Variable {name!r}.{caller} was given sparse_delta={shown(value)}.\n\n"
         "It takes rows and their numbers.\n\n"
         "Pass jaxdist.IndexedSlices(values, indices), or a jax.experimental.sparse.BCOO with "
         "n_sparse=1 and n_batch=0."

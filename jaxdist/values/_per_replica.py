@@ -315,6 +315,8 @@ def _assembled(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
 
 
 def _brief(value: Any) -> str:
+    if isinstance(value, jax.core.Tracer):
+        return repr(value)
     if isinstance(value, (jax.Array, np.ndarray)) and isinstance(value.dtype, np.dtype):
         held = np.asarray(value)
         return np.array2string(held, separator=", ", threshold=16) if held.ndim else str(held[()])

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
-from jaxdist._validate import as_integer
+from jaxdist._validate import as_integer, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._arithmetic import Arithmetic
@@ -142,10 +142,25 @@ class Sharded(Arithmetic):
         size = as_integer(
             "Sharded", "size", size, least=1, remedy="Leave an array without elements as it is."
         )
-        rank = getattr(array, "ndim", None)
+        if not hasattr(array, "shape") and not isinstance(array, int):
+            raise ArgumentTypeError(
+                f"Sharded was given array={shown(array)}.\n\narray is the padded array over all "
+                "replicas, or in a step the piece of one.\n\nPass an array of jax or numpy."
+            )
+        if axes is not None and not (
+            isinstance(axes, tuple) and axes and all(isinstance(a, str) for a in axes)
+        ):
+            raise ArgumentTypeError(
+                f"Sharded was given axes={shown(axes)}.\n\naxes is a tuple of names of replica "
+                "axes.\n\nPass for instance axes=('replica',), or leave it out for all of them."
+            )
+        if split is not None:
+            split = as_integer("Sharded", "split", split, least=0)
+        given: Any = array
+        rank = getattr(given, "ndim", None)
         if rank is not None and not 0 <= dim < rank:
             raise ArgumentError(
-                f"Sharded(array, dim={dim}): the array is {array.dtype}{list(array.shape)}, of "
+                f"Sharded(array, dim={dim}): the array is {given.dtype}{list(given.shape)}, of "
                 f"rank {rank}.\n\ndim must lie in {list(range(rank))}."
             )
         self.dim, self.size, self.axes, self.split = dim, size, axes, split

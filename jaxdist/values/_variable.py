@@ -6,6 +6,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
+from jaxdist._validate import as_flag, check_instance
 from jaxdist.errors import ContextError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._distributed import DistributedValues
@@ -99,6 +100,8 @@ class Variable(ValueOperators, RowChanges, DistributedValues):
         aggregation: VariableAggregation = NONE,
     ) -> None:
         here = site()
+        if name is not None:
+            check_instance("Variable", "name", name, str, "a text", "Pass for instance name='w'.")
         self._label = "Variable" if name is None else name
         if here.in_step is not None:
             raise ContextError(
@@ -116,7 +119,11 @@ class Variable(ValueOperators, RowChanges, DistributedValues):
         array = initial_array(self._label, initial_value, dtype, shape)
         check_aggregation(self._label, aggregation, array.dtype)
         reads = synchronization is VariableSynchronization.ON_READ
-        self._trainable = not reads if trainable is None else bool(trainable)
+        self._trainable = (
+            not reads
+            if trainable is None
+            else as_flag(f"Variable {self._label!r}", "trainable", trainable)
+        )
         if synchronization is AUTO and here.layout is not None:
             synchronization = VariableSynchronization.ON_WRITE
         self._synchronization = synchronization
@@ -254,6 +261,8 @@ class Variable(ValueOperators, RowChanges, DistributedValues):
         return self._update(Change.SUBTRACT, delta, read_value=read_value)
 
     def _update(self, change: Change, value: Any, *, read_value: bool) -> Any:
+        if read_value is not True:
+            as_flag(f"Variable {self._label!r}.{change.value}", "read_value", read_value)
         access = _access()
         if isinstance(value, Variable):
             value = value.value()

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._validate import as_array, is_array, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.values._owned import owned
 from jaxdist.values._per_replica import PerReplica
@@ -73,12 +74,30 @@ def initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) -> Any:
             "A variable outlives the trace that the value belongs to.\n\n"
             "Make the variable before strategy.run or jax.jit, and use it in there."
         )
-    array = owned(value) if isinstance(value, (jax.Array, np.ndarray)) else jnp.asarray(value)
-    if dtype is not None or not isinstance(array, jax.Array) or getattr(array, "weak_type", False):
-        array = jnp.asarray(array, dtype=jnp.dtype(dtype) if dtype is not None else None)
+    caller = f"Variable {name!r}"
+    array: Any = as_array(caller, "initial_value", owned(value) if is_array(value) else value)
+    chosen = None if dtype is None else _checked_dtype(name, dtype)
+    if chosen is not None or getattr(array, "weak_type", False):
+        array = jnp.asarray(array, dtype=chosen)
         array = jax.lax.convert_element_type(array, array.dtype)
     _check_declared_shape(name, shape, tuple(array.shape))
     return array
+
+
+def _checked_dtype(name: str, dtype: Any) -> Any:
+    chosen: Any = None
+    try:
+        chosen = jnp.dtype(dtype)
+        is_known = chosen.kind in "biufcV" and chosen.itemsize > 0 and chosen.names is None
+    except (TypeError, ValueError):
+        is_known = False
+    if not is_known:
+        raise ArgumentTypeError(
+            f"Variable {name!r} was given dtype={shown(dtype)}.\n\n"
+            "dtype is a type of numbers or of bool, as arrays have it.\n\n"
+            "Pass for instance dtype=jnp.float32 or dtype='int32', or leave it out."
+        )
+    return chosen
 
 
 def _check_declared_shape(name: str, declared: Any, found: tuple[int, ...]) -> None:
@@ -143,10 +162,11 @@ def _rank(dtype: Any) -> int:
 
 
 def _as_array(name: str, caller: str, value: Any) -> np.ndarray:
+    parameter = "value" if caller == "assign" else "delta"
     array = np.asarray(value)
     if array.dtype == object or array.dtype.kind in "USO":
         raise ArgumentTypeError(
-            f"Variable {name!r}.{caller} was given a {type(value).__name__}: {value!r}.\n\n"
+            f"Variable {name!r}.{caller} was given {parameter}={shown(value)}.\n\n"
             "A variable holds arrays of numbers.\n\nPass an array or a number."
         )
     # A list of Python floats is float64 to NumPy; JAX has its own default.

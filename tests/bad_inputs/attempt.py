@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 import os
+import pathlib
 import re
 import sys
 import tempfile
@@ -16,12 +17,14 @@ import jaxdist
 from jaxdist.errors import JaxdistError
 from tests.bad_inputs.bad_values import BAD_VALUES
 from tests.bad_inputs.call import Call
+from tests.bad_inputs.walk import MODULES
 
 # What Python itself says of calls that do not fit the signature of a function.
 _SIGNATURE = re.compile(
     r"missing \d+ required|unexpected keyword argument|takes .*argument|got multiple values|"
     r"takes no arguments|not subscriptable"
 )
+_MODULES = {name for module in MODULES for name in module.__name__.split(".")}
 _WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink"}
 _PROCESSES = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "os.exec"}
 
@@ -44,7 +47,13 @@ class Outcome:
         error = self.error
         if error is None or isinstance(error, JaxdistError):
             return False
-        return not (isinstance(error, TypeError) and _SIGNATURE.search(str(error)))
+        return not is_about_a_signature(error)
+
+    def names(self, called: str, parameter: str) -> bool:
+        """Whether the error says what was called, and which argument is wrong."""
+        text = str(self.error).lower()
+        parts = [p.removesuffix("(...)").lower() for p in called.split(".")[1:]]
+        return parameter in text and any(p in text for p in parts if p not in _MODULES)
 
 
 class _Watch:
@@ -95,14 +104,16 @@ def _watched() -> Iterator[list[str]]:
         _WATCH.on = False
 
 
-def attempt(call: Call, parameter: str, value: str) -> Outcome:
-    """Call with the argument for `parameter` replaced by the bad value of this name."""
+def attempt(call: Call, parameter: str, value: str, folder: pathlib.Path) -> Outcome:
+    """Call with the argument for `parameter` replaced by the bad value of this name.
+
+    The call is made in `folder`, since the name of a file may be nonsense.
+    """
     arguments = {**call.arguments(), parameter: BAD_VALUES[value]()}
     fn = call.fn()
     threads = set(threading.enumerate())
     error: BaseException | None = None
-    # A folder may have a name of nonsense.
-    before, folder = os.getcwd(), tempfile.mkdtemp()
+    before = os.getcwd()
     os.chdir(folder)
     try:
         with _watched() as seen, warnings.catch_warnings():
@@ -120,11 +131,21 @@ def attempt(call: Call, parameter: str, value: str) -> Outcome:
         if thread.is_alive():
             left.append(f"thread: {thread.name}")
     left += [f"process: {p.name}" for p in multiprocessing.active_children()]
-    if jaxdist.has_strategy():
-        jaxdist.experimental_set_strategy(None)
-        if call.fn() is not jaxdist.experimental_set_strategy:
-            left.append("a strategy")
+    if jaxdist.has_strategy() and fn is not jaxdist.experimental_set_strategy:
+        left.append("a strategy")
     if jaxdist.config.steps_run_eagerly():
         left.append("steps run eagerly")
-    jaxdist.config.links(None)
+    put_back()
     return Outcome(error, tuple(left))
+
+
+def put_back() -> None:
+    """Undo what valid calls set for the process."""
+    if jaxdist.has_strategy():
+        jaxdist.experimental_set_strategy(None)
+    jaxdist.config.links(None)
+
+
+def is_about_a_signature(error: BaseException) -> bool:
+    """Whether Python itself says that a call does not fit the signature of a function."""
+    return isinstance(error, TypeError) and _SIGNATURE.search(str(error)) is not None

@@ -182,7 +182,7 @@ def test_devices_of_different_kinds_are_refused(monkeypatch: pytest.MonkeyPatch)
         def __init__(self, platform: str) -> None:
             self.platform = platform
 
-    monkeypatch.setattr(runtime, "device_from_name", lambda n: Fake(n.split(":")[0]))
+    monkeypatch.setattr(runtime, "device_from_name", lambda n, *_: Fake(n.split(":")[0]))
     with refused(DeviceError, "different kinds", "['cpu', 'gpu']", "cpu:0", "gpu:1"):
         MirroredStrategy(["cpu:0", "gpu:1"])
 

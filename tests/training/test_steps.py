@@ -103,7 +103,7 @@ def test_accumulation_of_fewer_rows_than_pieces_says_to_pad() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, True, "4"])
 def test_accumulation_over_no_positive_number_of_pieces_is_refused(count: object) -> None:
-    with pytest.raises(ArgumentError, match="positive integer"):
+    with pytest.raises(ArgumentError, match="one integer from 1 up"):
         accumulate_gradients(jax.grad(_loss), count)  # type: ignore[arg-type]
 
 

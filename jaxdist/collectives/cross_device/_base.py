@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._validate import shown
 from jaxdist.collectives._across import gather_across
 from jaxdist.collectives._dtypes import check_integer, check_known
 from jaxdist.collectives._hints import hints_of
@@ -364,6 +365,7 @@ def checked_pairs(caller: str, pairs: Any) -> list[tuple[Any, Any]]:
     ):
         return [(v, d) for v, d in pairs]
     raise ArgumentError(
-        f"{caller} takes a list or tuple of (value, destinations) pairs, and {pairs!r} was given."
-        "\n\nPass [(value, destinations), ...]."
+        f"{caller} was given value_destination_pairs={shown(pairs)}.\n\n"
+        "It is a list or tuple of (value, destinations) pairs.\n\n"
+        "Pass [(value, destinations), ...]."
     )

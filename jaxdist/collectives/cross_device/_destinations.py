@@ -27,7 +27,7 @@ def target_of(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any
         DeviceError: Devices that do not exist.
     """
     if isinstance(destinations, (str, jax.Device)) and destinations != "":
-        return runtime.device_from_name(destinations)
+        return runtime.device_from_name(destinations, f"{caller}(destinations=...)")
     if isinstance(destinations, (PerReplica, Variable, jax.Array)):
         return _of_value(destinations, layout)
     if isinstance(destinations, (list, tuple)) and destinations:

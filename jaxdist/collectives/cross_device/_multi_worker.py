@@ -150,7 +150,9 @@ def _checked_workers(given: Any) -> tuple[str, ...]:
     workers: list[Any] = []
     for name, task in zip(names, tasks, strict=True):
         if task is None:
-            workers.append(runtime.device_from_name(name))
+            workers.append(
+                runtime.device_from_name(name, "MultiWorkerAllReduce(worker_devices=...)")
+            )
             continue
         workers.append((task["job"].lower(), int(task["task"])))
         several = jax.process_count() > 1

@@ -64,7 +64,11 @@ class ReductionToOneDevice(AlgorithmicOps):
                 "them."
             )
         self.reduce_to_device = (
-            None if reduce_to_device is None else runtime.device_from_name(reduce_to_device)
+            None
+            if reduce_to_device is None
+            else runtime.device_from_name(
+                reduce_to_device, "ReductionToOneDevice(reduce_to_device=...)"
+            )
         )
         self.accumulation_fn = accumulation_fn
 
