@@ -8,6 +8,7 @@ import numpy as np
 from jax.tree_util import keystr
 
 from jaxdist._typing import PyTree
+from jaxdist._validate import shown
 from jaxdist.data._cardinality import INFINITE_CARDINALITY
 from jaxdist.data._host import own_rows
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -277,6 +278,15 @@ def _check_count(name: str, value: Any, *, at_least: int) -> None:
 
 def check_arrays(caller: str, arrays: PyTree) -> int:
     """The number of examples that all leaves have."""
+    for path, leaf in jax.tree.leaves_with_path(arrays):
+        # Arrays on disk are not read for their dtype.
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+        if getattr(dtype, "hasobject", False):
+            raise ArgumentTypeError(
+                f"{caller} was given arrays{keystr(path)}={shown(leaf)}, an array of objects.\n\n"
+                "Examples are rows of numbers, and devices hold no Python objects.\n\n"
+                "Pass an array of numbers, of bools or of text: np.asarray(rows, 'float32')."
+            )
     shapes = {
         "arrays" + keystr(path): np.shape(leaf) for path, leaf in jax.tree.leaves_with_path(arrays)
     }

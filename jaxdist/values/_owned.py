@@ -19,6 +19,9 @@ _ALIGNMENT_BYTES = 64
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """An uninitialised array that CPU devices can take over without a copy."""
+    if dtype.hasobject:
+        # Raw bytes are no references to objects: to read or replace them ends the process.
+        return np.empty(shape, dtype)
     size_bytes = dtype.itemsize
     for rows in shape:
         size_bytes *= rows

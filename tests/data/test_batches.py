@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jaxdist.data import INFINITE_CARDINALITY, batches
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.values import aligned_empty
 
 # What a training loop that counts its own steps asks for.
 _ENDLESS: Any = {"shuffle": True, "seed": 3, "drop_remainder": True, "repeat": None}
@@ -237,3 +238,11 @@ def test_no_examples_at_all_are_refused(arrays: Any) -> None:
 def test_dropping_everything_is_refused_with_the_batch_size_that_fits() -> None:
     with pytest.raises(ShapeError, match="at most 3"):
         batches(np.zeros(3), 4, drop_remainder=True)
+
+
+def test_an_array_of_objects_is_refused_and_does_not_end_the_process() -> None:
+    rows = np.array([None, "text"], object)
+    with pytest.raises(ArgumentTypeError, match=r"arrays\['x'\]"):
+        batches({"x": rows}, 2)
+    # The copy that a dataset hands on is made of references, not of raw bytes.
+    assert aligned_empty((2,), np.dtype(object)).tolist() == [None, None]
