@@ -14,6 +14,7 @@ from jax.tree_util import PyTreeDef, treedef_is_leaf
 from jaxdist import _compat
 from jaxdist.errors import ArgumentTypeError, StateDivergenceError
 from jaxdist.program._exact_contents import exact_graph
+from jaxdist.values import is_sharded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +135,7 @@ class KeptGraph:
             )
         self.variables = [by_path[p] for p in dict.fromkeys(self.shape.paths)]
         # Of variables that hold a pytree (what `sow` leaves is a tuple), the structure of each.
-        found = [jax.tree.structure(v.get_raw_value()) for v in self.variables]
+        found = list(self._structures_now())
         self._structures = None if all(map(treedef_is_leaf, found)) else found
 
     @property
@@ -148,8 +149,12 @@ class KeptGraph:
         is_same = count == len(self._seen) and all(map(operator.is_, self._held(), self._seen))
         if self._structures is None:
             return is_same
-        held = (jax.tree.structure(v.get_raw_value()) for v in self.variables)
-        return is_same and all(map(operator.eq, held, self._structures))
+        return is_same and all(map(operator.eq, self._structures_now(), self._structures))
+
+    def _structures_now(self) -> Iterator[PyTreeDef]:
+        """An array in pieces is one leaf: its node says how it is cut."""
+        values = (v.get_raw_value() for v in self.variables)
+        return (jax.tree.structure(value, is_leaf=is_sharded) for value in values)
 
     def _watch(self, container: Any) -> None:
         """Look at what a container holds, and at the plain containers in it, at every call."""
@@ -172,7 +177,7 @@ class KeptGraph:
     def read(self) -> list[Any]:
         """The leaves of all variables."""
         held = [v.get_raw_value() for v in self.variables]
-        return held if self._structures is None else jax.tree.leaves(held)
+        return held if self._structures is None else jax.tree.leaves(held, is_leaf=is_sharded)
 
     def write(self, values: Sequence[Any]) -> None:
         """Give every variable its new value; an interruption leaves none half done."""
