@@ -32,6 +32,7 @@ from jaxdist.program._exact import exact_structure
 from jaxdist.program._function_call import FunctionCall
 from jaxdist.program._function_trace import FunctionTrace, trace_function
 from jaxdist.program._kept_graphs import KeptGraphs
+from jaxdist.program._opaque import check_step_holds_no_arrays
 from jaxdist.program._options import checked_names, static_numbers
 from jaxdist.replica import current_frame
 from jaxdist.runtime import CPU_STEPS
@@ -138,6 +139,7 @@ class Function:
         compiled = self._known.get((asked, given.key()))
         if compiled is None:
             check_no_arrays_hidden("jaxdist.function", flat)
+            check_step_holds_no_arrays("jaxdist.function", self._fn)
             with serving(draws):
                 found = self._trace(given, state, flat.dynamic)
             compiled = self._settled(given, asked, found, ())

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jaxdist.errors import ArgumentTypeError
 from jaxdist.values import PerReplica, Sharded, Variable
 
 # How many objects are looked at; a cycle or a large cache ends the search without a result.
@@ -32,6 +33,44 @@ def array_in(value: Any) -> str | None:
     neither counts.
     """
     return _search(value, _is_array, _held)
+
+
+def check_step_holds_no_arrays(caller: str, fn: Any) -> None:
+    """Refuse a method, or a callable object, of an object with arrays that is no pytree.
+
+    The object is an argument that is not passed. (NNX objects have a rule of their own, and a
+    `functools.partial` cannot be changed.)
+
+    Raises:
+        ArgumentTypeError: It holds arrays.
+    """
+    is_method = isinstance(fn, types.MethodType)
+    holder = fn.__self__ if is_method else fn
+    if isinstance(holder, (functools.partial, types.FunctionType, types.BuiltinFunctionType, type)):
+        return
+    if isinstance(holder, nnx.Pytree) or not jax.tree_util.all_leaves([holder]):
+        return
+    where = _search(
+        holder,
+        lambda x: _is_array(x) and not isinstance(x, nnx.Variable),
+        lambda x: iter(()) if isinstance(x, nnx.Pytree) else _held(x),
+    )
+    if where is not None:
+        raise ArgumentTypeError(_step_with_array(caller, fn, holder, where))
+
+
+def _step_with_array(caller: str, fn: Any, holder: Any, where: str) -> str:
+    kind = _kind(holder)
+    is_method = isinstance(fn, types.MethodType)
+    what = f"the method {fn.__name__} of a {kind}" if is_method else f"a {kind} as a function"
+    call = f"object.{fn.__name__}" if is_method else "object"
+    return (
+        f"{caller} was given {what}, which holds arrays (object{where}) and is no pytree.\n\n"
+        "The object is part of the program: the step would go on with the arrays that it has now, "
+        "whatever they become.\n\n"
+        f"{_remedy_for_argument(holder, kind)} If its arrays never change, say so with a function: "
+        f"lambda *args: {call}(*args)."
+    )
 
 
 def _is_array(value: Any) -> bool:

@@ -12,6 +12,7 @@ from jaxdist.program._build import build
 from jaxdist.program._call import Call
 from jaxdist.program._difference import difference
 from jaxdist.program._donated import check_numbers, donated_leaves
+from jaxdist.program._opaque import check_step_holds_no_arrays
 from jaxdist.program._program import Program
 from jaxdist.program._retrace import RetraceWatch, place
 from jaxdist.program._trace import Signature
@@ -101,6 +102,7 @@ class Programs:
         flat, signature = call.flat, call.signature
         check_numbers(self._donated, flat.given[0])
         check_no_arrays_hidden("strategy.run", flat)
+        check_step_holds_no_arrays("strategy.run", fn)
         program = build(
             fn,
             signature,

@@ -252,6 +252,45 @@ def test_a_static_argument_with_arrays_is_refused_by_name() -> None:
         strategy.run(lambda model: model.w, (), {"model": Plain(w=np.ones(2))}, options)
 
 
+class Trainer:
+    """An object with weights and a step."""
+
+    def __init__(self, w: Any) -> None:
+        self.w = w
+
+    def step(self, x: Any) -> Any:
+        """One step."""
+        return x * self.w
+
+    def __call__(self, x: Any) -> Any:
+        """The same."""
+        return self.step(x)
+
+
+@pytest.mark.parametrize("way", ["a method", "an object"])
+@pytest.mark.parametrize("through", ["run", "function"])
+def test_a_step_of_an_object_with_arrays_is_refused(way: str, through: str) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    trainer = Trainer(jnp.full((), 2.0))
+    step = trainer.step if way == "a method" else trainer
+    run = (lambda: strategy.run(step, (X,))) if through == "run" else jaxdist.function(step)
+    args = () if through == "run" else (1.0,)
+    with pytest.raises(ArgumentTypeError, match=r"of a Trainer|a Trainer as a function") as error:
+        run(*args)
+    assert "(object.w)" in str(error.value)
+    frozen = strategy.run(lambda *args: step(*args), (X,))
+    assert [float(v) for v in frozen.values] == [2.0, 4.0]
+
+
+def test_a_step_of_an_object_without_arrays_or_of_a_module_runs() -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    model = nnx.Linear(1, 1, use_bias=False, rngs=nnx.Rngs(0), kernel_init=nnx.initializers.ones)
+    for step in (Trainer(3).step, Trainer(3), Trainer(Variable(3.0)).step):
+        assert [float(v) for v in strategy.run(step, (X,)).values] == [3.0, 6.0]
+    assert strategy.run(model, (jnp.ones((1, 1)),)).tolist() == [[1.0]]
+    assert strategy.run(model.__call__, (jnp.ones((1, 1)),)).tolist() == [[1.0]]
+
+
 def test_objects_without_arrays_and_with_variables_are_static_arguments(run: Any) -> None:
     v = Variable(2.0)
     given = Plain(name="a", sizes=(1, 2), fn=jnp.sin, v=v, mesh=jax.make_mesh((1,), ("a",)))
