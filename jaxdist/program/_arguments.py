@@ -127,7 +127,7 @@ def flatten(
         {k: Static(v) if k in static_names else v for k, v in kwargs.items()},
     )
     leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_unit)
-    if any(map(is_container, leaves)):
+    if any(is_container(leaf) and not is_unit(leaf) for leaf in leaves):
         given = _with_containers(given)
         leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_unit)
     slots: list[Any] = []

@@ -64,7 +64,10 @@ def open_containers(
         return tree
 
     def open_one(leaf: Any, own: str) -> Any:
-        if not is_container(leaf) or (must_open is not None and not must_open(leaf)):
+        # A mapping or list of NNX is where flattening stops, and stays what it is.
+        if not is_container(leaf) or (is_leaf is not None and is_leaf(leaf)):
+            return leaf
+        if must_open is not None and not must_open(leaf):
             return leaf
         is_mapping = isinstance(leaf, Mapping)
         pairs = list(leaf.items()) if is_mapping else list(enumerate(leaf))

@@ -396,3 +396,21 @@ def test_sparse_matrices_of_jax_are_refused_by_collectives() -> None:
     ):
         with pytest.raises(NotImplementedError, match="IndexedSlices"):
             call()
+
+
+@pytest.mark.parametrize("kind", [nnx.Dict, nnx.List], ids=["Dict", "List"])
+def test_containers_of_nnx_are_updated_in_place(run: Any, kind: Any) -> None:
+    held = (
+        kind({"a": nnx.Param(jnp.zeros(()))})
+        if kind is nnx.Dict
+        else kind([nnx.Param(jnp.zeros(()))])
+    )
+    key: Any = "a" if kind is nnx.Dict else 0
+    settings = Config(name="b")
+
+    def step(held: Any, settings: Any) -> Any:
+        held[key][...] = held[key][...] + 1
+        return settings.name
+
+    assert run(step, (held, settings)) == "b"
+    assert float(held[key][...]) in (1.0, 3.0)
