@@ -36,6 +36,10 @@ class InputContext:
         input_pipeline_id: int = 0,
         num_replicas_in_sync: int = 1,
     ) -> None:
+        caller = "InputContext"
+        as_integer(caller, "num_input_pipelines", num_input_pipelines, least=1)
+        as_integer(caller, "input_pipeline_id", input_pipeline_id, least=0)
+        as_integer(caller, "num_replicas_in_sync", num_replicas_in_sync, least=1)
         self._num_input_pipelines = num_input_pipelines
         self._input_pipeline_id = input_pipeline_id
         self._num_replicas_in_sync = num_replicas_in_sync
@@ -112,6 +116,11 @@ class ValueContext:
 
     replica_id_in_sync_group: int = 0
     num_replicas_in_sync: int = 1
+
+    def __post_init__(self) -> None:
+        caller = "ValueContext"
+        as_integer(caller, "replica_id_in_sync_group", self.replica_id_in_sync_group, least=0)
+        as_integer(caller, "num_replicas_in_sync", self.num_replicas_in_sync, least=1)
 
     def __repr__(self) -> str:
         return (

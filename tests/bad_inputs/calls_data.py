@@ -40,8 +40,8 @@ def _batches() -> Batches:
     return batches(np.arange(8), 4)
 
 
-def _count(total: int, _: Any) -> int:
-    return total + 1
+def _count(total: Any, _: Any) -> Any:
+    return total
 
 
 CALLS = {

@@ -55,7 +55,6 @@ OF_ROOMS = {
     "jaxdist.DistributedIterator.position",
     "jaxdist.DistributedIterator.put_back",
     "jaxdist.DistributedIterator.take",
-    "jaxdist.HierarchicalCopyAllReduce.all_reduced",
     "jaxdist.IndexedSlices.with_parts",
     "jaxdist.Program.call",
     "jaxdist.Program.compiled",
@@ -64,14 +63,17 @@ OF_ROOMS = {
     "jaxdist.data.Batches.cardinality_of_multiples",
     "jaxdist.data.Batches.order",
     "jaxdist.data.Batches.restarted",
+    "jaxdist.data.checked_options",
     "jaxdist.data.distribute_dataset",
     "jaxdist.data.distribute_datasets_from_function",
+    "jaxdist.training.finished_line",
+    "jaxdist.training.finished_run",
     "jaxdist.tpu.TPUSystem.device_at",
     "jaxdist.tpu.TPUSystem.device_grid",
     "jaxdist.tpu.experimental.Topology.place",
     "jaxdist.tpu.experimental.Topology.present",
 }
-HOOKS = ("_implementation", ".summing", ".sums")
+HOOKS = ("_implementation", ".summing", ".sums", ".all_reduced")
 
 
 def users_callables() -> dict[str, Callable[..., Any]]:

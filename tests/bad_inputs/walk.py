@@ -62,7 +62,7 @@ def _modules() -> Iterator[ModuleType]:
 def _methods(name: str, owner: type) -> Iterator[tuple[str, Callable[..., Any]]]:
     for member, value in inspect.getmembers(owner, inspect.isroutine):
         module = getattr(value, "__module__", None) or ""
-        if _is_public(member) and module.startswith("jaxdist"):
+        if callable(value) and _is_public(member) and module.startswith("jaxdist"):
             yield f"{name}.{member}", value
 
 
