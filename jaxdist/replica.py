@@ -16,7 +16,15 @@ from jaxdist._validate import as_flag, call_arguments, is_callable, shown
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentTypeError, ContextError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values import DistributedValues, Handle, PerReplica, Site, find_sites_with, own_value
+from jaxdist.values import (
+    DistributedValues,
+    Handle,
+    PerReplica,
+    Site,
+    Variable,
+    find_sites_with,
+    own_value,
+)
 
 
 class HasLayout(Protocol):
@@ -344,13 +352,15 @@ class ReplicaContext:
 
         def merged(given: Any, variables: Any) -> Any:
             if self._traced:
-                given = jax.tree.map(self._as_handle, given)
+                given = jax.tree.map(
+                    self._as_handle, given, is_leaf=lambda x: isinstance(x, Variable)
+                )
             with entered(Frame(self._strategy, in_merge=self._traced, variables=variables)):
                 result = merge_fn(self._strategy, *given[0], **given[1])
             return jax.tree.map(
                 lambda leaf: own_value(leaf, self._layout) if _is_per_replica(leaf) else leaf,
                 result,
-                is_leaf=_is_per_replica,
+                is_leaf=lambda x: isinstance(x, DistributedValues),
             )
 
         if not self._traced:

@@ -112,7 +112,7 @@ class Flat:
 
 def is_unit(x: Any) -> bool:
     """Whether flattening stops at `x`: values of replicas and NNX objects are kept whole."""
-    return isinstance(x, (PerReplica, Sharded, nnx.Pytree, Static))
+    return isinstance(x, (PerReplica, Sharded, Variable, nnx.Pytree, Static))
 
 
 def flatten(

@@ -79,8 +79,8 @@ class Reached(int):
 
 def merge_call_of(fn: Callable[..., Any], given: Any) -> tuple[MergeCall, list[Any], list[Any]]:
     """What a replica brings, the arrays that it passes, and those that its closure has."""
-    leaves, treedef = jax.tree.flatten(given)
-    reached = jax.tree.leaves(list(_closure(fn, MAX_DEPTH)))
+    leaves, treedef = jax.tree.flatten(given, is_leaf=_is_variable)
+    reached = jax.tree.leaves(list(_closure(fn, MAX_DEPTH)), is_leaf=_is_variable)
     every = [*leaves, *reached]
     seen = [jax.typeof(x) if _is_array(x) else x for x in every]
     arrays = [x for x in leaves if _is_array(x)]
@@ -92,7 +92,7 @@ def trace_merge(
     merged: Callable[..., Any], given: Any, reached: Sequence[Any], layout: Any
 ) -> MergeTrace | None:
     """Call the merge function once; None where it uses values that its closure does not show."""
-    leaves, treedef = jax.tree.flatten(given)
+    leaves, treedef = jax.tree.flatten(given, is_leaf=_is_variable)
     arrays = [x for x in leaves if _is_array(x)]
     access = Lifting(layout).begin()
     made: list[Any] = []
@@ -102,7 +102,9 @@ def trace_merge(
         filled = treedef.unflatten([next(values) if _is_array(x) else x for x in leaves])
         with access.body():
             result = merged(filled, access)
-            marked = jax.tree.map(lambda x: x if _is_array(x) else Static(x), result)
+            marked = jax.tree.map(
+                lambda x: x if _is_array(x) else Static(x), result, is_leaf=_is_variable
+            )
             found, out = jax.tree.flatten(marked)
             made.append(out)
             return [*access.results(), *found]
@@ -131,6 +133,10 @@ def _shape(array: Any) -> jax.ShapeDtypeStruct:
 
 def _is_array(x: Any) -> bool:
     return hasattr(x, "dtype") and hasattr(x, "shape") and not isinstance(x, Variable)
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, Variable)
 
 
 def _closure(fn: Any, depth: int) -> Iterator[Any]:

@@ -384,7 +384,7 @@ class LocalStep:
 
 
 def _is_whole(x: Any) -> bool:
-    return isinstance(x, (PerReplica, Sharded, nnx.Module, nnx.Optimizer, Iterator))
+    return isinstance(x, (PerReplica, Sharded, Variable, nnx.Module, nnx.Optimizer, Iterator))
 
 
 def _holds_arrays(container: Any) -> bool:

@@ -93,11 +93,11 @@ def given_rows(
         return slices
     values, indices = jnp.asarray(slices.values), jnp.asarray(slices.indices)
     if how is VariableAggregation.ONLY_FIRST_REPLICA:
-        return IndexedSlices(combined(values, how, layout), combined(indices, how, layout))
+        return type(slices)(combined(values, how, layout), combined(indices, how, layout))
     if how is VariableAggregation.MEAN:
         values = values / layout.num_replicas
     axes = layout.replica_axes
-    return IndexedSlices(
+    return type(slices)(
         collectives.gathered(values, 0, axes), collectives.gathered(indices, 0, axes)
     )
 

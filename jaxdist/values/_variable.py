@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxdist._validate import as_flag, check_instance
-from jaxdist.errors import ContextError
+from jaxdist.errors import ArgumentError, ContextError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._distributed import DistributedValues
 from jaxdist.values._per_replica import PerReplica
@@ -15,26 +15,31 @@ from jaxdist.values._placement import Kind, placement_of
 from jaxdist.values._variable_access import Access, Change, site
 from jaxdist.values._variable_across import ACROSS, check_can_combine
 from jaxdist.values._variable_binding import current_binding
+from jaxdist.values._variable_blocks import BlockChanges
 from jaxdist.values._variable_checks import check_aggregation, check_modes, initial_array
+from jaxdist.values._variable_documented import DocumentedNames
 from jaxdist.values._variable_enums import VariableAggregation, VariableSynchronization
 from jaxdist.values._variable_home import Home
 from jaxdist.values._variable_operators import ValueOperators
 from jaxdist.values._variable_rows import RowChanges
 from jaxdist.values._variable_scatter import Scatter, checked_slices
+from jaxdist.values._variable_slice import VariableSlice
 
 AUTO = VariableSynchronization.AUTO
 NONE = VariableAggregation.NONE
 
 
 @final
-class Variable(ValueOperators, RowChanges, DistributedValues):
+class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, DistributedValues):
     """A value that can be assigned, on the devices of the strategy in whose scope it is made.
 
     Outside a step its value is read and assigned as a whole. A step that `strategy.run` runs may
     read and assign variables that it has from a closure: inside, each replica works on its own
-    copy, and the new values are there when `run` returns. A variable is a leaf of pytrees, so
-    `jax.tree.map(Variable.read_value, tree)` is what a checkpoint saves, and
-    `jax.tree.map(Variable.assign, tree, saved)` brings it back, under any strategy.
+    copy, and the new values are there when `run` returns. To JAX it is its value:
+    it may be an argument of `jax.numpy`, `jax.jit`, `jax.vmap` and `jax.grad`, and
+    `jax.tree.map(jnp.asarray, tree)` gives the values that a checkpoint saves.
+    `jax.tree.map(Variable.assign, tree, saved, is_leaf=lambda x: isinstance(x, Variable))` brings
+    them back, under any strategy.
 
     Shapes:
         Mirrored (`AUTO`, `ON_WRITE`): one array `[...]`, replicated over the mesh. `ON_READ`:
@@ -201,7 +206,13 @@ class Variable(ValueOperators, RowChanges, DistributedValues):
 
     # Assigning
 
-    def assign(self, value: Any, *, read_value: bool = True) -> Any:
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
         """Give it a new value.
 
         Outside a step every copy gets `value`; an `ON_READ` variable with aggregation SUM is
@@ -219,6 +230,8 @@ class Variable(ValueOperators, RowChanges, DistributedValues):
 
         Args:
             value: An array or a number; it is cast where that loses no more than precision.
+            use_locking: Without effect: an assignment is whole or not at all.
+            name: Without effect; TensorFlow names the operation by it.
             read_value: Whether to return the new value.
 
         Returns:
@@ -239,7 +252,13 @@ class Variable(ValueOperators, RowChanges, DistributedValues):
         """
         return self._update(Change.ASSIGN, value, read_value=read_value)
 
-    def assign_add(self, delta: Any, *, read_value: bool = True) -> Any:
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
         """Add to it; everything else is as for `assign`.
 
         Raises:
@@ -251,7 +270,13 @@ class Variable(ValueOperators, RowChanges, DistributedValues):
         """
         return self._update(Change.ADD, delta, read_value=read_value)
 
-    def assign_sub(self, delta: Any, *, read_value: bool = True) -> Any:
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
         """Subtract from it; everything else is as for `assign_add`.
 
         Example:
@@ -276,6 +301,16 @@ class Variable(ValueOperators, RowChanges, DistributedValues):
         access.scatter(self, kind, checked_slices(self, kind, given))
         array: jax.Array = access.read(self)
         return array
+
+    def _apply_blocks(self, kind: Scatter, blocks: Any) -> jax.Array:
+        access = _access()
+        access.scatter(self, kind, blocks)
+        array: jax.Array = access.read(self)
+        return array
+
+    def __getitem__(self, index: Any) -> VariableSlice:
+        held = self.value()
+        return VariableSlice(self, index, held[index])
 
     # Facts
 
@@ -383,6 +418,37 @@ class Variable(ValueOperators, RowChanges, DistributedValues):
             return f"<{what}>"
         held: Any = self.distributed if self._home.per_replica else np.asarray(self._held)
         return f"<{what} {held!r}>"
+
+
+def _value_for_jax(variable: Variable) -> Any:
+    try:
+        return variable.value()
+    except ArgumentError:
+        # It has no one value here; what asks only for the structure goes on.
+        return NoValue(variable)
+
+
+class NoValue:
+    """Stands for the value of a variable that has none across replicas: asking for it raises."""
+
+    def __init__(self, variable: Variable) -> None:
+        self._variable = variable
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self._variable.value())
+
+    def __jax_array__(self) -> jax.Array:
+        return self._variable.value()
+
+
+# A variable goes into functions of JAX as its value, and what comes back in its place (a gradient,
+# a mapped value) is no variable.
+jax.tree_util.register_pytree_with_keys(
+    Variable,
+    lambda v: (((jax.tree_util.GetAttrKey("value"), _value_for_jax(v)),), None),
+    lambda _, values: next(iter(values)),
+    lambda v: ((_value_for_jax(v),), None),
+)
 
 
 class VariableRef:

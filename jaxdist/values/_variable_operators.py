@@ -8,11 +8,30 @@ import numpy as np
 
 from jaxdist.values._arithmetic import Arithmetic, on_operand
 
+# Methods and properties of an array that an object has as well, of its value.
+OF_ARRAYS = frozenset(
+    """
+    T all any argmax argmin argpartition argsort astype at block_until_ready choose clip compress
+    conj conjugate copy cumprod cumsum devices diagonal dot flatten imag item itemsize mT max mean
+    min nbytes nonzero prod ptp ravel real repeat reshape round searchsorted sharding sort squeeze
+    std sum swapaxes take tobytes tolist trace transpose var view
+    """.split()
+)
+
 
 class ValueOperators(Arithmetic):
-    """The operators of an array, on the value that the caller would read."""
+    """The operators and methods of an array, on the value that the caller would read."""
 
     __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in OF_ARRAYS:
+            return getattr(self.value(), name)
+        return getattr(super(), "__getattr__", self._has_no)(name)
+
+    def _has_no(self, name: str) -> Any:
+        kind = type(self).__name__
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
 
     def value(self) -> Any:
         """The value that operators work on."""

@@ -15,7 +15,9 @@ class RowChanges:
     def _scatter(self, kind: Scatter, given: Any) -> jax.Array:
         raise NotImplementedError
 
-    def scatter_add(self, sparse_delta: Any) -> jax.Array:
+    def scatter_add(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> jax.Array:
         """Add rows to some of its rows.
 
         In a step, the rows of all replicas are applied one after the other with aggregation SUM,
@@ -27,6 +29,8 @@ class RowChanges:
 
         Args:
             sparse_delta: `IndexedSlices`, or a `BCOO` of whole rows.
+            use_locking: Without effect: an update is whole or not at all.
+            name: Without effect; TensorFlow names the operation by it.
 
         Returns:
             The new value as seen from here.
@@ -42,7 +46,9 @@ class RowChanges:
         """
         return self._scatter(Scatter.ADD, sparse_delta)
 
-    def scatter_sub(self, sparse_delta: Any) -> jax.Array:
+    def scatter_sub(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> jax.Array:
         """Subtract rows from some of its rows.
 
         Everything else is as for `scatter_add`.
@@ -53,7 +59,9 @@ class RowChanges:
         """
         return self._scatter(Scatter.SUBTRACT, sparse_delta)
 
-    def scatter_mul(self, sparse_delta: Any) -> jax.Array:
+    def scatter_mul(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> jax.Array:
         """Multiply some of its rows.
 
         Everything else is as for `scatter_add`.
@@ -64,7 +72,9 @@ class RowChanges:
         """
         return self._scatter(Scatter.MULTIPLY, sparse_delta)
 
-    def scatter_div(self, sparse_delta: Any) -> jax.Array:
+    def scatter_div(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> jax.Array:
         """Divide some of its rows.
 
         Everything else is as for `scatter_add`.
@@ -75,7 +85,9 @@ class RowChanges:
         """
         return self._scatter(Scatter.DIVIDE, sparse_delta)
 
-    def scatter_min(self, sparse_delta: Any) -> jax.Array:
+    def scatter_min(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> jax.Array:
         """Lower some of its rows to given ones where those are lower.
 
         Everything else is as for `scatter_add`; SUM and MEAN are refused in a step.
@@ -86,7 +98,9 @@ class RowChanges:
         """
         return self._scatter(Scatter.MIN, sparse_delta)
 
-    def scatter_max(self, sparse_delta: Any) -> jax.Array:
+    def scatter_max(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> jax.Array:
         """Raise some of its rows to given ones where those are higher.
 
         Everything else is as for `scatter_add`; SUM and MEAN are refused in a step.
@@ -97,7 +111,9 @@ class RowChanges:
         """
         return self._scatter(Scatter.MAX, sparse_delta)
 
-    def scatter_update(self, sparse_delta: Any) -> jax.Array:
+    def scatter_update(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> jax.Array:
         """Replace some of its rows.
 
         Everything else is as for `scatter_add`; SUM and MEAN are refused in a step.

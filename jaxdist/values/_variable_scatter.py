@@ -10,6 +10,7 @@ from jaxdist.errors import ArgumentError, UnsupportedError
 from jaxdist.values._indexed_slices import IndexedSlices, as_indexed_slices
 from jaxdist.values._variable_checks import check_fits
 from jaxdist.values._variable_enums import VariableAggregation
+from jaxdist.values._variable_nd import Blocks
 
 
 class Scatter(enum.Enum):
@@ -28,9 +29,11 @@ class Scatter(enum.Enum):
         """Whether it takes one of several values instead of combining them."""
         return self in (Scatter.MIN, Scatter.MAX, Scatter.UPDATE)
 
-    def apply(self, before: jax.Array, slices: IndexedSlices) -> jax.Array:
+    def apply(self, before: jax.Array, slices: IndexedSlices | Blocks) -> jax.Array:
         """The array after the change."""
-        at = before.at[slices.indices]
+        places = slices.indices
+        is_nd = isinstance(slices, Blocks)
+        at = before.at[tuple(places[:, k] for k in range(places.shape[1])) if is_nd else places]
         change = {
             Scatter.ADD: at.add,
             Scatter.SUBTRACT: at.subtract,

@@ -139,7 +139,7 @@ def _update(s: Any, a: np.ndarray) -> Any:
 @_way("deepcopy of a tree")
 def _loaded(s: Any, a: np.ndarray) -> Any:
     tree = {"v": _zeros(s)}
-    jax.tree.map(Variable.assign, tree, {"v": a})
+    jax.tree.map(Variable.assign, tree, {"v": a}, is_leaf=lambda x: isinstance(x, Variable))
     return tree["v"]
 
 

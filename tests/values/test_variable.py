@@ -379,8 +379,8 @@ def test_what_is_saved_is_restored_under_another_number_of_replicas(
     with jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(count)]).scope():
         restored = {"w": Variable([0.0, 0.0], **options), "n": Variable(0)}
 
-    saved = jax.tree.map(lambda v: v.numpy(), saved_from)
-    jax.tree.map(Variable.assign, restored, saved)
+    saved = jax.tree.map(np.asarray, saved_from)
+    jax.tree.map(Variable.assign, restored, saved, is_leaf=lambda x: isinstance(x, Variable))
 
     np.testing.assert_allclose(restored["w"].numpy(), saved["w"], rtol=1e-6)
     assert int(restored["n"]) == 5

@@ -1,0 +1,127 @@
+"""The rest of what `tf.Variable` documents: what it is called here, or what replaces it."""
+
+from typing import Any
+
+from jaxdist.errors import MissingNameError, ShapeError
+from jaxdist.runtime import device_name
+
+_GRAPHS = "JAX has no graphs and sessions: a variable has its value at once, read_value()."
+_SAVED = "A checkpoint saves the value: jaxdist.training.Checkpoints, or read_value()."
+
+# Documented names that are not there, and what is in their place.
+REPLACED = {
+    "SaveSliceInfo": _SAVED,
+    "constraint": "Apply it to the value: v.assign(project(v.value())).",
+    "count_up_to": "Use range(limit), or v.assign_add(1).",
+    "eval": _GRAPHS,
+    "from_proto": _SAVED,
+    "graph": _GRAPHS,
+    "handle": "The array is read_value().",
+    "initial_value": "Keep the value that the variable is made of, where it is needed again.",
+    "initialized_value": _GRAPHS,
+    "initializer": _GRAPHS,
+    "op": _GRAPHS,
+    "to_proto": _SAVED,
+}
+
+
+class DocumentedNames:
+    """Names of `tf.Variable` beside reading and assigning."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in REPLACED:
+            raise MissingNameError(
+                f"Variable.{name} is not there.\n\ntf.Variable has it.\n\n{REPLACED[name]}"
+            )
+        kind = type(self).__name__
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
+
+    @property
+    def device(self) -> str:
+        """The full name of the device that has the first copy.
+
+        Example:
+            >>> Variable(1.0).device
+            '/job:localhost/replica:0/task:0/device:CPU:0'
+
+        Source:
+            `tf.Variable.device`.
+        """
+        held: Any = self
+        layout = held.home.layout
+        first: Any = None if layout is None else layout.devices[0]
+        return device_name(next(iter(held.read_value().devices())) if first is None else first)
+
+    def get_shape(self) -> tuple[int, ...]:
+        """The shape, as `shape` gives it.
+
+        Example:
+            >>> Variable([1.0, 2.0]).get_shape()
+            (2,)
+
+        Source:
+            `tf.Variable.get_shape`.
+        """
+        held: Any = self
+        return tuple(held.shape)
+
+    def set_shape(self, shape: Any) -> None:
+        """Check the shape; None stands for a dim of any size.
+
+        Raises:
+            ShapeError: The variable has another shape, which does not change.
+
+        Example:
+            >>> Variable([1.0, 2.0]).set_shape([None])
+
+        Source:
+            `tf.Variable.set_shape`.
+        """
+        held: Any = self
+        wanted = tuple(shape)
+        fits = len(wanted) == len(held.shape) and all(
+            w in (None, n) for w, n in zip(wanted, held.shape, strict=True)
+        )
+        if not fits:
+            raise ShapeError(
+                f"Variable {held.label!r}.set_shape was given {list(wanted)}, and the variable has "
+                f"the shape {list(held.shape)}.\n\nA variable keeps its shape.\n\n"
+                "Make another variable for another shape."
+            )
+
+    def is_initialized(self, name: str | None = None) -> bool:
+        """True: a variable has a value from the start.
+
+        Example:
+            >>> Variable(1.0).is_initialized()
+            True
+        """
+        return True
+
+    def load(self, value: Any, session: Any = None) -> None:
+        """The same as `assign` without a result; `session` has no effect.
+
+        Example:
+            >>> Variable(1.0).load(2.0)
+
+        Source:
+            `tf.Variable.load`.
+        """
+        held: Any = self
+        held.assign(value, read_value=False)
+
+    def experimental_ref(self) -> Any:
+        """The older name of `ref`.
+
+        Example:
+            >>> v = Variable(1.0)
+            >>> v.experimental_ref() == v.ref()
+            True
+
+        Source:
+            `tf.Variable.experimental_ref`.
+        """
+        held: Any = self
+        return held.ref()

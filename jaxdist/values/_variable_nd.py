@@ -1,0 +1,103 @@
+"""Changing single elements and blocks of a variable, by their places."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist.values._indexed_slices import as_indexed_slices
+from jaxdist.values._variable_checks import check_fits
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Blocks of an array: `values` `[n, ...]` at places `indices` `[n, k]` of its first dims."""
+
+    values: Any
+    indices: Any
+
+
+def checked_blocks(variable: Any, caller: str, indices: Any, updates: Any) -> Blocks:
+    """Places and blocks that fit the variable, in its dtype.
+
+    Raises:
+        ShapeError: Places with more dims than the variable has, or blocks of another shape.
+        ArgumentError: A place that is not there.
+    """
+    places = _checked_places(variable, caller, indices)
+    lead, depth = tuple(places.shape[:-1]), int(places.shape[-1])
+    values = updates if hasattr(updates, "dtype") else jnp.asarray(updates, variable.dtype)
+    wanted = (*lead, *variable.shape[depth:])
+    check_fits(variable.label, caller, tuple(values.shape), values.dtype, wanted, variable.dtype)
+    count = int(np.prod(lead))
+    rows = jnp.asarray(values).astype(variable.dtype).reshape((count, *variable.shape[depth:]))
+    return Blocks(rows, jnp.asarray(places).reshape((count, depth)))
+
+
+def blocks_of_batches(variable: Any, caller: str, sparse_delta: Any) -> tuple[Any, Any]:
+    """Places and blocks of `IndexedSlices` whose indices number rows within each batch."""
+    if isinstance(sparse_delta, tuple) and len(sparse_delta) == 2:
+        values, rows = sparse_delta[0], jnp.asarray(sparse_delta[1])
+    else:
+        slices = as_indexed_slices(variable.label, caller, sparse_delta)
+        values, rows = slices.values, jnp.asarray(slices.indices)
+    grid = jnp.meshgrid(*(jnp.arange(n, dtype=rows.dtype) for n in rows.shape), indexing="ij")
+    return jnp.stack([*grid[:-1], rows], axis=-1), values
+
+
+def blocks_at(variable: Any, caller: str, index: Any, value: Any) -> tuple[Any, Any]:
+    """Places and values of the elements that `variable[index]` has."""
+    if not variable.shape:
+        raise ArgumentError(
+            f"Variable {variable.label!r}[...].{caller}: the variable is a scalar and has no "
+            "elements to choose.\n\nUse variable.assign."
+        )
+    numbers = jnp.arange(variable.size).reshape(variable.shape)[index]
+    given = value if hasattr(value, "dtype") else jnp.asarray(value)
+    if given.dtype != variable.dtype and not hasattr(value, "dtype"):
+        given = given.astype(variable.dtype) if _is_wider(variable.dtype, given.dtype) else given
+    name = f"{variable.label}[...]"
+    check_fits(name, caller, tuple(given.shape), given.dtype, tuple(numbers.shape), variable.dtype)
+    places = jnp.stack(jnp.unravel_index(numbers, variable.shape), axis=-1)
+    return places, given
+
+
+def gathered_blocks(variable: Any, caller: str, indices: Any) -> jax.Array:
+    """The blocks of the variable's value at these places."""
+    places = jnp.asarray(_checked_places(variable, caller, indices))
+    value: jax.Array = variable.value()
+    return value[tuple(places[..., k] for k in range(places.shape[-1]))]
+
+
+def _is_wider(one: Any, other: Any) -> bool:
+    return bool(jnp.promote_types(one, other) == one)
+
+
+def _checked_places(variable: Any, caller: str, indices: Any) -> Any:
+    places = indices if hasattr(indices, "dtype") else np.asarray(indices)
+    if not jnp.issubdtype(places.dtype, np.integer):
+        raise ArgumentTypeError(
+            f"Variable {variable.label!r}.{caller} was given indices of dtype {places.dtype}.\n\n"
+            "They are places in the variable: integers.\n\nPass indices.astype('int32')."
+        )
+    if not places.ndim or not 0 < places.shape[-1] <= variable.ndim:
+        raise ShapeError(
+            f"Variable {variable.label!r}.{caller} was given indices of shape "
+            f"{list(places.shape)}, and the variable is {variable.dtype}{list(variable.shape)}.\n\n"
+            "The last dim of indices is one place: up to as many numbers as the variable has dims."
+            f"\n\nPass indices [..., {max(variable.ndim, 1)}] for single elements."
+        )
+    if not isinstance(places, jax.core.Tracer):
+        sizes = np.asarray(variable.shape[: places.shape[-1]])
+        found = np.asarray(places)
+        wrong = ((found < 0) | (found >= sizes)).any(axis=-1)
+        if wrong.any():
+            raise ArgumentError(
+                f"Variable {variable.label!r}.{caller} was given the place "
+                f"{found[wrong][0].tolist()}, and the variable is "
+                f"{variable.dtype}{list(variable.shape)}.\n\nPlaces are numbered from 0."
+            )
+    return places
