@@ -19,6 +19,7 @@ from jaxdist.values import (
     Kind,
     PerReplica,
     close_containers,
+    divided,
     is_container,
     is_mirrored,
     is_sharded,
@@ -157,4 +158,4 @@ def _is_distributed(value: Any, layout: ReplicaMesh) -> bool:
 def scaled(op: ReduceOp, values: jax.Array, count: int) -> jax.Array:
     """Rows of `count` replicas, in the dtype of their sum or mean, divided for a mean."""
     rows = values.astype(result_dtype(op, values.dtype))
-    return rows / count if op is ReduceOp.MEAN else rows
+    return divided(rows, count) if op is ReduceOp.MEAN else rows

@@ -16,6 +16,7 @@ from jaxdist.values._indexed_slices import IndexedSlices as IndexedSlices
 from jaxdist.values._leaked import is_leaked as is_leaked
 from jaxdist.values._leaked import leaked as leaked
 from jaxdist.values._leaked import refuse_leaked as refuse_leaked
+from jaxdist.values._mean import divided as divided
 from jaxdist.values._mean import mean_dtype as mean_dtype
 from jaxdist.values._mean import mean_of_shares as mean_of_shares
 from jaxdist.values._mean import share_of_mean as share_of_mean

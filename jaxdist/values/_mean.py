@@ -10,6 +10,7 @@ What the rule costs: shares below the smallest number of float32, bfloat16 and f
 or 0 where the processor has no subnormal numbers. That is so for means below `count * 1e-38`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,7 +39,7 @@ def mean_of_shares(total: Any, dtype: Any, count: int) -> Any:
         count: How many values the mean is of.
     """
     divisor = count / _divisor(count) if _is_divided(dtype) else count
-    mean = total if divisor == 1 else total / np.asarray(divisor, total.dtype)
+    mean = divided(total, divisor)
     return mean if mean.dtype == mean_dtype(dtype) else mean.astype(mean_dtype(dtype))
 
 
@@ -67,14 +68,23 @@ def _divisor(count: int) -> float:
     return float(1 << max(count - 1, 0).bit_length())
 
 
+def divided(array: Any, divisor: float) -> Any:
+    """`array / divisor`, for complex numbers by their parts.
+
+    As one complex number, infinity divided by a number would have nan for its other part.
+    """
+    return array if divisor == 1 else _by_parts(array, lambda x: x / np.asarray(divisor, x.dtype))
+
+
 def _times(array: Any, factor: float) -> Any:
-    """A complex number by its parts: infinity times a complex factor would be nan."""
-    if factor == 1:
-        return array
+    return array if factor == 1 else _by_parts(array, lambda x: x * np.asarray(factor, x.dtype))
+
+
+def _by_parts(array: Any, fn: Callable[[Any], Any]) -> Any:
     if not jnp.issubdtype(array.dtype, np.complexfloating):
-        return array * np.asarray(factor, array.dtype)
+        return fn(array)
     if isinstance(array, jax.Array):
-        return jax.lax.complex(array.real * factor, array.imag * factor)
+        return jax.lax.complex(fn(array.real), fn(array.imag))
     made = np.empty_like(array)
-    made.real, made.imag = array.real * factor, array.imag * factor
+    made.real, made.imag = fn(array.real), fn(array.imag)
     return made
