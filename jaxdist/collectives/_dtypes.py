@@ -88,6 +88,8 @@ def check_known(refused: str, leaf: Any) -> None:
 
 def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
     """Whether several numbers share a byte (`int4`, `float4_e2m1fn`)."""
+    if dtype.kind == "m":  # time, which NumPy counts among the integers
+        return False
     if jnp.issubdtype(dtype, np.integer):
         return bool(jnp.iinfo(dtype).bits < 8)
     return bool(jnp.issubdtype(dtype, np.floating) and jnp.finfo(dtype).bits < 8)
