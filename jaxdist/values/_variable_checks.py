@@ -170,4 +170,11 @@ def _as_array(name: str, caller: str, value: Any) -> np.ndarray:
             "A variable holds arrays of numbers.\n\nPass an array or a number."
         )
     # A list of Python floats is float64 to NumPy; JAX has its own default.
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if array.dtype.kind in "iu" and not np.array_equal(narrow, array):
+        raise ArgumentError(
+            f"Variable {name!r}.{caller} was given {value!r}, which is beyond {narrow.dtype}, the "
+            "integers of JAX.\n\n"
+            "Set jax.config.update('jax_enable_x64', True) for larger ones, or use floats."
+        )
+    return narrow

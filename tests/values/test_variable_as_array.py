@@ -319,3 +319,11 @@ def test_replicas_change_elements_by_the_aggregation(aggregation: str, eagerly: 
         strategy.run(step, (jaxdist.PerReplica([np.float32(1), np.float32(3)]),))
 
     np.testing.assert_array_equal(v.numpy(), AGGREGATED[aggregation])
+
+
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+def test_an_integer_beyond_those_of_jax_is_named_and_changes_nothing(method: str) -> None:
+    for v in _variables(np.array(1, np.int32)):
+        with pytest.raises(ArgumentError, match="beyond int32"):
+            getattr(v, method)(2**40)
+        assert int(v) == 1
