@@ -23,6 +23,7 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
       AxisNameError            NameError     a mesh axis that is not there
       DivergentCollectiveError RuntimeError  a collective that some replicas may never reach
       ReplicaDriftError        RuntimeError  replicas that should hold the same bits and do not
+      NoRowsError              ValueError    a mean over no rows that would reach all replicas
       NotFiniteError           FloatingPointError  a nan that JAX was told to look for
       BackendStartedError      RuntimeError  asked for devices after JAX had started
       ConfigError              ValueError    a configuration file or override that is not valid
@@ -36,6 +37,7 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
       MissingNameError         AttributeError a documented name that is not there
 
     RetraceWarning             UserWarning   a function that is traced again and again
+    UnevenMeanWarning          UserWarning   a mean over replicas with other numbers of rows
     StateDivergenceWarning     UserWarning   a result that looks like state and differs
 """
 
@@ -137,6 +139,10 @@ class DivergentCollectiveError(JaxdistError, RuntimeError):
     """Raised at trace time when replicas may disagree on whether they reach a collective."""
 
 
+class NoRowsError(JaxdistError, ValueError):
+    """Raised when a replica has no rows in a step, and a mean over none would reach the others."""
+
+
 class ReplicaDriftError(JaxdistError, RuntimeError):
     """Raised when replicas of one mirrored value no longer hold the same bits."""
 
@@ -193,6 +199,10 @@ class MissingNameError(JaxdistError, AttributeError):
 
 class RetraceWarning(UserWarning):
     """Warns that a step is traced again and again; silence it with `warnings.filterwarnings`."""
+
+
+class UnevenMeanWarning(UserWarning):
+    """Warns of a mean over replicas with different numbers of rows, which counts each the same."""
 
 
 class StateDivergenceWarning(UserWarning):

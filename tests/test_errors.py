@@ -33,6 +33,7 @@ TREE = {
     "AxisNameError": NameError,
     "DivergentCollectiveError": RuntimeError,
     "ReplicaDriftError": RuntimeError,
+    "NoRowsError": ValueError,
     "NotFiniteError": FloatingPointError,
     "BackendStartedError": RuntimeError,
     "ConfigError": ValueError,
@@ -44,7 +45,7 @@ TREE = {
     "MissingExtraError": ImportError,
     "MissingNameError": AttributeError,
 }
-WARNINGS = {"RetraceWarning", "StateDivergenceWarning"}
+WARNINGS = {"RetraceWarning", "StateDivergenceWarning", "UnevenMeanWarning"}
 
 # Built-ins that Python's own protocols ask for, and one in the words of JAX.
 PROTOCOLS = {

@@ -42,7 +42,9 @@ from jaxdist._compat._programs import with_inputs as with_inputs
 from jaxdist._compat._programs import without_placeholders as without_placeholders
 from jaxdist._compat._programs import without_refs as without_refs
 from jaxdist._compat._sources import NO_SOURCE as NO_SOURCE
+from jaxdist._compat._sources import caller_of_library as caller_of_library
 from jaxdist._compat._sources import callers_line as callers_line
+from jaxdist._compat._sources import current_source as current_source
 from jaxdist._compat._sources import is_transposed as is_transposed
 from jaxdist._compat._sources import source_of as source_of
 from jaxdist._compat._tiles import constrain_tiles as constrain_tiles

@@ -17,6 +17,20 @@ def source_of(eqn: Any) -> str:
     return str(_source_info.summarize(eqn.source_info))
 
 
+_LIBRARIES = tuple(f"site-packages{os.sep}{n}{os.sep}" for n in ("flax", "optax", "chex"))
+
+
+def caller_of_library(eqn: Any) -> str:
+    """The line of `source_of`; where that is in a library of layers or losses, its caller's too."""
+    first = source_of(eqn)
+    for frame in _source_info.user_frames(eqn.source_info.traceback):
+        name = frame.file_name
+        if not name.startswith(_OURS) and not any(part in name for part in _LIBRARIES):
+            line = f"{name}:{frame.start_line} ({frame.function_name})"
+            return line if line == first else f"{line}, in {first}"
+    return first
+
+
 def is_transposed(eqn: Any) -> bool:
     """Whether an operation was made when a gradient went backwards through another one."""
     return "transpose(" in str(eqn.source_info.name_stack)
@@ -25,6 +39,11 @@ def is_transposed(eqn: Any) -> bool:
 def callers_line() -> str:
     """`file:line (function)` of the user's line that the caller was called from."""
     return source_of(_Here(_source_info.current()))
+
+
+def current_source() -> Any:
+    """What an equation that was made here would note of its source."""
+    return _source_info.current()
 
 
 @dataclasses.dataclass(frozen=True)

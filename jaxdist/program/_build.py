@@ -12,6 +12,7 @@ from jaxdist.mesh import ReplicaMesh
 from jaxdist.program._graph_rules import Combination
 from jaxdist.program._logical_marks import marks_of_results
 from jaxdist.program._metric_increments import with_increments
+from jaxdist.program._no_rows import check_without_rows, has_empty_input
 from jaxdist.program._out_slot import OutSlot
 from jaxdist.program._placed_work import placed_work
 from jaxdist.program._program import Program
@@ -50,6 +51,8 @@ def build(
     if layout.spmd and layout.num_logical > 1:
         check_inputs(signature, traced, names_in, layout, len(variables.read_only))
     axes = replica_axes_of(layout)
+    if axes and not signature.uneven and has_empty_input(signature, layout.num_replicas):
+        check_without_rows(signature, signature, traced, range(layout.num_replicas), layout)
     found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
     differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
     combined: tuple[Combination, ...] = ()

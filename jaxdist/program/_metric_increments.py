@@ -27,7 +27,7 @@ def with_increments(
     if not numbers:
         return traced
     made = trace_local(traced.manual_axes, _FromZero(traced, numbers), signature, layout)
-    return dataclasses.replace(made, uneven=traced.uneven)
+    return dataclasses.replace(made, uneven=traced.uneven, means=traced.means)
 
 
 class _FromZero:

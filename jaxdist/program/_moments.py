@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
@@ -132,7 +133,7 @@ class _Walk:
 
     def free(self, aval: Any) -> _Free:
         def make() -> Array:
-            if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
+            if not hasattr(aval, "shape") or not _has_numbers(aval):
                 raise _NoUpdateError
             if aval.dtype == np.bool_:
                 return self._random.integers(0, 2, aval.shape).astype(bool)
@@ -218,7 +219,7 @@ class _Walk:
         if name in known.CALLS and known.CALLS[name] in eqn.params:
             return self._program(eqn.params[known.CALLS[name]], operands)
         avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-        is_small = all(getattr(a, "size", _SMALL + 1) <= _SMALL for a in avals)
+        is_small = all(getattr(a, "size", _SMALL + 1) <= _SMALL and _has_numbers(a) for a in avals)
         if name not in known.FIRST_ORDER or eqn.effects or not is_small:
             return [self.free(v.aval) for v in eqn.outvars]
         whole = _Free(lambda: self._evaluated(eqn, name, operands))
@@ -228,16 +229,28 @@ class _Walk:
         values = [x.value() for x in operands]
         if name in _RATIONAL or name in ("reshape", "broadcast_in_dim"):
             try:
-                return [self._rational(eqn, name, values, operands)]
+                made = self._rational(eqn, name, values, operands)
+                return [self._finite(made, eqn.outvars[0].aval)]
             except _NoUpdateError:
                 pass
         typed = [
             np.asarray(x).astype(v.aval.dtype) for x, v in zip(values, eqn.invars, strict=True)
         ]
-        with jax.ensure_compile_time_eval():
-            made = eqn.primitive.bind(*typed, **eqn.primitive.get_bind_params(eqn.params))
+        try:
+            with jax.ensure_compile_time_eval():
+                made = eqn.primitive.bind(*typed, **eqn.primitive.get_bind_params(eqn.params))
+        except Exception:
+            # It cannot be done by itself (a mesh, a layout): any value will do.
+            return [self.free(v.aval).value() for v in eqn.outvars]
         results = made if eqn.primitive.multiple_results else [made]
-        return [np.asarray(x) for x in results]
+        return [
+            self._finite(np.asarray(x), v.aval) for x, v in zip(results, eqn.outvars, strict=True)
+        ]
+
+    def _finite(self, value: Array, aval: Any) -> Array:
+        """A made-up value where made-up operands gave none: a label out of range, say."""
+        is_float = jnp.issubdtype(value.dtype, jnp.inexact)
+        return value if not is_float or np.isfinite(value).all() else self.free(aval).value()
 
 
 def _padded(eqn: Any, name: str) -> tuple[int, ...]:
@@ -253,3 +266,8 @@ def _padded(eqn: Any, name: str) -> tuple[int, ...]:
 
 def _row(aval: Any) -> Any:
     return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype)
+
+
+def _has_numbers(aval: Any) -> bool:
+    dtype = getattr(aval, "dtype", None)
+    return dtype is not None and not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)

@@ -14,8 +14,9 @@ from jaxdist.program._graph_rules import Combination, combine_all
 from jaxdist.program._joined import Groups
 from jaxdist.program._meeting import Meeting
 from jaxdist.program._metric_increments import numbers_of_metrics
+from jaxdist.program._no_rows import check_without_rows, has_empty_input
 from jaxdist.program._pieces import check_results
-from jaxdist.program._replica import Replica
+from jaxdist.program._replica import Replica, Taped
 from jaxdist.program._replication import NONE, Differs
 from jaxdist.program._rows import place_of, replicas_with_rows
 from jaxdist.program._sharded import joined, pieces_of
@@ -23,7 +24,7 @@ from jaxdist.program._state import check_functional_state, combinations
 from jaxdist.program._tape import same_bits
 from jaxdist.program._trace import Signature, replica_axes_of
 from jaxdist.program._turns import Turns
-from jaxdist.program._uneven import check_ranks, joined_template
+from jaxdist.program._uneven import check_ranks, joined_template, signature_of
 from jaxdist.program._variables_lift import check_equal
 from jaxdist.values import (
     Kind,
@@ -112,6 +113,7 @@ class OpByOpStep:
         for replica, row in zip(self._replicas, rows, strict=True):
             replica.finish(row, changed)
         axes = replica_axes_of(layout)
+        self._check_rows(taped)
         differs = [bool(d) for d in self._differs(axes)]
         columns = [list(c) for c in zip(*(r.finals for r in self._replicas), strict=True)]
         count = len(taped[0].shapes)
@@ -149,6 +151,14 @@ class OpByOpStep:
         values = [self._value(*pair) for pair in zip(changed, columns[count:], strict=True)]
         result = close_containers(jax.tree.map(lambda number: results[number], template))
         return Outcome(state, tuple(changed), values, result)
+
+    def _check_rows(self, taped: Sequence[Taped]) -> None:
+        """Where replicas have no rows: whether a mean over nothing has reached the others."""
+        count = self._layout.num_replicas
+        for replica, tape in enumerate(taped):
+            own = signature_of(self._signature, replica, count)
+            if count > 1 and has_empty_input(own, count):
+                check_without_rows(self._signature, own, tape, [replica], self._layout)
 
     def _check_pieces(self, axes: Differs) -> None:
         """Whether arrays in pieces were used as what they are."""

@@ -12,10 +12,12 @@ from jaxdist.program._build import build
 from jaxdist.program._call import Call
 from jaxdist.program._difference import difference
 from jaxdist.program._donated import check_numbers, donated_leaves
+from jaxdist.program._no_rows import rows_of
 from jaxdist.program._opaque import check_step_holds_no_arrays
 from jaxdist.program._program import Program
 from jaxdist.program._retrace import RetraceWatch, place
 from jaxdist.program._trace import Signature
+from jaxdist.program._uneven_mean import warn_of_means
 from jaxdist.program._variables_lift import NO_VARIABLES
 
 
@@ -59,6 +61,8 @@ class Programs:
         self._ready: dict[Signature, Ready] = {}
         # While JAX looks for numbers that are none.
         self._undonated: dict[Signature, Ready] = {}
+        # Whether it was said that replicas with different numbers of rows take a mean.
+        self._means_told = False
         # Traced by `traced` and not compiled yet.
         self._only_traced: dict[Signature, Program] = {}
         # The variables that the last program touched; the next one probably does as well.
@@ -115,6 +119,10 @@ class Programs:
         )
         if program.variables:
             self._variables = program.variables
+        if program.traced.means and not self._means_told:
+            self._means_told = True
+            rows = rows_of(signature, program.layout.num_replicas)
+            warn_of_means(place(fn), program.traced.means, rows)
         return program
 
     def _new(self, call: Call) -> Ready:

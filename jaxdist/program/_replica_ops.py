@@ -48,6 +48,8 @@ class ReplicaOps:
         sizes = [layout.mesh.shape[a] for a in layout.replica_axes]
         place = np.unravel_index(number, sizes)
         self._place = {a: int(i) for a, i in zip(layout.replica_axes, place, strict=True)}
+        # The line of the all-reduce that is being done, if it is more than one operation.
+        self._line = ""
         self._brought: dict[int, tuple[Any, Any]] = {}
 
     def input(self, value: Any, *, is_metric: bool = False) -> Any:
@@ -68,7 +70,13 @@ class ReplicaOps:
         name = primitive.name
         here = [self._here(a) for a in args]
         if name in known.CALLS and known.CALLS[name] in params and name != "shard_map":
-            return self._call(params[known.CALLS[name]], args)
+            around = self._line
+            if "plan" in params:
+                self._line = around or _compat.callers_line()
+            try:
+                return self._call(params[known.CALLS[name]], args)
+            finally:
+                self._line = around
         axes = frozenset(named_axes(params)) & frozenset(self._layout.replica_axes)
         if axes and (name in known.COLLECTIVES or primitive is UNEVEN_ALL_GATHER):
             return self._meet(primitive, args, params)
@@ -115,7 +123,8 @@ class ReplicaOps:
     def _did(self, primitive: Any, params: dict[str, Any], args: Sequence[Any], out: Any) -> Any:
         many = isinstance(out, (list, tuple))
         results = out if many else [out]
-        marks = self.tape.did(primitive, params, args, [jax.typeof(x) for x in results])
+        avals = [jax.typeof(x) for x in results]
+        marks = self.tape.did(primitive, params, args, avals, self._line)
         made = [_compat.HeldTracer(self.trace, x, m) for x, m in zip(results, marks, strict=True)]
         return made if many else made[0]
 
@@ -139,7 +148,7 @@ class ReplicaOps:
 
     def _meet(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         operands = tuple(jnp.asarray(self._here(x)) for x in args)
-        brought = Collective(primitive, params, operands, _compat.callers_line())
+        brought = Collective(primitive, params, operands, self._line or _compat.callers_line())
         result = self.meet(brought)
         if primitive is UNEVEN_ALL_GATHER:
             gather = {"axis_name": params["axis_name"], "axis_index_groups": None}

@@ -36,6 +36,7 @@ class TapedOp:
     outvars: list[TapedValue]
     effects: frozenset[Any] = frozenset()
     source_info: Any = _compat.NO_SOURCE
+    line: str = ""  # where it is another one than that of `source_info`
 
 
 class Tape:
@@ -58,11 +59,20 @@ class Tape:
         return value
 
     def did(
-        self, primitive: Any, params: dict[str, Any], args: Sequence[Any], avals: Sequence[Any]
+        self,
+        primitive: Any,
+        params: dict[str, Any],
+        args: Sequence[Any],
+        avals: Sequence[Any],
+        line: str = "",
     ) -> list[TapedValue]:
         """Remember an operation; its results."""
         made = [TapedValue(a) for a in avals]
-        self.eqns.append(TapedOp(primitive, params, [self._value(a) for a in args], made))
+        given = [self._value(a) for a in args]
+        op = TapedOp(
+            primitive, params, given, made, source_info=_compat.current_source(), line=line
+        )
+        self.eqns.append(op)
         return made
 
     def results(self, values: Iterable[Any]) -> None:

@@ -87,6 +87,8 @@ class Traced:
     written: tuple[Variable, ...] = ()
     need_refs: frozenset[int] = frozenset()
     merge_calls: tuple[str, ...] = ()  # the lines of those at the top of the step
+    # The lines at which replicas with different numbers of rows take a mean.
+    means: tuple[str, ...] = ()
 
     @property
     def eqn(self) -> Any:

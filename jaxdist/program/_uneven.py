@@ -15,7 +15,9 @@ from jaxdist.mesh import ReplicaMesh
 from jaxdist.program._arguments import Static
 from jaxdist.program._joined import Groups, Slot, run_joined
 from jaxdist.program._joined_ops import Const, same
+from jaxdist.program._no_rows import check_without_rows, has_empty_input, rows_of
 from jaxdist.program._trace import Argument, Signature, Traced, trace, trace_local
+from jaxdist.program._uneven_mean import lines_of_means
 from jaxdist.values import PerReplica, owned
 
 # Gathers whose sizes depend on gathers before them need a round of tracing each.
@@ -119,10 +121,17 @@ def joined_trace(
         ShapeError: A collective that needs one shape meets several.
         DivergentCollectiveError: The groups do not reach the same collectives.
         StateDivergenceError: Results differ in structure.
+        NoRowsError: A mean over nothing would reach other replicas.
     """
+    for group, (of_group, one) in enumerate(zip(own, traces, strict=True)):
+        if has_empty_input(of_group, layout.num_replicas):
+            check_without_rows(signature, of_group, one, groups.members(group), layout)
     local = _JoinedStep(signature, own, traces, groups, layout.num_replicas)
     traced = trace_local(traces[0].manual_axes, local, signature, layout)
-    return dataclasses.replace(traced, uneven=local.uneven)
+    has_rows = len(set(rows_of(signature, layout.num_replicas))) > 1
+    axes = frozenset(layout.replica_axes)
+    means = lines_of_means(traces[0].jaxpr, axes, layout.num_replicas) if has_rows else ()
+    return dataclasses.replace(traced, uneven=local.uneven, means=means)
 
 
 def _for_group(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -> Signature:
@@ -132,6 +141,12 @@ def _for_group(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -
         shape = (local[0] * num_replicas, *local[1:])
         inputs[number] = dataclasses.replace(inputs[number], shape=shape)
     return dataclasses.replace(signature, inputs=tuple(inputs), uneven=())
+
+
+def signature_of(signature: Signature, replica: int, num_replicas: int) -> Signature:
+    """The signature as if all replicas had the shapes of one."""
+    kind = tuple(shapes[replica] for _, shapes in signature.uneven)
+    return _for_group(signature, kind, num_replicas)
 
 
 def _with_known_gathers(
