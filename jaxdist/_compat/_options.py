@@ -10,11 +10,12 @@ BARRIERS_HOLD = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
 
 
 # What XLA's CPU compiler may not do to a program that has to compute the same bits in other
-# surroundings. Its algebraic simplifier writes `x / s` as `x * (1 / s)` where nothing else uses a
-# broadcast `s`, and what uses it depends on passes that run for several devices only. The other
-# two are for JAX 0.10: what drops barriers before everything is fused, and what moves loops into
-# nested functions, where it cannot emit a barrier.
-_SIMPLIFIER = ("algsimp",)
+# surroundings. Only programs for several devices have equal operations put together before the
+# algebraic simplifier runs, which decides by how many operations use a value: it writes `x / s` as
+# `x * (1 / s)` where nothing else uses a broadcast `s`. So no program has them put together. The
+# other two are for JAX 0.10: what drops barriers before everything is fused, and what moves loops
+# into nested functions, where it cannot emit a barrier.
+_JOINING = ("cse",)
 _BARRIERS_ON_OLD_CPU = ("cse_barrier_expander", "small-while-loop-hoisting")
 
 
@@ -29,7 +30,7 @@ def exact_options(platform: str) -> dict[str, bool | str]:
         return {"xla_gpu_deterministic_ops": True}
     if platform != "cpu":
         return {}
-    passes = _SIMPLIFIER if BARRIERS_HOLD else (*_BARRIERS_ON_OLD_CPU, *_SIMPLIFIER)
+    passes = _JOINING if BARRIERS_HOLD else (*_BARRIERS_ON_OLD_CPU, *_JOINING)
     return {"xla_disable_hlo_passes": ",".join(passes)}
 
 
