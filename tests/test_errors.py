@@ -50,6 +50,8 @@ WARNINGS = {"RetraceWarning", "StateDivergenceWarning", "UnevenMeanWarning"}
 # Built-ins that Python's own protocols ask for, and one in the words of JAX.
 PROTOCOLS = {
     ("values/_sharded.py", "AttributeError"),
+    ("values/_variable_documented.py", "AttributeError"),
+    ("values/_variable_operators.py", "AttributeError"),
     ("_compat/_arrays.py", "RuntimeError"),
     ("errors.py", "AttributeError"),
 }

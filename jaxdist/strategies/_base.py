@@ -22,6 +22,7 @@ from jaxdist.strategies._drift import DriftChecks
 from jaxdist.strategies._extended import StrategyExtended
 from jaxdist.strategies._facts import Facts
 from jaxdist.strategies._gradient_report import GradientReport
+from jaxdist.strategies._scope import Scope
 from jaxdist.strategies._v1 import StrategyMethodsV1
 from jaxdist.strategies._where_called import (
     BEFORE,
@@ -94,8 +95,8 @@ class Strategy(Facts, StrategyMethodsV1):
 
     # Context
 
-    @contextlib.contextmanager
-    def scope(self) -> Iterator["Strategy"]:
+    @final
+    def scope(self) -> Scope["Strategy"]:
         """Make this the current strategy for a block; arrays made in it lie on its first device.
 
         A `Variable` is mirrored over all devices at once. Other arrays, those of NNX modules
@@ -104,6 +105,9 @@ class Strategy(Facts, StrategyMethodsV1):
         devices for what its functions make (a mesh for all of them, `jax.set_mesh`, would refuse
         to compute on the value of one replica). To lay arrays out at once, use
         `jax.device_put(tree, strategy.replicated_sharding)`, or `partition.place`.
+
+        Returns:
+            A context manager that gives this strategy. It may be entered several times.
 
         Raises:
             MixedStrategyError: Another strategy is current.
@@ -118,6 +122,10 @@ class Strategy(Facts, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.scope`.
         """
+        return Scope(self._in_scope)
+
+    @contextlib.contextmanager
+    def _in_scope(self) -> Iterator["Strategy"]:
         check_scope(self)
         # A description holds no arrays: they stay where JAX puts them.
         first = self.layout.devices[0] if self.layout.described is None else None

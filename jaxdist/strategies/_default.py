@@ -24,7 +24,7 @@ class DefaultStrategy(Strategy):
         self._set_up(mesh.build([jax.local_devices()[0]]))
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[Strategy]:
+    def _in_scope(self) -> Iterator[Strategy]:
         """A block in which nothing changes; refused under another strategy's scope."""
         frame = replica.current_frame()
         if frame is not None and frame.strategy is not self:

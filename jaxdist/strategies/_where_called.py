@@ -23,11 +23,23 @@ def refuse_mixing(strategy: Facts, what: str, frame: replica.Frame) -> NoReturn:
     """
     raise MixedStrategyError(
         f"{type(strategy).__name__}.{what} was called {frame.describe()}.\n\n"
-        "Another strategy is current there, and strategies do not mix: their values lie on "
-        "different devices.\n\n"
+        f"{_apart(strategy, frame.strategy)}\n\n"
         f"Leave the scope of that {type(frame.strategy).__name__} first (or call "
         "jaxdist.experimental_set_strategy(None) if it was set that way), or use "
         "jaxdist.get_strategy() inside it."
+    )
+
+
+def _apart(called: Facts, current: Facts) -> str:
+    """What tells the strategy of a call from the current one."""
+    if repr(called) == repr(current):
+        return (
+            f"Two strategies were made with the same arguments, {called!r}, and strategies do not "
+            "mix: each has values and programs of its own. Make one, and use it in both places."
+        )
+    return (
+        f"{current!r} is current there and not {called!r}, and strategies do not mix: their values "
+        "are on different devices."
     )
 
 

@@ -91,6 +91,17 @@ def _rules() -> jaxdist.partition.Rules:
     return jaxdist.partition.Rules([("w", jaxdist.partition.Shard(dim=0))])
 
 
+def _scatter_nd(method: str) -> Call:
+    return Call(
+        lambda: getattr(variable(), method),
+        lambda: {"indices": jnp.array([[1]]), "updates": jnp.ones(1)},
+    )
+
+
+def _look_up(method: str, **given: Any) -> Call:
+    return Call(lambda: getattr(variable(), method), lambda: dict(given))
+
+
 CALLS = {
     "jaxdist.DistributedValues": Call(lambda: jaxdist.DistributedValues),
     "jaxdist.PerReplica": Call(
@@ -127,8 +138,27 @@ CALLS = {
     },
     **{
         f"jaxdist.Variable.{m}": Call(lambda m=m: getattr(variable(), m))
-        for m in ("numpy", "read_value", "ref", "value")
+        for m in ("experimental_ref", "get_shape", "numpy", "read_value", "ref", "value")
     },
+    **{
+        f"jaxdist.Variable.scatter_nd_{m}": _scatter_nd(f"scatter_nd_{m}")
+        for m in ("add", "max", "min", "sub", "update")
+    },
+    **{
+        f"jaxdist.Variable.{m}": _look_up(m, **given)
+        for m, given in {
+            "__getitem__": {"index": 1},
+            "gather_nd": {"indices": [[1]]},
+            "is_initialized": {},
+            "load": {"value": [1.0, 2.0, 3.0]},
+            "set_shape": {"shape": (3,)},
+            "sparse_read": {"indices": [1]},
+        }.items()
+    },
+    "jaxdist.Variable.batch_scatter_update": Call(
+        lambda: variable().batch_scatter_update,
+        lambda: {"sparse_delta": jaxdist.IndexedSlices(jnp.ones(1), jnp.array([1]), (3,))},
+    ),
     # Programs.
     "jaxdist.RunOptions": Call(
         lambda: jaxdist.RunOptions,

@@ -15,7 +15,12 @@ import pytest
 
 import jaxdist
 from jaxdist import IndexedSlices, PerReplica, Variable, VariableAggregation, get_replica_context
-from jaxdist.errors import ArgumentError, DivergentCollectiveError, StateDivergenceError
+from jaxdist.errors import (
+    ArgumentError,
+    DivergentCollectiveError,
+    NoRowsError,
+    StateDivergenceError,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "coming-from-tf-distribute.md").read_text()
@@ -147,6 +152,14 @@ def test_13_there_is_no_replica_context_across_replicas(two: jaxdist.Strategy) -
     assert set(seen) == {None}
 
 
+def test_14_a_mean_over_no_rows_does_not_reach_the_others(two: jaxdist.Strategy) -> None:
+    def step(x: Any) -> Any:
+        return get_replica_context().all_reduce("mean", jnp.mean(x))
+
+    with pytest.raises(NoRowsError):
+        two.run(step, (PerReplica([np.ones(2, "float32"), np.ones(0, "float32")]),))
+
+
 def test_15_a_merge_function_runs_once_and_may_run_steps(two: jaxdist.Strategy) -> None:
     calls: list[str] = []
 
@@ -183,5 +196,4 @@ def test_the_page_lists_each_of_them_by_its_number() -> None:
     assert numbers == list(range(1, 17))
     here = pathlib.Path(__file__).read_text()
     tested = {int(n) for n in re.findall(r"^def test_(\d+)_", here, flags=re.MULTILINE)}
-    # 14: replicas without rows have their own file, `program/test_uneven.py`.
-    assert tested | {14} == set(numbers)
+    assert tested == set(numbers)

@@ -174,8 +174,30 @@ def test_scopes_of_different_strategies_do_not_nest() -> None:
 
 def test_two_strategies_of_one_class_do_not_nest_either() -> None:
     first, second = MirroredStrategy(), MirroredStrategy()
-    with first.scope(), refused(MixedStrategyError, "MirroredStrategy.scope"), second.scope():
+    said = ("MirroredStrategy.scope", "Two strategies were made with the same arguments")
+    with first.scope(), refused(MixedStrategyError, *said), second.scope():
         pass
+    few = MirroredStrategy(["cpu:0", "cpu:1"])
+    with first.scope(), refused(MixedStrategyError, repr(few), repr(first)), few.scope():
+        pass
+
+
+def test_one_scope_object_can_be_entered_several_times(strategy: Strategy) -> None:
+    scope = strategy.scope()
+    for _ in range(2):
+        with scope as entered, scope:
+            assert entered is strategy
+            assert jaxdist.get_strategy() is strategy
+        assert not jaxdist.has_strategy()
+
+
+def test_a_scope_that_was_refused_can_be_entered_later() -> None:
+    first, second = MirroredStrategy(), MirroredStrategy(["cpu:0"])
+    scope = second.scope()
+    with first.scope(), refused(MixedStrategyError, "scope"), scope:
+        pass
+    with scope:
+        assert jaxdist.get_strategy() is second
 
 
 def test_the_default_strategys_scope_is_refused_in_another_scope() -> None:
@@ -304,7 +326,7 @@ def test_setting_a_strategy_inside_a_step_is_refused() -> None:
 
 
 def test_setting_what_is_no_strategy_is_refused() -> None:
-    with refused(jaxdist.errors.JaxdistError, "experimental_set_strategy was given a str"):
+    with refused(jaxdist.errors.JaxdistError, "experimental_set_strategy was given", "of type str"):
         jaxdist.experimental_set_strategy("mirrored")  # type: ignore[arg-type]
     assert not jaxdist.has_strategy()
 
