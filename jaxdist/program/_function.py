@@ -30,6 +30,7 @@ from jaxdist.program._draws import (
 from jaxdist.program._eagerly import EAGERLY
 from jaxdist.program._exact import exact_structure
 from jaxdist.program._function_call import FunctionCall
+from jaxdist.program._function_devices import mixed_devices
 from jaxdist.program._function_trace import FunctionTrace, trace_function
 from jaxdist.program._kept_graphs import KeptGraphs
 from jaxdist.program._opaque import check_step_holds_no_arrays
@@ -120,6 +121,9 @@ class Function:
         except BaseException as error:
             draws.put_back()
             _compat.hide_frames(error)
+            better = mixed_devices(getattr(self._fn, "__name__", "function"), error)
+            if better is not None:
+                raise better from error
             raise
         return self._fn(*args, **kwargs)
 
@@ -253,6 +257,7 @@ def function(
         ArgumentTypeError: `func` is not callable, or returns an NNX object.
         ContextError: A variable is made in it, or it takes batches of an iterator that is not an
             argument.
+        MixedStrategyError: Steps, variables or arrays in it are on different devices.
         OutOfRangeError: It takes more batches than its iterator has left.
 
     Example:

@@ -19,6 +19,7 @@ from jaxdist.values._leaked import refuse_leaked as refuse_leaked
 from jaxdist.values._mean import divided as divided
 from jaxdist.values._mean import mean_dtype as mean_dtype
 from jaxdist.values._mean import mean_of_shares as mean_of_shares
+from jaxdist.values._mean import power_of_two_from as power_of_two_from
 from jaxdist.values._mean import share_of_mean as share_of_mean
 from jaxdist.values._numbers import check_integers as check_integers
 from jaxdist.values._numbers import is_python as is_python

@@ -27,7 +27,7 @@ def share_of_mean(array: Any, count: int) -> Any:
     """
     dtype = _summed_in(array.dtype)
     shares = array if array.dtype == dtype else array.astype(dtype)
-    return _times(shares, 1 / _divisor(count)) if _is_divided(array.dtype) else shares
+    return _times(shares, 1 / power_of_two_from(count)) if _is_divided(array.dtype) else shares
 
 
 def mean_of_shares(total: Any, dtype: Any, count: int) -> Any:
@@ -38,7 +38,7 @@ def mean_of_shares(total: Any, dtype: Any, count: int) -> Any:
         dtype: Of the values.
         count: How many values the mean is of.
     """
-    divisor = count / _divisor(count) if _is_divided(dtype) else count
+    divisor = count / power_of_two_from(count) if _is_divided(dtype) else count
     mean = divided(total, divisor)
     return mean if mean.dtype == mean_dtype(dtype) else mean.astype(mean_dtype(dtype))
 
@@ -63,8 +63,8 @@ def _has_few_exponents(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, np.floating)) and float(jnp.finfo(dtype).max) < 1e9
 
 
-def _divisor(count: int) -> float:
-    """The smallest power of two that is not below `count`."""
+def power_of_two_from(count: int) -> float:
+    """The smallest power of two that is not below `count`: what values are divided by first."""
     return float(1 << max(count - 1, 0).bit_length())
 
 

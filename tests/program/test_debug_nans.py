@@ -135,9 +135,15 @@ def test_a_nan_that_came_in_is_said_to_be_of_no_operation() -> None:
     given = PerReplica([np.full(2, np.nan, np.float32)] * 4)
     with (
         jax.debug_nans(True),
-        pytest.raises(FloatingPointError, match="It was given one"),
+        pytest.raises(FloatingPointError, match="returns one that it was given"),
     ):
         _strategy().run(lambda x: x, (given,))
+
+
+def test_an_operation_that_was_given_a_nan_says_so() -> None:
+    given = PerReplica([np.full(2, np.nan, np.float32)] * 4)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="It was given one"):
+        _strategy().run(lambda x: x + 1, (given,))
 
 
 def test_virtual_replicas_are_told_why_no_line_is_found() -> None:

@@ -24,6 +24,7 @@ from jaxdist.errors import (
     ArgumentTypeError,
     ContextError,
     InputContextError,
+    MixedStrategyError,
     OutOfRangeError,
 )
 from tests.program.counting import compilations
@@ -408,6 +409,30 @@ def test_call_that_fails_gives_its_batches_back(two: Strategy) -> None:
         assert jax.tree.leaves(iterator.element_spec)[0].shape == (1,)
         found = [float(two.reduce("sum", batch, axis=0)) for batch in iterator]
     assert found == [1.0, 21.0, 41.0]
+
+
+def test_parts_on_different_devices_are_named(two: Strategy) -> None:
+    others = jaxdist.MirroredStrategy(["cpu:2", "cpu:3"])
+
+    @jaxdist.function
+    def both(x: Any) -> Any:
+        return two.run(lambda x: x + 1, (x,)), others.run(lambda x: x + 1, (x,))
+
+    with pytest.raises(MixedStrategyError, match=r"both has parts .* 0, 1 and .* 2, 3"):
+        both(jnp.ones(2))
+    with two.scope():
+        first = Variable(1.0)
+    with others.scope():
+        second = Variable(2.0)
+
+    @jaxdist.function
+    def added() -> Any:
+        first.assign_add(1.0)
+        return first + second
+
+    with pytest.raises(MixedStrategyError, match=r"0, 1 and .* 2, 3"):
+        added()
+    assert float(first) == 1
 
 
 def test_arguments_mean_what_their_layouts_say(two: Strategy) -> None:

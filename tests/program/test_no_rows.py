@@ -301,19 +301,21 @@ def test_a_function_refuses_it_too() -> None:
 # A mean over replicas that have different numbers of rows
 
 
-def test_an_uneven_step_that_takes_a_mean_is_warned_of_once() -> None:
-    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+@pytest.mark.parametrize("rows", [(2, 1), (2, 2, 1)])
+def test_an_uneven_step_that_takes_a_mean_is_warned_of_once(rows: tuple[int, ...]) -> None:
+    strategy = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(len(rows))])
 
     def step(x: Any) -> Any:
         return _ctx().all_reduce("mean", x.mean())  # here
 
     with pytest.warns(UnevenMeanWarning) as told:
-        strategy.run(step, (_split(np.ones(3, np.float32), (2, 1)),))
+        strategy.run(step, (_split(np.ones(sum(rows), np.float32), rows),))
     assert len(told) == 1
     # Warnings are errors in tests: another shape of the same step says nothing.
-    strategy.run(step, (_split(np.ones(5, np.float32), (3, 2)),))
+    more = tuple(count + 1 for count in rows)
+    strategy.run(step, (_split(np.ones(sum(more), np.float32), more),))
     text = str(told[0].message)
-    assert "[2, 1]" in text
+    assert str(list(rows)) in text
     assert _line_of(step) in text
     assert "compute_average_loss" in text
     assert told[0].filename == __file__

@@ -43,7 +43,10 @@ def ran(program: Program, strategy: Any, *, eagerly: bool) -> tuple[list[Any], l
         own,
     )
     found = []
-    step = program.step
+
+    def step(*args: Any) -> Any:
+        return program.step(*args)
+
     with jaxdist.config.run_eagerly(eagerly):
         found = [strategy.run(step, given) for _ in range(STEPS)]
     copies = [np.asarray(v) for v in own.values]
