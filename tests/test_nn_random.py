@@ -49,7 +49,7 @@ def test_keys_outside_every_strategy_start_at_zero() -> None:
 
 
 def test_what_is_no_key_or_no_number_is_refused() -> None:
-    with pytest.raises(jaxdist.errors.ArgumentTypeError, match="int as key"):
+    with pytest.raises(jaxdist.errors.ArgumentTypeError, match="key=0, of type int"):
         nn.example_keys(0, 2)  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(jaxdist.errors.ArgumentTypeError, match="a Python integer"):
         nn.example_keys(jax.random.key(0), jnp.float32(2))

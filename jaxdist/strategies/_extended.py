@@ -197,12 +197,14 @@ class StrategyExtended(ExtendedV1):
             self._strategy, "extended.broadcast_to", "Inside a replica call it in a merge_call."
         )
         target = collectives.target_in_strategy(caller, destinations, self._strategy.layout)
+        if frame is not None and frame.in_merge:
+            tensor = _in_merge.broadcast(tensor)
         tensor = as_arrays(caller, "tensor", tensor)
         ops = self._strategy.communication.ops
         if ops is not None and collectives.overrides(ops, "broadcast_implementation"):
             return jax.tree.map(lambda leaf: ops.broadcast(leaf, destinations), tensor)
         if frame is not None and frame.in_merge:
-            return _in_merge.broadcast(tensor)
+            return tensor
         return self._put(tensor, target)
 
     def update(

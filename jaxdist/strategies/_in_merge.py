@@ -129,7 +129,7 @@ def broadcast(value: PyTree) -> PyTree:
     def leaf_of(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
             raise ArgumentTypeError(
-                f"broadcast_to was given value{keystr(path)}, which is a PerReplica.\n\n"
+                f"broadcast_to was given tensor{keystr(path)}, which is a PerReplica.\n\n"
                 "It has a value for each replica already.\n\n"
                 "Reduce it first: strategy.reduce('MEAN', value, axis=None)."
             )

@@ -330,6 +330,7 @@ def _by_example(params: Any, x: Any, y: Any) -> Any:
     return context.all_reduce("sum", jax.grad(loss_of)(params))
 
 
+@pytest.mark.filterwarnings("ignore::jaxdist.errors.UnevenMeanWarning")
 @pytest.mark.parametrize(
     ("fn", "is_right"), [(_by_default_size, False), (_by_replica, False), (_by_example, True)]
 )

@@ -14,6 +14,7 @@ from jaxdist.errors import (
     ArgumentTypeError,
     ContextError,
     DivergentCollectiveError,
+    NoRowsError,
     ReplicaValueError,
     ShapeError,
 )
@@ -136,10 +137,10 @@ def test_reduce_in_a_merge_function_has_the_dtype_of_reduce_outside(
     np.testing.assert_array_equal(np.asarray(inside, "f4"), np.asarray(outside, "f4"))
 
 
-def test_the_mean_over_no_rows_in_a_merge_function_is_nan(two: Strategy) -> None:
+def test_the_mean_over_no_rows_in_a_merge_function_is_named(two: Strategy) -> None:
     x = per_replica(two, lambda r: np.ones((0,), np.float32))
-    got = two.run(lambda x: _merge(lambda s, a: s.reduce("MEAN", a, axis=0), x), (x,))
-    assert np.isnan(got)
+    with refused(NoRowsError, "a mean over no rows", "[0, 0]"):
+        two.run(lambda x: _merge(lambda s, a: s.reduce("MEAN", a, axis=0), x), (x,))
 
 
 def test_gather_in_a_merge_function_is_gather_outside(strategy: Strategy) -> None:
@@ -175,7 +176,7 @@ def test_reduce_to_batch_reduce_to_and_broadcast_to_work_in_a_merge_function(
 
 
 def test_broadcasting_a_per_replica_value_is_refused_with_the_remedy(two: Strategy) -> None:
-    with refused(ArgumentTypeError, "value['x']", "PerReplica", "Reduce it first"):
+    with refused(ArgumentTypeError, "tensor['x']", "PerReplica", "Reduce it first"):
         two.run(
             lambda x: _merge(lambda s, a: s.extended.broadcast_to({"x": a}, a), x), (_ids(two),)
         )

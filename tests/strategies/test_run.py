@@ -575,7 +575,8 @@ def test_what_is_no_function_is_refused_with_the_way_to_pass_one(fn: Any) -> Non
     strategy = _two()
     with refused(
         ArgumentTypeError,
-        f"strategy.run needs a function, and {type(fn).__name__} was given",
+        "strategy.run needs a function, and fn=",
+        f"of type {type(fn).__name__}, was given",
         "strategy.run(step, args=(state, batch))",
     ):
         strategy.run(fn)
@@ -585,7 +586,7 @@ def test_options_are_a_run_options_and_leave_the_result_as_it_is() -> None:
     strategy = _two()
     options = RunOptions(experimental_enable_dynamic_batch_size=False)
     assert int(strategy.run(lambda x: x + 1, (1,), options=options)) == 2
-    with refused(ArgumentTypeError, "options must be a jaxdist.RunOptions", "str was given"):
+    with refused(ArgumentTypeError, "options is a jaxdist.RunOptions", "of type str"):
         strategy.run(lambda x: x + 1, (1,), options="fast")  # type: ignore[arg-type]
 
 

@@ -200,6 +200,7 @@ def test_executor_op_by_op_gives_the_same(wanted: list[float]) -> None:
     assert len(pieces(state)) == 6
 
 
+@pytest.mark.filterwarnings("ignore::jaxdist.errors.UnevenMeanWarning")
 def test_replicas_may_have_uneven_batches() -> None:
     strategy = cpus(3)
     cut = np.cumsum([0, 5, 5, 4])
