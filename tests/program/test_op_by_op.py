@@ -141,6 +141,7 @@ def test_jax_debug_print_and_callbacks_run_at_once(capfd: pytest.CaptureFixture[
 # The same results
 
 
+@pytest.mark.filterwarnings("ignore::jaxdist.errors.UnevenMeanWarning")
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_run_reduce_gather_and_gradients_are_those_of_the_compiled_step_and_of_numpy(
