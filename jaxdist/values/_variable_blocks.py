@@ -3,8 +3,8 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from jaxdist._validate import as_array
 from jaxdist.values._variable_nd import (
     blocks_at,
     blocks_of_batches,
@@ -54,7 +54,10 @@ class BlockChanges:
         Source:
             `tf.Variable.sparse_read`.
         """
-        rows = indices if hasattr(indices, "dtype") else jnp.asarray(indices)
+        held: Any = self
+        rows = indices
+        if not hasattr(rows, "dtype"):
+            rows = as_array(f"Variable {held.label!r}.sparse_read", "indices", indices)
         return gathered_blocks(self, "sparse_read", rows[..., None])
 
     def gather_nd(self, indices: Any, name: str | None = None) -> jax.Array:

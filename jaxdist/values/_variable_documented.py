@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxdist.errors import MissingNameError, ShapeError
+from jaxdist.errors import ArgumentTypeError, MissingNameError, ShapeError
 from jaxdist.runtime import device_name
 
 _GRAPHS = "JAX has no graphs and sessions: a variable has its value at once, read_value()."
@@ -80,6 +80,12 @@ class DocumentedNames:
             `tf.Variable.set_shape`.
         """
         held: Any = self
+        if not isinstance(shape, (tuple, list)):
+            raise ArgumentTypeError(
+                f"Variable {held.label!r}.set_shape was given shape={shape!r}, of type "
+                f"{type(shape).__name__}.\n\nshape is a tuple or list of integers and None.\n\n"
+                f"Pass shape={tuple(held.shape)}."
+            )
         wanted = tuple(shape)
         fits = len(wanted) == len(held.shape) and all(
             w in (None, n) for w, n in zip(wanted, held.shape, strict=True)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._validate import as_array
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.values._indexed_slices import as_indexed_slices
 from jaxdist.values._variable_checks import check_fits
@@ -29,7 +30,7 @@ def checked_blocks(variable: Any, caller: str, indices: Any, updates: Any) -> Bl
     """
     places = _checked_places(variable, caller, indices)
     lead, depth = tuple(places.shape[:-1]), int(places.shape[-1])
-    values = updates if hasattr(updates, "dtype") else jnp.asarray(updates, variable.dtype)
+    values = _as_values(variable, f"Variable {variable.label!r}.{caller}", "updates", updates)
     wanted = (*lead, *variable.shape[depth:])
     check_fits(variable.label, caller, tuple(values.shape), values.dtype, wanted, variable.dtype)
     count = int(np.prod(lead))
@@ -56,10 +57,8 @@ def blocks_at(variable: Any, caller: str, index: Any, value: Any) -> tuple[Any, 
             "elements to choose.\n\nUse variable.assign."
         )
     numbers = jnp.arange(variable.size).reshape(variable.shape)[index]
-    given = value if hasattr(value, "dtype") else jnp.asarray(value)
-    if given.dtype != variable.dtype and not hasattr(value, "dtype"):
-        given = given.astype(variable.dtype) if _is_wider(variable.dtype, given.dtype) else given
     name = f"{variable.label}[...]"
+    given = _as_values(variable, f"Variable {name!r}.{caller}", "value", value)
     check_fits(name, caller, tuple(given.shape), given.dtype, tuple(numbers.shape), variable.dtype)
     places = jnp.stack(jnp.unravel_index(numbers, variable.shape), axis=-1)
     return places, given
@@ -72,8 +71,13 @@ def gathered_blocks(variable: Any, caller: str, indices: Any) -> jax.Array:
     return value[tuple(places[..., k] for k in range(places.shape[-1]))]
 
 
-def _is_wider(one: Any, other: Any) -> bool:
-    return bool(jnp.promote_types(one, other) == one)
+def _as_values(variable: Any, caller: str, name: str, value: Any) -> Any:
+    """An array as it is; Python numbers in the variable's dtype where that can hold them."""
+    if hasattr(value, "dtype"):
+        return value
+    given = as_array(caller, name, value)
+    fits = jnp.promote_types(variable.dtype, given.dtype) == variable.dtype
+    return given.astype(variable.dtype) if fits else given
 
 
 def _checked_places(variable: Any, caller: str, indices: Any) -> Any:

@@ -327,3 +327,22 @@ def test_an_integer_beyond_those_of_jax_is_named_and_changes_nothing(method: str
         with pytest.raises(ArgumentError, match="beyond int32"):
             getattr(v, method)(2**40)
         assert int(v) == 1
+
+
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "updates of no type": lambda v: v.scatter_nd_add([[0]], None),
+    "updates of text": lambda v: v.scatter_nd_update([[0]], ["nonsense"]),
+    "updates that the dtype cannot hold": lambda v: v.scatter_nd_add([[0]], [0.5]),
+    "updates beyond int32": lambda v: v.scatter_nd_add([[0]], [2**40]),
+    "indices of no type": lambda v: v.sparse_read(None),
+    "indices beyond int32": lambda v: v.sparse_read([2**40]),
+    "a shape that is a number": lambda v: v.set_shape(2),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_blocks_and_places_are_refused_and_change_nothing(name: str) -> None:
+    variable = Variable([1, 2])
+    with pytest.raises(jaxdist.errors.JaxdistError, match="Variable"):
+        WRONG[name](variable)
+    assert variable.numpy().tolist() == [1, 2]
