@@ -22,6 +22,7 @@ from jaxdist._compat._host import on_host as on_host
 from jaxdist._compat._invalid_numbers import InvalidNumberError as InvalidNumberError
 from jaxdist._compat._invalid_numbers import check_numbers as check_numbers
 from jaxdist._compat._invalid_numbers import checks_numbers as checks_numbers
+from jaxdist._compat._jacobians import jacobian_that_asks as jacobian_that_asks
 from jaxdist._compat._lowering import without_open_constraints as without_open_constraints
 from jaxdist._compat._op_by_op import Handler as Handler
 from jaxdist._compat._op_by_op import evaluate as evaluate

@@ -6,8 +6,9 @@ from typing import Any, final
 import jax
 import numpy as np
 
+from jaxdist import _compat
 from jaxdist._validate import as_flag, check_instance
-from jaxdist.errors import ArgumentError, ContextError
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._distributed import DistributedValues
 from jaxdist.values._per_replica import PerReplica
@@ -421,11 +422,26 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 
 
 def _value_for_jax(variable: Variable) -> Any:
+    jacobian = _compat.jacobian_that_asks()
+    if jacobian is not None:
+        label = variable.label
+        raise ArgumentTypeError(
+            f"jax.{jacobian} was called with Variable {label!r} {variable.dtype}"
+            f"{list(variable.shape)} as the argument that it differentiates.\n\n"
+            "jax.jacrev, jax.jacfwd, jax.jacobian and jax.hessian put arrays into the structure "
+            "of their arguments, and what takes the place of a variable is an array. jax.grad, "
+            "jax.vjp and jax.jvp take a variable.\n\n"
+            f"Pass {_as_name(label)}.value() in its place."
+        )
     try:
         return variable.value()
     except ArgumentError:
         # It has no one value here; what asks only for the structure goes on.
         return NoValue(variable)
+
+
+def _as_name(label: str) -> str:
+    return label if label.isidentifier() else "variable"
 
 
 class NoValue:

@@ -129,6 +129,44 @@ def test_a_variable_goes_where_a_parameter_goes(name: str) -> None:
                 np.testing.assert_array_equal(own, other)
 
 
+JACOBIANS: dict[str, Callable[[Any], Any]] = {
+    "jacrev": lambda x: jax.jacrev(lambda a: a * a)(x),
+    "jacfwd": lambda x: jax.jacfwd(lambda a: a * a)(x),
+    "jacobian": lambda x: jax.jacobian(lambda a: a * a)(x),
+    "hessian": lambda x: jax.hessian(lambda a: (a * a * a).sum())(x),
+    "jacfwd of grad": lambda x: jax.jacfwd(jax.grad(lambda a: (a * a).sum()))(x),
+    "jacrev of the second": lambda x: jax.jacrev(lambda b, a: a * b, argnums=1)(ROWS, x),
+    "in a dict": lambda x: jax.jacrev(lambda d: d["a"] * 2)({"a": x})["a"],
+}
+
+
+@pytest.mark.parametrize("name", JACOBIANS)
+def test_a_jacobian_names_the_variable_and_takes_its_value(name: str) -> None:
+    expected = JACOBIANS[name](nnx.Param(jnp.asarray(ROWS)))
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        placed = Variable(ROWS, name="w")
+    for v in (Variable(ROWS, name="w"), placed):
+        with pytest.raises(ArgumentTypeError, match=r"Variable 'w' float32\[2, 3\]") as error:
+            JACOBIANS[name](v)
+        assert "Pass w.value() in its place" in str(error.value)
+        _assert_same([JACOBIANS[name](v.value())], [np.asarray(jax.tree.leaves(expected)[0])])
+
+    def step() -> Any:
+        with pytest.raises(ArgumentTypeError, match="Variable 'w'"):
+            JACOBIANS[name](placed)
+        return JACOBIANS[name](placed.value())
+
+    found = strategy.run(step)
+    _assert_same([found], [np.asarray(jax.tree.leaves(expected)[0])])
+
+
+def test_a_jacobian_for_another_argument_takes_a_variable() -> None:
+    for v in _variables(ROWS):
+        found = jax.jacrev(lambda a, b: a * b)(ROWS, v)
+        _assert_same([found], [np.asarray(jax.jacrev(lambda a: a * ROWS)(jnp.asarray(ROWS)))])
+
+
 def test_functions_of_jax_see_what_a_step_assigned() -> None:
     strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():
