@@ -41,6 +41,19 @@ def callers_line() -> str:
     return source_of(_Here(_source_info.current()))
 
 
+def line_of_error(error: BaseException) -> str:
+    """`file:line (function)` of the user's line that an exception comes from."""
+    found = "an unknown line"
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        name = code.co_filename
+        if _source_info.is_user_filename(name) and not name.startswith(_OURS):
+            found = f"{name}:{traceback.tb_lineno} ({code.co_name})"
+        traceback = traceback.tb_next
+    return found
+
+
 def current_source() -> Any:
     """What an equation that was made here would note of its source."""
     return _source_info.current()

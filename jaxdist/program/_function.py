@@ -31,6 +31,7 @@ from jaxdist.program._eagerly import EAGERLY
 from jaxdist.program._exact import exact_structure
 from jaxdist.program._function_call import FunctionCall
 from jaxdist.program._function_devices import mixed_devices
+from jaxdist.program._function_numbers import with_line
 from jaxdist.program._function_trace import FunctionTrace, trace_function
 from jaxdist.program._kept_graphs import KeptGraphs
 from jaxdist.program._opaque import check_step_holds_no_arrays
@@ -119,13 +120,23 @@ class Function:
         except UnevenBatchError:
             draws.put_back()
         except BaseException as error:
-            draws.put_back()
+            better: Exception | None = None
+            try:
+                better = self._explained(error, flat, draws)
+            finally:
+                draws.put_back()
             _compat.hide_frames(error)
-            better = mixed_devices(getattr(self._fn, "__name__", "function"), error)
             if better is not None:
+                _compat.hide_frames(better)
                 raise better from error
             raise
         return self._fn(*args, **kwargs)
+
+    def _explained(self, error: BaseException, flat: Flat, draws: Draws) -> Exception | None:
+        """A better error for a call that failed, if there is one."""
+        if isinstance(error, FloatingPointError) and _compat.checks_numbers():
+            return with_line(self._fn, flat, self._kept.of(flat), draws, error)
+        return mixed_devices(getattr(self._fn, "__name__", "function"), error)
 
     def _run(self, flat: Flat, draws: Draws, strategy: Any) -> Any:
         kept = self._kept.of(flat)

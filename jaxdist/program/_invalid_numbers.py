@@ -1,9 +1,12 @@
 """What is said of a nan or an infinity, where JAX is told to look for them."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+
+_SAYS_INF = re.compile(r"\(inf\)|'inf'")
 
 
 def invalid_number(
@@ -18,9 +21,8 @@ def invalid_number(
         where: On which replicas.
         operands: What it was given.
     """
-    # What JAX raises has the kind of number and not more.
-    kind = getattr(error, "ty", "inf" if "(inf)" in str(error) else "nan")
-    came_in = any(_has(kind, x) for x in operands)
+    kind = kind_of(error)
+    came_in = any(has_kind(kind, x) for x in operands)
     source = (
         " It was given one: an argument of the step, or an array that it closes over, holds it."
         if came_in
@@ -33,7 +35,14 @@ def invalid_number(
     )
 
 
-def _has(kind: str, value: Any) -> bool:
+def kind_of(error: Exception) -> str:
+    """`nan` or `inf`: what JAX raises has the kind of number and not more."""
+    kind: str = getattr(error, "ty", "inf" if _SAYS_INF.search(str(error)) else "nan")
+    return kind
+
+
+def has_kind(kind: str, value: Any) -> bool:
+    """Whether an array holds a nan, or an infinity."""
     if not hasattr(value, "dtype") or not jnp.issubdtype(value.dtype, jnp.inexact):
         return False
     is_kind = jnp.isnan if kind == "nan" else jnp.isinf

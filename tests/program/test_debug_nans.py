@@ -162,3 +162,80 @@ def test_inside_jit_the_line_is_found() -> None:
     with jax.debug_nans(True), pytest.raises(FloatingPointError) as error:
         outer(ROWS)
     assert _line_of(_step) in str(error.value)
+
+
+def _log_of(x: Any) -> Any:
+    return jnp.log(x).sum()  # the line
+
+
+def _loop_of(x: Any) -> Any:
+    def body(total: Any, row: Any) -> Any:
+        return total + jnp.sqrt(row), None  # the line
+
+    return jax.lax.scan(body, jnp.float32(0), x)[0]
+
+
+def _step_of(x: Any) -> Any:
+    def step(x: Any) -> Any:
+        z = jnp.log(x)  # the line
+        return jaxdist.get_replica_context().all_reduce("sum", z.sum())
+
+    return _strategy().run(step, (PerReplica.of_global(jnp.concatenate([x] * 4)),))
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["first call", "later call"])
+@pytest.mark.parametrize("part", [_log_of, _loop_of, _step_of], ids=lambda f: f.__name__)
+def test_the_line_of_a_nan_in_a_function_is_named_and_nothing_is_written(
+    part: Callable[..., Any], warm: bool
+) -> None:
+    model: Any = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    with _strategy().scope():
+        count = jaxdist.Variable(0.0)
+
+    @jaxdist.function
+    def function(model: Any, x: Any) -> Any:
+        count.assign_add(1.0)
+        model.bias[...] += count
+        return part(x)
+
+    good, bad = np.ones(2, np.float32), np.full(2, -1.0, np.float32)
+    calls = 3 if warm else 0
+    for _ in range(calls):
+        function(model, good)
+    before = float(count), model.bias[...].tolist()
+    with jax.debug_nans(True):
+        with pytest.raises(jaxdist.errors.NotFiniteError) as error:
+            function(model, bad)
+        assert (float(count), model.bias[...].tolist()) == before
+        function(model, good)
+    assert float(count) == calls + 1
+    message = str(error.value)
+    assert f" at {_line_of(part)} (" in message
+    assert "No state was written" in message
+
+
+def test_a_function_that_made_a_nan_gives_its_batches_back() -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    rows = [np.full(2, x, np.float32) for x in (1.0, -1.0, 2.0, 3.0)]
+    iterator = iter(strategy.experimental_distribute_dataset(rows))
+
+    @jaxdist.function
+    def total(iterator: Any) -> Any:
+        step = lambda x: jaxdist.get_replica_context().all_reduce("sum", jnp.sqrt(x).sum())  # noqa: E731
+        return strategy.run(step, (next(iterator),)) + strategy.run(step, (next(iterator),))
+
+    with jax.debug_nans(True), pytest.raises(jaxdist.errors.NotFiniteError, match="sqrt at"):
+        total(iterator)
+    assert [float(np.asarray(next(iterator).array)[0]) for _ in rows] == [1.0, -1.0, 2.0, 3.0]
+
+
+def test_a_function_that_was_given_a_nan_says_so() -> None:
+    given = np.full(2, np.nan, np.float32)
+    with jax.debug_nans(True):
+        with pytest.raises(jaxdist.errors.NotFiniteError, match="argument of the function holds"):
+            jaxdist.function(lambda x: x + 1)(given)
+        with pytest.raises(jaxdist.errors.NotFiniteError, match="no operation made one"):
+            jaxdist.function(lambda x: x)(given)
+    zero = np.float32(0)
+    with jax.debug_infs(True), pytest.raises(jaxdist.errors.NotFiniteError, match=r"\(inf\)"):
+        jaxdist.function(lambda x: 1 / x)(zero)

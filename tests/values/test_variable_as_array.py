@@ -15,6 +15,7 @@ from jaxdist import Variable
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
+    ContextError,
     MissingNameError,
     ShapeError,
 )
@@ -24,6 +25,10 @@ ROWS = np.array([[0.5, 1.5, 2.5], [3.5, 4.5, 5.5]], np.float32)
 SQUARE = np.array([[4.0, 1.0, 0.5], [1.0, 3.0, 0.25], [0.5, 0.25, 2.0]], np.float32)
 # They wait, write files, or ask for no array.
 LEFT_OUT = {"jnp.save", "jnp.savez", "jnp.load", "jnp.fromfile", "jnp.empty", "jnp.empty_like"}
+# They give a text, a dtype or an error.
+LEFT_OUT |= {"jnp.array_repr", "jnp.dtype", "jnp.ComplexWarning"}
+# XLA of JAX 0.12 ends the process where it puts arrays of 2 or 6 bits together on CPU.
+LEFT_OUT |= {"jnp.float6_e2m3fn", "jnp.float6_e3m2fn", "jnp.int2", "jnp.uint2"}
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
@@ -127,6 +132,33 @@ def test_a_variable_goes_where_a_parameter_goes(name: str) -> None:
                 assert (own.dtype, own.shape) == (other.dtype, other.shape)
             if not isinstance(own, jax.ShapeDtypeStruct):
                 np.testing.assert_array_equal(own, other)
+
+
+SIGNS = ["+=", "-=", "*=", "/=", "//=", "%=", "**=", "@=", "&=", "|=", "^=", "<<=", ">>="]
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+def test_an_operator_in_place_names_the_assignment_and_changes_nothing(sign: str) -> None:
+    for v in _variables(ROWS):
+        names = {"v": v}
+        with pytest.raises(ContextError, match=r"variable\.assign"):
+            exec(f"v {sign} 2", names)
+        assert names["v"] is v
+        np.testing.assert_array_equal(v.numpy(), ROWS)
+
+
+def test_shifts_and_what_other_libraries_are_given_are_those_of_the_value() -> None:
+    whole = np.array([[1, 2], [5, 7]], np.int32)
+    for v in _variables(whole):
+        assert isinstance(v, Variable)
+        value: Any = v
+        pairs = [(value << 1, whole << 1), (2 << value, 2 << whole), (value >> 1, whole >> 1)]
+        pairs += [(64 >> value, 64 >> whole), (value << value, whole << whole)]
+        pairs += [*zip(divmod(value, 2), divmod(whole, 2), strict=True)]
+        pairs += [*zip(divmod(9, value), divmod(9, whole), strict=True)]
+        pairs += [(round(value), whole), (np.from_dlpack(value), whole)]
+        for found, expected in pairs:
+            np.testing.assert_array_equal(found, expected)
 
 
 JACOBIANS: dict[str, Callable[[Any], Any]] = {
