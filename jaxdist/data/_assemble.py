@@ -1,12 +1,15 @@
 """From elements of a dataset to batches of a strategy: what the two ways have in common."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
 
 from jaxdist._typing import PyTree
+from jaxdist.data._ahead import RowsAhead
 from jaxdist.errors import ShapeError
+from jaxdist.values import Ahead
 from jaxdist.values._per_replica import PerReplica
 
 SPLIT_CALLER = "experimental_distribute_dataset"
@@ -21,6 +24,9 @@ class Assembler(Protocol):
     @property
     def padded_rows(self) -> int:
         """Rows that every batch is padded to; 0 where none is, or where that is not known yet."""
+
+    def uneven_steps(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
+        """Those of a pass with these elements to come, after `done` steps."""
 
     def __call__(self, raw: Any, index: int) -> PyTree:
         """The batch made of the reader's answer number `index`, or `Dropped`."""

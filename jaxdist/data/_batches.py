@@ -9,6 +9,7 @@ from jax.tree_util import keystr
 
 from jaxdist._typing import PyTree
 from jaxdist._validate import shown
+from jaxdist.data._ahead import RowsAhead, TellsRows
 from jaxdist.data._cardinality import INFINITE_CARDINALITY
 from jaxdist.data._host import own_rows
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -174,7 +175,7 @@ class Batches:
         )
 
 
-class BatchesIterator(Iterator[PyTree]):
+class BatchesIterator(Iterator[PyTree], TellsRows):
     """One pass over `Batches`, with a position that can be saved and returned to."""
 
     def __init__(self, source: Batches) -> None:
@@ -205,6 +206,32 @@ class BatchesIterator(Iterator[PyTree]):
         batch = jax.tree.map(lambda leaf: own_rows(leaf, rows), source.arrays)
         self._index += size
         return batch
+
+    def rows_ahead(self) -> RowsAhead:
+        """The rows of the batches that come next.
+
+        Example:
+            >>> ahead = iter(batches(np.arange(6), 4)).rows_ahead()
+            >>> ahead.count, ahead.rows(1), ahead.first_short
+            (2, 2, 1)
+        """
+        source, size = self._source, self._source.batch_size
+        left, per_epoch = source.num_examples - self._index, source.batches_per_epoch
+        now = left // size if source.drop_remainder else -(-left // size)
+        epochs = None if self._end_epoch is None else self._end_epoch - self._epoch - 1
+
+        def rows(number: int) -> int:
+            examples = left
+            if number >= now:
+                examples, number = source.num_examples, (number - now) % per_epoch
+            return min(size, examples - number * size)
+
+        short = None
+        if not source.drop_remainder and left % size:
+            short = now - 1
+        elif not source.drop_remainder and source.num_examples % size and epochs != 0:
+            short = now + per_epoch - 1
+        return RowsAhead(None if epochs is None else now + epochs * per_epoch, rows, short)
 
     def get_state(self) -> BatchesState:
         """Where this pass stands.

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxdist._typing import PyTree
+from jaxdist.data._ahead import RowsAhead, of_groups
 from jaxdist.data._assemble import GROUP_CALLER, Drops
 from jaxdist.data._elements import Element, ElementReader, Leaf, brief, listed
 from jaxdist.data._pad import FixedRows, blank, padded
@@ -13,6 +14,7 @@ from jaxdist.data._partial_batch import PartialBatch
 from jaxdist.data._place import Placer
 from jaxdist.data._readers import ENDED
 from jaxdist.errors import ShapeError
+from jaxdist.values import Ahead
 
 Slot = Element | None  # what one replica has in a step; None where its data has ended
 
@@ -51,6 +53,12 @@ class Grouper:
     def padded_rows(self) -> int:
         """Rows that every replica's batch is padded to."""
         return self._fixed.rows if self._policy is PartialBatch.PAD else 0
+
+    def uneven_steps(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
+        """Steps in which replicas get different numbers of rows."""
+        if self._policy is not PartialBatch.UNEVEN or self._num_replicas == 1:
+            return ()
+        return of_groups(ahead, self._num_replicas, done)
 
     def __call__(self, raw: list[Any], index: int) -> PyTree:
         """The batch of step `index`."""

@@ -19,7 +19,7 @@ from jaxdist.data._optional import OptionalBatch
 from jaxdist.data._prefetch import Prefetcher
 from jaxdist.data._readers import Reader
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, OutOfRangeError
-from jaxdist.values import Feed, current_binding
+from jaxdist.values import Feed, current_binding, mark_with_steps_ahead
 
 
 class IteratorState(TypedDict):
@@ -43,6 +43,8 @@ class _Producer:
         self._assemble = assemble
         self._steps = start["steps"]
         self._dropped = start.get("dropped", 0)
+        rows = reader.rows_ahead()
+        self._ahead = assemble.uneven_steps(rows, self._steps) if rows is not None else ()
 
     def __call__(self) -> tuple[PyTree, IteratorState]:
         """The next batch, and the state after it."""
@@ -51,6 +53,8 @@ class _Producer:
             batch = self._assemble(self._read(index), index)
             if not isinstance(batch, Dropped):
                 self._steps += 1
+                if self._ahead:
+                    mark_with_steps_ahead(batch, self._ahead)
                 return batch, self._state()
             self._dropped += 1
             if batch.is_last:

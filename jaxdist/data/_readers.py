@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import jax
 
+from jaxdist.data._ahead import RowsAhead, TellsRows
 from jaxdist.data._cardinality import UNKNOWN_CARDINALITY
 from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
 
@@ -17,6 +18,9 @@ class Reader(Protocol):
 
     def read(self) -> Any:
         """The next element, or `StopIteration`."""
+
+    def rows_ahead(self) -> list[RowsAhead] | None:
+        """The rows of the elements that come next, of each source; None where one cannot tell."""
 
     def position(self) -> Any:
         """What `seek` takes to come back here; None where the dataset cannot tell."""
@@ -52,6 +56,10 @@ class SingleReader:
     def read(self) -> Any:
         """The next element, or `StopIteration`."""
         return next(self._iterator)
+
+    def rows_ahead(self) -> list[RowsAhead] | None:
+        """What the iterator knows of the elements that come next."""
+        return [self._iterator.rows_ahead()] if isinstance(self._iterator, TellsRows) else None
 
     def position(self) -> Any:
         """What the iterator's own `get_state` gives; None where it has none."""
@@ -95,7 +103,7 @@ class SingleReader:
                 close()
 
 
-class ListIterator(Iterator[Any]):
+class ListIterator(Iterator[Any], TellsRows):
     """A pass over a list, with a position."""
 
     def __init__(self, elements: Sequence[Any]) -> None:
@@ -107,6 +115,11 @@ class ListIterator(Iterator[Any]):
             raise StopIteration
         self._index += 1
         return self._elements[self._index - 1]
+
+    def rows_ahead(self) -> RowsAhead:
+        """The rows of the last element; those before it are not looked at."""
+        elements, done = self._elements, self._index
+        return RowsAhead(len(elements) - done, lambda i: _rows_of(elements[done + i]), None)
 
     def get_state(self) -> int:
         """How many elements were given."""
@@ -142,6 +155,10 @@ class GroupReader:
             while len(group) < self._count:
                 group.append(self._keep(self._reader.read()))
         return group
+
+    def rows_ahead(self) -> list[RowsAhead] | None:
+        """The rows of the elements that come next."""
+        return self._reader.rows_ahead()
 
     def position(self) -> Any:
         """The position of the pass."""
@@ -184,6 +201,12 @@ class ParallelReader:
             except StopIteration:
                 return ENDED
 
+    def rows_ahead(self) -> list[RowsAhead] | None:
+        """The rows of the elements that come next in each pass."""
+        told = [r.rows_ahead() for r in self._readers]
+        known = [one for of_pass in told if of_pass is not None for one in of_pass]
+        return known if len(known) == len(self._readers) else None
+
     def position(self) -> Any:
         """The positions of all passes; None where one cannot tell."""
         positions = [r.position() for r in self._readers]
@@ -204,6 +227,12 @@ class ParallelReader:
         with contextlib.ExitStack() as stack:
             for reader in self._readers:
                 stack.callback(reader.close)
+
+
+def _rows_of(element: Any) -> int | None:
+    """The rows of an element whose leaves tell without being read."""
+    shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(element)]
+    return next((int(s[0]) for s in shapes if s), None)
 
 
 class _Ended:

@@ -1,16 +1,19 @@
 """Global batches, of which every replica takes a share."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxdist._typing import PyTree
+from jaxdist.data._ahead import RowsAhead, of_splits
 from jaxdist.data._assemble import SPLIT_CALLER, Drops
 from jaxdist.data._elements import Element, ElementReader, brief, listed
 from jaxdist.data._pad import FixedRows
 from jaxdist.data._partial_batch import PartialBatch, rounded_up
 from jaxdist.data._place import Placer
 from jaxdist.errors import ShapeError
+from jaxdist.values import Ahead
 
 
 class Splitter:
@@ -43,6 +46,12 @@ class Splitter:
     def padded_rows(self) -> int:
         """Rows that every batch is padded to."""
         return self._fixed.rows if self._policy is PartialBatch.PAD else 0
+
+    def uneven_steps(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
+        """Steps in which replicas get different numbers of rows."""
+        if self._policy is not PartialBatch.UNEVEN or self._num_replicas == 1:
+            return ()
+        return of_splits(ahead, self._num_replicas, done)
 
     def __call__(self, raw: Any, index: int) -> PyTree:
         """The batch of element `index`."""

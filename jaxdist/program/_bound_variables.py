@@ -11,7 +11,7 @@ from jaxdist.errors import ContextError
 from jaxdist.program._draws import Draws
 from jaxdist.program._function_call import origin_of_value
 from jaxdist.program._placeholder import placeholder
-from jaxdist.values import Origin, Variable
+from jaxdist.values import Origin, Variable, copy_steps_ahead
 
 
 class BoundVariables:
@@ -83,13 +83,15 @@ class BoundVariables:
                 "A transformation is traced on its own, and has what is passed to it.\n\n"
                 "Take the batch before it, and pass it."
             )
-        number, batch, values = self._draws.next_of(feed)
+        number, which, values = self._draws.next_of(feed)
         leaves, treedef = jax.tree.flatten(values)
         given = [
-            self._input(BatchLeaf(number, batch, n), leaf, origin_of_value(leaf))
+            self._input(BatchLeaf(number, which, n), leaf, origin_of_value(leaf))
             for n, leaf in enumerate(leaves)
         ]
-        return treedef.unflatten(given)
+        batch = treedef.unflatten(given)
+        copy_steps_ahead(values, batch)
+        return batch
 
     def written(self) -> dict[int, Any]:
         """New arrays of the variables that were assigned, by the `id` of the variable.

@@ -17,7 +17,7 @@ from jaxdist.program._draws import Draws
 from jaxdist.program._function_call import FunctionCall
 from jaxdist.program._placeholder import PLACEHOLDER
 from jaxdist.program._trace import check_result, not_a_result, opened_result
-from jaxdist.values import Variable, bound, is_leaked, rebuild_on_unflatten
+from jaxdist.values import Variable, bound, copy_steps_ahead, is_leaked, rebuild_on_unflatten
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,6 +71,7 @@ def trace_function(
 
     def traced(state: Any, dynamic: Any) -> list[Any]:
         binding = BoundVariables(jax.tree.leaves(dynamic), origins, draws)
+        copy_steps_ahead(given.flat.dynamic, dynamic)
         nodes = shape.merge(state) if shape is not None else ()
         args, kwargs = unflatten(given.flat.treedef, draws.in_place(slots), dynamic, nodes)
         with bound(binding):

@@ -52,7 +52,8 @@ def check_without_rows(
     rows = rows_of(whole, layout.num_replicas)
 
     def refuse(eqn: Any, line: str, origin: Origin) -> None:
-        raise NoRowsError(_message(origin, f"the {eqn.primitive.name} at {line}", replicas, rows))
+        target = f"the {eqn.primitive.name} at {line}"
+        raise NoRowsError(_message(origin, target, replicas, rows, whole.step))
 
     given = [
         _given(o, v, own, layout.num_replicas)
@@ -63,7 +64,8 @@ def check_without_rows(
     takes_part = has is None or any(has[r] for r in replicas)
     for number, result in enumerate(found[: traced.num_graph]):
         if result.nan is not None and (takes_part or not _is_combined(own, number)):
-            raise NoRowsError(_message(result.nan, _name(own, traced, number), replicas, rows))
+            target = _name(own, traced, number)
+            raise NoRowsError(_message(result.nan, target, replicas, rows, whole.step))
 
 
 def _given(operand: Any, variable: Any, own: Signature, num_replicas: int) -> Found:
@@ -104,10 +106,12 @@ def rows_of(signature: Signature, num_replicas: int) -> list[int]:
     return []
 
 
-def _message(origin: Origin, target: str, replicas: Sequence[int], rows: Sequence[int]) -> str:
+def _message(
+    origin: Origin, target: str, replicas: Sequence[int], rows: Sequence[int], step: str
+) -> str:
     which = f"Replicas {list(replicas)} have" if len(replicas) > 1 else f"Replica {replicas[0]} has"
     return (
         f"strategy.run: a mean over no rows would reach {target}, and with it all replicas.\n\n"
-        f"{which} no rows in this step, so {origin.name} at {origin.line} gives nan there. The "
+        f"{which} no rows in {step}, so {origin.name} at {origin.line} gives nan there. The "
         f"rows of the replicas are {list(rows)}.\n\n{REMEDIES}"
     )

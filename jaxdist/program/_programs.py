@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
+from jaxdist.program._ahead import LaterSteps, check_can_be_uneven, later_steps, note
 from jaxdist.program._arguments import check_no_arrays_hidden
 from jaxdist.program._build import build
 from jaxdist.program._call import Call
@@ -63,8 +64,9 @@ class Programs:
         self._undonated: dict[Signature, Ready] = {}
         # Whether it was said that replicas with different numbers of rows take a mean.
         self._means_told = False
-        # Traced by `traced` and not compiled yet.
+        # Traced by `traced` or `look_ahead` and not compiled yet.
         self._only_traced: dict[Signature, Program] = {}
+        self._looked_ahead: set[LaterSteps] = set()
         # The variables that the last program touched; the next one probably does as well.
         self._variables = NO_VARIABLES
 
@@ -83,6 +85,7 @@ class Programs:
         if known is None:
             program = self._ready[call.signature].program if call.signature in self._ready else None
             whole = program or self._only_traced.get(call.signature) or self.build(call)
+            self.look_ahead(call)
             kept = dataclasses.replace(whole, donated=())
             known = self._undonated[call.signature] = Ready(kept, kept.compiled())
         return known
@@ -122,12 +125,39 @@ class Programs:
         if program.traced.means and not self._means_told:
             self._means_told = True
             rows = rows_of(signature, program.layout.num_replicas)
-            warn_of_means(place(fn), program.traced.means, rows)
+            warn_of_means(place(fn), program.traced.means, rows, signature.step)
         return program
+
+    def look_ahead(self, call: Call) -> None:
+        """Trace the step for the uneven batches that its data has yet to give.
+
+        See Note [Batches to come]. Where nobody else traces, the traces are kept for the calls
+        with these batches.
+
+        Raises:
+            Exception: What tracing raises, with a note that says of which batch.
+        """
+        layout = self._strategy().layout
+        later = later_steps(call, layout)
+        if later is None or later in self._looked_ahead:
+            return
+        for step, signature in later.signatures(call, layout):
+            if signature in self._ready or signature in self._only_traced:
+                continue
+            try:
+                check_can_be_uneven(signature, call.flat.names(), layout)
+                program = self.build(dataclasses.replace(call, signature=signature))
+            except Exception as error:
+                error.add_note(note(step))
+                raise
+            if not call.is_traced:
+                self._only_traced[signature] = program
+        self._looked_ahead.add(later)
 
     def _new(self, call: Call) -> Ready:
         fn, signature = self._fn(), call.signature
         program = self._only_traced.pop(signature, None) or self.build(call)
+        self.look_ahead(call)
         if self._ready:
             last = next(reversed(self._ready))
             changed = difference(last, signature, call.flat.names())

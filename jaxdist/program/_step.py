@@ -140,7 +140,9 @@ class Step:
 
     def _inside_trace(self, call: Call) -> Any:
         check_inside_trace(self._layout)
-        return run_inside_trace(call, self._programs.build(call))
+        program = self._programs.build(call)
+        self._programs.look_ahead(call)
+        return run_inside_trace(call, program)
 
     def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
         """The program that this call would run."""

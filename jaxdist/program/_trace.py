@@ -60,6 +60,8 @@ class Signature:
     uneven: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
     # What tells `treedef` from others that are equal to it; see Note [Equal constants].
     structure: Any = None
+    # What messages call the step; another where its batch is still to come.
+    step: str = dataclasses.field(default="this step", compare=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,17 +45,18 @@ def uneven_shapes(value: PerReplica, layout: ReplicaMesh) -> Shapes | None:
         return None
     shapes = tuple(tuple(a.shape) for a in arrays)
     if layout.num_virtual is not None:
-        raise ShapeError(_not_virtually(shapes))
+        raise not_virtually(shapes)
     return shapes
 
 
-def _not_virtually(shapes: Shapes) -> str:
+def not_virtually(shapes: Shapes) -> ShapeError:
+    """Virtual replicas cannot have values of these shapes."""
     count = len(shapes)
     rows = [s[0] if s else 0 for s in shapes]
     total = sum(rows)
     sizes = [n for n in (total - total % count, total + -total % count) if n]
     fitting = " or ".join(map(str, sizes))
-    return (
+    return ShapeError(
         f"strategy.run: {count} virtual replicas of deterministic=True were given values of "
         f"different shapes: {', '.join(str(list(s)) for s in shapes)}.\n\n"
         "Replicas take turns on one program, so all of them have one shape; a batch is of a "

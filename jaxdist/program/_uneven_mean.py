@@ -67,11 +67,11 @@ def _is(atom: Any, number: float) -> bool:
     return bool(np.isclose(np.asarray(atom.val).item(), number))
 
 
-def warn_of_means(where: str, lines: Sequence[str], rows: Sequence[int]) -> None:
+def warn_of_means(where: str, lines: Sequence[str], rows: Sequence[int], step: str) -> None:
     """Say that a step takes means of replicas that have these numbers of rows."""
     warnings.warn(
-        f"{where}: the replicas of this step have {list(rows)} rows, and it takes the mean over "
-        f"the replicas at {', '.join(lines[:4])}.\n\n"
+        f"{where}: the replicas have {list(rows)} rows in {step}, and it takes the mean over the "
+        f"replicas at {', '.join(lines[:4])}.\n\n"
         "Each replica counts the same there, and not each example: a row on a replica with fewer "
         "rows counts more, and a replica without rows counts as zero.\n\n"
         "For the mean over the examples: loss = jaxdist.nn.compute_average_loss(losses, "

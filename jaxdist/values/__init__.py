@@ -1,5 +1,10 @@
 """What a distributed value is."""
 
+from jaxdist.values._ahead import Ahead as Ahead
+from jaxdist.values._ahead import UnevenStep as UnevenStep
+from jaxdist.values._ahead import copy_steps_ahead as copy_steps_ahead
+from jaxdist.values._ahead import mark_with_steps_ahead as mark_with_steps_ahead
+from jaxdist.values._ahead import steps_ahead as steps_ahead
 from jaxdist.values._containers import Opened as Opened
 from jaxdist.values._containers import close_containers as close_containers
 from jaxdist.values._containers import is_container as is_container
