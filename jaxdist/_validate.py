@@ -1,5 +1,6 @@
 """Checks that two rooms or more use."""
 
+import logging
 import math
 import numbers
 import operator
@@ -11,6 +12,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
+
+_LOG = logging.getLogger("jaxdist")
+_TOLD: set[tuple[str, str]] = set()
+
+
+def tell_without_effect(caller: str, argument: str, why: str) -> None:
+    """Log, once for each caller and argument, that what was given has no effect."""
+    if (caller, argument) not in _TOLD:
+        _TOLD.add((caller, argument))
+        _LOG.info("%s: %s has no effect: %s.", caller, argument, why)
 
 
 def call_arguments(caller: str, args: Any, kwargs: Any) -> None:

@@ -1,19 +1,20 @@
 """What every resolver answers: who is in the job, and who am I."""
 
 import abc
-import logging
 from typing import Any
 
 from jaxdist import _chips
+from jaxdist._validate import tell_without_effect
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 
-_LOG = logging.getLogger("jaxdist")
 
-
-def tell_no_session(config_proto: Any) -> None:
-    """Log that settings of a session have no effect, if there are some."""
+def tell_unused(config_proto: Any, task_type: Any = None, task_id: Any = None) -> None:
+    """Log once which arguments of `num_accelerators` have no effect, if they were given."""
     if config_proto is not None:
-        _LOG.info("num_accelerators: config_proto has no effect: JAX has no sessions")
+        tell_without_effect("num_accelerators", "config_proto", "JAX has no sessions")
+    for name, given in (("task_type", task_type), ("task_id", task_id)):
+        if given is not None:
+            tell_without_effect("num_accelerators", name, "all tasks have equally many")
 
 
 class ClusterResolver(abc.ABC):
@@ -63,7 +64,7 @@ class ClusterResolver(abc.ABC):
             task_id: The number of the task, which is its process.
             config_proto: Settings of a TensorFlow session; JAX has none, and it changes nothing.
         """
-        tell_no_session(config_proto)
+        tell_unused(config_proto)
         return _chips.accelerators(None if task_type is None else task_id)
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
-from jaxdist.cluster_resolver._resolver import ClusterResolver, master_url, tell_no_session
+from jaxdist.cluster_resolver._resolver import ClusterResolver, master_url, tell_unused
 from jaxdist.errors import ArgumentTypeError
 
 
@@ -87,7 +87,7 @@ class SimpleClusterResolver(ClusterResolver):
         config_proto: Any = None,
     ) -> dict[str, int]:
         """The numbers that it was told."""
-        tell_no_session(config_proto)
+        tell_unused(config_proto, task_type, task_id)
         return dict(self._num_accelerators)
 
     @property

@@ -1,13 +1,13 @@
 """The TPUs of this machine, of its pod, or of a slice that is not there."""
 
-import logging
 import os
 from collections.abc import Mapping
 from typing import Any, final
 
+from jaxdist._validate import tell_without_effect
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._connect import experimental_connect_to_cluster
-from jaxdist.cluster_resolver._resolver import ClusterResolver, master_url, tell_no_session
+from jaxdist.cluster_resolver._resolver import ClusterResolver, master_url, tell_unused
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
 from jaxdist.tpu import TPUSystem, slice_of
 from jaxdist.tpu._initialize import system_of
@@ -18,7 +18,6 @@ from jaxdist.tpu.experimental import (
     initialize_tpu_system,
 )
 
-_LOG = logging.getLogger("jaxdist")
 # Where JAX's processes on the hosts of a TPU slice meet.
 _PORT = 8482
 
@@ -83,12 +82,9 @@ class TPUClusterResolver(ClusterResolver):
         asked |= {"discovery_url": discovery_url}
         asked |= {"credentials": None if credentials == "default" else credentials}
         without_effect = [name for name, value in asked.items() if value is not None]
-        if without_effect:
-            _LOG.warning(
-                "TPUClusterResolver: %s without effect; the TPU is that of this machine, and no "
-                "Cloud service is asked.",
-                ", ".join(without_effect),
-            )
+        for name in without_effect:
+            why = "the TPU is that of this machine, and no Cloud service is asked"
+            tell_without_effect("TPUClusterResolver", name, why)
         self._name = _checked_name(tpu, os.environ)
         self._task_type = job_name
         self._task_id = _own_number(os.environ)
@@ -212,7 +208,7 @@ class TPUClusterResolver(ClusterResolver):
         config_proto: Any = None,
     ) -> dict[str, int]:
         """Number of TPU cores of each host; all hosts have equally many."""
-        tell_no_session(config_proto)
+        tell_unused(config_proto, task_type, task_id)
         return {"TPU": self.tpu_system.topology.num_tpus_per_task}
 
     def __enter__(self) -> "TPUClusterResolver":

@@ -12,7 +12,7 @@ import jax
 
 from jaxdist import _compat, collectives, data, explain, replica
 from jaxdist._typing import PyTree
-from jaxdist._validate import call_arguments, is_callable
+from jaxdist._validate import call_arguments, is_callable, tell_without_effect
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentTypeError, ContextError, UnsupportedError
 from jaxdist.mesh import ReplicaMesh
@@ -147,7 +147,7 @@ class Strategy(Facts, StrategyMethodsV1):
 
         `fn` is traced once, for each new structure, shape, dtype and layout of its arguments. In
         a merge function it becomes part of the step around it: arrays that it computes come back
-        as `PerReplica`, and `options` have no effect.
+        as `PerReplica`, and `options` have no effect, which is logged once.
 
         Shapes:
             A `PerReplica`, or an array laid out as `per_replica_sharding`, is split: global
@@ -194,6 +194,9 @@ class Strategy(Facts, StrategyMethodsV1):
                 call_arguments("strategy.run", args, kwargs)
             if merging is not None:
                 is_callable("strategy.run", fn)
+                if options is not None:
+                    why = "what it runs is part of the program around it"
+                    tell_without_effect("strategy.run in a merge function", "options", why)
                 return _in_merge.run(self, merging, fn, args, kwargs)
             if EAGERLY:
                 return self._run_eagerly(fn, args, kwargs, options)
@@ -312,7 +315,7 @@ class Strategy(Facts, StrategyMethodsV1):
                 gradients. It is traced twice.
             args: As for `run`, for instance `(model, optimizer, batch)` or `(state, batch)`.
             kwargs: As for `run`.
-            options: As for `run`; `donate_argnums` has no effect.
+            options: As for `run`; `donate_argnums` has no effect, which is logged once.
             rtol: How far a leaf may be off, of its largest movement.
 
         Returns:
@@ -339,6 +342,9 @@ class Strategy(Facts, StrategyMethodsV1):
         check_across(self, "check_gradients", "Call it outside strategy.run, on the step.")
         call_arguments("strategy.check_gradients", args, kwargs)
         is_callable("strategy.check_gradients", fn)
+        if isinstance(options, RunOptions) and options.donate_argnums:
+            why = "both steps run on copies"
+            tell_without_effect("strategy.check_gradients", "donate_argnums", why)
         return _check_gradients.check(self, fn, args, dict(kwargs or {}), options, rtol)
 
     # Across replicas

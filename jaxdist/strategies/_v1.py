@@ -1,7 +1,6 @@
 """Methods of strategies that come from version 1 of `tf.distribute`."""
 
 import contextlib
-import logging
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -9,12 +8,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jaxdist import data
 from jaxdist._not_there import MISSING_MEMBERS, missing_member
 from jaxdist._typing import PyTree
-from jaxdist._validate import check_text, is_callable
+from jaxdist._validate import check_text, is_callable, tell_without_effect
 from jaxdist.collectives import ReduceOp
 from jaxdist.strategies import _v1_input
 from jaxdist.values import Variable
-
-_LOG = logging.getLogger("jaxdist")
 
 
 class StrategyMethodsV1:
@@ -94,7 +91,7 @@ class StrategyMethodsV1:
         """
         if name is not None:
             check_text("Strategy.group", "name", name, "train")
-            _LOG.info("Strategy.group: name=%r has no effect; there are no operations.", name)
+            tell_without_effect("Strategy.group", "name", "there are no operations to name")
         values = self._strategy.experimental_local_results(value)
         return values[0] if len(values) == 1 else values
 

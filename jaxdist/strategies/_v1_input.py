@@ -1,15 +1,13 @@
 """Input as version 1 of `tf.distribute` has it: iterators in place of datasets."""
 
 import inspect
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxdist._typing import PyTree
+from jaxdist._validate import tell_without_effect
 from jaxdist.data import DistributedIterator, Examples, InputContext, InputReplicationMode
 from jaxdist.errors import ArgumentError, ArgumentTypeError, OutOfRangeError
-
-_LOG = logging.getLogger("jaxdist")
 
 
 def check_iterator(caller: str, name: str, iterator: Any) -> None:
@@ -61,5 +59,5 @@ def _called_again_and_again(function: Callable[[], PyTree]) -> Iterator[PyTree]:
 def examples(caller: str, numpy_input: PyTree, session: Any) -> Examples:
     """Arrays in memory as single examples."""
     if session is not None:
-        _LOG.info("%s: session has no effect; there are no sessions.", caller)
+        tell_without_effect(caller, "session", "there are no sessions")
     return Examples(caller, numpy_input)

@@ -17,7 +17,12 @@ from jaxdist.values._variable_access import Access, Change, site
 from jaxdist.values._variable_across import ACROSS, check_can_combine
 from jaxdist.values._variable_binding import current_binding
 from jaxdist.values._variable_blocks import BlockChanges
-from jaxdist.values._variable_checks import check_aggregation, check_modes, initial_array
+from jaxdist.values._variable_checks import (
+    check_aggregation,
+    check_modes,
+    initial_array,
+    tell_unused,
+)
 from jaxdist.values._variable_documented import DocumentedNames
 from jaxdist.values._variable_enums import VariableAggregation, VariableSynchronization
 from jaxdist.values._variable_home import Home
@@ -251,6 +256,8 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
             >>> v.assign(5.0)
             Array(5., dtype=float32)
         """
+        if name is not None or use_locking:
+            tell_unused("assign", name, use_locking)
         return self._update(Change.ASSIGN, value, read_value=read_value)
 
     def assign_add(
@@ -269,6 +276,8 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
             >>> Variable(1.0).assign_add(5.0)
             Array(6., dtype=float32)
         """
+        if name is not None or use_locking:
+            tell_unused("assign_add", name, use_locking)
         return self._update(Change.ADD, delta, read_value=read_value)
 
     def assign_sub(
@@ -284,6 +293,8 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
             >>> Variable(1.0).assign_sub(5.0)
             Array(-4., dtype=float32)
         """
+        if name is not None or use_locking:
+            tell_unused("assign_sub", name, use_locking)
         return self._update(Change.SUBTRACT, delta, read_value=read_value)
 
     def _update(self, change: Change, value: Any, *, read_value: bool) -> Any:

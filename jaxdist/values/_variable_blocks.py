@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from jaxdist._validate import as_array
+from jaxdist.values._variable_checks import tell_unused
 from jaxdist.values._variable_nd import (
     blocks_at,
     blocks_of_batches,
@@ -54,6 +55,8 @@ class BlockChanges:
         Source:
             `tf.Variable.sparse_read`.
         """
+        if name is not None:
+            tell_unused("sparse_read", name)
         held: Any = self
         rows = indices
         if not hasattr(rows, "dtype"):
@@ -81,6 +84,8 @@ class BlockChanges:
         Source:
             `tf.Variable.gather_nd`.
         """
+        if name is not None:
+            tell_unused("gather_nd", name)
         return gathered_blocks(self, "gather_nd", indices)
 
     def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
@@ -111,6 +116,8 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_add`.
         """
+        if name is not None:
+            tell_unused("scatter_nd_add", name)
         return self._scatter_blocks(Scatter.ADD, "scatter_nd_add", indices, updates)
 
     def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
@@ -141,6 +148,8 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_sub`.
         """
+        if name is not None:
+            tell_unused("scatter_nd_sub", name)
         return self._scatter_blocks(Scatter.SUBTRACT, "scatter_nd_sub", indices, updates)
 
     def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
@@ -171,6 +180,8 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_update`.
         """
+        if name is not None:
+            tell_unused("scatter_nd_update", name)
         return self._scatter_blocks(Scatter.UPDATE, "scatter_nd_update", indices, updates)
 
     def scatter_nd_min(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
@@ -201,6 +212,8 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_min`.
         """
+        if name is not None:
+            tell_unused("scatter_nd_min", name)
         return self._scatter_blocks(Scatter.MIN, "scatter_nd_min", indices, updates)
 
     def scatter_nd_max(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
@@ -231,6 +244,8 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_max`.
         """
+        if name is not None:
+            tell_unused("scatter_nd_max", name)
         return self._scatter_blocks(Scatter.MAX, "scatter_nd_max", indices, updates)
 
     def batch_scatter_update(
@@ -255,6 +270,8 @@ class BlockChanges:
         Source:
             `tf.Variable.batch_scatter_update`.
         """
+        if name is not None or use_locking:
+            tell_unused("batch_scatter_update", name, use_locking)
         caller = "batch_scatter_update"
         indices, values = blocks_of_batches(self, caller, sparse_delta)
         return self._scatter_blocks(Scatter.UPDATE, caller, indices, values)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._validate import as_array, is_array, shown
+from jaxdist._validate import as_array, is_array, shown, tell_without_effect
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.values._owned import owned
 from jaxdist.values._per_replica import PerReplica
@@ -178,3 +178,12 @@ def _as_array(name: str, caller: str, value: Any) -> np.ndarray:
             "Set jax.config.update('jax_enable_x64', True) for larger ones, or use floats."
         )
     return narrow
+
+
+def tell_unused(method: str, name: str | None, use_locking: bool = False) -> None:
+    """Log once what TensorFlow documents for a method and has no effect here."""
+    if name is not None:
+        tell_without_effect(f"Variable.{method}", "name", "there are no operations to name")
+    if use_locking is not False:
+        why = "a variable changes as a whole or not at all"
+        tell_without_effect(f"Variable.{method}", "use_locking", why)

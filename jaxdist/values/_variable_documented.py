@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from jaxdist._validate import tell_without_effect
 from jaxdist.errors import ArgumentTypeError, MissingNameError, ShapeError
 from jaxdist.runtime import device_name
+from jaxdist.values._variable_checks import tell_unused
 
 _GRAPHS = "JAX has no graphs and sessions: a variable has its value at once, read_value()."
 _SAVED = "A checkpoint saves the value: jaxdist.training.Checkpoints, or read_value()."
@@ -104,6 +106,8 @@ class DocumentedNames:
             >>> Variable(1.0).is_initialized()
             True
         """
+        if name is not None:
+            tell_unused("is_initialized", name)
         return True
 
     def load(self, value: Any, session: Any = None) -> None:
@@ -116,6 +120,8 @@ class DocumentedNames:
             `tf.Variable.load`.
         """
         held: Any = self
+        if session is not None:
+            tell_without_effect("Variable.load", "session", "there are no sessions")
         held.assign(value, read_value=False)
 
     def experimental_ref(self) -> Any:

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from jaxdist.values._variable_checks import tell_unused
 from jaxdist.values._variable_scatter import Scatter
 
 
@@ -44,6 +45,8 @@ class RowChanges:
             >>> Variable([1.0, 2.0]).scatter_add(IndexedSlices([10.0], [1])).tolist()
             [1.0, 12.0]
         """
+        if name is not None or use_locking:
+            tell_unused("scatter_add", name, use_locking)
         return self._scatter(Scatter.ADD, sparse_delta)
 
     def scatter_sub(
@@ -57,6 +60,8 @@ class RowChanges:
             >>> Variable([1.0, 2.0]).scatter_sub(IndexedSlices([10.0], [1])).tolist()
             [1.0, -8.0]
         """
+        if name is not None or use_locking:
+            tell_unused("scatter_sub", name, use_locking)
         return self._scatter(Scatter.SUBTRACT, sparse_delta)
 
     def scatter_mul(
@@ -70,6 +75,8 @@ class RowChanges:
             >>> Variable([1.0, 2.0]).scatter_mul(IndexedSlices([10.0], [1])).tolist()
             [1.0, 20.0]
         """
+        if name is not None or use_locking:
+            tell_unused("scatter_mul", name, use_locking)
         return self._scatter(Scatter.MULTIPLY, sparse_delta)
 
     def scatter_div(
@@ -83,6 +90,8 @@ class RowChanges:
             >>> Variable([1.0, 2.0]).scatter_div(IndexedSlices([4.0], [1])).tolist()
             [1.0, 0.5]
         """
+        if name is not None or use_locking:
+            tell_unused("scatter_div", name, use_locking)
         return self._scatter(Scatter.DIVIDE, sparse_delta)
 
     def scatter_min(
@@ -96,6 +105,8 @@ class RowChanges:
             >>> Variable([1.0, 2.0]).scatter_min(IndexedSlices([10.0], [1])).tolist()
             [1.0, 2.0]
         """
+        if name is not None or use_locking:
+            tell_unused("scatter_min", name, use_locking)
         return self._scatter(Scatter.MIN, sparse_delta)
 
     def scatter_max(
@@ -109,6 +120,8 @@ class RowChanges:
             >>> Variable([1.0, 2.0]).scatter_max(IndexedSlices([10.0], [1])).tolist()
             [1.0, 10.0]
         """
+        if name is not None or use_locking:
+            tell_unused("scatter_max", name, use_locking)
         return self._scatter(Scatter.MAX, sparse_delta)
 
     def scatter_update(
@@ -122,4 +135,6 @@ class RowChanges:
             >>> Variable([1.0, 2.0]).scatter_update(IndexedSlices([10.0], [1])).tolist()
             [1.0, 10.0]
         """
+        if name is not None or use_locking:
+            tell_unused("scatter_update", name, use_locking)
         return self._scatter(Scatter.UPDATE, sparse_delta)

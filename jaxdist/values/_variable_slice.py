@@ -4,6 +4,7 @@ from typing import Any, final
 
 import jax
 
+from jaxdist.values._variable_checks import tell_unused
 from jaxdist.values._variable_operators import ValueOperators
 
 
@@ -65,16 +66,22 @@ class VariableSlice(ValueOperators):
         Returns:
             The new value of the whole variable.
         """
+        if name is not None:
+            tell_unused("[...].assign", name)
         after: jax.Array = self._variable._change_elements("update", self._index, value)
         return after
 
     def assign_add(self, delta: Any, name: str | None = None) -> jax.Array:
         """Add to these elements; the variable changes as by `scatter_nd_add`."""
+        if name is not None:
+            tell_unused("[...].assign_add", name)
         after: jax.Array = self._variable._change_elements("add", self._index, delta)
         return after
 
     def assign_sub(self, delta: Any, name: str | None = None) -> jax.Array:
         """Subtract from these elements; the variable changes as by `scatter_nd_sub`."""
+        if name is not None:
+            tell_unused("[...].assign_sub", name)
         after: jax.Array = self._variable._change_elements("sub", self._index, delta)
         return after
 

@@ -192,16 +192,6 @@ def test_a_libtpu_that_knows_no_such_slice_says_how_to_get_a_newer_one(
         initialize_tpu_system(TPUClusterResolver("described:v6e:2x2"))
 
 
-def test_arguments_of_the_cloud_service_are_said_to_have_no_effect(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    TPUClusterResolver("virtual:v5e:2x4", zone="z", project="p", discovery_url="u")
-    assert "zone, project, discovery_url without effect" in caplog.text
-    caplog.clear()
-    TPUClusterResolver("virtual:v5e:2x4")
-    assert not caplog.text
-
-
 def test_a_coordinator_needs_an_address() -> None:
     with refused(ArgumentError, "'head'", "coordinator_address"):
         TPUClusterResolver("", coordinator_name="head")

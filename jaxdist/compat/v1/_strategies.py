@@ -1,6 +1,5 @@
 """Strategies of version 1: those of version 2, but `reduce` may leave `axis` out."""
 
-import logging
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -8,12 +7,11 @@ import jax
 
 from jaxdist import strategies
 from jaxdist._typing import PyTree
+from jaxdist._validate import tell_without_effect
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.tpu.experimental import DeviceAssignment
-
-_LOG = logging.getLogger("jaxdist")
 
 
 class Strategy(strategies.Strategy):
@@ -185,9 +183,6 @@ def _checked_steps(steps: Any) -> int:
             "It is a number of steps, from 1.\n\nPass 1, or None."
         )
     if steps > 1:
-        _LOG.info(
-            "TPUStrategy(steps_per_run=%d): strategy.run is one step all the same; "
-            "jaxdist.multi_step makes one of several.",
-            steps,
-        )
+        why = "strategy.run is one step all the same, and jaxdist.multi_step makes one of several"
+        tell_without_effect("TPUStrategy", "steps_per_run", why)
     return steps
