@@ -94,5 +94,11 @@ def outside(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def evaluate(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
-    """One operation on concrete arrays, as JAX does it outside of `jit`."""
-    return _core.eval_trace.process_primitive(primitive, args, params)
+    """One operation on concrete arrays, as JAX does it outside of `jit`.
+
+    Its results have no mesh in their types. They lie on one device, and JAX finds a compiled
+    operation again by shapes and devices only: the results would have the mesh of the strategy
+    that first did this operation.
+    """
+    with _mesh.use_abstract_mesh(_mesh.empty_abstract_mesh):
+        return _core.eval_trace.process_primitive(primitive, args, params)

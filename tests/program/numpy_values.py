@@ -111,6 +111,8 @@ def _over_rows_in_numpy(x: Any, rows: Any) -> Any:
 
 
 def _in_turn_in_jax(x: Any, rows: Any) -> Any:
+    if not rows.shape[0]:  # JAX has no index into no rows
+        return x
     return lax.fori_loop(0, rows.shape[0], lambda i, v: jnp.sin(v + rows[i]), x)
 
 

@@ -531,6 +531,17 @@ def test_what_a_replica_chooses_in_python_is_its_own(choose: Callable[..., Any])
         strategy.run(assigns, args)
 
 
+def test_a_step_does_not_meet_the_mesh_of_another_strategy() -> None:
+    def step(x: Any) -> Any:
+        total = get_replica_context().all_reduce("sum", x * 1)
+        signs = jnp.array([1.0, -1.0])
+        return jax.vmap(lambda s: jax.lax.cond(s > 0, lambda: total, lambda: s * total))(signs)
+
+    for count in (4, 2, 3):
+        found = _strategy(count).run(step, (_each(np.ones((count, 5), np.float32)),))
+        np.testing.assert_array_equal(found, np.outer([1, -1], [count] * 5))
+
+
 def test_values_look_like_arrays_and_do_not_outlive_their_step() -> None:
     strategy = _strategy(2)
     kept: list[Any] = []
