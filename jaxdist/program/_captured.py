@@ -12,6 +12,7 @@ from jax.errors import UnexpectedTracerError
 
 from jaxdist import _compat
 from jaxdist.errors import ContextError
+from jaxdist.program._lost_writes import bare_variables, check_none_is_lost
 from jaxdist.program._retrace import place
 from jaxdist.values import leaked
 
@@ -73,8 +74,9 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call the step; a write to an NNX object that it closes over is an error that names it."""
+    bare = bare_variables(args, kwargs)
     try:
-        return fn(*args, **kwargs)
+        result = fn(*args, **kwargs)
     except (TraceContextError, ValueError, UnexpectedTracerError) as error:
         raise_leak(fn, error)
         if "different trace level" not in str(error):
@@ -94,6 +96,8 @@ def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             )
             raise
         raise ContextError(_message(fn, *touched, objects)) from error
+    check_none_is_lost(bare, result)
+    return result
 
 
 def raise_leak(fn: Any, error: Exception) -> None:

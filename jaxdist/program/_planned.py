@@ -119,6 +119,8 @@ class Planned:
             jax.tree.leaves((leaves, written, rest, named, read_only))
         ):
             return step.slow(*args, **kwargs)
+        if step.mirrors:
+            rest, named = self._mirrored(len(args), rest, named)
         if step.bounded:
             CPU_STEPS.make_room()
         results = dispatch(leaves, written, rest, named, read_only)
@@ -130,6 +132,20 @@ class Planned:
         if step.bounded:
             CPU_STEPS.dispatched(results)
         return result
+
+    def _mirrored(
+        self, count: int, rest: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The other arguments with kept copies of arrays that are on one device."""
+        step = self._step
+        places = [i for i in range(count) if i not in self._taken]
+        donated = {n for n, place in enumerate(places) if place in step.donated}
+        copied: tuple[tuple[Any, ...], dict[str, Any]] | None
+        copied = step.mirror.arguments(rest, named, donated)
+        if copied is None:
+            step.keep_copies(False)
+            return rest, named
+        return copied
 
     def _settled(self, results: Any, kept: KeptGraph | None) -> Any:
         """The step's result, after its state was put in place."""

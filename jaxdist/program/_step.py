@@ -21,12 +21,12 @@ from jaxdist.program._arguments import (
 from jaxdist.program._call import Call, read
 from jaxdist.program._deleted import deleted_arguments, guarded, was_given_away
 from jaxdist.program._donated import check_numbers, check_once
-from jaxdist.program._donation import DonatingCall, may_crash
+from jaxdist.program._donation import DonatingCall, has_repeats, may_crash
 from jaxdist.program._exact import by_structure
 from jaxdist.program._in_flight import counted, must_count
 from jaxdist.program._inside_trace import run_inside_trace
 from jaxdist.program._kept_graphs import KeptGraphs
-from jaxdist.program._mirroring import MirroringCall, has_arrays_elsewhere
+from jaxdist.program._mirroring import Mirror, MirroringCall, has_arrays_elsewhere
 from jaxdist.program._op_by_op import OpByOpStep, Outcome
 from jaxdist.program._owning import has_host_arrays, owning
 from jaxdist.program._planned import Plan, Planned, Slow
@@ -52,15 +52,15 @@ class Step:
         self._strategy = weakref.ref(strategy)
         self._layout: ReplicaMesh = strategy.layout
         self.name = getattr(fn, "__name__", type(fn).__name__)
-        self._donated = options.donate_argnums
+        self.donated = options.donate_argnums
         self._static_names = frozenset(options.static_argnames)
         self._static_numbers = _options.static_numbers(fn, options.static_argnames)
-        self._programs = Programs(self._fn, self._strategy, self._donated, watch)
+        self._programs = Programs(self._fn, self._strategy, self.donated, watch)
         self._kept = KeptGraphs()
         self._planned: dict[tuple[Plan, int], Planned] = {}
         # What `Planned` asks at every call is plain attributes.
         self.kept_for = self._kept.current
-        self.donates = bool(self._donated)
+        self.donates = bool(self.donated)
         # Whether the steps in flight have to be counted.
         self.bounded = False
         # Whether structures that JAX takes for equal have to be told apart.
@@ -71,8 +71,9 @@ class Step:
         self.finds_deleted = self.donates and may_crash(self._layout)
         self._is_guarded = False
         # Whether arrays that follow where they are used are copied to all devices only once.
-        self._mirrors = False
-        self._mirroring = MirroringCall(self._layout, lambda: self._mirror(False))
+        self.mirrors = False
+        self.mirror = Mirror(self._layout)
+        self._mirroring = MirroringCall(self.mirror, self.donated, lambda: self.keep_copies(False))
         self._dispatcher = self._new_dispatcher()
         self._donating = DonatingCall(
             self._dispatcher,
@@ -98,6 +99,14 @@ class Step:
         self._layout.check_is_there("strategy.run")
         if _compat.is_disabled_jit():
             return self._op_by_op(call, args), None
+        if has_arrays_elsewhere(call.leaves, self._layout):
+            self.keep_copies()
+            # A copy has the buffer of the array on its device: it hides what is given twice.
+            is_twice = self.donates and has_repeats((args, kwargs))
+            copied = None if is_twice else self.mirror.arguments(args, kwargs, self.donated)
+            if copied is not None:
+                args, kwargs = copied
+                call = self._read(args, kwargs)
         is_checked = self.donates and _compat.checks_numbers()
         # What is found is looked for again in the arguments, so they are not given away.
         ready = self._programs.without_donation(call) if is_checked else self._programs.ready(call)
@@ -105,7 +114,7 @@ class Step:
         leaves = call.leaves_of(program)
         if _compat.any_deleted(leaves):
             self.check_deleted(args, kwargs)
-        check_once(self._donated, leaves, program)
+        check_once(self.donated, leaves, program)
         self._donating.see(args, kwargs)
         CPU_STEPS.make_room()
         results = ready.run(leaves)
@@ -117,8 +126,6 @@ class Step:
             self._tell_structures_apart()
         if has_host_arrays(call):
             self._own()
-        if has_arrays_elsewhere(call.leaves, self._layout):
-            self._mirror()
         if is_checked:
             return result, None
         plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
@@ -163,11 +170,11 @@ class Step:
     def _outcome(self, call: Call, args: tuple[Any, ...]) -> Outcome:
         check_compiled(self._layout)
         fn: Any = self._fn()
-        check_numbers(self._donated, args)
+        check_numbers(self.donated, args)
         check_no_arrays_hidden("strategy.run", call.flat)
         with _compat.with_jit():
             step = OpByOpStep(fn, call.signature, self._strategy(), call.leaves)
-            return step.run(self._donated, place(fn))
+            return step.run(self.donated, place(fn))
 
     def find_invalid_number(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
@@ -201,7 +208,7 @@ class Step:
         state = kept.read() if kept else []
         names = deleted_arguments(flat, kept.shape.name if kept else str, state)
         if names:
-            raise was_given_away(self.name, names, self._donated)
+            raise was_given_away(self.name, names, self.donated)
 
     def guard(self) -> None:
         """Look for deleted buffers from now on: another step of the strategy donates some."""
@@ -221,14 +228,14 @@ class Step:
             self.owns = True
             self._renew_direct()
 
-    def _mirror(self, mirrors: bool = True) -> None:
+    def keep_copies(self, mirrors: bool = True) -> None:
         """Keep copies of arrays on one device from now on, or no longer."""
-        if self._mirrors is not mirrors and not self.donates:
-            self._mirrors = mirrors
+        if self.mirrors is not mirrors:
+            self.mirrors = mirrors
             self._renew_direct()
 
     def _new_dispatcher(self) -> Callable[..., Any]:
-        return _compat.make_dispatcher(self.name, self._miss, copies=self._mirror)
+        return _compat.make_dispatcher(self.name, self._miss, copies=self.keep_copies)
 
     def _tell_structures_apart(self) -> None:
         """Have a C++ call path for each structure from now on; see Note [Equal constants]."""
@@ -239,7 +246,12 @@ class Step:
 
     def _renew_direct(self) -> None:
         """Put what has to be done at each call around the C++ call path."""
-        self._donating.dispatch = direct = self._dispatcher
+        direct = self._dispatcher
+        if self.mirrors:
+            self._mirroring.dispatch = direct
+            direct = self._mirroring
+        # It looks at the arrays themselves: one of them may be given twice.
+        self._donating.dispatch = direct
         if self.donates:
             direct = self._donating
         if self._is_guarded:
@@ -248,9 +260,6 @@ class Step:
             direct = counted(direct)
         if self.owns:
             direct = owning(direct)
-        if self._mirrors:
-            self._mirroring.dispatch = direct
-            direct = self._mirroring
         if self.call is self.direct:
             self.call = direct
         self.direct = direct
@@ -293,12 +302,12 @@ class Step:
             if ready.program.variables is not variables:
                 return Slow(), None
             leaves = call.leaves_of(ready.program)
-            check_once(self._donated, leaves, ready.program)
+            check_once(self.donated, leaves, ready.program)
             results = ready.compiled(*leaves)
             record = ready.record if ready.has_record else None
             return ready.program.rebuild(results), record
 
-        return _compat.make_dispatcher(self.name, miss)
+        return _compat.make_dispatcher(self.name, miss, copies=self.keep_copies)
 
 
 def _not_found(name: str, error: Exception, is_virtual: bool) -> str:

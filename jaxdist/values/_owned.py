@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from flax import nnx
 
 T = TypeVar("T")
 
@@ -49,11 +50,16 @@ def owned(value: Any) -> Any:
 
 def owned_leaves(tree: T) -> T:
     """A pytree whose NumPy arrays are `owned`; the pytree itself where there are none."""
-    leaves, treedef = jax.tree.flatten(tree)
-    if not any(isinstance(x, np.ndarray) for x in leaves):
+    if not any(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree)):
         return tree
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_updated_in_place)
     copied: T = jax.tree.unflatten(treedef, map(owned, leaves))
     return copied
+
+
+def is_updated_in_place(x: Any) -> bool:
+    """Whether a step updates an object among its arguments: another one like it would be lost."""
+    return isinstance(x, nnx.Pytree)
 
 
 def is_immutable(array: np.ndarray) -> bool:

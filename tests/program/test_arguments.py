@@ -291,3 +291,31 @@ def test_a_deleted_strategy_is_freed() -> None:
     del strategy
     gc.collect()
     assert alive() is None
+
+
+@pytest.mark.parametrize("way", ["run", "op by op", "function"])
+def test_what_a_step_writes_to_a_parameter_in_a_dict_is_not_lost_without_a_word(way: str) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    param: Any = nnx.Param(jnp.ones(2))
+
+    def writes(d: Any) -> None:
+        d["p"][...] = d["p"][...] + 1
+
+    def returns(d: Any) -> Any:
+        writes(d)
+        return d["p"][...]
+
+    def call(step: Any) -> Any:
+        given = {"p": param}
+        if way == "function":
+            return jaxdist.function(step)(given)
+        with jaxdist.config.run_eagerly(way == "op by op"):
+            return strategy.run(step, (given,))
+
+    with pytest.raises(ArgumentTypeError, match=r"args\[0\]\['p'\], a Param"):
+        call(writes)
+    assert call(lambda d: d["p"] * 3).tolist() == [3.0, 3.0]
+    assert call(returns).tolist() == [2.0, 2.0]
+    module = nnx.Dict(p=param)
+    strategy.run(writes, (module,))
+    assert param[...].tolist() == [2.0, 2.0]

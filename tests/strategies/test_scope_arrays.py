@@ -105,6 +105,140 @@ def test_steps_after_the_first_copy_nothing(make: Any, strategy: Any) -> None:
             call()
 
 
+def _made(strategy: Any) -> tuple[Any, Any]:
+    """A frozen array as a scope makes it, and a batch."""
+    with strategy.scope():
+        frozen = {"w": jnp.ones((4, 4))}
+    return frozen, _batch(strategy)
+
+
+def _donating(strategy: Any) -> Callable[[], Any]:
+    frozen, x = _made(strategy)
+    state = [jax.device_put(np.float32(0), strategy.replicated_sharding)]
+    options = jaxdist.RunOptions(donate_argnums=(0,))
+
+    def step(total: Any, frozen: Any, x: Any) -> Any:
+        return total + jaxdist.get_replica_context().all_reduce("sum", (x @ frozen["w"]).sum())
+
+    def call() -> None:
+        state[0] = strategy.run(step, (state[0], frozen, x), options=options)
+
+    return call
+
+
+def _static(strategy: Any) -> Callable[[], Any]:
+    frozen, x = _made(strategy)
+    step = lambda frozen, x, train: x @ frozen["w"] if train else x  # noqa: E731
+    return lambda: strategy.run(step, (frozen, x, True))
+
+
+def _static_by_name(strategy: Any) -> Callable[[], Any]:
+    frozen, x = _made(strategy)
+    options = jaxdist.RunOptions(static_argnames=("n",))
+    step = lambda frozen, x, n: x[:n] @ frozen["w"]  # noqa: E731
+    return lambda: strategy.run(step, (frozen, x), {"n": 1}, options=options)
+
+
+def _module_beside(strategy: Any) -> Callable[[], Any]:
+    frozen, x = _made(strategy)
+    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    step = lambda model, frozen, x: model(x @ frozen["w"])  # noqa: E731
+    strategy.run(step, (model, {"w": frozen["w"] + 1}, x))  # its own arrays are copied by this one
+    return lambda: strategy.run(step, (model, frozen, x))
+
+
+def _module_nested(strategy: Any) -> Callable[[], Any]:
+    frozen, x = _made(strategy)
+    models = {"one": nnx.Linear(4, 4, rngs=nnx.Rngs(0))}
+    step = lambda models, frozen, x: models["one"](x @ frozen["w"])  # noqa: E731
+    strategy.run(step, (models, {"w": frozen["w"] + 1}, x))
+    return lambda: strategy.run(step, (models, frozen, x))
+
+
+def _variable_beside(strategy: Any) -> Callable[[], Any]:
+    frozen, x = _made(strategy)
+    with strategy.scope():
+        v = jaxdist.Variable(np.float32(0), aggregation=jaxdist.VariableAggregation.SUM)
+
+    def step(frozen: Any, x: Any) -> Any:
+        v.assign_add((x @ frozen["w"]).sum())
+
+    return lambda: strategy.run(step, (frozen, x))
+
+
+def _variable_and_nested_text(strategy: Any) -> Callable[[], Any]:
+    frozen, x = _made(strategy)
+    with strategy.scope():
+        v = jaxdist.Variable(np.float32(1))
+    step = lambda d, x: x @ d["w"] * v  # noqa: E731
+    return lambda: strategy.run(step, ({**frozen, "mode": "train"}, x))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _frozen,
+        _donating,
+        _static,
+        _static_by_name,
+        _module_beside,
+        _module_nested,
+        _variable_beside,
+        _variable_and_nested_text,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_the_second_step_copies_nothing(make: Any, strategy: Any) -> None:
+    call = make(strategy)
+    call()
+    with jax.transfer_guard("disallow"):
+        for _ in range(4):
+            call()
+
+
+_BESIDE: dict[str, Callable[[], Any]] = {
+    "an array on one device": lambda: jnp.ones(4),
+    "a NumPy array": lambda: np.ones(4, np.float32),
+    "a scalar of NumPy": lambda: np.float32(1),
+    "values of replicas": lambda: PerReplica([np.ones(4, np.float32)] * 2),
+}
+
+
+@pytest.mark.parametrize("nests", [True, False], ids=["nested", "by itself"])
+@pytest.mark.parametrize("static", [True, False], ids=["static", "no static"])
+@pytest.mark.parametrize("beside", _BESIDE)
+def test_an_object_beside_arrays_is_updated_at_each_step(
+    beside: str, static: bool, nests: bool
+) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    model: Any = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    given = {"model": model} if nests else model
+
+    def step(given: Any, x: Any, *_: Any) -> None:
+        bias = (given["model"] if nests else given).bias
+        bias[...] = bias[...] + jaxdist.get_replica_context().all_reduce("mean", x)
+
+    x = _BESIDE[beside]()
+    for number in range(1, 6):
+        strategy.run(step, (given, x, "text") if static else (given, x))
+        assert model.bias[...].tolist() == [number] * 4
+
+
+def test_what_is_donated_is_no_kept_copy() -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    both = lambda w, x: (w + x, x)  # noqa: E731
+    options = jaxdist.RunOptions(donate_argnums=(0,))
+    x = jnp.full((4,), 3.0)
+    for number in range(4):
+        w = jnp.full((4,), float(number))
+        result, same = strategy.run(both, (w, x), options=options)
+        assert (result.tolist(), same.tolist()) == ([number + 3.0] * 4, [3.0] * 4)
+        assert not x.is_deleted()
+        with pytest.raises(jaxdist.errors.DonationError):
+            strategy.run(both, (x, x), options=options)
+        assert x.tolist() == [3.0] * 4
+
+
 def test_a_copy_is_kept_only_for_the_array_that_it_is_of() -> None:
     strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
     step = lambda w, x: x * w  # noqa: E731
