@@ -1,11 +1,12 @@
 """Checks that two rooms or more use."""
 
+import contextlib
 import logging
 import math
 import numbers
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -38,13 +39,17 @@ def call_arguments(caller: str, args: Any, kwargs: Any) -> None:
         )
 
 
-def is_callable(caller: str, fn: Any, name: str = "fn") -> None:
+_APART = (
+    "Pass the function itself and its arguments apart: "
+    "strategy.run(step, args=(state, batch)), not strategy.run(step(state, batch))."
+)
+
+
+def is_callable(caller: str, fn: Any, name: str = "fn", remedy: str = _APART) -> None:
     """Refuse an `fn` that cannot be called; `name` is that of the parameter."""
     if not callable(fn):
         raise ArgumentTypeError(
-            f"{caller} needs a function, and {name}={shown(fn)}, was given.\n\n"
-            "Pass the function itself and its arguments apart: "
-            "strategy.run(step, args=(state, batch)), not strategy.run(step(state, batch))."
+            f"{caller} needs a function, and {name}={shown(fn)}, was given.\n\n{remedy}"
         )
 
 
@@ -194,16 +199,86 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "shape") and kind is not None and kind in "biufcV"
 
 
+def as_iterator(caller: str, name: str, value: Any, what: str, remedy: str) -> Iterator[Any]:
+    """`iter(value)`, or an error that names it; texts and dicts are refused."""
+    if not isinstance(value, (str, bytes, dict)) and getattr(value, "ndim", 1):
+        with contextlib.suppress(TypeError):
+            return iter(value)
+    raise ArgumentTypeError(
+        f"{caller} was given {name}={shown(value)}.\n\n{name} is {what}.\n\n{remedy}"
+    )
+
+
 def as_list(caller: str, name: str, value: Any, what: str, remedy: str) -> list[Any]:
     """`value` as a list; texts, mappings, sets and single values are none."""
-    is_one = isinstance(value, (str, bytes, dict, set, frozenset)) or not isinstance(
-        value, Iterable
-    )
-    if is_one or getattr(value, "ndim", 1) == 0:
+    if isinstance(value, (set, frozenset)):
         raise ArgumentTypeError(
             f"{caller} was given {name}={shown(value)}.\n\n{name} is {what}.\n\n{remedy}"
         )
-    return list(value)
+    return list(as_iterator(caller, name, value, what, remedy))
+
+
+def check_has_arrays(caller: str, name: str, tree: Any, what: str = "a pytree of arrays") -> None:
+    """Refuse a pytree of which no leaf is an array; an empty one is fine."""
+    leaves = jax.tree.leaves(tree)
+    if leaves and not any(map(is_array, leaves)):
+        raise ArgumentTypeError(
+            f"{caller} was given {name}={shown(tree)}, in which no leaf is an array.\n\n"
+            f"{name} is {what}.\n\nPass for instance {name}={{'w': jnp.ones((2, 2))}}."
+        )
+
+
+def checked_size(caller: str, name: str, value: Any) -> float | None:
+    """A number of bytes as a float, or None, which stands for that of the cost model."""
+    if value is None:
+        return None
+    rule = f"{name} is a number of bytes, from 0 up, or None for that of the cost model."
+    shows = f"{rule}\n\nPass for instance {name}=0, which cuts every array that can be cut."
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ArgumentTypeError(f"{caller} was given {name}={shown(value)}.\n\n{shows}")
+    if not value >= 0:
+        raise ArgumentError(f"{caller} was given {name}={value!r}.\n\n{shows}")
+    return float(value)
+
+
+class Noted:
+    """Inside it, an error gets a note that says where its cause was given.
+
+    For messages about the content of files, which commands show as they are.
+    """
+
+    __slots__ = ("_note",)
+
+    def __init__(self, note: str) -> None:
+        self._note = note
+
+    def __enter__(self) -> None:
+        """Nothing is to be done before."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, JaxdistError):
+            error.add_note(self._note)
+
+
+class Renamed:
+    """Inside it, an error that begins with `inner` begins with `outer`, what the user called.
+
+    For a function that hands its arguments on to another public one.
+    """
+
+    __slots__ = ("_inner", "_outer")
+
+    def __init__(self, inner: str, outer: str) -> None:
+        self._inner, self._outer = inner, outer
+
+    def __enter__(self) -> None:
+        """Nothing is to be done before."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, JaxdistError) and error.args:
+            text = str(error.args[0])
+            if text.startswith(self._inner):
+                error.args = (self._outer + text.removeprefix(self._inner), *error.args[1:])
 
 
 class _NotAListError(ArgumentTypeError, ValueError):

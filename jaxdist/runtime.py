@@ -129,26 +129,29 @@ def device_name(device: jax.Device) -> str:
     return f"/job:localhost/replica:0/task:{task}/device:{platform.upper()}:{index}"
 
 
-def distinct_devices(caller: str, names: Sequence[str | jax.Device]) -> list[jax.Device]:
+def distinct_devices(
+    caller: str, names: Sequence[str | jax.Device], parameter: str = "devices"
+) -> list[jax.Device]:
     """Devices for `names`, refused where one is listed twice or kinds are mixed."""
     listed = as_list(
         caller,
-        "devices",
+        parameter,
         names,
         "a list of devices or of their names",
         "Pass for instance devices=['gpu:0', 'gpu:1'], or leave it out for all devices.",
     )
-    devices = [device_from_name(n, f"{caller}(devices=...)") for n in listed]
+    devices = [device_from_name(n, f"{caller}({parameter}=...)") for n in listed]
     twice = sorted({str(d) for d in devices if devices.count(d) > 1})
     if twice:
         raise DeviceError(
-            f"{caller} was given the same device twice: {twice} in {list(map(str, listed))}.\n\n"
+            f"{caller} was given {parameter} with the same device twice: {twice} in "
+            f"{list(map(str, listed))}.\n\n"
             "A replica has a device of its own; list each device once."
         )
     platforms = sorted({d.platform for d in devices})
     if len(platforms) > 1:
         raise DeviceError(
-            f"{caller} was given devices of different kinds: {platforms} in "
+            f"{caller} was given {parameter} of different kinds: {platforms} in "
             f"{list(map(str, listed))}.\n\n"
             "Replicas run one program together, so they need one kind of device; choose one "
             f"of {platforms}."

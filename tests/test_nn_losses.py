@@ -85,7 +85,7 @@ def test_weights_stand_for_the_leading_dims(
     "weight", [[1.0, 2.0, 3.0], [[1.0, 2.0]], [[[1.0], [2.0]], [[1.0], [2.0]]]]
 )
 def test_weights_of_another_shape_are_refused_with_both_shapes(weight: Any) -> None:
-    with pytest.raises(jaxdist.errors.ShapeError, match=r"shape \[2\] with sample_weight of shape"):
+    with pytest.raises(jaxdist.errors.ShapeError, match=r"shape \[2\] and sample_weight of shape"):
         nn.compute_average_loss([1.0, 2.0], sample_weight=weight)
 
 

@@ -11,6 +11,7 @@ from jaxdist.cluster_resolver._resolver import ClusterResolver, master_url, tell
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
 from jaxdist.tpu import TPUSystem, slice_of
 from jaxdist.tpu._initialize import system_of
+from jaxdist.tpu._topology import topology_of_bytes
 from jaxdist.tpu.experimental import (
     HardwareFeature,
     Topology,
@@ -134,7 +135,7 @@ class TPUClusterResolver(ClusterResolver):
     @property
     def tpu_system(self) -> TPUSystem:
         """Its devices and where they sit; found when it is first asked for."""
-        return system_of(self._name)
+        return system_of(self._name, repr(self))
 
     def cluster_spec(self) -> ClusterSpec:
         """The hosts of the slice that the environment lists; empty where it lists no others.
@@ -194,7 +195,8 @@ class TPUClusterResolver(ClusterResolver):
 
     def set_tpu_topology(self, serialized_tpu_topology: bytes) -> None:
         """Keep a topology, as `initialize_tpu_system` does."""
-        self._topology = Topology(serialized=serialized_tpu_topology)
+        caller = "set_tpu_topology(serialized_tpu_topology=...)"
+        self._topology = topology_of_bytes(caller, serialized_tpu_topology)
 
     @property
     def tpu_topology(self) -> Topology | None:

@@ -220,7 +220,7 @@ def _reduce_held(
     op: ReduceOp, name: str, value: PerReplica, dims: tuple[int, ...] | None, layout: ReplicaMesh
 ) -> Any:
     """Values held one by one: not placed yet, or of different shapes."""
-    _check_count(name, value, layout)
+    _check_count(name, value, layout, "Strategy.reduce")
     check_reducible({name: value}, dims)
     for v in value.values:
         check_numeric("Strategy.reduce", name, v)
@@ -300,7 +300,7 @@ def _concatenated(array: jax.Array, dim: int, num_replicas: int) -> jax.Array:
 
 
 def _gather_held(name: str, value: PerReplica, axis: int, layout: ReplicaMesh, caller: str) -> Any:
-    _check_count(name, value, layout)
+    _check_count(name, value, layout, caller)
     for v in value.values:
         check_known(f"{caller} cannot gather {name}", v)
     arrays = [v if hasattr(v, "dtype") else np.asarray(v) for v in value.values]
@@ -316,10 +316,11 @@ def check_gatherable(caller: str, named: Mapping[str, Any], axis: Any) -> None:
     check_together(f"{caller}(axis={axis})", named, free, remedy=remedy)
 
 
-def _check_count(name: str, value: PerReplica, layout: ReplicaMesh) -> None:
+def _check_count(name: str, value: PerReplica, layout: ReplicaMesh, caller: str) -> None:
     if len(value.values) != len(layout.local_replicas):
         raise ReplicaValueError(
-            f"{name} is a PerReplica with {len(value.values)} values, and the strategy has "
+            f"{caller} was given {name}, a PerReplica with {len(value.values)} values, and the "
+            "strategy has "
             f"{len(layout.local_replicas)} replicas in this process.\n\n"
             "Use the strategy that made the value."
         )

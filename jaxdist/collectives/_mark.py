@@ -1,12 +1,14 @@
 """The mark that says: this value is the same on all replicas."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxdist._validate import as_arrays
+from jaxdist._validate import as_arrays, shown
+from jaxdist.errors import ArgumentTypeError
+from jaxdist.values import PerReplica
 
 T = TypeVar("T")
 
@@ -18,6 +20,10 @@ mlir.register_lowering(ASSUME_REPLICATED, lambda ctx, x: [x])
 # all replicas because the value is.
 ad.deflinear2(ASSUME_REPLICATED, lambda ct, _: [ct])
 batching.defvectorized(ASSUME_REPLICATED)
+
+
+def _is_per_replica(value: Any) -> bool:
+    return isinstance(value, PerReplica)
 
 
 def assume_replicated(value: T) -> T:
@@ -48,5 +54,11 @@ def assume_replicated(value: T) -> T:
         3.0
     """
 
+    if any(isinstance(x, PerReplica) for x in jax.tree.leaves(value, is_leaf=_is_per_replica)):
+        raise ArgumentTypeError(
+            f"assume_replicated was given value={shown(value)}.\n\n"
+            "Inside a replica there is only its own value.\n\n"
+            "Pass what the step was given: strategy.run(fn, args=(value,))."
+        )
     marked: T = jax.tree.map(ASSUME_REPLICATED.bind, as_arrays("assume_replicated", "value", value))
     return marked

@@ -7,7 +7,7 @@ import numbers
 import warnings
 from typing import Any
 
-from jaxdist._validate import shown
+from jaxdist._validate import Renamed, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
@@ -135,7 +135,8 @@ def CollectiveHints(
         DeprecationWarning,
         stacklevel=2,
     )
-    return CommunicationOptions(bytes_per_pack, timeout_seconds)
+    with Renamed("CommunicationOptions", "CollectiveHints"):
+        return CommunicationOptions(bytes_per_pack, timeout_seconds)
 
 
 def _check_number(name: str, value: Any) -> None:

@@ -8,7 +8,8 @@ import dataclasses
 import math
 from typing import Any
 
-from jaxdist.errors import ArgumentError
+from jaxdist._validate import as_integer, as_list, check_instance, shown
+from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 _GIB = 1 << 30
 _DOCS = "https://docs.cloud.google.com/tpu/docs"
@@ -71,6 +72,7 @@ class Chip:
             >>> cost.CHIPS["v4"].per_device(2).flops / 1e12
             137.5
         """
+        devices = as_integer("Chip.per_device", "devices", devices, least=1)
         return dataclasses.replace(
             self,
             flops=self.flops / devices,
@@ -199,6 +201,9 @@ def generation_of(kind: str) -> str | None:
         >>> cost.generation_of("TPU v5 lite"), cost.generation_of("cpu")
         ('v5e', None)
     """
+    check_instance(
+        "cost.generation_of", "kind", kind, str, "a device_kind of JAX", "Pass device.device_kind."
+    )
     lower = kind.lower()
     return next((name for words, name in _KINDS if words in lower), None)
 
@@ -214,15 +219,18 @@ def chip_of(device: Any) -> Chip:
         >>> cost.chip_of(jax.devices("cpu")[0])
         Traceback (most recent call last):
             ...
-        jaxdist.errors.ArgumentError: The table of chips has no row for 'cpu'.
+        jaxdist.errors.ArgumentError: cost.chip_of was given device=cpu:0, of the kind 'cpu'.
         <BLANKLINE>
-        It has v2, v3, v4, v5e, v5p, v6e, 7x.
+        The table of chips has v2, v3, v4, v5e, v5p, v6e, 7x.
+        <BLANKLINE>
+        Pass a TPU device.
     """
     kind = str(getattr(device, "device_kind", device))
     name = generation_of(kind) if getattr(device, "platform", "tpu") == "tpu" else None
     if name is None:
         raise ArgumentError(
-            f"The table of chips has no row for {kind!r}.\n\nIt has {', '.join(CHIPS)}."
+            f"cost.chip_of was given device={device}, of the kind "
+            f"{kind!r}.\n\nThe table of chips has {', '.join(CHIPS)}.\n\nPass a TPU device."
         )
     return CHIPS[name]
 
@@ -235,4 +243,12 @@ def devices_per_chip(devices: Any) -> int:
         >>> cost.devices_per_chip(jaxdist.tpu.slice_of("v4:2x2x1").cores)
         2
     """
-    return max((int(getattr(d, "core_on_chip", 0) or 0) for d in devices), default=0) + 1
+    what, remedy = "a list of TPU devices", "Pass for instance jax.devices('tpu')."
+    listed = as_list("cost.devices_per_chip", "devices", devices, what, remedy)
+    for device in listed:
+        if not hasattr(device, "process_index"):
+            raise ArgumentTypeError(
+                f"cost.devices_per_chip was given devices with {shown(device)}.\n\n"
+                f"devices is {what}.\n\n{remedy}"
+            )
+    return max((int(getattr(d, "core_on_chip", 0) or 0) for d in listed), default=0) + 1

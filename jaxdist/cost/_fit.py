@@ -7,8 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxdist._validate import as_integer, as_list, check_instance, check_text
+from jaxdist.cost._checks import check_positive
 from jaxdist.cost._link import Link, Medium
 from jaxdist.errors import ArgumentError
+
+_SAMPLES = ("a list of cost.Sample", "Pass for instance samples=[cost.Sample(1, 8, 1e-4), ...].")
+_MOST_DEVICES = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +23,11 @@ class Sample:
     count: int
     num_bytes: int
     seconds: float
+
+    def __post_init__(self) -> None:
+        as_integer("cost.Sample", "count", self.count, least=1)
+        as_integer("cost.Sample", "num_bytes", self.num_bytes, least=0)
+        check_positive("cost.Sample", "seconds", self.seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +63,21 @@ def fitted(
         >>> round(fit.link.alpha * 1e6, 3), round(fit.link.bytes_per_second)
         (1.0, 1000000000)
     """
+    caller = "cost.fitted"
+    check_instance(caller, "known", known, Link, "a cost.Link", "Pass a row of cost.TABLE.")
+    samples = as_list(caller, "samples", samples, *_SAMPLES)
+    for sample in samples:
+        check_instance(caller, "samples", sample, Sample, *_SAMPLES)
+    num_devices = as_integer(caller, "num_devices", num_devices, least=1, most=_MOST_DEVICES)
+    check_positive(caller, "memory_bytes_per_second", memory_bytes_per_second)
+    check_positive(caller, "scatter_gather", scatter_gather)
+    check_text(caller, "source", source, "measured")
     if len({s.num_bytes for s in samples}) < 2 or len({s.count for s in samples}) < 2:
         raise ArgumentError(
-            f"{len(samples)} samples of {len({s.num_bytes for s in samples})} size(s) and "
+            f"cost.fitted was given {len(samples)} samples of "
+            f"{len({s.num_bytes for s in samples})} size(s) and "
             f"{len({s.count for s in samples})} count(s) do not tell latency from bandwidth.\n\n"
-            "Two sizes and two counts are the least."
+            "Pass samples of two sizes and two counts or more."
         )
     n = num_devices
     waits, moved = _per_array(known.medium, n)

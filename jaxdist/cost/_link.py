@@ -3,6 +3,9 @@
 import dataclasses
 import enum
 
+from jaxdist._validate import check_instance, check_text
+from jaxdist.cost._checks import check_positive
+
 
 class Medium(enum.Enum):
     """What the devices of a link have to themselves, and what they share."""
@@ -47,6 +50,15 @@ class Link:
     medium: Medium = Medium.WIRE
     scatter_gather: float = 1.0
 
+    def __post_init__(self) -> None:
+        check_text("cost.Link", "name", self.name, "nvlink-4")
+        check_text("cost.Link", "source", self.source, "measured")
+        check_positive("cost.Link", "alpha", self.alpha, or_zero=True)
+        for name in ("bytes_per_second", "memory_bytes_per_second", "scatter_gather"):
+            check_positive("cost.Link", name, getattr(self, name))
+        remedy = "Pass for instance medium=cost.Medium.WIRE."
+        check_instance("cost.Link", "medium", self.medium, Medium, "a cost.Medium", remedy)
+
 
 @dataclasses.dataclass(frozen=True)
 class Links:
@@ -54,6 +66,12 @@ class Links:
 
     inner: Link
     outer: Link | None = None
+
+    def __post_init__(self) -> None:
+        remedy = "Pass for instance cost.TABLE['nvlink-4']."
+        check_instance("cost.Links", "inner", self.inner, Link, "a cost.Link", remedy)
+        if self.outer is not None:
+            check_instance("cost.Links", "outer", self.outer, Link, "a cost.Link or None", remedy)
 
     @property
     def across(self) -> Link:

@@ -4,10 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdist._validate import as_integer, check_instance, shown
 from jaxdist.cost._chip import CHIPS, devices_per_chip, generation_of
 from jaxdist.cost._link import Link, Links
 from jaxdist.cost._measured import link_named
 from jaxdist.cost._table import TABLE
+from jaxdist.errors import ArgumentTypeError
 from jaxdist.mesh import ReplicaMesh
 
 # (words of a device kind, link inside a machine, link between machines as NVIDIA builds them)
@@ -46,6 +48,11 @@ def links_of(layout: ReplicaMesh) -> Links:
         >>> links.inner.name, links.outer
         ('cpu-threads', None)
     """
+    if not hasattr(layout, "devices") or not hasattr(layout, "platform"):
+        raise ArgumentTypeError(
+            f"cost.links_of was given layout={shown(layout)}.\n\n"
+            "layout is a ReplicaMesh.\n\nPass strategy.layout."
+        )
     workers = {worker_of(d) for d in layout.devices}
     device = layout.devices[0]
     if layout.platform == "cpu":
@@ -73,6 +80,9 @@ def for_devices(link: Link, count: int) -> Link:
         >>> round(cost.for_devices(cost.TABLE["cpu-threads"], 8).alpha * 1e6)
         24
     """
+    remedy = "Pass for instance cost.TABLE['cpu-threads']."
+    check_instance("cost.for_devices", "link", link, Link, "a cost.Link", remedy)
+    count = as_integer("cost.for_devices", "count", count, least=1)
     if not link.medium.is_shared:
         return link
     return dataclasses.replace(link, alpha=link.alpha * count)
@@ -85,6 +95,11 @@ def worker_of(device: Any) -> int:
     or a rack of them), a process of CPU devices. XLA writes the domain of a GPU first in its
     `coords`; the `slice_index` of GPUs that are only described is 0 everywhere.
     """
+    if not hasattr(device, "platform"):
+        raise ArgumentTypeError(
+            f"cost.worker_of was given device={shown(device)}.\n\n"
+            "device is a jax.Device.\n\nPass for instance jax.devices()[0]."
+        )
     if device.platform == "cpu":
         # All processes of one machine are in one slice, and are joined by gloo all the same.
         return int(device.process_index)

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
+from jaxdist._validate import Noted, as_list, as_path, check_instance, shown
 from jaxdist.cost._link import Link, Medium
 from jaxdist.cost._table import TABLE
 from jaxdist.errors import ArgumentTypeError, ConfigError
@@ -56,7 +57,9 @@ def links(path_or_links: Path | Iterable[Link] | None) -> tuple[Link, ...]:
     if path_or_links is None:
         _Settings.given = None
     elif isinstance(path_or_links, (str, os.PathLike)):
-        _Settings.given = load_links(path_or_links)
+        path = as_path("jaxdist.config.links", "path_or_links", path_or_links, "links.json")
+        with Noted(f"jaxdist.config.links was given path_or_links={path!r}."):
+            _Settings.given = load_links(path)
     else:
         _Settings.given = _checked(path_or_links)
     return _in_force()
@@ -77,10 +80,12 @@ def _in_force() -> tuple[Link, ...]:
 
 
 def _checked(given: Any) -> tuple[Link, ...]:
-    found = tuple(given) if isinstance(given, Iterable) else None
-    if found is None or not all(isinstance(link, Link) for link in found):
+    what = "the path of a file of links, or a list of jaxdist.cost.Link"
+    remedy = "Pass None to go back to the table."
+    found = tuple(as_list("jaxdist.config.links", "path_or_links", given, what, remedy))
+    if not all(isinstance(link, Link) for link in found):
         raise ArgumentTypeError(
-            f"jaxdist.config.links was given {given!r}, of type {type(given).__name__}.\n\n"
+            f"jaxdist.config.links was given path_or_links={shown(given)}.\n\n"
             "It takes the path of a file that `jaxdist bench collectives --save PATH` wrote, or a "
             "list of jaxdist.cost.Link.\n\nPass None to go back to the table."
         )
@@ -97,12 +102,12 @@ def load_links(path: Path) -> tuple[Link, ...]:
     Raises:
         ConfigError: The file is not there, is not JSON, or has an entry that cannot be used.
     """
-    where = os.fspath(path)
+    where = as_path("cost.load_links", "path", path, "links.json")
     try:
         content = json.loads(pathlib.Path(where).read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ConfigError(
-            f"The links in {where!r} cannot be read: {error}.\n\n"
+            f"The links in {where!r} (the path of cost.load_links) cannot be read: {error}.\n\n"
             f"The file is named by jaxdist.config.links or by {VARIABLE}.\n\n"
             f"Write one with `jaxdist bench collectives --save {where}`, or leave the name out."
         ) from error
@@ -120,13 +125,28 @@ def load_links(path: Path) -> tuple[Link, ...]:
 
 def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | None = None) -> None:
     """Write links to a file that `load_links` reads; `notes` are kept beside them."""
-    rows = [{**dataclasses.asdict(link), "medium": link.medium.value} for link in measured]
-    content = {"version": VERSION, "links": rows, **(notes or {})}
+    caller = "cost.save_links"
+    path = as_path(caller, "path", path, "links.json")
+    what, remedy = "a list of cost.Link", "Pass for instance measured=[fit.link]."
+    links_to_write = as_list(caller, "measured", measured, what, remedy)
+    for link in links_to_write:
+        check_instance(caller, "measured", link, Link, what, remedy)
+    if notes is not None:
+        rule = "a dict that JSON can hold, or None"
+        check_instance(caller, "notes", notes, dict, rule, "Pass for instance {'host': 'a'}.")
+    rows = [{**dataclasses.asdict(x), "medium": x.medium.value} for x in links_to_write]
     try:
-        pathlib.Path(path).write_text(json.dumps(content, indent=2) + "\n")
+        content = json.dumps({"version": VERSION, "links": rows, **(notes or {})}, indent=2)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(
+            f"{caller} was given notes={shown(notes)}: {error}.\n\n"
+            "notes are what JSON can hold.\n\nTurn arrays into lists or numbers."
+        ) from error
+    try:
+        pathlib.Path(path).write_text(content + "\n")
     except OSError as error:
         raise ConfigError(
-            f"The links cannot be written to {os.fspath(path)!r}: {error}.\n\n"
+            f"cost.save_links was given path={path!r}, which cannot be written: {error}.\n\n"
             "Name a file in a folder that exists and can be written to."
         ) from error
 

@@ -11,7 +11,17 @@ and gathers inside.
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
+from jaxdist._validate import (
+    Renamed,
+    as_integer,
+    as_list,
+    as_number,
+    check_instance,
+    check_text,
+    shown,
+)
 from jaxdist.cost._link import Link, Links, Medium
 from jaxdist.cost._table import TABLE
 from jaxdist.errors import ArgumentError
@@ -19,6 +29,17 @@ from jaxdist.errors import ArgumentError
 _FLAT = ("xla", "xring", "rechd", "psgpu", "pscpu")
 ALGORITHMS = (*_FLAT, "xla/xla", "xla/xring", "xla/rechd", "xla/pscpu", "pscpu/pscpu")
 _ALIASES = {"nccl": "xla"}
+# Operations that HLO has.
+_KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+_MOST = 1 << 40  # of replicas, operands and groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +61,7 @@ def pack_below(link: Link) -> int:
         >>> cost.pack_below(cost.links_of(MirroredStrategy().layout).inner)
         159600
     """
+    _check_link("cost.pack_below", link)
     return int(link.alpha * link.memory_bytes_per_second / 2)
 
 
@@ -75,9 +97,13 @@ def seconds(
         Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in
         MPICH (2005).
     """
-    n = num_replicas
-    inside = n if local is None else local
-    _check(algorithm, n, inside)
+    caller = "cost.seconds"
+    n = as_integer(caller, "num_replicas", num_replicas, least=1, most=_MOST)
+    inside = n if local is None else as_integer(caller, "local", local, least=1, most=n)
+    as_number(caller, "num_bytes", num_bytes, least=0)
+    check_instance(caller, "links", links, Links, "a cost.Links", "Pass cost.links_of(layout).")
+    num_operands = as_integer(caller, "num_operands", num_operands, least=1, most=_MOST)
+    _check(caller, algorithm, n, inside)
     if n == 1:
         return 0.0
     first, _, second = algorithm.partition("/")
@@ -113,7 +139,17 @@ def collective_seconds(
         >>> f"{cost.collective_seconds('all-gather', 4, 8_000_000, cost.TABLE['nvlink-4']):.2e}"
         '2.01e-05'
     """
-    n = group_size
+    caller = "cost.collective_seconds"
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ArgumentError(
+            f"{caller} was given kind={shown(kind)}.\n\n"
+            f"kind is one of {', '.join(_KINDS)}.\n\nPass for instance kind='all-gather'."
+        )
+    n = as_integer(caller, "group_size", group_size, least=1, most=_MOST)
+    as_number(caller, "num_bytes", num_bytes, least=0)
+    _check_link(caller, link)
+    num_operands = as_integer(caller, "num_operands", num_operands, least=1, most=_MOST)
+    num_groups = as_integer(caller, "num_groups", num_groups, least=1, most=_MOST)
     if n == 1:
         return 0.0
     if kind == "all-reduce":
@@ -145,10 +181,22 @@ def cheapest(
         >>> cost.cheapest(8, 4096, links)[0][0]
         'xla'
     """
-    inside = num_replicas if local is None else local
+    caller = "cost.cheapest"
+    num_replicas = as_integer(caller, "num_replicas", num_replicas, least=1, most=_MOST)
+    remedy = "Pass for instance algorithms=cost.ALGORITHMS."
+    algorithms = as_list(caller, "algorithms", algorithms, "a list of names", remedy)
+    for name in algorithms:
+        check_instance(caller, "algorithms", name, str, "a list of names", remedy)
+    inside = num_replicas
+    if local is not None:
+        inside = as_integer(caller, "local", local, least=1, most=num_replicas)
     two_levels = 1 < inside < num_replicas
     possible = [a for a in algorithms if two_levels or "/" not in a]
-    timed = [(a, seconds(a, num_replicas, num_bytes, links, local)) for a in possible]
+    with (
+        Renamed("cost.seconds", caller),
+        Renamed("cost.seconds was given algorithm=", f"{caller} was given algorithms with "),
+    ):
+        timed = [(a, seconds(a, num_replicas, num_bytes, links, local)) for a in possible]
     return sorted(timed, key=lambda pair: pair[1])
 
 
@@ -242,15 +290,21 @@ def _log2(n: int) -> int:
     return math.ceil(math.log2(n)) if n > 1 else 0
 
 
-def _check(algorithm: str, num_replicas: int, local: int) -> None:
+def _check_link(caller: str, link: Any) -> None:
+    check_instance(caller, "link", link, Link, "a cost.Link", "Pass a row of cost.TABLE.")
+
+
+def _check(caller: str, algorithm: str, num_replicas: int, local: int) -> None:
+    check_text(caller, "algorithm", algorithm, "xla")
     parts = [_ALIASES.get(p, p) for p in algorithm.split("/")]
     if len(parts) > 2 or not all(p in _FLAT for p in parts):
         raise ArgumentError(
-            f"There is no all-reduce named {algorithm!r}.\n\n"
-            f"It is one of {list(ALGORITHMS)}, or two of {list(_FLAT)} with a / between them."
+            f"{caller} was given algorithm={algorithm!r}, and there is no all-reduce of that name."
+            f"\n\nIt is one of {list(ALGORITHMS)}, or two of {list(_FLAT)} with a / between them."
         )
-    if num_replicas < 1 or local < 1 or num_replicas % local:
+    if num_replicas % local:
         raise ArgumentError(
-            f"{num_replicas} replicas cannot be {num_replicas}/{local} workers of {local}.\n\n"
-            "The replicas of a worker divide all replicas."
+            f"{caller} was given num_replicas={num_replicas} and local={local}: {num_replicas} "
+            f"replicas cannot be {num_replicas}/{local} workers of {local}.\n\n"
+            "The replicas of a worker divide all replicas.\n\nPass a divisor as local."
         )

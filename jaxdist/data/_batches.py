@@ -8,7 +8,7 @@ import numpy as np
 from jax.tree_util import keystr
 
 from jaxdist._typing import PyTree
-from jaxdist._validate import shown
+from jaxdist._validate import as_flag, as_integer, shown
 from jaxdist.data._ahead import RowsAhead, TellsRows
 from jaxdist.data._cardinality import INFINITE_CARDINALITY
 from jaxdist.data._host import own_rows
@@ -78,7 +78,9 @@ def batches(
     _check_count("seed", seed, at_least=0)
     if repeat is not None:
         _check_count("repeat", repeat, at_least=1)
-    num_examples = check_arrays("batches(arrays, ...)", arrays)
+    as_flag("batches", "shuffle", shuffle)
+    as_flag("batches", "drop_remainder", drop_remainder)
+    num_examples = check_arrays("data.batches", arrays)
     if num_examples < (batch_size if drop_remainder else 1):
         raise _too_few(num_examples, batch_size)
     host = jax.tree.map(np.asarray, arrays)
@@ -292,43 +294,38 @@ def _check_state(mine: BatchesState, state: Any) -> None:
 
 
 def _check_count(name: str, value: Any, *, at_least: int) -> None:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-        raise ArgumentTypeError(
-            f"batches({name}=...) takes an int, and {value!r} of type {type(value).__name__} was "
-            "given."
-        )
-    if value < at_least:
-        raise ArgumentError(
-            f"batches({name}={value}) is not possible.\n\n{name} must be at least {at_least}."
-        )
+    as_integer("data.batches", name, value, least=at_least)
 
 
-def check_arrays(caller: str, arrays: PyTree) -> int:
+def check_arrays(caller: str, arrays: PyTree, name: str = "arrays") -> int:
     """The number of examples that all leaves have."""
     for path, leaf in jax.tree.leaves_with_path(arrays):
         # Arrays on disk are not read for their dtype.
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
         if getattr(dtype, "hasobject", False):
             raise ArgumentTypeError(
-                f"{caller} was given arrays{keystr(path)}={shown(leaf)}, an array of objects.\n\n"
+                f"{caller} was given {name}{keystr(path)}={shown(leaf)}, an array of objects.\n\n"
                 "Examples are rows of numbers, and devices hold no Python objects.\n\n"
                 "Pass an array of numbers, of bools or of text: np.asarray(rows, 'float32')."
             )
     shapes = {
-        "arrays" + keystr(path): np.shape(leaf) for path, leaf in jax.tree.leaves_with_path(arrays)
+        name + keystr(path): np.shape(leaf) for path, leaf in jax.tree.leaves_with_path(arrays)
     }
     scalars = [name for name, shape in shapes.items() if not shape]
     counts = {shape[0] for shape in shapes.values() if shape}
     if scalars or len(counts) != 1:
-        raise _no_common_count(caller, shapes, scalars)
+        raise _no_common_count(caller, name, shapes, scalars)
     return int(counts.pop())
 
 
 def _no_common_count(
-    caller: str, shapes: dict[str, tuple[int, ...]], scalars: list[str]
+    caller: str, name: str, shapes: dict[str, tuple[int, ...]], scalars: list[str]
 ) -> ShapeError:
     if not shapes:
-        return ShapeError(f"{caller} was given no arrays.\n\nGive at least one.")
+        return ShapeError(
+            f"{caller} was given {name} without an array.\n\n"
+            f"{name} is a pytree of arrays with rows of examples.\n\nPass at least one array."
+        )
     found = "\n".join(f"  {name} has shape {list(shape)}" for name, shape in shapes.items())
     rest = (
         f"Leave {', '.join(scalars)} out, and pass it to the step on its own."
@@ -336,13 +333,17 @@ def _no_common_count(
         else "Cut the longer ones, or look for examples that the shorter ones miss."
     )
     return ShapeError(
-        f"{caller} needs arrays with the same number of examples on dim 0:\n\n{found}\n\n{rest}"
+        f"{caller} was given {name} that differ in the number of examples on dim 0:\n\n{found}\n\n"
+        f"{rest}"
     )
 
 
 def _too_few(num_examples: int, batch_size: int) -> ShapeError:
     if num_examples == 0:
-        return ShapeError("batches(arrays, ...) was given arrays with 0 examples on dim 0.")
+        return ShapeError(
+            "data.batches was given arrays with 0 examples on dim 0.\n\n"
+            "A dataset has one example or more.\n\nPass arrays with rows."
+        )
     return ShapeError(
         f"batches(..., batch_size={batch_size}, drop_remainder=True) would give no batch at all: "
         f"there are {num_examples} examples, fewer than {batch_size}.\n\n"

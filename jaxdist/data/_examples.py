@@ -25,7 +25,7 @@ class Examples:
     """
 
     def __init__(self, caller: str, arrays: PyTree) -> None:
-        self.num_examples = check_arrays(caller, arrays)
+        self.num_examples = check_arrays(caller, arrays, "numpy_input")
         self.arrays: PyTree = jax.tree.map(np.asarray, arrays)
 
     def batch(

@@ -163,14 +163,14 @@ def _check_placement(caller: str, options: InputOptions) -> None:
         return
     if not options.is_per_replica:
         raise ArgumentError(
-            f"{caller}: experimental_place_dataset_on_device=True needs "
+            f"{caller}: InputOptions(experimental_place_dataset_on_device=True) needs "
             "experimental_replication_mode=InputReplicationMode.PER_REPLICA, and it is "
             f"{options.experimental_replication_mode}.\n\n"
             "Only a dataset that one replica reads alone can live on that replica's device."
         )
     if options.experimental_fetch_to_device:
         raise ArgumentError(
-            f"{caller}: experimental_place_dataset_on_device=True needs "
+            f"{caller}: InputOptions(experimental_place_dataset_on_device=True) needs "
             "experimental_fetch_to_device=False, and it is True (None becomes True).\n\n"
             "The batches of a dataset that is on the device need not be fetched to it."
         )

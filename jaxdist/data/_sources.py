@@ -14,13 +14,15 @@ from jaxdist.data._cardinality import UNKNOWN_CARDINALITY, cardinality_of
 from jaxdist.data._examples import Examples
 from jaxdist.data._readers import ListIterator, SingleReader
 from jaxdist.errors import ArgumentTypeError, ContextError
+from jaxdist.values import PerReplica
 
 
 class Source:
     """A user's dataset; each `open` is a new pass over it."""
 
     def __init__(self, caller: str, dataset: Any) -> None:
-        check_dataset(caller, dataset)
+        name = "dataset" if caller == SPLIT_CALLER else "dataset_fn()"
+        check_dataset(caller, dataset, name)
         _check_is_batched(caller, dataset)
         self._caller = caller
         # A dataset of ours counts epochs; two strategies that share one count apart.
@@ -99,20 +101,21 @@ def _check_is_batched(caller: str, dataset: Any) -> None:
         )
 
 
-def check_dataset(caller: str, dataset: Any) -> None:
+def check_dataset(caller: str, dataset: Any, name: str) -> None:
     """Refuse what is not a dataset, or is one example of a common mistake."""
-    if isinstance(dataset, (np.ndarray, jax.Array, Mapping, tuple)):
+    if isinstance(dataset, (np.ndarray, jax.Array, Mapping, tuple, PerReplica)):
         what = f"{type(dataset).__name__}"
         raise ArgumentTypeError(
-            f"{caller} takes an iterable of batches, and one {what} was given.\n\n"
-            f"A {what} could be one batch, or all the data, or a row of batches.\n\n"
+            f"{caller} was given {name}={shown(dataset)}.\n\n"
+            f"{name} is an iterable of batches; a {what} could be one batch, or all the data, or "
+            "a row of batches.\n\n"
             "For arrays that hold all the data use jaxdist.data.batches(arrays, batch_size); "
             "for batches that exist already, a list of them."
         )
     if isinstance(dataset, (str, bytes)) or not (_is_container(dataset) or callable(dataset)):
         raise ArgumentTypeError(
-            f"{caller} takes an iterable of batches, and {type(dataset).__name__} was given: "
-            f"{dataset!r}.\n\n"
+            f"{caller} was given {name}={shown(dataset)}.\n\n"
+            f"{name} is an iterable of batches.\n\n"
             "Pass a list of batches, an object with __iter__ (a loader, a tf.data or Grain "
             "dataset), a generator function, or jaxdist.data.batches(arrays, batch_size)."
         )

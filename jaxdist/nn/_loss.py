@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import replica
-from jaxdist._validate import as_array
+from jaxdist._validate import as_array, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
+from jaxdist.values import PerReplica
 
 
 def compute_average_loss(
@@ -133,16 +134,22 @@ def _global_batch_size(num_local: int, given: Any) -> jax.Array:
             "global_batch_size, the number of examples on all replicas."
         )
         return jnp.asarray(num_local * _num_replicas("compute_average_loss", remedy))
+    if isinstance(given, PerReplica):
+        raise ArgumentTypeError(
+            f"nn.compute_average_loss was given global_batch_size={shown(given)}.\n\n"
+            "It is one number for all replicas.\n\n"
+            "Pass the sum: all_reduce('sum', number_of_examples) in the step."
+        )
     size = given if isinstance(given, jax.Array) else np.asarray(given)
     if not jnp.issubdtype(size.dtype, jnp.integer):
         raise ArgumentTypeError(
-            f"nn.compute_average_loss was given global_batch_size={given!r} of type {size.dtype}."
+            f"nn.compute_average_loss was given global_batch_size={shown(given)}."
             "\n\nIt is a number of examples, an integer.\n\n"
             "Pass int(...), or sum the mask of real examples in an integer dtype."
         )
     if size.ndim:
         raise ShapeError(
-            "nn.compute_average_loss was given a global_batch_size of shape "
+            "nn.compute_average_loss was given global_batch_size of shape "
             f"{list(size.shape)}.\n\n"
             "It is one number for all replicas, a scalar.\n\n"
             "Sum it: the examples of all replicas count together."
@@ -166,7 +173,7 @@ def _weighted(loss: jax.Array, sample_weight: Any) -> jax.Array:
     )
     if not fits:
         raise ShapeError(
-            f"nn.compute_average_loss cannot weight a loss of shape {list(loss.shape)} with "
+            f"nn.compute_average_loss was given per_example_loss of shape {list(loss.shape)} and "
             f"sample_weight of shape {list(np.shape(sample_weight))}.\n\n"
             "Weights stand for the leading dims of the loss; each is of the same size, or 1.\n\n"
             f"Pass one weight for each example: shape [{loss.shape[0]}]."

@@ -6,7 +6,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jaxdist import replica
-from jaxdist._validate import as_array
+from jaxdist._validate import as_array, check_has_arrays, shown
 from jaxdist.errors import ArgumentTypeError, ShapeError
 from jaxdist.partition._placements import Placement, Replicate, Split
 
@@ -43,6 +43,7 @@ def constrain(value: Any, placement: Placement | int) -> Any:
     if isinstance(placement, int) and not isinstance(placement, bool):
         placement = Split(placement)
     placement = checked_activation("partition.constrain", placement)
+    check_has_arrays("partition.constrain", "value", value)
     frame = replica.current_frame()
     if frame is None or not frame.inside_step or frame.strategy.layout.num_logical == 1:
         return value
@@ -56,9 +57,9 @@ def checked_activation(caller: str, placement: Any) -> Split | Replicate:
     if isinstance(placement, (Split, Replicate)):
         return placement
     raise ArgumentTypeError(
-        f"{caller} was given {placement!r}.\n\n"
+        f"{caller} was given placement={shown(placement)}.\n\n"
         "An intermediate value belongs to its replica, and is split over the logical devices "
-        "or not: Split(dim) or Replicate()."
+        "or not.\n\nPass partition.Split(dim) or partition.Replicate()."
     )
 
 
@@ -69,9 +70,10 @@ def _constrained(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
     if dim is not None:
         if not -array.ndim <= dim < array.ndim:
             raise ShapeError(
-                f"partition.constrain(value, Split({dim})): the value is "
+                f"partition.constrain was given placement=Split({dim}), and the value is "
                 f"{array.dtype}{list(array.shape)}.\n\n"
-                f"The dim must lie in {list(range(-array.ndim, array.ndim))}."
+                "The dim is one of the value's.\n\n"
+                f"Pass one of {list(range(-array.ndim, array.ndim))}."
             )
         spec[dim] = axes[0] if len(axes) == 1 else axes
     return jax.lax.with_sharding_constraint(array, PartitionSpec(*spec))

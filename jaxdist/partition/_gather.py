@@ -7,8 +7,9 @@ from flax import nnx
 from jax.extend.core import Primitive
 
 from jaxdist import replica
-from jaxdist._validate import check_instance
-from jaxdist.values import GATHERED, Sharded, gathered, is_sharded
+from jaxdist._validate import check_has_arrays, check_instance, shown
+from jaxdist.errors import ArgumentTypeError
+from jaxdist.values import GATHERED, PerReplica, Sharded, gathered, is_sharded
 
 T = TypeVar("T")
 
@@ -44,10 +45,17 @@ def gather(tree: T) -> T:
         >>> strategy.run(lambda p: jnp.linalg.det(partition.gather(p)["w"]), (params,))
         Array(1., dtype=float32)
     """
+    check_has_arrays("partition.gather", "tree", tree, "a pytree of arrays, or an NNX object")
     frame = replica.current_frame()
     layout = None if frame is None or not frame.inside_step else frame.strategy.layout
 
     def whole(x: Any) -> Any:
+        if isinstance(x, PerReplica):
+            raise ArgumentTypeError(
+                f"partition.gather was given tree with {shown(x)}.\n\n"
+                "It puts the pieces of one array together; a PerReplica is a value of each replica."
+                "\n\nPass the parameters that partition.place returned."
+            )
         if not isinstance(x, Sharded):
             return x
         is_piece = layout is not None and isinstance(x.held, jax.core.Tracer)
@@ -59,7 +67,9 @@ def gather(tree: T) -> T:
         graphdef, state = nnx.split(x)
         return nnx.merge(graphdef, jax.tree.map(whole, state, is_leaf=is_sharded))
 
-    result: T = jax.tree.map(of, tree, is_leaf=lambda x: isinstance(x, (nnx.Pytree, Sharded)))
+    result: T = jax.tree.map(
+        of, tree, is_leaf=lambda x: isinstance(x, (nnx.Pytree, Sharded, PerReplica))
+    )
     return result
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist._validate import shown
+from jaxdist._validate import check_has_arrays, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.partition._leaves import Entry, entries_of
@@ -65,6 +65,8 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     own = checked_rules("partition.place", rules)
     _check_filter(wrt)
     entries, rebuilt = entries_of(tree, wrt)
+    if not entries:
+        check_has_arrays("partition.place", "tree", tree, "a pytree of arrays, or an NNX object")
     _check_wrt(entries, wrt)
     where = _resolved(entries, own, layout)
     for entry, found in zip(entries, where, strict=True):
@@ -145,14 +147,16 @@ def _check_all_match(found: dict[str, Any], rules: Rules, are_params: bool) -> N
         lines = [f"{p!r}; the nearest path is {nearest(p, found)}" for p in unused]
         if not rules.must_match:
             raise ArgumentError(
-                f"None of the {len(unused)} rules matches one of the {len(found)} parameters.\n\n"
+                f"partition.place: none of the {len(unused)} rules matches one of the "
+                f"{len(found)} parameters of tree.\n\n"
                 f"{listed(lines)}\n\n"
                 "Rules that are ready to use go by the usual names of layers. Write rules for "
                 'the names of this model: partition.Rules([("path/of/kernel", '
                 "partition.Split(1))], otherwise=partition.Replicate())."
             )
         raise ArgumentError(
-            f"{len(unused)} rule(s) match no parameter.\n\n{listed(lines)}\n\n"
+            f"partition.place: {len(unused)} rule(s) match no parameter of tree.\n\n"
+            f"{listed(lines)}\n\n"
             "Correct the pattern, or leave the rule out; Rules(..., must_match=False) is for "
             "rules that are shared by models."
         )
@@ -166,7 +170,8 @@ def _check_all_match(found: dict[str, Any], rules: Rules, are_params: bool) -> N
             for path in alone
         ]
         raise ArgumentError(
-            f"{len(alone)} parameter(s) are matched by no rule.\n\n{listed(lines)}\n\n"
+            f"partition.place: {len(alone)} parameter(s) are matched by none of rules.\n\n"
+            f"{listed(lines)}\n\n"
             f"Add a rule such as ({alone[0]!r}, partition.Replicate()), or say what becomes of "
             "the rest: Rules(..., otherwise=partition.Replicate())."
         )
@@ -229,7 +234,7 @@ def _checked_layout(strategy: Any) -> ReplicaMesh:
     layout = getattr(strategy, "layout", None)
     if not isinstance(layout, ReplicaMesh):
         raise ArgumentTypeError(
-            f"partition.place was given {type(strategy).__name__} for a strategy.\n\n"
+            f"partition.place was given strategy={shown(strategy)}, which is no strategy.\n\n"
             "Pass the strategy first: partition.place(strategy, model, rules)."
         )
     return layout

@@ -1,9 +1,10 @@
 """Where a rule puts a leaf."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from jaxdist._validate import as_flag, as_list, checked_size, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 REPLICA, LOGICAL = "replica", "logical"
@@ -82,32 +83,26 @@ class Shard:
                 _check_dim("Shard", name, getattr(self, name))
         if self.dim is not None and self.dim == self.split:
             raise ArgumentError(
-                f"Shard(dim={self.dim}, split={self.split}): one dim cannot be cut over the "
+                f"partition.Shard(dim={self.dim}, split={self.split}): one dim cannot be cut over "
+                "the "
                 "replicas and split over the logical devices.\n\n"
                 "Name two dims, or leave dim out: the largest of the others is taken."
             )
         if isinstance(self.axes, str):
             object.__setattr__(self, "axes", (self.axes,))
-        elif isinstance(self.axes, Iterable) and getattr(self.axes, "ndim", 1):
-            object.__setattr__(self, "axes", tuple(self.axes))
+        elif self.axes is not None:
+            names = as_list("partition.Shard", "axes", self.axes, *_AXES)
+            object.__setattr__(self, "axes", tuple(names))
         given: Any = self.axes
         is_names = isinstance(given, tuple) and given and all(isinstance(a, str) for a in given)
         if given is not None and not is_names:
             raise ArgumentTypeError(
-                f"Shard(axes={self.axes!r}) takes names of replica axes of the strategy, or "
-                "None for all of them."
+                f"partition.Shard was given axes={shown(self.axes)}.\n\n"
+                "axes are names of replica axes of the strategy, or None for all of them.\n\n"
+                "Pass for instance axes=('data',)."
             )
-        least: Any = self.min_bytes
-        if isinstance(least, bool) or not isinstance(least, (int, float, type(None))):
-            raise ArgumentTypeError(
-                f"Shard(min_bytes={least!r}) takes a number of bytes or None.\n\n"
-                "None takes it from the cost model; 0 cuts every leaf that can be cut."
-            )
-        if self.min_bytes is not None and not self.min_bytes >= 0:
-            raise ArgumentError(
-                f"Shard(min_bytes={least!r}): a number of bytes is not negative.\n\n"
-                "None takes it from the cost model; 0 cuts every leaf that can be cut."
-            )
+        as_flag("partition.Shard", "pad", self.pad)
+        checked_size("partition.Shard", "min_bytes", self.min_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,13 +129,21 @@ class ByNames:
     def __post_init__(self) -> None:
         if not isinstance(self.axes, Mapping):
             raise ArgumentTypeError(
-                f"ByNames takes a mapping from names of dims to axes, not {self.axes!r}.\n\n"
+                f"partition.ByNames was given axes={shown(self.axes)}.\n\n"
+                "axes is a mapping from names of dims to axes.\n\n"
                 'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).'
             )
         for name, axis in self.axes.items():
+            if not isinstance(name, str):
+                raise ArgumentTypeError(
+                    f"partition.ByNames was given axes with the key {shown(name)}.\n\n"
+                    "Keys are the names of dims.\n\n"
+                    'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).'
+                )
             if axis is not None and not isinstance(axis, str):
                 raise ArgumentTypeError(
-                    f"ByNames: {name!r} goes to {axis!r}, which is no axis.\n\n"
+                    f"partition.ByNames was given axes[{name!r}]={shown(axis)}, which is no "
+                    "axis.\n\nAn axis is a text or None.\n\n"
                     'Give "replica", "logical", the name of an axis of the mesh, or None.'
                 )
 
@@ -151,12 +154,18 @@ class ByNames:
 Placement: TypeAlias = Replicate | Split | Shard | ByNames
 
 
-def check_placement(caller: str, value: Any) -> Placement:
+_AXES = (
+    "names of replica axes of the strategy, or None for all of them",
+    "Pass for instance axes=('data',).",
+)
+
+
+def check_placement(caller: str, name: str, value: Any) -> Placement:
     """`value`, if it is a placement."""
     if isinstance(value, (Replicate, Split, Shard, ByNames)):
         return value
     raise ArgumentTypeError(
-        f"{caller} was given {value!r} for a placement.\n\n"
+        f"{caller} was given {name}={shown(value)}.\n\n{name} is a placement.\n\n"
         "Pass partition.Replicate(), Split(dim), Shard(...) or ByNames({...})."
     )
 
@@ -164,5 +173,7 @@ def check_placement(caller: str, value: Any) -> Placement:
 def _check_dim(what: str, name: str, dim: Any) -> None:
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise ArgumentTypeError(
-            f"{what}({name}={dim!r}) takes the number of a dim, from 0, or from -1 backwards."
+            f"partition.{what} was given {name}={shown(dim)}.\n\n"
+            f"{name} is the number of a dim, from 0, or from -1 backwards.\n\n"
+            f"Pass for instance {name}=0."
         )

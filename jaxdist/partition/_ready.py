@@ -1,5 +1,6 @@
 """Rules that are ready to use."""
 
+from jaxdist._validate import Renamed
 from jaxdist.partition._placements import Placement, Replicate, Shard, Split
 from jaxdist.partition._rules import Rules
 
@@ -38,7 +39,8 @@ def fsdp(*, min_bytes: float | None = None, axes: tuple[str, ...] | None = None)
     Source:
         ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277.
     """
-    return Rules([("*", Shard(axes=axes, min_bytes=min_bytes))])
+    with Renamed("partition.Shard", "partition.fsdp"):
+        return Rules([("*", Shard(axes=axes, min_bytes=min_bytes))])
 
 
 def tensor_parallel() -> Rules:
@@ -82,7 +84,8 @@ def fsdp_tensor_parallel(
     """
 
     def shard(split: int | None) -> Placement:
-        return Shard(None, split, axes, min_bytes=min_bytes)
+        with Renamed("partition.Shard", "partition.fsdp_tensor_parallel"):
+            return Shard(None, split, axes, min_bytes=min_bytes)
 
     return Rules(_blocks(shard(1), shard(0)), otherwise=shard(None), must_match=False)
 

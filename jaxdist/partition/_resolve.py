@@ -113,6 +113,7 @@ def _cut(leaf: Leaf, placement: Shard, split: int | None, layout: ReplicaMesh) -
         raise ArgumentError(
             f"{leaf}: {placement!r} names {unknown}, and the replica axes of this strategy are "
             f"{layout.replica_axes}.\n\n"
+            "The axes= of partition.Shard, fsdp and fsdp_tensor_parallel are some of these.\n\n"
             "To shard within a slice and replicate across slices, give the strategy a mesh with "
             'an axis for each: MirroredStrategy(mesh=mesh, replica_axes=("slice", "data")).'
         )

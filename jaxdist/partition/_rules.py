@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
+from jaxdist._validate import Renamed, as_flag, as_list, check_has_arrays, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.partition._activations import checked_activation, constrain
 from jaxdist.partition._patterns import matches, nearest
 from jaxdist.partition._placements import ByNames, Placement, check_placement
 
 _MOST_LISTED = 10
+_CALLER = "partition.Rules"
 
 
 @final
@@ -51,12 +53,14 @@ class Rules:
         activations: Iterable[tuple[str, Placement]] | Mapping[str, Placement] = (),
         must_match: bool = True,
     ) -> None:
-        self.rules = _pairs("Rules", rules)
-        self.activations = _pairs("Rules(activations=...)", activations)
+        self.rules = _pairs("rules", rules)
+        self.activations = _pairs("activations", activations)
         for pattern, placement in self.activations:
-            checked_activation(f"Rules(activations=[({pattern!r}, ...)])", placement)
-        self.otherwise = None if otherwise is None else check_placement("Rules", otherwise)
-        self.must_match = must_match
+            checked_activation(f"{_CALLER}(activations=[({pattern!r}, ...)])", placement)
+        self.otherwise = (
+            None if otherwise is None else check_placement(_CALLER, "otherwise", otherwise)
+        )
+        self.must_match = as_flag(_CALLER, "must_match", must_match)
 
     def placement_of(self, path: str) -> Placement | None:
         """What the rules say of one path; None where none matches and there is no `otherwise`.
@@ -68,7 +72,7 @@ class Rules:
             >>> print(partition.Rules([("bias", partition.Replicate())]).placement_of("a/kernel"))
             None
         """
-        path = _checked_path("Rules.placement_of", path)
+        path = _checked_path("Rules.placement_of", "path", path)
         found = [(p, placement) for p, placement in self.rules if matches(p, path)]
         if len(found) > 1:
             raise ArgumentError(two_rules([(path, [p for p, _ in found])]))
@@ -95,14 +99,16 @@ class Rules:
             >>> rules.constrain(jnp.ones((2, 4)), "layers/0/mlp/hidden").shape
             (2, 4)
         """
-        name = _checked_path("Rules.constrain", name)
+        name = _checked_path("Rules.constrain", "name", name)
+        check_has_arrays("Rules.constrain", "value", value)
         found = [(p, placement) for p, placement in self.activations if matches(p, name)]
         if len(found) > 1:
             raise ArgumentError(two_rules([(name, [p for p, _ in found])]))
         if not found:
             known = nearest(name, [p for p, _ in self.activations])
             raise ArgumentError(
-                f"Rules.constrain: no rule for activations matches {name!r}.\n\n"
+                f"Rules.constrain was given name={name!r}, which no rule for activations matches."
+                "\n\n"
                 + (f"The nearest one is {known!r}." if known else "There are none.")
                 + f"\n\nAdd it: Rules(..., activations=[({name!r}, partition.Split(-1))])."
             )
@@ -121,11 +127,13 @@ def checked_rules(caller: str, rules: Any) -> Rules:
     if isinstance(rules, Rules):
         return rules
     if isinstance(rules, (Mapping, list, tuple)):
-        return Rules(rules)
+        with Renamed(f"{_CALLER} ", f"{caller} "):
+            return Rules(rules)
     if isinstance(rules, ByNames):
         return Rules([("*", rules)])
     raise ArgumentTypeError(
-        f"{caller} was given {type(rules).__name__} for rules: {rules!r}.\n\n"
+        f"{caller} was given rules={shown(rules)}.\n\n"
+        "rules are partition.Rules, pairs of a pattern and a placement, or a mapping.\n\n"
         "Pass partition.Rules([(pattern, placement), ...]), or ready ones such as "
         "partition.fsdp()."
     )
@@ -149,36 +157,38 @@ def listed(lines: Sequence[str]) -> str:
     return "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
 
 
-def _checked_path(caller: str, path: Any) -> str:
+def _checked_path(caller: str, name: str, path: Any) -> str:
     if isinstance(path, str):
         return path
     raise ArgumentTypeError(
-        f"{caller} takes a path, and was given {path!r}.\n\n"
+        f"{caller} was given {name}={shown(path)}.\n\n{name} is a path.\n\n"
         'Write it with slashes: "layers/0/mlp/up/kernel".'
     )
 
 
-def _pairs(caller: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
-    is_many = isinstance(rules, Iterable) and getattr(rules, "ndim", 1)
-    if not is_many or isinstance(rules, (str, bytes)):
-        raise ArgumentTypeError(
-            f"{caller} takes (pattern, placement) pairs or a mapping, and was given "
-            f"{type(rules).__name__}: {rules!r}.\n\n"
-            "Those of other rules are their .rules: Rules([*other.rules, (pattern, placement)])."
-        )
-    given = list(rules.items()) if isinstance(rules, Mapping) else list(rules)
+def _pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
+    is_mapping = isinstance(rules, Mapping)
+    given = as_list(
+        _CALLER,
+        name,
+        list(rules.items()) if is_mapping else rules,
+        "a list of (pattern, placement) pairs, or a mapping",
+        "Those of other rules are their .rules: Rules([*other.rules, (pattern, placement)]).",
+    )
     pairs = []
     for pair in given:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
             raise ArgumentTypeError(
-                f"{caller} takes (pattern, placement) pairs, and {pair!r} is none.\n\n"
+                f"{_CALLER} was given {name} with {shown(pair)}.\n\n"
+                f"Each entry of {name} is a pair: (pattern, placement).\n\n"
                 'Write for instance ("mlp/up/kernel", partition.Split(1)).'
             )
-        pairs.append((pair[0], check_placement(caller, pair[1])))
+        pairs.append((pair[0], check_placement(_CALLER, f"{name}[{pair[0]!r}]", pair[1])))
     patterns = [p for p, _ in pairs]
     twice = sorted({p for p in patterns if patterns.count(p) > 1})
     if twice:
         raise ArgumentError(
-            f"{caller} was given {len(twice)} pattern(s) twice: {twice}.\n\nLeave one of each out."
+            f"{_CALLER} was given {len(twice)} pattern(s) of {name} twice: {twice}.\n\n"
+            "Each pattern comes once.\n\nLeave one of each out."
         )
     return tuple(pairs)

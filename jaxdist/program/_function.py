@@ -73,7 +73,7 @@ class Function:
         self._fn = fn
         names = checked_names("jaxdist.function", static_argnames)
         self._static_names = frozenset(names)
-        self._static_numbers = static_numbers(fn, names)
+        self._static_numbers = static_numbers(fn, names, "jaxdist.function")
         self._known: dict[Any, _Compiled] = {}
         self._counts: dict[Any, tuple[int, ...]] = {}  # batches that a call takes
         self._kept = KeptGraphs()

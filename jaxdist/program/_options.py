@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxdist._validate import as_flag, as_list, shown
@@ -68,7 +68,11 @@ _NOTHING_CHOSEN = RunOptions()
 
 
 def _check_xla_options(given: Any) -> None:
-    if given is None or isinstance(given, Mapping) or type(given).__name__ == "XLAOptions":
+    if given is None or isinstance(given, Mapping):
+        return
+    if type(given).__name__ == "XLAOptions":
+        for name, value in given._asdict().items():
+            as_flag("tpu.XLAOptions", name, value)
         return
     raise ArgumentTypeError(
         f"RunOptions was given experimental_xla_options={shown(given)}.\n\n"
@@ -80,12 +84,12 @@ def _check_xla_options(given: Any) -> None:
 def _all_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, ...]:
     """One value or several, as a tuple of `kind`."""
     several = (given,) if isinstance(given, (str, kind)) else given
-    is_many = isinstance(several, Iterable) and getattr(several, "ndim", 1) != 0
-    held = tuple(several) if is_many else (several,)
+    remedy = f"Pass for instance RunOptions({name}={example})."
+    what = f"one {kind.__name__}, or a tuple of several"
+    held = tuple(as_list("RunOptions", name, several, what, remedy))
     if not all(type(x) is kind for x in held):
         raise ArgumentTypeError(
-            f"RunOptions({name}={given!r}): each entry must be of type {kind.__name__}.\n\n"
-            f"Pass for instance RunOptions({name}={example})."
+            f"RunOptions was given {name}={shown(given)}.\n\n{name} is {what}.\n\n{remedy}"
         )
     return held
 
@@ -103,7 +107,9 @@ def checked_names(caller: str, given: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def static_numbers(fn: Callable[..., Any], names: tuple[str, ...]) -> frozenset[int]:
+def static_numbers(
+    fn: Callable[..., Any], names: tuple[str, ...], caller: str = "RunOptions"
+) -> frozenset[int]:
     """Positions of the parameters of `fn` with these names."""
     if not names:
         return frozenset()
@@ -116,7 +122,7 @@ def static_numbers(fn: Callable[..., Any], names: tuple[str, ...]) -> frozenset[
     unknown = [n for n in names if n not in known]
     if unknown and not takes_any:
         raise ArgumentError(
-            f"RunOptions(static_argnames={names}): the step has no parameter {unknown}.\n\n"
-            f"Its parameters are {known}."
+            f"{caller} was given static_argnames={names}, and the function has no parameter "
+            f"{unknown}.\n\nIts parameters are {known}.\n\nPass names of these."
         )
     return frozenset(i for i, n in enumerate(known) if n in names)

@@ -12,7 +12,7 @@ import jax
 
 from jaxdist import _compat, collectives, data, explain, replica
 from jaxdist._typing import PyTree
-from jaxdist._validate import call_arguments, is_callable, tell_without_effect
+from jaxdist._validate import Renamed, call_arguments, is_callable, tell_without_effect
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentTypeError, ContextError, UnsupportedError
 from jaxdist.mesh import ReplicaMesh
@@ -272,7 +272,8 @@ class Strategy(Facts, StrategyMethodsV1):
         check_lower(self)
         call_arguments("strategy.lower", args, kwargs)
         is_callable("strategy.lower", fn)
-        program = self._runner.program(fn, args, kwargs, options)
+        with Renamed("strategy.run ", "strategy.lower "):
+            program = self._runner.program(fn, args, kwargs, options)
         return dataclasses.replace(program, planner=self._planner(fn, options))
 
     def _planner(

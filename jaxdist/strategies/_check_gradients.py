@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh
 from jax.tree_util import keystr
 
 from jaxdist import replica
+from jaxdist._validate import Renamed
 from jaxdist.errors import ArgumentError, ContextError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import Program, RunOptions
@@ -63,7 +64,8 @@ def check(
             f"({layout.num_replicas}), then the same step on a MirroredStrategy."
         )
     if options is not None:
-        options = checked(options)._replace(donate_argnums=())
+        with Renamed("strategy.run ", "Strategy.check_gradients "):
+            options = checked(options)._replace(donate_argnums=())
     if any_variable():
         _refuse_variables(strategy.lower(fn, args, kwargs, options))
     on_many = _Copy(args, kwargs)
@@ -86,7 +88,7 @@ def check(
     leaves += results
     if not leaves:
         raise ArgumentError(
-            "Strategy.check_gradients found nothing to compare: the step updates no NNX object, "
+            "Strategy.check_gradients found nothing to compare: fn(*args) updates no NNX object, "
             "and returns no array that is the same on all replicas"
             f"{' (' + ', '.join(not_compared[:5]) + ' differ)' if not_compared else ''}.\n\n"
             "Return the new state, or the all-reduced gradients."

@@ -9,7 +9,15 @@ from jax.tree_util import keystr
 
 from jaxdist import collectives, replica, runtime
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_arrays, as_flag, as_list, call_arguments, is_callable, shown
+from jaxdist._validate import (
+    Renamed,
+    as_arrays,
+    as_flag,
+    as_list,
+    call_arguments,
+    is_callable,
+    shown,
+)
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.strategies import _in_merge
@@ -121,7 +129,8 @@ class StrategyExtended(ExtendedV1):
         reduce_op = collectives.reduce_op(caller, reduce_op)
         target = collectives.target_in_strategy(caller, destinations, self._strategy.layout)
         chosen = collectives.hints_of(caller, options, experimental_hints, packs=True)
-        reduced = self._strategy.reduce(reduce_op, value, axis=None, options=chosen)
+        with Renamed("Strategy.reduce", caller):
+            reduced = self._strategy.reduce(reduce_op, value, axis=None, options=chosen)
         return self._put(reduced, target)
 
     def batch_reduce_to(
@@ -166,7 +175,8 @@ class StrategyExtended(ExtendedV1):
         layout = self._strategy.layout
         targets = [collectives.target_in_strategy(caller, d, layout) for _, d in pairs]
         values = [v for v, _ in pairs]
-        reduced = self._strategy.reduce(reduce_op, values, axis=None, options=chosen)
+        with Renamed("Strategy.reduce", caller):
+            reduced = self._strategy.reduce(reduce_op, values, axis=None, options=chosen)
         return [self._put(v, t) for v, t in zip(reduced, targets, strict=True)]
 
     def broadcast_to(self, tensor: PyTree, destinations: Any) -> PyTree:
@@ -253,7 +263,7 @@ class StrategyExtended(ExtendedV1):
         _must_be_variable(caller, var, "var")
         is_callable(caller, fn)
         call_arguments(caller, args, kwargs)
-        return self._update_copies(fn, var, args, kwargs, as_flag(caller, "group", group))
+        return self._update_copies(fn, var, args, kwargs, as_flag(caller, "group", group), caller)
 
     def value_container(self, value: Any) -> Any:
         """The variable that a value belongs to; here every value is its own container.
@@ -384,7 +394,8 @@ class StrategyExtended(ExtendedV1):
         caller = "StrategyExtended.call_for_each_replica"
         is_callable(caller, fn)
         call_arguments(caller, args, kwargs)
-        return self._strategy.run(fn, args, kwargs)
+        with Renamed("strategy.run ", f"{caller} "):
+            return self._strategy.run(fn, args, kwargs)
 
     def _put(self, value: PyTree, target: Any) -> PyTree:
         frame = replica.current_frame()

@@ -9,7 +9,7 @@ import jax
 
 from jaxdist import replica, runtime
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_flag, call_arguments, is_callable
+from jaxdist._validate import Noted, Renamed, as_flag, call_arguments, is_callable
 from jaxdist.data import DistributedIterator, Examples
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.program import UpdateOfCopies
@@ -81,7 +81,7 @@ class ExtendedV1:
         call_arguments(caller, args, kwargs)
         group = as_flag(caller, "group", group)
         self._check_colocated(caller, colocate_with)
-        return self._update_copies(_WithoutVariable(fn), None, args, kwargs, group)
+        return self._update_copies(_WithoutVariable(fn), None, args, kwargs, group, caller)
 
     def _check_colocated(self, caller: str, given: Any) -> None:
         strategy = self._strategy
@@ -90,7 +90,7 @@ class ExtendedV1:
         else:
             listed = [given] if isinstance(given, (str, jax.Device)) else given
             is_list = isinstance(listed, (list, tuple))
-            devices = runtime.distinct_devices(caller, listed) if is_list else []
+            devices = runtime.distinct_devices(caller, listed, "colocate_with") if is_list else []
             is_ours = set(devices) == strategy.layout.device_set
         if not is_ours:
             raise ArgumentError(
@@ -108,13 +108,20 @@ class ExtendedV1:
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
         group: bool,
+        caller: str,
     ) -> Any:
         """Call `fn` on each replica, with its own copy of `variable`."""
         strategy = self._strategy
         frame = replica.innermost_explicit_frame()
         step: Any = UpdateOfCopies(fn)
         if frame is None or not frame.inside_step:
-            result = strategy.run(step, (variable, tuple(args), dict(kwargs or {})))
+            with (
+                Renamed("strategy.run was given args[1]", f"{caller} was given args"),
+                Renamed("strategy.run cannot take args[1]", f"{caller} cannot take args"),
+                Renamed("strategy.run was given args[2]", f"{caller} was given kwargs"),
+                Renamed("strategy.run cannot take args[2]", f"{caller} cannot take kwargs"),
+            ):
+                result = strategy.run(step, (variable, tuple(args), dict(kwargs or {})))
             return result if group else strategy.experimental_local_results(result)
         result = step(variable, args, kwargs)
         if group:
@@ -175,7 +182,8 @@ class ExtendedV1:
                 "They are outputs by their names.\n\nPass a dict, or None."
             )
         context = MultiStepContext(self._strategy, dict(initial_loop_values or {}))
-        with self._strategy.scope():
+        note = f"{caller} was given iterations={iterations}."
+        with self._strategy.scope(), Noted(note):
             for _ in range(iterations):
                 fn(context, iterator.get_next())
         return context

@@ -71,8 +71,8 @@ def _column(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
     values: tuple[Any, ...] = leaf.values
     if len(values) != count:
         raise ReplicaValueError(
-            f"experimental_local_results was given a PerReplica with {len(values)} values, and "
-            f"the strategy has {count} replicas in this process.\n\n"
+            f"experimental_local_results was given value, a PerReplica with {len(values)} values, "
+            f"and the strategy has {count} replicas in this process.\n\n"
             "Use the strategy that made the value."
         )
     return values

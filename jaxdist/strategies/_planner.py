@@ -124,7 +124,10 @@ def _rows(source: Source, where: Place, global_batch: int | None) -> int | None:
     if global_batch is None:
         return source.rows
     count = where.strategy.num_replicas_in_sync
-    global_batch = as_integer("compile_for", "global_batch", global_batch, least=1, example=count)
+    most = (1 << 31) - 1
+    global_batch = as_integer(
+        "compile_for", "global_batch", global_batch, least=1, most=most, example=count
+    )
     if source.rows is None:
         raise ArgumentError(
             f"compile_for was given global_batch={global_batch}, and the step has no per-replica "

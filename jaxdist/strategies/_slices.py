@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist._validate import shown
+from jaxdist._validate import Renamed, shown
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.cost import CHIPS, Chip, chip_of
 from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
@@ -116,20 +116,23 @@ def _named(topology: Any) -> Slice:
         topology = topology.name
     if isinstance(topology, Topology):
         raise ArgumentTypeError(
-            f"{topology!r} says where cores are, and not of which generation they are.\n\n"
+            f"compile_for was given topology={topology!r}, which says where cores are, and not of "
+            "which generation they are.\n\n"
             "Pass the name of the slice, such as 'v5e:4x4', or jaxdist.tpu.slice_of('v5e:4x4')."
         )
     if not isinstance(topology, str):
         raise ArgumentTypeError(
-            f"compile_for was given topology={shown(topology)}, which is no slice of TPUs.\n\n"
+            f"compile_for was given topology={shown(topology)}.\n\n"
+            "topology is a slice of TPUs.\n\n"
             "Pass its name, such as 'v5p:8x8x8', or 'v5e:4x4*2' for two slices."
         )
     if topology == "local":
         raise ArgumentError(
-            "The TPUs of this machine need no plan.\n\n"
+            "compile_for was given topology='local': the TPUs of this machine need no plan.\n\n"
             "Call strategy.lower(step, args).explain(), or name a slice, such as 'v5p:8x8x8'."
         )
-    return slice_of(topology.removeprefix("described:").removeprefix("virtual:"))
+    with Renamed("tpu.slice_of was given name=", "compile_for was given topology="):
+        return slice_of(topology.removeprefix("described:").removeprefix("virtual:"))
 
 
 def _name(described: Slice) -> str:
@@ -140,7 +143,8 @@ def _name(described: Slice) -> str:
 def _check_pod(described: Slice) -> None:
     if described.num_slices > _MOST_SLICES:
         raise TopologyError(
-            f"{described.num_slices:,} slices of {described.name} cannot be planned: the compiler "
+            f"compile_for: {described.num_slices:,} slices of {described.name} cannot be planned: "
+            "the compiler "
             f"of libtpu takes {_MOST_SLICES} at most.\n\nUse fewer and larger slices."
         )
     chip = CHIPS[described.generation.removeprefix("tpu")]
@@ -148,7 +152,8 @@ def _check_pod(described: Slice) -> None:
     if chips > chip.pod_chips:
         largest = "x".join(map(str, chip.pod))
         raise TopologyError(
-            f"There is no slice {described.name}: it would have {chips:,} chips, and the largest "
+            f"compile_for: there is no slice {described.name}: it would have {chips:,} chips, and "
+            "the largest "
             f"of {described.generation} has {chip.pod_chips:,}.\n\n"
             f"Use several slices, for instance {described.generation}:{largest}*"
             f"{-(-chips // chip.pod_chips)}, or fewer chips."

@@ -13,6 +13,7 @@ from jaxdist.strategies import _logical_devices
 from jaxdist.strategies._base import Strategy
 from jaxdist.strategies._processes import say_alone
 from jaxdist.tpu import TPUSystem
+from jaxdist.tpu._initialize import system_of
 from jaxdist.tpu.experimental import DeviceAssignment
 
 
@@ -71,7 +72,9 @@ class TPUStrategy(Strategy):
         spmd = as_flag(
             "TPUStrategy", "experimental_spmd_xla_partitioning", experimental_spmd_xla_partitioning
         )
-        system = resolver.tpu_system
+        system = system_of(
+            resolver.tpu_name, f"TPUStrategy(tpu_cluster_resolver={tpu_cluster_resolver!r})"
+        )
         assignment = _checked(resolver, system, experimental_device_assignment)
         self._resolver, self._assignment = resolver, assignment
         grid = system.device_grid(assignment.core_assignment)
@@ -303,27 +306,34 @@ class TPUStrategy(Strategy):
         return other
 
 
+def check_assignment(name: str, assignment: Any) -> None:
+    """Refuse what is neither None nor a device assignment; `name` is that of the parameter."""
+    if assignment is not None and not isinstance(assignment, DeviceAssignment):
+        raise ArgumentTypeError(
+            f"TPUStrategy was given {name}={shown(assignment)}.\n\n"
+            f"{name} is a jaxdist.tpu.experimental.DeviceAssignment.\n\n"
+            "Pass what jaxdist.tpu.experimental.DeviceAssignment.build returns."
+        )
+
+
 def _checked(
     resolver: TPUClusterResolver, system: TPUSystem, assignment: DeviceAssignment | None
 ) -> DeviceAssignment:
     if assignment is None:
         every_core = system.topology.device_coordinates.reshape(-1, 1, 4)
         return DeviceAssignment(system.topology, every_core)
-    if not isinstance(assignment, DeviceAssignment):
-        raise ArgumentTypeError(
-            f"TPUStrategy was given experimental_device_assignment={shown(assignment)}.\n\n"
-            "It is a jaxdist.tpu.experimental.DeviceAssignment.\n\n"
-            "Pass what jaxdist.tpu.experimental.DeviceAssignment.build returns."
-        )
+    check_assignment("experimental_device_assignment", assignment)
     if assignment.num_replicas == 0 or assignment.num_cores_per_replica == 0:
         raise TopologyError(
-            f"The device assignment has {assignment.num_replicas} replicas of "
+            f"TPUStrategy was given a device assignment that has {assignment.num_replicas} "
+            "replicas of "
             f"{assignment.num_cores_per_replica} cores, and a strategy needs one of each.\n\n"
             "Build it with num_replicas=1 or more."
         )
     if assignment.topology != system.topology:
         raise TopologyError(
-            f"The device assignment is for {assignment.topology}, and {resolver!r} is "
+            f"TPUStrategy was given a device assignment for {assignment.topology}, and "
+            f"{resolver!r} is "
             f"{system.topology}.\n\n"
             "Build the assignment on the topology that initialize_tpu_system(resolver) returns."
         )

@@ -40,4 +40,5 @@ def TPUStrategy(
         DeprecationWarning,
         stacklevel=2,
     )
+    _tpu.check_assignment("device_assignment", device_assignment)
     return _tpu.TPUStrategy(tpu_cluster_resolver, device_assignment)

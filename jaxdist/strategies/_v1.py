@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jaxdist import data
 from jaxdist._not_there import MISSING_MEMBERS, missing_member
 from jaxdist._typing import PyTree
-from jaxdist._validate import check_text, is_callable, tell_without_effect
+from jaxdist._validate import Renamed, check_text, is_callable, tell_without_effect
 from jaxdist.collectives import ReduceOp
 from jaxdist.strategies import _v1_input
 from jaxdist.values import Variable
@@ -47,9 +47,11 @@ class StrategyMethodsV1:
             DeprecationWarning,
             stacklevel=2,
         )
-        distributed: data.DistributedDataset = self._strategy.distribute_datasets_from_function(
-            dataset_fn, options
-        )
+        name = "distribute_datasets_from_function"
+        with Renamed(name, f"experimental_{name}"):
+            distributed: data.DistributedDataset = self._strategy.distribute_datasets_from_function(
+                dataset_fn, options
+            )
         return distributed
 
     def unwrap(self, value: PyTree) -> tuple[Any, ...]:
@@ -62,7 +64,8 @@ class StrategyMethodsV1:
         Source:
             `tf.compat.v1.distribute.Strategy.unwrap`.
         """
-        return self._strategy.experimental_local_results(value)
+        with Renamed("experimental_local_results", "Strategy.unwrap"):
+            return self._strategy.experimental_local_results(value)
 
     def group(self, value: PyTree, name: str | None = None) -> Any:
         """What has to be there for all replicas to be done: the values of this process's replicas.
@@ -92,7 +95,8 @@ class StrategyMethodsV1:
         if name is not None:
             check_text("Strategy.group", "name", name, "train")
             tell_without_effect("Strategy.group", "name", "there are no operations to name")
-        values = self._strategy.experimental_local_results(value)
+        with Renamed("experimental_local_results", "Strategy.group"):
+            values = self._strategy.experimental_local_results(value)
         return values[0] if len(values) == 1 else values
 
     def make_dataset_iterator(self, dataset: Any) -> data.DistributedIterator:
@@ -108,9 +112,10 @@ class StrategyMethodsV1:
         Source:
             `tf.compat.v1.distribute.Strategy.make_dataset_iterator`.
         """
-        iterator: data.DistributedIterator = iter(
-            self._strategy.experimental_distribute_dataset(dataset)
-        )
+        with Renamed("experimental_distribute_dataset", "Strategy.make_dataset_iterator"):
+            iterator: data.DistributedIterator = iter(
+                self._strategy.experimental_distribute_dataset(dataset)
+            )
         return iterator
 
     def make_input_fn_iterator(
@@ -141,8 +146,11 @@ class StrategyMethodsV1:
         caller = "Strategy.make_input_fn_iterator"
         is_callable(caller, input_fn, "input_fn")
         _v1_input.check_per_worker(caller, replication_mode)
-        dataset = self._strategy.distribute_datasets_from_function(_v1_input.dataset_of(input_fn))
-        iterator: data.DistributedIterator = iter(dataset)
+        name = "distribute_datasets_from_function"
+        make = _v1_input.dataset_of(input_fn)
+        with Renamed(f"{name} was given dataset_fn", f"{caller} was given input_fn"):
+            dataset = self._strategy.distribute_datasets_from_function(make)
+            iterator: data.DistributedIterator = iter(dataset)
         return iterator
 
     def experimental_make_numpy_dataset(

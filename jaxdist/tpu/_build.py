@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
 from jaxdist.tpu._order_mode import DeviceOrderMode
 from jaxdist.tpu._ring import ring
 from jaxdist.tpu._topology import AXES, Topology, integers
+
+_CALLER = "DeviceAssignment.build"
 
 
 def core_assignment(
@@ -27,7 +30,8 @@ def core_assignment(
     footprint = shape * stride
     if (footprint > mesh).any():
         raise TopologyError(
-            f"A replica of computation_shape {shape.tolist()} with computation_stride "
+            f"DeviceAssignment.build: a replica of computation_shape {shape.tolist()} with "
+            "computation_stride "
             f"{stride.tolist()} covers {footprint.tolist()} in {', '.join(AXES)}, and the mesh is "
             f"{mesh.tolist()}.\n\n"
             f"Make each product of shape and stride at most {mesh.tolist()}."
@@ -48,15 +52,16 @@ def core_assignment(
 def _four(name: str, value: Any) -> np.ndarray:
     if value is None:
         return np.ones(4, np.int32)
-    four = integers(name, value)
+    four = integers(f"{_CALLER}: {name}", value)
     if four.shape != (4,):
         raise TopologyError(
-            f"{name} has shape {list(four.shape)}, and needs 4 sizes: {', '.join(AXES)}.\n\n"
+            f"{_CALLER}: {name} has shape {list(four.shape)}, and needs 4 sizes: "
+            f"{', '.join(AXES)}.\n\n"
             "Pass for instance [1, 1, 1, 2] for both cores of a chip."
         )
     if (four < 1).any():
         raise TopologyError(
-            f"{name} is {four.tolist()}, and each size must be 1 or more.\n\n"
+            f"{_CALLER}: {name} is {four.tolist()}, and each size must be 1 or more.\n\n"
             f"Use {np.maximum(four, 1).tolist()}, or leave {name} out for [1, 1, 1, 1]."
         )
     return four
@@ -67,20 +72,20 @@ def _check_number(
 ) -> None:
     if not isinstance(num_replicas, (int, np.integer)) or isinstance(num_replicas, bool):
         raise ArgumentTypeError(
-            f"num_replicas is a number of replicas, and {num_replicas!r} of type "
-            f"{type(num_replicas).__name__} was given.\n\nPass an int, here from 0 to {most}."
+            f"{_CALLER} was given num_replicas={shown(num_replicas)}.\n\n"
+            f"num_replicas is one integer.\n\nPass an int, here from 0 to {most}."
         )
     if num_replicas < 0:
         raise ArgumentError(
-            f"num_replicas is {num_replicas}, and cannot be negative.\n\n"
-            f"On this mesh from 0 to {most} fit."
+            f"{_CALLER} was given num_replicas={num_replicas}, which is negative.\n\n"
+            f"On this mesh from 0 to {most} fit.\n\nPass num_replicas={most}."
         )
     if num_replicas > most:
         raise TopologyError(
-            f"{num_replicas} replicas were asked for, and {most} of computation_shape "
+            f"{_CALLER} was given num_replicas={num_replicas}, and {most} of computation_shape "
             f"{shape.tolist()} with computation_stride {stride.tolist()} fit into the mesh "
             f"{mesh.tolist()}.\n\n"
-            f"Ask for at most {most}, or for smaller replicas: "
+            f"Pass at most {most}, or for smaller replicas: "
             f"{int(np.prod(mesh))} cores for {num_replicas} replicas are "
             f"{int(np.prod(mesh)) // num_replicas} each."
         )
@@ -97,7 +102,8 @@ def _no_ring(
     if num_replicas != np.prod(copies):
         reasons.append(f"{num_replicas} of the {int(np.prod(copies))} replicas that fit are used")
     return (
-        f"DeviceOrderMode.RING was asked for, and there is no ring: {', and '.join(reasons)}.\n\n"
+        f"{_CALLER} was given device_order_mode=DeviceOrderMode.RING, and there is no ring: "
+        f"{', and '.join(reasons)}.\n\n"
         "A ring needs whole chips, no stride, and as many replicas as fit.\n\n"
         "Use DeviceOrderMode.AUTO, which makes a ring where there is one."
     )
@@ -159,13 +165,15 @@ def _of_those_present(
             else f"computation_stride {stride.tolist()}"
         )
         raise TopologyError(
-            f"{what} needs a mesh without gaps, and this one lacks {missing} device(s), at "
+            f"{_CALLER}: {what} needs a mesh without gaps, and this one lacks {missing} device(s), "
+            "at "
             f"{topology.missing_devices[:8].tolist()}.\n\n"
             "Without stride and ring, devices are dealt out to replicas task by task."
         )
     if num_replicas * cores > len(devices):
         raise TopologyError(
-            f"{num_replicas} replicas of {cores} core(s) need {num_replicas * cores} devices, "
+            f"{_CALLER}: num_replicas={num_replicas} of {cores} core(s) need "
+            f"{num_replicas * cores} devices, "
             f"and {len(devices)} are there: {missing} are missing.\n\n"
             f"Ask for at most {len(devices) // cores}."
         )

@@ -5,10 +5,11 @@ from typing import Any, Final, final
 
 import numpy as np
 
+from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CoordinateError, TopologyError
 from jaxdist.tpu import _build
 from jaxdist.tpu._order_mode import DeviceOrderMode
-from jaxdist.tpu._topology import Topology, integers
+from jaxdist.tpu._topology import Topology, check_job, integers, topology_of_bytes
 
 # The core assignment of one replica on one core.
 SINGLE_CORE_ASSIGNMENT: Final = [[[0, 0, 0, 0]]]
@@ -47,10 +48,11 @@ class DeviceAssignment:
 
     def __init__(self, topology: Topology, core_assignment: Any) -> None:
         _check_topology("DeviceAssignment", topology)
-        cores = integers("core_assignment", core_assignment)
+        cores = integers("DeviceAssignment: core_assignment", core_assignment)
         if cores.ndim != 3 or cores.shape[2] != topology.mesh_rank:
             raise TopologyError(
-                f"core_assignment has shape {list(cores.shape)}, and needs [replicas, cores of a "
+                f"DeviceAssignment: core_assignment has shape {list(cores.shape)}, and needs "
+                "[replicas, cores of a "
                 f"replica, {topology.mesh_rank}].\n\n"
                 "For one replica on one core pass [[[0, 0, 0, 0]]]."
             )
@@ -65,12 +67,13 @@ class DeviceAssignment:
             return
         seen: dict[tuple[int, ...], tuple[int, int]] = {}
         for replica, logical in np.ndindex(*self._cores.shape[:2]):
-            name = f"core_assignment[{replica}][{logical}]"
+            name = f"DeviceAssignment: core_assignment[{replica}][{logical}]"
             place = self._topology.present(name, self._cores[replica, logical].tolist())
             if place in seen:
                 first = "][".join(map(str, seen[place]))
                 raise TopologyError(
-                    f"core_assignment[{first}] and [{replica}][{logical}] are both "
+                    f"DeviceAssignment: core_assignment[{first}] and [{replica}][{logical}] are "
+                    "both "
                     f"{list(place)}.\n\nA core runs one logical device; give one of them another."
                 )
             seen[place] = (replica, logical)
@@ -123,13 +126,14 @@ class DeviceAssignment:
             `tf.tpu.experimental.DeviceAssignment.build`.
         """
         if isinstance(topology, bytes):
-            topology = Topology(serialized=topology)
+            topology = topology_of_bytes("DeviceAssignment.build(topology=...)", topology)
         _check_topology("DeviceAssignment.build", topology)
         try:
             mode = DeviceOrderMode(device_order_mode)
         except ValueError:
             raise ArgumentError(
-                f"device_order_mode is {device_order_mode!r}, which is none of "
+                f"DeviceAssignment.build was given device_order_mode={shown(device_order_mode)}, "
+                "which is none of "
                 f"{', '.join(f'DeviceOrderMode.{m.name} ({m.value})' for m in DeviceOrderMode)}."
                 "\n\nPass one of them, or leave it out for AUTO."
             ) from None
@@ -191,7 +195,8 @@ class DeviceAssignment:
         if found is None:
             there = sorted({task for task, logical in self._replicas_of})
             raise TopologyError(
-                f"lookup_replicas({task_id}, {logical_core}): no replica has its logical device "
+                f"lookup_replicas(task_id={task_id}, logical_core={logical_core}): no replica has "
+                "its logical device "
                 f"{logical_core} on task {task_id}.\n\n"
                 f"Tasks with replicas are {there[:8]}{' ...' if len(there) > 8 else ''}; logical "
                 f"devices are 0 to {self.num_cores_per_replica - 1}."
@@ -227,6 +232,7 @@ class DeviceAssignment:
             '/job:worker/task:0/device:CPU:0'
         """
         place = self._at("host_device", replica, logical_core)
+        check_job("host_device", job)
         return self._topology.cpu_device_name_at_coordinates(place, job)
 
     def tpu_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
@@ -242,6 +248,7 @@ class DeviceAssignment:
             '/task:0/device:TPU:0'
         """
         place = self._at("tpu_device", replica, logical_core)
+        check_job("tpu_device", job)
         return self._topology.tpu_device_name_at_coordinates(place, job)
 
     def _at(self, caller: str, replica: int, logical_core: int) -> tuple[int, ...]:
@@ -290,9 +297,9 @@ def _are_all_there(topology: Topology, places: np.ndarray) -> bool:
 
 
 def _check_integer(caller: str, name: str, index: Any) -> None:
-    if not isinstance(index, (int, np.integer)):
+    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
         raise ArgumentTypeError(
-            f"{caller} was given {name}={index!r} of type {type(index).__name__}.\n\n"
+            f"{caller} was given {name}={shown(index)}.\n\n"
             "Tasks, replicas and their logical devices are numbered; pass an integer."
         )
 
@@ -300,6 +307,6 @@ def _check_integer(caller: str, name: str, index: Any) -> None:
 def _check_topology(caller: str, topology: Any) -> None:
     if not isinstance(topology, Topology):
         raise TopologyError(
-            f"{caller} needs a Topology, and {type(topology).__name__} was given.\n\n"
+            f"{caller} was given topology={shown(topology)}.\n\ntopology is a Topology.\n\n"
             "Pass what jaxdist.tpu.experimental.initialize_tpu_system(resolver) returned."
         )

@@ -5,6 +5,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from jaxdist._validate import as_list, shown
 from jaxdist.errors import ArgumentTypeError, TopologyError
 from jaxdist.tpu._topology import Topology
 
@@ -29,6 +30,7 @@ class HasPlace(Protocol):
 
 
 DeviceT = TypeVar("DeviceT", bound=HasPlace)
+_REMEDY = "Pass TPU devices: jax.devices('tpu'), or those of a topology description."
 
 
 def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT]]]:
@@ -53,14 +55,19 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
         >>> topology, devices[1][0].coords
         (Topology(4x2x1 chips, 1 core each, 2 tasks), (2, 0, 0))
     """
+    devices = as_list("tpu.topology_of", "devices", devices, "a list of TPU devices", _REMEDY)
     if not devices:
-        raise TopologyError("A topology was asked for, of no devices.\n\nPass one or more.")
+        raise TopologyError(
+            "tpu.topology_of was given devices=[], of no devices.\n\n"
+            f"A topology has one device or more.\n\n{_REMEDY}"
+        )
     placeless = [d for d in devices if getattr(d, "coords", None) is None]
     if placeless:
         raise ArgumentTypeError(
-            f"{len(placeless)} of {len(devices)} devices do not say where they are: "
-            f"{placeless[0]} has no coords, core_on_chip and process_index.\n\n"
-            "Pass TPU devices: jax.devices('tpu'), or those of a topology description."
+            f"tpu.topology_of was given devices of which {len(placeless)} of {len(devices)} do "
+            f"not say where they are: {shown(placeless[0])}.\n\n"
+            "A TPU device has coords, core_on_chip and process_index.\n\n"
+            f"{_REMEDY}"
         )
     places = _places(devices)
     by_task: dict[int, list[int]] = {}

@@ -3,6 +3,8 @@
 import enum
 from typing import final
 
+from jaxdist._validate import check_text
+
 
 class EmbeddingFeature(enum.Enum):
     """Which hardware for embedding tables a chip has."""
@@ -44,6 +46,7 @@ class HardwareFeature:
     EmbeddingFeature = EmbeddingFeature
 
     def __init__(self, kind: str) -> None:
+        check_text("HardwareFeature", "kind", kind, "v5e")
         name = kind.removeprefix("TPU ").lower()
         self._feature, self._devices = _FEATURES.get(
             _KINDS.get(name, name), (EmbeddingFeature.UNSUPPORTED, 0)

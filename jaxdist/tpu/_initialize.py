@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxdist import _chips
 from jaxdist._compat import inside_trace
+from jaxdist._validate import shown
 from jaxdist.errors import ArgumentTypeError, ContextError
 from jaxdist.tpu import _system
 from jaxdist.tpu._system import TPUSystem
@@ -49,7 +50,7 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
         _LOG.info("The TPU system %r was initialized before; arrays on it stay valid.", name)
     if not name.startswith(_system.DESCRIBED):
         _FOUND.pop(name, None)
-    system = system_of(name)
+    system = system_of(name, "initialize_tpu_system(cluster_resolver=...)")
     _INITIALIZED.add(name)
     if cluster_resolver is not None:
         cluster_resolver.set_tpu_topology(system.topology.serialized())
@@ -80,24 +81,25 @@ def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
     """
     _check("shutdown_tpu_system", cluster_resolver)
     name = _LOCAL if cluster_resolver is None else cluster_resolver.tpu_name
-    system_of(name)
+    system_of(name, "shutdown_tpu_system(cluster_resolver=...)")
     _FOUND.pop(name, None)
     _INITIALIZED.discard(name)
     _chips.clear_caches()
 
 
-def system_of(name: str) -> TPUSystem:
-    """The system of that name, as it was found before, or is found now."""
+def system_of(name: str, caller: str) -> TPUSystem:
+    """The system of that name, as it was found before, or is found now for `caller`."""
     if name not in _FOUND:
-        _FOUND[name] = _system.find(name)
+        _FOUND[name] = _system.find(name, caller)
     return _FOUND[name]
 
 
 def _check(caller: str, cluster_resolver: Any) -> None:
     if cluster_resolver is not None and not hasattr(cluster_resolver, "tpu_name"):
         raise ArgumentTypeError(
-            f"{caller} needs a TPUClusterResolver, and {type(cluster_resolver).__name__} was "
-            "given.\n\nPass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for the "
+            f"{caller} was given cluster_resolver={shown(cluster_resolver)}.\n\n"
+            "cluster_resolver is a TPUClusterResolver.\n\nPass "
+            "jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for the "
             "TPUs of this machine."
         )
     if inside_trace():

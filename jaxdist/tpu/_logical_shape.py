@@ -65,7 +65,8 @@ def _sizes(logical: Any) -> int | tuple[int, ...]:
         parts = logical.split("x")
         if not all(p.isdigit() for p in parts):
             raise TopologyError(
-                f"{logical!r} is no shape of logical devices.\n\n"
+                f"compile_for was given logical={logical!r}, which is no shape of logical devices."
+                "\n\n"
                 "Write the chips of a replica in x, y and z, such as 2x2 or 2x2x1, or their number."
             )
         return _checked([int(p) for p in parts]) if len(parts) > 1 else _positive(int(parts[0]))
@@ -75,6 +76,7 @@ def _sizes(logical: Any) -> int | tuple[int, ...]:
         return _checked(list(logical))
     raise ArgumentTypeError(
         f"compile_for was given logical={shown(logical)}.\n\n"
+        "logical is a number or a shape.\n\n"
         "Pass a number of logical devices, such as 4, or a shape in x, y and z, such as '2x2'."
     )
 
@@ -82,8 +84,8 @@ def _sizes(logical: Any) -> int | tuple[int, ...]:
 def _positive(number: int) -> int:
     if number < 1:
         raise TopologyError(
-            f"{number} logical devices were asked for, and a replica has 1 or more.\n\n"
-            "Pass for instance 1."
+            f"compile_for was given logical={number}.\n\nA replica has 1 logical device or more."
+            "\n\nPass for instance logical=1."
         )
     return number
 
@@ -91,8 +93,9 @@ def _positive(number: int) -> int:
 def _checked(sizes: list[int]) -> tuple[int, ...]:
     if not 2 <= len(sizes) <= 4 or min(sizes) < 1:
         raise TopologyError(
-            f"{_text(sizes)} is no shape of logical devices: it has 2 to 4 sizes, in "
-            f"{', '.join(AXES)}, each 1 or more.\n\nPass for instance 2x2."
+            f"compile_for was given logical={shown(_text(sizes))}, which is no shape of logical "
+            f"devices.\n\nIt has 2 to 4 sizes, in {', '.join(AXES)}, each 1 or more.\n\n"
+            "Pass for instance logical='2x2'."
         )
     return tuple(sizes)
 
@@ -101,8 +104,8 @@ def _most_compact(within: Sequence[int], number: int) -> Box:
     fitting = [box for box in _boxes(within) if math.prod(box) == number]
     if not fitting:
         raise TopologyError(
-            f"No box of {number} cores divides a slice of {_text(within)} in {', '.join(AXES)}."
-            f"\n\n{_those_that_fit(within, number)}"
+            f"compile_for was given logical={number}, and no box of {number} cores divides a slice "
+            f"of {_text(within)} in {', '.join(AXES)}.\n\n{_those_that_fit(within, number)}"
         )
     # Cores of a chip first, then as much like a cube as can be, x before y before z.
     return min(fitting, key=lambda box: (-box[3], sum(box[:3]), [-size for size in box[:3]]))

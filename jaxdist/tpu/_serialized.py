@@ -34,12 +34,27 @@ def write(fields: TopologyFields) -> bytes:
     return b"".join(parts)
 
 
-def read(message: bytes) -> TopologyFields:
+class _GarbageError(Exception):
+    """Raised where bytes are no field of the message, with the number of the byte."""
+
+
+def read(caller: str, message: bytes) -> TopologyFields:
     """The fields of `message`; those that a newer writer added are skipped.
 
     Raises:
         TopologyError: The bytes are no such message.
     """
+    try:
+        return _read(message)
+    except _GarbageError as garbage:
+        raise TopologyError(
+            f"{caller} was given {len(message)} bytes that are no serialized topology: "
+            f"at byte {garbage} no field of a TopologyProto can be read.\n\n"
+            "Pass what Topology.serialized() of jaxdist or of TensorFlow returned."
+        ) from None
+
+
+def _read(message: bytes) -> TopologyFields:
     shape: list[int] = []
     coordinates: list[int] = []
     numbers = {_NUM_TASKS: 0, _DEVICES_PER_TASK: 0}
@@ -91,9 +106,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind in (_FIXED_64, _FIXED_32):
             length = 8 if kind == _FIXED_64 else 4
         else:
-            raise _garbage(message, at)
+            raise _GarbageError(at)
         if not 0 <= length <= len(message) - at:
-            raise _garbage(message, at)
+            raise _GarbageError(at)
         yield field, message[at : at + length]
         at += length
 
@@ -108,12 +123,4 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
             # An int32 below 0 is written as the 64 bits of its two's complement.
             return (value - 2**64 if value >= 2**63 else value), at
         shift += 7
-    raise _garbage(data, at)
-
-
-def _garbage(data: bytes, at: int) -> TopologyError:
-    return TopologyError(
-        f"Topology(serialized=...) was given {len(data)} bytes that are no serialized topology: "
-        f"at byte {at} no field of a TopologyProto can be read.\n\n"
-        "Pass what Topology.serialized() of jaxdist or of TensorFlow returned."
-    )
+    raise _GarbageError(at)

@@ -7,6 +7,7 @@ import math
 import re
 from typing import final
 
+from jaxdist._validate import as_integer, as_list, check_text, shown
 from jaxdist.errors import TopologyError
 from jaxdist.tpu._from_devices import topology_of
 from jaxdist.tpu._topology import Topology
@@ -18,6 +19,12 @@ CORES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5e": 1, "v5p": 1, "v6e": 1, "tpu7
 _FLAT = frozenset({"v2", "v3", "v5e", "v6e"})
 # Chips of one host, at most, in x, y and z.
 _HOST = (2, 2, 1)
+# More than any system has; every core is listed.
+_MOST_CHIPS = 2**20
+_SHAPE = (
+    "the numbers of chips in x, y and z",
+    "Pass three integers from 1 up: shape=(2, 2, 1).",
+)
 _NAME = re.compile(r"^(?P<generation>\w+):(?P<shape>\d+(?:x\d+){1,2})(?:\*(?P<slices>\d+))?$")
 
 
@@ -45,6 +52,28 @@ class Slice:
     generation: str
     shape: tuple[int, int, int]
     num_slices: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.generation, str) or self.generation not in CORES_PER_CHIP:
+            raise TopologyError(
+                f"tpu.Slice was given generation={shown(self.generation)}.\n\n"
+                f"generation is one of {', '.join(CORES_PER_CHIP)}.\n\n"
+                "Pass for instance generation='v5e'."
+            )
+        three = as_list("tpu.Slice", "shape", self.shape, *_SHAPE)
+        if len(three) != 3:
+            raise TopologyError(
+                f"tpu.Slice was given shape={shown(self.shape)}.\n\n"
+                f"shape is {_SHAPE[0]}.\n\n{_SHAPE[1]}"
+            )
+        sizes = [as_integer("tpu.Slice", f"shape[{i}]", n, least=1) for i, n in enumerate(three)]
+        count = as_integer("tpu.Slice", "num_slices", self.num_slices, least=1)
+        if math.prod(sizes) * count > _MOST_CHIPS:
+            raise TopologyError(
+                f"tpu.Slice was given shape={tuple(sizes)} and num_slices={count}: "
+                f"{math.prod(sizes) * count} chips.\n\nOne job has at most {_MOST_CHIPS} chips."
+                "\n\nPass smaller ones."
+            )
 
     @property
     def name(self) -> str:
@@ -99,16 +128,18 @@ def slice_of(name: str) -> Slice:
         >>> jaxdist.tpu.slice_of("v5e:4x4*2").num_cores
         32
     """
+    check_text("tpu.slice_of", "name", name, "v5e:4x4")
     match = _NAME.match(name)
     if match is None:
         raise TopologyError(
-            f"{name!r} does not name a slice of TPUs.\n\n"
+            f"tpu.slice_of was given name={name!r}, which does not name a slice of TPUs.\n\n"
             "A name is a generation and the chips in x, y and z: 'v4:2x2x1', 'v5e:4x4', and "
             "'v5e:4x4*2' for two slices."
         )
     if match["generation"] not in CORES_PER_CHIP:
         raise TopologyError(
-            f"{name!r} is of generation {match['generation']!r}, which is not known.\n\n"
+            f"tpu.slice_of was given name={name!r} of generation {match['generation']!r}, which is "
+            "not known.\n\n"
             f"Use one of {', '.join(CORES_PER_CHIP)}."
         )
     sizes = [int(size) for size in match["shape"].split("x")]
@@ -116,12 +147,14 @@ def slice_of(name: str) -> Slice:
     count = int(match["slices"] or 1)
     if min(x, y, z, count) < 1:
         raise TopologyError(
-            f"{name!r} has a size of 0.\n\nEach size, and the number of slices, is 1 or more."
+            f"tpu.slice_of was given name={name!r} with a size of 0.\n\nEach size, and the number "
+            "of slices, is 1 or more."
         )
     generation = match["generation"]
     if z > 1 and generation in _FLAT:
         raise TopologyError(
-            f"{name!r} has {z} layers of chips in z, and chips of {generation} lie in x and y "
+            f"tpu.slice_of was given name={name!r} with {z} layers of chips in z, and chips of "
+            f"{generation} lie in x and y "
             f"alone.\n\nUse {generation}:{x}x{y * z} for as many chips, or "
             f"{generation}:{x}x{y}*{z * count} for slices of {x}x{y}."
         )
@@ -129,7 +162,8 @@ def slice_of(name: str) -> Slice:
     if odd:
         nearest = ["x".join(map(str, (*_even(x, y, up), *sizes[2:]))) for up in (False, True)]
         raise TopologyError(
-            f"{name!r} cannot be made of hosts, each of which holds 2x2 chips: {odd[0]} is odd.\n\n"
+            f"tpu.slice_of was given name={name!r}, which cannot be made of hosts, each of which "
+            f"holds 2x2 chips: {odd[0]} is odd.\n\n"
             f"The nearest slices are {match['generation']}:{nearest[0]} and "
             f"{match['generation']}:{nearest[1]}."
         )

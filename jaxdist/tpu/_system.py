@@ -90,7 +90,7 @@ class TPUSystem:
         return HardwareFeature(self.devices[0][0].device_kind)
 
 
-def find(name: str) -> TPUSystem:
+def find(name: str, caller: str) -> TPUSystem:
     """The system for the name of a resolver: `local`, `virtual:v4:2x2x1`, `described:v5e:4x4`.
 
     Raises:
@@ -100,7 +100,7 @@ def find(name: str) -> TPUSystem:
     """
     if name.startswith(VIRTUAL):
         return _virtual(name)
-    devices = _described(name) if name.startswith(DESCRIBED) else _on_this_machine()
+    devices = _described(name) if name.startswith(DESCRIBED) else _on_this_machine(caller)
     topology, grid = topology_of(devices)
     return TPUSystem(name, topology, tuple(map(tuple, grid)))
 
@@ -130,11 +130,12 @@ def _described(name: str) -> list[Any]:
         ) from None
 
 
-def _on_this_machine() -> list[Any]:
+def _on_this_machine(caller: str) -> list[Any]:
     devices, reason = _chips.tpus()
     if not devices:
         raise NotFoundError(
-            "No TPU was found. What was looked for: the TPU chips of this machine, through JAX; "
+            f"No TPU was found for {caller}. What was looked for: the TPU chips of this machine, "
+            "through JAX; "
             f"what JAX said: {reason}\n\n"
             f"{_chips.where_it_looked()}\n\n"
             "On a TPU VM or in Colab with a TPU runtime, install jax[tpu] and restart. Without a "

@@ -6,6 +6,7 @@ from typing import Any, final
 
 import numpy as np
 
+from jaxdist._validate import check_text, shown
 from jaxdist.errors import ArgumentTypeError, CoordinateError, TopologyError
 from jaxdist.tpu import _serialized
 from jaxdist.tpu._serialized import TopologyFields
@@ -63,7 +64,7 @@ class Topology:
                     "Topology was given serialized and mesh_shape or device_coordinates.\n\n"
                     "The bytes hold both already; pass serialized alone, or the other two."
                 )
-            mesh_shape, device_coordinates = _parsed(serialized)
+            mesh_shape, device_coordinates = _parsed("Topology(serialized=...)", serialized)
         elif mesh_shape is None or device_coordinates is None:
             missing = "mesh_shape" if mesh_shape is None else "device_coordinates"
             raise ArgumentTypeError(
@@ -144,7 +145,23 @@ class Topology:
             >>> topology.tasks_and_ordinals(np.array([[0, 0, 1, 0], [1, 0, 1, 1]]))
             (array([1, 1], dtype=int32), array([0, 3], dtype=int32))
         """
-        index = tuple(np.moveaxis(places, -1, 0))
+        caller = "Topology.tasks_and_ordinals"
+        given = integers(f"{caller}: places", places)
+        sizes = self._mesh_shape
+        if not given.ndim or given.shape[-1] != len(sizes):
+            raise CoordinateError(
+                f"{caller} was given places of shape {list(given.shape)}.\n\n"
+                f"The last dim of places is {len(sizes)} coordinates: {', '.join(AXES)}.\n\n"
+                "Pass for instance places=[[0, 0, 0, 0]]."
+            )
+        outside = given[((given < 0) | (given >= sizes)).any(axis=-1)]
+        if len(outside):
+            raise CoordinateError(
+                f"{caller} was given places with {outside[0].tolist()}, and the mesh is "
+                f"{sizes.tolist()} in {', '.join(AXES)}.\n\nCoordinates count from 0.\n\n"
+                f"Pass coordinates up to {(sizes - 1).tolist()}."
+            )
+        index = tuple(np.moveaxis(given, -1, 0))
         return self._tasks[index], self._ordinals[index]
 
     def cpu_device_name_at_coordinates(
@@ -161,6 +178,7 @@ class Topology:
             '/task:1/device:CPU:0'
         """
         place = self.present("cpu_device_name_at_coordinates", device_coordinates)
+        check_job("cpu_device_name_at_coordinates", job)
         return f"{_job(job)}/task:{self._tasks[place]}/device:CPU:0"
 
     def tpu_device_name_at_coordinates(
@@ -177,6 +195,7 @@ class Topology:
             '/job:worker/task:1/device:TPU:3'
         """
         place = self.present("tpu_device_name_at_coordinates", device_coordinates)
+        check_job("tpu_device_name_at_coordinates", job)
         return f"{_job(job)}/task:{self._tasks[place]}/device:TPU:{self._ordinals[place]}"
 
     def serialized(self) -> bytes:
@@ -198,7 +217,7 @@ class Topology:
         sizes = tuple(self._mesh_shape.tolist())
         if given.ndim != 1 or len(place) != len(sizes) or not _is_inside(place, sizes):
             raise CoordinateError(
-                f"{caller} was given coordinates {given.tolist()}, and the mesh is "
+                f"{caller} was given device_coordinates={given.tolist()}, and the mesh is "
                 f"{list(sizes)} in {', '.join(AXES)}.\n\n"
                 f"Give {len(sizes)} coordinates, each from 0 to the size less 1: "
                 f"at most {[s - 1 for s in sizes]}."
@@ -210,10 +229,11 @@ class Topology:
         place = self.place(caller, coordinates)
         if self._tasks[place] < 0:
             raise CoordinateError(
-                f"{caller} was given coordinates {list(place)}, and no device is there: this "
+                f"{caller} was given device_coordinates={list(place)}, and no device is there: "
+                "this "
                 f"topology lacks {len(self._missing)} of {self._tasks.size} devices, at "
                 f"{self._missing[:8].tolist()}{' ...' if len(self._missing) > 8 else ''}.\n\n"
-                "Choose coordinates that are in device_coordinates."
+                "Choose coordinates that are in Topology.device_coordinates."
             )
         return place
 
@@ -237,6 +257,18 @@ class Topology:
         )
 
 
+def topology_of_bytes(caller: str, serialized: Any) -> Topology:
+    """The topology of bytes that a call other than `Topology` was given."""
+    mesh_shape, coordinates = _parsed(caller, serialized)
+    return Topology(mesh_shape=mesh_shape, device_coordinates=coordinates)
+
+
+def check_job(caller: str, job: Any) -> None:
+    """Refuse the name of a job that is no text."""
+    if job is not None:
+        check_text(caller, "job", job, "worker")
+
+
 def _job(job: str | None) -> str:
     return "" if job is None else f"/job:{job}"
 
@@ -249,11 +281,20 @@ def integers(name: str, value: Any) -> np.ndarray:
     """`value` as a frozen int32 array of its own, or an error that names it."""
     try:
         array = np.asarray(value)
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(
+            f"{name} is made of integers, and {shown(value)}, was given.\n\n"
+            "Pass a list or an array of integers."
+        ) from error
     except ValueError as error:
-        raise TopologyError(f"{name} is ragged: {error}.\n\nAll rows need one length.") from None
+        raise TopologyError(
+            f"{name} is ragged: {error}.\n\nAll rows need one length.\n\n"
+            "Pass a list or an array of integers."
+        ) from None
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise ArgumentTypeError(
-            f"{name} is made of integers, and an array of {array.dtype} was given.\n\n"
+            f"{name} is made of integers, and {shown(value)}, an array of "
+            f"{array.dtype}, was given.\n\n"
             "Pass a list or an array of integers."
         )
     if array.size and (array.max() > _LARGEST or array.min() < -_LARGEST):
@@ -267,42 +308,42 @@ def integers(name: str, value: Any) -> np.ndarray:
 
 
 def _checked_mesh(mesh_shape: Any) -> np.ndarray:
-    shape = integers("mesh_shape", mesh_shape)
+    shape = integers("Topology: mesh_shape", mesh_shape)
     if shape.shape != (4,) or (shape < 1).any():
         raise TopologyError(
-            f"mesh_shape is {np.asarray(mesh_shape).tolist()}, and a mesh of TPUs has 4 positive "
-            f"sizes: {', '.join(AXES)}.\n\n"
+            f"Topology: mesh_shape is {np.asarray(mesh_shape).tolist()}, and a mesh of TPUs has "
+            f"4 positive sizes: {', '.join(AXES)}.\n\n"
             "Pass for instance [2, 2, 1, 2] for 2x2 chips of 2 cores."
         )
     # Places are kept one by one, and bytes from elsewhere may say anything.
     if math.prod(shape.tolist()) > _LARGEST:
         raise TopologyError(
-            f"mesh_shape is {shape.tolist()}, more than {_LARGEST} cores.\n\n"
+            f"Topology: mesh_shape is {shape.tolist()}, more than {_LARGEST} cores.\n\n"
             "The largest slices have some 10,000 chips; check the sizes."
         )
     return shape
 
 
 def _checked_coordinates(device_coordinates: Any, mesh_shape: np.ndarray) -> np.ndarray:
-    coordinates = integers("device_coordinates", device_coordinates)
+    coordinates = integers("Topology: device_coordinates", device_coordinates)
     if coordinates.ndim != 3:
         raise CoordinateError(
-            f"device_coordinates has shape {list(coordinates.shape)}, and needs "
+            f"Topology: device_coordinates has shape {list(coordinates.shape)}, and needs "
             "[tasks, devices of a task, 4].\n\n"
             "For one task, wrap the list of its devices: [[[0, 0, 0, 0], ...]]."
         )
     if coordinates.shape[2] != 4:
         raise TopologyError(
-            f"device_coordinates has shape {list(coordinates.shape)}: {coordinates.shape[2]} "
-            f"coordinates for a device, and the mesh has 4 dims.\n\n"
+            f"Topology: device_coordinates has shape {list(coordinates.shape)}: "
+            f"{coordinates.shape[2]} coordinates for a device, and the mesh has 4 dims.\n\n"
             f"Give {', '.join(AXES)} for each device."
         )
     outside = (coordinates < 0) | (coordinates >= mesh_shape)
     if outside.any():
         task, device = (int(i) for i in np.argwhere(outside)[0][:2])
         raise CoordinateError(
-            f"device_coordinates[{task}][{device}] is {coordinates[task, device].tolist()}, "
-            f"outside the mesh {mesh_shape.tolist()}.\n\n"
+            f"Topology: device_coordinates[{task}][{device}] is "
+            f"{coordinates[task, device].tolist()}, outside the mesh {mesh_shape.tolist()}.\n\n"
             f"Coordinates count from 0; the largest are {(mesh_shape - 1).tolist()}."
         )
     return coordinates
@@ -315,7 +356,7 @@ def _inverted(mesh_shape: np.ndarray, coordinates: np.ndarray) -> tuple[np.ndarr
         for ordinal, place in enumerate(map(tuple, of_task)):
             if tasks[place] >= 0:
                 raise TopologyError(
-                    f"device_coordinates[{tasks[place]}][{ordinals[place]}] and [{task}]"
+                    f"Topology: device_coordinates[{tasks[place]}][{ordinals[place]}] and [{task}]"
                     f"[{ordinal}] are both {list(place)}.\n\n"
                     "One core sits at each place; correct one of the two."
                 )
@@ -323,24 +364,24 @@ def _inverted(mesh_shape: np.ndarray, coordinates: np.ndarray) -> tuple[np.ndarr
     return tasks, ordinals
 
 
-def _parsed(serialized: Any) -> tuple[list[int], np.ndarray]:
+def _parsed(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
     if not isinstance(serialized, bytes):
         raise ArgumentTypeError(
-            f"Topology(serialized=...) takes bytes, and {type(serialized).__name__} was given.\n\n"
+            f"{caller} takes bytes, and {type(serialized).__name__} was given.\n\n"
             "Pass what Topology.serialized() returned."
         )
-    fields = _serialized.read(serialized)
+    fields = _serialized.read(caller, serialized)
     rank = len(_checked_mesh(fields.mesh_shape))
     if fields.num_tasks < 0 or fields.devices_per_task < 0:
         raise TopologyError(
-            f"Topology(serialized=...) holds {fields.num_tasks} tasks of "
+            f"{caller} holds {fields.num_tasks} tasks of "
             f"{fields.devices_per_task} devices, and neither can be negative.\n\n"
             "Pass what Topology.serialized() returned."
         )
     wanted = fields.num_tasks * fields.devices_per_task * rank
     if len(fields.coordinates) != wanted:
         raise TopologyError(
-            f"Topology(serialized=...) holds {len(fields.coordinates)} coordinates, and "
+            f"{caller} holds {len(fields.coordinates)} coordinates, and "
             f"{fields.num_tasks} tasks x {fields.devices_per_task} devices x {rank} are "
             f"{wanted}.\n\nPass what Topology.serialized() returned."
         )

@@ -33,8 +33,8 @@ def not_there(directory: Path, step: int, steps: Sequence[int]) -> CheckpointErr
     """The error for a step of which there is none."""
     there = f"There are {list(steps)}." if steps else "There is none yet."
     return CheckpointError(
-        f"There is no checkpoint {step!r} in {directory}.\n\n{there} "
-        "restore(state) takes the newest."
+        f"Checkpoint {step!r} is not in {directory}.\n\n{there}\n\n"
+        "Pass the step of one that is there; restore(state) without it takes the newest."
     )
 
 

@@ -12,7 +12,8 @@ import jax
 from jax.sharding import Sharding
 
 from jaxdist._typing import PyTree
-from jaxdist.errors import ArgumentTypeError, CheckpointError, DamagedCheckpointError
+from jaxdist._validate import Renamed, as_flag, as_integer, as_path, shown
+from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, DamagedCheckpointError
 from jaxdist.training import _checkpoint_errors
 from jaxdist.training._interrupts import interrupts_wait
 from jaxdist.training._job_lock import JobLock
@@ -40,6 +41,7 @@ from jaxdist.training._saved_pieces import (
 )
 
 _NOTHING: Any = object()
+_LAST_STEP = (1 << 63) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +119,9 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, *, keep: int = 3) -> None:
-        self.directory = Path(directory).absolute()
+        caller = "training.Checkpoints"
+        self.directory = Path(as_path(caller, "directory", directory, "runs/job")).absolute()
+        keep = as_integer(caller, "keep", keep, least=1)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._manager = open_manager(self.directory, keep=keep)
@@ -132,6 +136,7 @@ class Checkpoints:
 
     def path(self, step: int) -> Path:
         """The directory of a checkpoint."""
+        step = as_integer("Checkpoints.path", "step", step, least=0)
         return self.directory / str(step)
 
     def save(self, step: int, state: PyTree, notes: Mapping[str, Any] | None = None) -> None:
@@ -156,6 +161,14 @@ class Checkpoints:
             ...     checkpoints.steps()
             (7,)
         """
+        caller = "Checkpoints.save"
+        step = as_integer(caller, "step", step, least=0, most=_LAST_STEP)
+        if notes is not None and not isinstance(notes, Mapping):
+            raise ArgumentTypeError(
+                f"{caller} was given notes={shown(notes)}.\n\n"
+                "notes are a dict that JSON can hold, or None.\n\n"
+                "Pass for instance notes={'epoch': 1}."
+            )
         if step in self.steps():
             raise CheckpointError(
                 f"Checkpoint {step} cannot be saved: {self.path(step)} is there already.\n\n"
@@ -247,15 +260,34 @@ class Checkpoints:
         Source:
             The `restore` of `tf.train.Checkpoint`.
         """
+        caller = "Checkpoints.restore"
+        _check_sharding(caller, sharding)
+        as_flag(caller, "skip_damaged", skip_damaged)
         if like is not _NOTHING:
-            return self._restore_like(state, like, sharding)
+            if step is not None or isinstance(state, bool) or not isinstance(state, int):
+                found = f"state={shown(state)}" if step is None else f"step={shown(step)}"
+                raise ArgumentError(
+                    f"{caller} was given like=, and {found}.\n\n"
+                    "With like, state is the number of the checkpoint, and there is no step.\n\n"
+                    "Call restore(state, step=7) to update objects in place, or "
+                    "restore(7, like=state) for new ones."
+                )
+            if skip_damaged:
+                raise _skips_nothing(caller, state)
+            with Renamed("Checkpoint ", f"{caller} with this like: checkpoint "):
+                return self._restore_like(state, like, sharding)
+        if step is not None:
+            step = as_integer(caller, "step", step, least=0)
+            if skip_damaged:
+                raise _skips_nothing(caller, step)
         shapes = plain(state)
-        if step is None:
-            found = self.restore_latest(like=shapes, sharding=sharding, skip_damaged=skip_damaged)
-            if found is None:
-                return None
-        else:
-            found = self._restore_like(step, shapes, sharding)
+        with Renamed("Checkpoint ", f"{caller} with this state: checkpoint "):
+            if step is None:
+                found = self._newest(shapes, sharding, skip_damaged)
+                if found is None:
+                    return None
+            else:
+                found = self._restore_like(step, shapes, sharding)
         return dataclasses.replace(found, state=put_into(state, found.state))
 
     def _restore_like(self, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
@@ -313,6 +345,15 @@ class Checkpoints:
             ...     print(checkpoints.restore_latest(like={"w": jnp.zeros(3)}))
             None
         """
+        caller = "Checkpoints.restore_latest"
+        _check_sharding(caller, sharding)
+        as_flag(caller, "skip_damaged", skip_damaged)
+        with Renamed("Checkpoint ", f"{caller} with this like: checkpoint "):
+            return self._newest(like, sharding, skip_damaged)
+
+    def _newest(
+        self, like: PyTree, sharding: Sharding | None, skip_damaged: bool
+    ) -> Restored | None:
         damaged: list[int] = []
         for step in reversed(self.steps()):
             try:
@@ -368,13 +409,31 @@ class Checkpoints:
         return target
 
 
+def _skips_nothing(caller: str, step: int) -> ArgumentError:
+    return ArgumentError(
+        f"{caller} was given skip_damaged=True, and the step {step}.\n\n"
+        "skip_damaged goes back from the newest checkpoint; one of a given step is read or not."
+        "\n\nLeave the step out, or skip_damaged."
+    )
+
+
+def _check_sharding(caller: str, sharding: Any) -> None:
+    if sharding is not None and not isinstance(sharding, Sharding):
+        raise ArgumentTypeError(
+            f"{caller} was given sharding={shown(sharding)}.\n\n"
+            "sharding is a jax.sharding.Sharding, or None for the layout of each leaf.\n\n"
+            "Pass for instance sharding=strategy.replicated_sharding."
+        )
+
+
 def _plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
     """The notes as they will come back: tuples as lists, keys as strings."""
     try:
         plain: dict[str, Any] = json.loads(json.dumps(dict(notes)))
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
-            f"The notes of a checkpoint are what JSON can hold: {error}.\n\n"
+            f"Checkpoints.save was given notes={shown(notes)}: {error}.\n\n"
+            "notes are what JSON can hold.\n\n"
             "Turn arrays into lists or numbers, or put them in the state."
         ) from error
     return plain

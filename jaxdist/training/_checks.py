@@ -5,10 +5,38 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxdist.errors import CheckpointError, ConfigError
+from jaxdist._validate import check_instance, shown
+from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, ConfigError
+from jaxdist.strategies import Strategy
 from jaxdist.training._config import LoadedConfig
 from jaxdist.training._extras import require_extra
 from jaxdist.training._finished import read_metrics
+
+# Sizes of arrays are int32 in MLIR's indices, and no batch is larger.
+MOST_ROWS = (1 << 31) - 1
+
+
+def check_strategy(caller: str, strategy: Any) -> None:
+    """Refuse what is no strategy."""
+    check_instance(
+        caller,
+        "strategy",
+        strategy,
+        Strategy,
+        "a strategy",
+        "Pass for instance jaxdist.MirroredStrategy().",
+    )
+
+
+def checked_rules(caller: str, rules: Any, known: Sequence[str]) -> str:
+    """The name of the rules of a job, or an error that lists those that it has."""
+    if isinstance(rules, str) and rules in known:
+        return rules
+    kind = ArgumentError if isinstance(rules, str) else ArgumentTypeError
+    raise kind(
+        f"{caller} was given rules={shown(rules)}.\n\nrules is one of {', '.join(known)}.\n\n"
+        f"Pass for instance rules={known[0]!r}."
+    )
 
 
 def check_job(

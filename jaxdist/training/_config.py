@@ -7,10 +7,12 @@ from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Any, Generic, Literal, TypeVar
 
-from jaxdist.errors import ConfigError
+from jaxdist._validate import Noted, check_text, shown
+from jaxdist.errors import ArgumentTypeError, ConfigError
 from jaxdist.training._config_sources import (
     Given,
     all_names,
+    checked_sources,
     entries_of,
     given_by_overrides,
     given_in_file,
@@ -39,6 +41,7 @@ class LoadedConfig(Generic[C]):
 
     def origin(self, name: str) -> str:
         """Where the entry `section.key` was given, in words."""
+        check_text("LoadedConfig.origin", "name", name, "training.steps")
         return self.origins.get(name, f"{name} (default)")
 
 
@@ -71,14 +74,28 @@ def load_config(
         >>> loaded.values.data.batch_size, loaded.values.training.steps
         (32, 10)
     """
+    caller = "training.load_config"
+    given: Any = schema
+    if not isinstance(given, type) or not dataclasses.is_dataclass(given):
+        raise ArgumentTypeError(
+            f"{caller} was given schema={shown(schema)}.\n\n"
+            "schema is a frozen dataclass of sections.\n\n"
+            "Pass for instance schema=training.DigitsConfig."
+        )
+    source, texts = checked_sources(caller, path, overrides)
+    with Noted(f"{caller} was given path={source!r} and overrides={texts!r}."):
+        return _loaded(schema, source, texts)
+
+
+def _loaded(schema: type[C], path: str, overrides: Sequence[str]) -> LoadedConfig[C]:
     text = read_text(path)
     problems: list[str] = []
-    given = [*given_in_file(path, text, problems), *given_by_overrides(schema, overrides, problems)]
+    items = [*given_in_file(path, text, problems), *given_by_overrides(schema, overrides, problems)]
     kinds = sections_of(schema)
     sections: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     alone: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for item in given:
+    for item in items:
         if item.section in entries_of(schema):
             problem = _place_alone(schema, item, alone, origins)
         else:

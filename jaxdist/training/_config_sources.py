@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxdist._validate import as_list, as_path, check_instance
 from jaxdist.errors import ConfigError
 
 
@@ -29,6 +30,16 @@ class Given:
     value: Any
     where: str
     raw: str | None = None
+
+
+def checked_sources(caller: str, path: Any, overrides: Any) -> tuple[str, list[str]]:
+    """The path of a configuration file and its overrides, or an error that names them."""
+    remedy = "Pass for instance overrides=['training.steps=10']."
+    what = "a list of texts 'section.key=value'"
+    texts = as_list(caller, "overrides", overrides, what, remedy)
+    for text in texts:
+        check_instance(caller, "overrides", text, str, what, remedy)
+    return as_path(caller, "path", path, "configs/digits_mirrored.toml"), texts
 
 
 def read_text(path: str | Path) -> str:

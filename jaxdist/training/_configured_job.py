@@ -6,7 +6,9 @@ from typing import Any
 
 import jax
 
+from jaxdist._validate import Renamed, as_integer, check_instance
 from jaxdist.strategies import Strategy
+from jaxdist.training._checks import MOST_ROWS, check_strategy
 from jaxdist.training._config import LoadedConfig
 from jaxdist.training._job import JobStep
 from jaxdist.training._recipe import Recipe
@@ -18,6 +20,16 @@ class ConfiguredJob(abc.ABC):
     """What the jobs of all tasks have; a task says how its rules change its configuration."""
 
     loaded: LoadedConfig[Any]
+
+    def __post_init__(self) -> None:
+        check_instance(
+            type(self).__name__,
+            "loaded",
+            self.loaded,
+            LoadedConfig,
+            "a training.LoadedConfig",
+            "Pass training.load_job_config(path).",
+        )
 
     @property
     @abc.abstractmethod
@@ -40,7 +52,11 @@ class ConfiguredJob(abc.ABC):
 
     def step(self, strategy: Strategy, rows: int, rules: str) -> JobStep:
         """The model, its optimizer and a batch as shapes."""
-        recipe = self.recipe(rules)
+        caller = f"{type(self).__name__}.step"
+        check_strategy(caller, strategy)
+        rows = as_integer(caller, "rows", rows, least=1, most=MOST_ROWS)
+        with Renamed(f"{type(self).__name__}.recipe", caller):
+            recipe = self.recipe(rules)
         shapes = self.batch(rows * strategy.num_replicas_in_sync)
         args = (*recipe.made(strategy, abstract=True), jax.tree.map(PerReplica.of_global, shapes))
         return JobStep(recipe.train_step, args, recipe.options)

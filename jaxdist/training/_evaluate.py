@@ -1,15 +1,17 @@
 """Evaluation on held-out data that counts every row exactly once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxdist._validate import Renamed, as_array, is_callable, shown
 from jaxdist.collectives import ReduceOp
 from jaxdist.data import InputOptions, PartialBatch
-from jaxdist.errors import ContextError, ShapeError
+from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 from jaxdist.strategies import Strategy, get_replica_context
+from jaxdist.training._checks import check_strategy
 
 WEIGHT = "weight"
 
@@ -50,12 +52,27 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
             "merge function.\n\nIt adds up the rows of one replica with those of the others.\n\n"
             "Call it inside the function that you pass to strategy.run."
         )
-    weight = weight.astype(jnp.float32)
+    caller = "training.weighted_sums"
+    if not isinstance(per_row, Mapping):
+        raise ArgumentTypeError(
+            f"{caller} was given per_row={shown(per_row)}.\n\n"
+            "per_row is a dict of arrays by name, one value for each row.\n\n"
+            "Pass for instance per_row={'loss': losses}."
+        )
+    weight = as_array(caller, "weight", weight).astype(jnp.float32)
+    rows = {name: as_array(caller, f"per_row[{name!r}]", v) for name, v in per_row.items()}
+    for name, value in rows.items():
+        if value.shape != weight.shape or weight.ndim != 1:
+            raise ShapeError(
+                f"{caller} was given per_row[{name!r}] of shape {list(value.shape)} and weight of "
+                f"shape {list(weight.shape)}.\n\nBoth have one value for each row, [b].\n\n"
+                "Reduce the other dims first: jnp.mean(value, axis=range(1, value.ndim))."
+            )
     counts = weight > 0
     sums = {
         # A padded row may hold anything, NaN too: it is left out, not multiplied by 0.
         name: jnp.sum(jnp.where(counts, value.astype(jnp.float32) * weight, 0.0))
-        for name, value in per_row.items()
+        for name, value in rows.items()
     }
     sums[WEIGHT] = jnp.sum(weight)
     reduced: dict[str, jax.Array] = context.all_reduce(ReduceOp.SUM, sums)
@@ -104,17 +121,34 @@ def evaluate(
         >>> evaluate(strategy, count, 1.0, jaxdist.data.batches({"x": np.arange(11.0)}, 8))
         {'weight': 11.0, 'x': 6.0}
     """
+    caller = "training.evaluate"
+    check_strategy(caller, strategy)
+    is_callable(caller, sums_fn, "sums_fn", "Pass a function (model, batch, mask) -> sums.")
     options = InputOptions(partial_batch=PartialBatch.PAD)
-    with iter(strategy.experimental_distribute_dataset(dataset, options)) as data:
+    with Renamed("experimental_distribute_dataset", caller):
+        distributed = strategy.experimental_distribute_dataset(dataset, options)
+    with (
+        iter(distributed) as data,
+        Renamed("experimental_distribute_dataset", caller),
+        Renamed("strategy.run was given args[0]", f"{caller} was given model"),
+        Renamed("strategy.run cannot take args[0]", f"{caller} cannot take model"),
+    ):
         sums = [strategy.run(sums_fn, args=(model, batch, mask)) for batch, mask in data]
     totals: dict[str, float] = {}
     for batch_sums in jax.device_get(sums):
+        if not isinstance(batch_sums, dict):
+            raise ArgumentTypeError(
+                f"{caller} was given sums_fn, which returned {shown(batch_sums)}.\n\n"
+                "sums_fn returns what training.weighted_sums returns.\n\n"
+                "End it with: return training.weighted_sums(per_row, mask)."
+            )
         for name, value in sorted(batch_sums.items()):
             totals[name] = totals.get(name, 0.0) + float(value)
     counted = totals.pop(WEIGHT, 0.0)
     if counted <= 0:
         raise ShapeError(
-            f"evaluate was given {len(sums)} batch(es) with a total weight of {counted:g}, so "
+            f"training.evaluate was given dataset of {len(sums)} batch(es) with a total weight of "
+            f"{counted:g}, so "
             "there is no mean.\n\nGive at least one row with a weight above 0."
         )
     return {WEIGHT: counted, **{name: total / counted for name, total in totals.items()}}

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 
+from jaxdist._validate import check_text
 from jaxdist.errors import ArgumentError, MissingExtraError
 
 
@@ -61,10 +62,13 @@ def require_extra(name: str, purpose: str) -> None:
     Example:
         >>> require_extra("scikit-learn", "load the digits")
     """
+    check_text("training.require_extra", "name", name, EXTRAS[0].name)
+    check_text("training.require_extra", "purpose", purpose, "read the digits")
     extra = next((e for e in EXTRAS if e.name == name), None)
     if extra is None:
         raise ArgumentError(
-            f"There is no extra {name!r}.\n\nThe extras are {[e.name for e in EXTRAS]}."
+            f"training.require_extra was given name={name!r}, and there is no such extra.\n\n"
+            f"The extras are {[e.name for e in EXTRAS]}.\n\nPass one of these."
         )
     if not extra.is_installed:
         raise MissingExtraError(

@@ -4,7 +4,18 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from jaxdist.errors import ArgumentError
+from jaxdist._validate import (
+    as_integer,
+    as_iterator,
+    as_list,
+    check_instance,
+    is_callable,
+    shown,
+)
+from jaxdist.errors import ArgumentTypeError
+
+_ACTIONS = ("a list of training.Every", "Pass for instance actions=[training.Every(100, save)].")
+_DATA = "Pass for instance a list of batches, or a distributed dataset."
 
 S = TypeVar("S")
 
@@ -20,6 +31,10 @@ class Every(Generic[S]):
 
     num_steps: int
     act: Callable[[int, S], None]
+
+    def __post_init__(self) -> None:
+        as_integer("training.Every", "num_steps", self.num_steps, least=1)
+        is_callable("training.Every", self.act, "act", "Pass a function: Every(100, save).")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,19 +93,28 @@ def run_loop(
         >>> end.state, end.step, seen
         (10, 5, [(2, 1), (4, 6)])
     """
-    for action in actions:
-        if action.num_steps < 1:
-            raise ArgumentError(
-                f"Every(num_steps={action.num_steps}) never comes.\n\nPass 1 or more."
-            )
-    step = first_step
+    caller = "training.run_loop"
+    is_callable(caller, step_fn, "step_fn", "Pass a function (state, batch) -> (state, out).")
+    if on_output is not None:
+        is_callable(caller, on_output, "on_output", "Pass a function (step, out), or None.")
+    each = as_list(caller, "actions", actions, *_ACTIONS)
+    for action in each:
+        check_instance(caller, "actions", action, Every, *_ACTIONS)
+    step = as_integer(caller, "first_step", first_step, least=0)
     try:
-        for batch in data:
-            state, out = step_fn(state, batch)
+        for batch in as_iterator(caller, "data", data, "an iterable of batches", _DATA):
+            result = step_fn(state, batch)
+            if not isinstance(result, (tuple, list)) or len(result) != 2:
+                raise ArgumentTypeError(
+                    f"{caller} was given step_fn, which returned {shown(result)}.\n\n"
+                    "step_fn returns the next state and an output: (state, out).\n\n"
+                    "Return (state, None) where there is no output."
+                )
+            state, out = result
             step += 1
             if on_output is not None:
                 on_output(step, out)
-            for action in actions:
+            for action in each:
                 if step % action.num_steps == 0:
                     action.act(step, state)
     except KeyboardInterrupt:

@@ -5,13 +5,15 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxdist.errors import ArgumentError, JaxdistError, TopologyError
+from jaxdist._validate import Renamed, as_integer, is_callable, shown
+from jaxdist.errors import ArgumentTypeError, JaxdistError, TopologyError
 from jaxdist.explain import Candidate, Plan, Sweep
 from jaxdist.program import Program
 from jaxdist.strategies import Strategy
 from jaxdist.strategies._planner import Source, plan
 from jaxdist.strategies._slice_axes import SLICES
 from jaxdist.strategies._slices import boxes_of, num_slices_of, place
+from jaxdist.training._checks import MOST_ROWS, checked_rules
 from jaxdist.training._job import Job
 
 # A sweep tries tensor parallelism up to so many logical devices.
@@ -21,6 +23,8 @@ _SPLIT = ("tensor_parallel", "fsdp_tensor_parallel", "fsdp_in_slice_tensor_paral
 _IN_SLICE = ("fsdp_in_slice", "fsdp_in_slice_tensor_parallel")
 
 Report = Callable[[str], None]
+_REPORT = "Pass a function of one text, such as print."
+_OF_JOBS = ("name", "rules", "logical_devices", "rows_per_replica", "step")
 
 
 def plan_job(
@@ -67,20 +71,20 @@ def plan_job(
         >>> plan.global_rows, plan.memory.fits
         (64, True)
     """
-    chosen = job.rules[0] if rules is None else rules
-    if chosen not in job.rules:
-        raise ArgumentError(
-            f"{job.name} has no rules {chosen!r}.\n\nIt has {', '.join(job.rules)}."
-        )
+    caller = "training.plan_job"
+    _check_job(caller, job)
+    is_callable(caller, report, "report", _REPORT)
+    chosen = job.rules[0] if rules is None else checked_rules(caller, rules, job.rules)
     wanted = job.logical_devices if logical is None else logical
-    return plan(
-        _source(job, chosen),
-        topology,
-        wanted,
-        global_batch=global_batch,
-        quick=quick,
-        report=report,
-    )
+    with Renamed("compile_for", caller):
+        return plan(
+            _source(job, chosen),
+            topology,
+            wanted,
+            global_batch=global_batch,
+            quick=quick,
+            report=report,
+        )
 
 
 def sweep_job(
@@ -118,7 +122,15 @@ def sweep_job(
         >>> sorted(c.rules for c in found.ranked)
         ['replicated', 'sharded_update']
     """
-    configured = place(topology, job.logical_devices if logical is None else logical)
+    caller = "training.sweep_job"
+    _check_job(caller, job)
+    is_callable(caller, report, "report", _REPORT)
+    with Renamed("compile_for", caller):
+        configured = place(topology, job.logical_devices if logical is None else logical)
+    if global_batch is not None:
+        global_batch = as_integer(
+            caller, "global_batch", global_batch, least=1, most=MOST_ROWS, example=64
+        )
     rows = job.rows_per_replica * configured.strategy.num_replicas_in_sync
     rows = rows if global_batch is None else global_batch
     found = []
@@ -127,6 +139,15 @@ def sweep_job(
         said = _counted(report, f"{number} of {len(layouts)}, ")
         found.append(_candidate(job, topology, rules, count, rows, said))
     return Sweep(job.name, configured.name, rows, tuple(found))
+
+
+def _check_job(caller: str, job: Any) -> None:
+    """Refuse what has not what is planned of a job."""
+    if isinstance(job, type) or not all(hasattr(job, name) for name in _OF_JOBS):
+        raise ArgumentTypeError(
+            f"{caller} was given job={shown(job)}.\n\n"
+            "job is a training.Job.\n\nPass training.load_job(path)."
+        )
 
 
 def _counted(report: Report, before: str) -> Report:

@@ -11,7 +11,8 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._typing import PyTree
-from jaxdist.errors import ArgumentTypeError
+from jaxdist._validate import shown
+from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
@@ -21,16 +22,25 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def check_leaves(tree: PyTree) -> None:
-    """Refuse leaves that are neither arrays nor numbers.
+    """Refuse leaves that are neither arrays nor numbers, and a state without elements.
 
     Raises:
         ArgumentTypeError: There is one; its path is named.
+        ArgumentError: No array has an element, which Orbax does not write.
     """
-    for path, leaf in tree_flatten_with_path(tree)[0]:
+    flat = tree_flatten_with_path(tree)[0]
+    if not any(np.size(leaf) for _, leaf in flat):
+        raise ArgumentError(
+            f"Checkpoints.save was given state={shown(tree)}, which has no elements.\n\n"
+            "state is a pytree of arrays with elements in it.\n\n"
+            "Pass what is trained, such as (model, optimizer)."
+        )
+    for path, leaf in flat:
         kind = getattr(getattr(_raw(leaf), "dtype", None), "kind", "O")
         if kind in "OSUMm":
             raise ArgumentTypeError(
-                f"A checkpoint was given {_shown(leaf)} at state{keystr(path)}, which is neither "
+                f"Checkpoints.save was given {_shown(leaf)} at state{keystr(path)}, which is "
+                "neither "
                 "an array nor a number.\n\nPut text and other plain values into the notes: "
                 "save(step, state, notes={...}). Of objects with arrays in them, give the arrays."
             )

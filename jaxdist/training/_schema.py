@@ -9,6 +9,9 @@ import enum
 import math
 from typing import Any, Literal
 
+from jaxdist._validate import check_instance, shown
+from jaxdist.errors import ArgumentError
+
 
 @dataclasses.dataclass(frozen=True)
 class Within:
@@ -139,3 +142,19 @@ class JobConfig:
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     output: OutputConfig = dataclasses.field(default_factory=OutputConfig)
+
+    def __post_init__(self) -> None:
+        caller = f"training.{type(self).__name__}"
+        for field in dataclasses.fields(self):
+            given = getattr(self, field.name)
+            if isinstance(field.default, str):
+                if field.default and not (isinstance(given, str) and given == field.default):
+                    raise ArgumentError(
+                        f"{caller} was given {field.name}={shown(given)}.\n\n"
+                        f"{field.name} is {field.default!r}.\n\nLeave {field.name} out."
+                    )
+                continue
+            make: Any = field.default_factory
+            what = f"the section {make.__name__}"
+            remedy = f"Leave {field.name} out, or pass a {make.__name__}."
+            check_instance(caller, field.name, given, make, what, remedy)

@@ -203,7 +203,8 @@ def _cut(batch: PyTree, count: int) -> PyTree:
     if bad or not leaves:
         found = _listed(bad) if leaves else "The batch has no arrays."
         raise ShapeError(
-            f"accumulate_gradients cannot cut the batch into {count} micro-batches.\n\n"
+            f"accumulate_gradients was given num_microbatches={count}, and cannot cut the batch so."
+            "\n\n"
             f"{found}\n\nInside a replica a batch has the rows of that replica only: the global "
             f"batch divides by the replicas and that share by {count}."
         )

@@ -7,11 +7,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jaxdist.errors import ConfigError
+from jaxdist._validate import Noted, shown
+from jaxdist.errors import ArgumentTypeError, ConfigError
 from jaxdist.strategies import Strategy
 from jaxdist.training import topics_lm
 from jaxdist.training._config import LoadedConfig, load_config
-from jaxdist.training._config_sources import find_lines, nearest, read_text
+from jaxdist.training._config_sources import checked_sources, find_lines, nearest, read_text
 from jaxdist.training._job import Job
 from jaxdist.training._schema import JobConfig
 from jaxdist.training._task import Task
@@ -63,7 +64,18 @@ TASKS: Mapping[str, TaskKind] = MappingProxyType(
 
 def kind_of(config: JobConfig) -> TaskKind:
     """The kind of task that a configuration is of."""
-    return TASKS[config.task]
+    return _kind("training.kind_of", config)
+
+
+def _kind(caller: str, config: Any) -> TaskKind:
+    kind = next((k for k in TASKS.values() if isinstance(config, k.schema)), None)
+    if kind is None:
+        raise ArgumentTypeError(
+            f"{caller} was given config={shown(config)}.\n\n"
+            f"config is one of {', '.join(k.schema.__name__ for k in TASKS.values())}.\n\n"
+            "Pass load_job_config(path).values."
+        )
+    return kind
 
 
 def make_strategy(config: JobConfig) -> Strategy:
@@ -73,7 +85,7 @@ def make_strategy(config: JobConfig) -> Strategy:
         >>> make_strategy(DigitsConfig()).num_replicas_in_sync
         8
     """
-    return kind_of(config).make_strategy(config)
+    return _kind("training.make_strategy", config).make_strategy(config)
 
 
 def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig[Any]:
@@ -98,9 +110,12 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
         >>> loaded.values.task, loaded.values.data.batch_size
         ('digits', 32)
     """
-    kind = TASKS[_task_name(path)]
-    loaded = load_config(kind.schema, path, overrides)
-    kind.check(loaded)
+    caller = "training.load_job_config"
+    source, texts = checked_sources(caller, path, overrides)
+    with Noted(f"{caller} was given path={source!r} and overrides={texts!r}."):
+        kind = TASKS[_task_name(source)]
+        loaded = load_config(kind.schema, source, texts)
+        kind.check(loaded)
     return loaded
 
 
@@ -122,7 +137,10 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
         >>> load_job("configs/digits_mirrored.toml").name
         'digits'
     """
-    loaded = load_job_config(path, overrides)
+    caller = "training.load_job"
+    source, texts = checked_sources(caller, path, overrides)
+    with Noted(f"{caller} was given path={source!r} and overrides={texts!r}."):
+        loaded = load_job_config(source, texts)
     return kind_of(loaded.values).make_job(loaded)
 
 

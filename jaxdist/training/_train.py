@@ -5,10 +5,11 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from jaxdist._validate import as_flag, check_instance
 from jaxdist.data import DistributedIterator, batches
 from jaxdist.strategies import Strategy
 from jaxdist.training._checkpoints import Checkpoints
-from jaxdist.training._checks import check_job
+from jaxdist.training._checks import check_job, check_strategy
 from jaxdist.training._config import LoadedConfig
 from jaxdist.training._finished import finished_line, finished_run
 from jaxdist.training._job_lock import JobLock
@@ -17,6 +18,9 @@ from jaxdist.training._run import Run
 from jaxdist.training._schema import JobConfig
 from jaxdist.training._task import Task
 from jaxdist.training._tasks import kind_of
+
+_LOADED = ("what load_job_config returns", "Pass load_job_config(path).")
+_CONSOLE = ("a rich.console.Console", "Pass rich.console.Console(), or with quiet=True.")
 
 
 def train(
@@ -58,6 +62,12 @@ def train(
         DivergedError: A loss is not finite.
         MissingExtraError: What the task needs is missing, or matplotlib where a picture is wanted.
     """
+    caller = "training.train"
+    check_instance(caller, "loaded", loaded, LoadedConfig, *_LOADED)
+    check_strategy(caller, strategy)
+    check_instance(caller, "console", console, Console, *_CONSOLE)
+    as_flag(caller, "skip_damaged", skip_damaged)
+    as_flag(caller, "accept_changes", accept_changes)
     config: JobConfig = loaded.values
     finished = finished_run(loaded, accept_changes=accept_changes)
     if finished is not None:

@@ -9,11 +9,12 @@ import optax
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._typing import PyTree
-from jaxdist._validate import shown
+from jaxdist._validate import as_array, shown
+from jaxdist._validate import is_array as is_jax_array
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, JaxdistError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.update._leaves import Leaves, is_array, is_unit
-from jaxdist.values import Sharded
+from jaxdist.values import PerReplica, Sharded, from_state
 
 _MOST_LISTED = 10
 
@@ -44,42 +45,27 @@ def check_real_replicas(layout: ReplicaMesh) -> None:
         )
 
 
-def checked_bytes(min_bytes: Any) -> float | None:
-    """`min_bytes`, or a named error."""
-    if min_bytes is None:
-        return None
-    if isinstance(min_bytes, bool) or not isinstance(min_bytes, (int, float)):
-        raise ArgumentTypeError(
-            f"sharded_update(min_bytes={min_bytes!r}) takes a number of bytes or None.\n\n"
-            "None takes it from the cost model; 0 cuts every array that can be cut."
-        )
-    if not min_bytes >= 0:
-        raise ArgumentError(
-            f"sharded_update(min_bytes={min_bytes!r}): a number of bytes is not negative.\n\n"
-            "None takes it from the cost model; 0 cuts every array that can be cut."
-        )
-    return float(min_bytes)
-
-
-def check_gradients(grads: PyTree, params: PyTree, caller: str = "sharded_update") -> None:
+def check_gradients(
+    grads: PyTree, params: PyTree, caller: str = "sharded_update", name: str = "updates"
+) -> None:
     """Refuse gradients that are not those of these parameters; all leaves are named."""
     if params is None:
         return
     if isinstance(params, optax.LookaheadParams):
         params = params.fast
-    lines = _differences(grads, params, "the parameter")
+    lines = _differences(grads, params, "the parameter", name)
     if lines:
-        raise _do_not_fit(lines, "the parameters", caller)
+        raise _do_not_fit(lines, "params", caller, name)
 
 
-def explain(error: Exception, grads: PyTree, state: PyTree, params: PyTree) -> None:
+def explain(error: Exception, grads: PyTree, state: PyTree, params: PyTree, name: str) -> None:
     """Raise a better error where no parameters were given, if there is one."""
     if params is not None:
         return
     for part in _like(state, grads):
-        lines = _differences(grads, part, "in the state")
+        lines = _differences(grads, part, "in the state", name)
         if lines:
-            raise _do_not_fit(lines, "the state") from error
+            raise _do_not_fit(lines, "the state", "sharded_update", name) from error
     if "params" in str(error):
         raise ArgumentError(
             "sharded_update: the transformation needs the parameters, and update was called "
@@ -92,7 +78,7 @@ OF_WRONG_TREES = (TypeError, ValueError, AttributeError, IndexError, KeyError)
 
 
 def explain_state(
-    error: Exception, init: Callable[[PyTree], PyTree], state: Any, like: Any
+    error: Exception, init: Callable[[PyTree], PyTree], state: Any, like: Any, name: str
 ) -> None:
     """Raise a better error where the state is none that the transformation made, if it is so."""
     if isinstance(error, JaxdistError):
@@ -104,7 +90,8 @@ def explain_state(
     found = jax.tree.structure(jax.tree.map(lambda x: 0, state, is_leaf=is_unit))
     if found != wanted:
         raise ArgumentError(
-            f"sharded_update: update was given a state with the structure {_cut_off(found)}, and "
+            f"sharded_update: {_METHODS[name]} was given a state with the structure "
+            f"{_cut_off(found)}, and "
             f"the transformation makes {_cut_off(wanted)}.\n\n"
             "The state belongs to the transformation and the parameters that it was made for.\n\n"
             "Pass what tx.init(params), or the update before, returned."
@@ -117,6 +104,8 @@ def _cut_off(structure: Any) -> str:
 
 
 _MOST_SHOWN = 300
+# What the two functions call the gradients.
+_METHODS = {"updates": "update", "grads": "apply_gradients"}
 
 
 def _like(state: PyTree, grads: PyTree) -> list[PyTree]:
@@ -131,20 +120,21 @@ def _like(state: PyTree, grads: PyTree) -> list[PyTree]:
     return [x for x in jax.tree.leaves(state, is_leaf=is_like) if is_like(x)]
 
 
-def _differences(grads: PyTree, others: PyTree, what: str) -> list[str]:
+def _differences(grads: PyTree, others: PyTree, what: str, name: str) -> list[str]:
     found, wanted = _by_path(grads), _by_path(others)
     return [
-        f"grads{path}: {_described(found.get(path))}, {what} {_described(wanted.get(path))}"
+        f"{name}{path}: {_described(found.get(path))}, {what} {_described(wanted.get(path))}"
         for path in dict.fromkeys([*found, *wanted])
         if _differs(found.get(path), wanted.get(path))
     ]
 
 
-def _do_not_fit(lines: list[str], what: str, caller: str = "sharded_update") -> ShapeError:
+def _do_not_fit(lines: list[str], what: str, caller: str, name: str) -> ShapeError:
     more = len(lines) - _MOST_LISTED
     listed = "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
     return ShapeError(
-        f"{caller}: {len(lines)} gradient(s) do not fit {what}.\n\n{listed}\n\n"
+        f"{caller}: {_METHODS[name]} was given {len(lines)} gradient(s) in {name} that do not fit "
+        f"{what}.\n\n{listed}\n\n"
         "Gradients have the structure and the shapes of the parameters that the state was made "
         "for. Gradients per example are clipped and averaged over the examples first; those "
         "of a part of the parameters need optax.masked or optax.partition."
@@ -173,6 +163,28 @@ def _shape(leaf: Any) -> tuple[int, ...]:
 
 def _dtype(leaf: Any) -> Any:
     return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+
+
+def check_arrays(caller: str, name: str, tree: PyTree) -> None:
+    """Refuse a pytree with a leaf that is neither an array nor a number."""
+    refuse_per_replica(caller, name, tree)
+    for path, leaf in tree_flatten_with_path(tree, is_leaf=is_unit)[0]:
+        held = from_state(leaf)
+        has_dtype = hasattr(held, "dtype") and is_jax_array(held)
+        if not has_dtype and not isinstance(held, Sharded):
+            as_array(caller, name + keystr(path), held)
+
+
+def refuse_per_replica(caller: str, name: str, tree: PyTree) -> None:
+    """Refuse a pytree in which replicas have values of their own."""
+    flat = tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, PerReplica))[0]
+    for path, leaf in flat:
+        if isinstance(leaf, PerReplica):
+            raise ArgumentTypeError(
+                f"{caller} was given {name}{keystr(path)}={shown(leaf)}.\n\n"
+                f"{name} is the same on all replicas.\n\n"
+                "Pass the arrays of one replica, or what strategy.reduce makes of them."
+            )
 
 
 def check_pieces(part: Leaves) -> None:

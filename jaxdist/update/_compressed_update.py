@@ -12,11 +12,17 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist import collectives, cost, replica
 from jaxdist._typing import PyTree
+from jaxdist._validate import shown
 from jaxdist.collectives import CompressedSum, Errors, ReduceOp
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.replica import HasLayout
-from jaxdist.update._checks import check_gradients, checked_layout, checked_transformation
+from jaxdist.update._checks import (
+    check_arrays,
+    check_gradients,
+    checked_layout,
+    checked_transformation,
+)
 from jaxdist.update._nested import COMPRESSED, around, check_nesting
 from jaxdist.values import Cut, Sharded, cut_for, from_state
 
@@ -116,7 +122,10 @@ def compressed_update(
     if strategy is not None:
         checked_layout(CALLER, strategy)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int)):
-        raise ArgumentTypeError(f"{CALLER}(workers={workers!r}) takes an integer or None.")
+        raise ArgumentTypeError(
+            f"{CALLER} was given workers={shown(workers)}.\n\n"
+            "workers is a number of workers, or None.\n\nPass for instance workers=2."
+        )
     op = collectives.reduce_op(CALLER, reduce_op)
     own = _Update(checked_transformation(tx, CALLER), compression, workers, op, strategy)
     return CompressedUpdate(own.init, own)
@@ -135,6 +144,7 @@ class _Update:
     def init(self, params: PyTree) -> PyTree:
         """No errors, and the state of the transformation."""
         check_nesting(CALLER, self.op)
+        check_arrays(f"{CALLER}: init", "params", params)
         frame = replica.current_frame()
         strategy = self.strategy if frame is None else frame.strategy
         with around(CALLER):

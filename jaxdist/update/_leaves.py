@@ -33,7 +33,7 @@ class Leaves:
             if is_array(leaf):
                 marks.append(None)
                 own = hasattr(leaf, "dtype") and getattr(leaf.dtype, "kind", "V") not in "OSUmM"
-                arrays.append(leaf if own else as_array(name, keystr(path) or "leaf", leaf))
+                arrays.append(leaf if own else _own_array(name, keystr(path), leaf))
                 paths.append(keystr(path))
             else:
                 marks.append(Kept(leaf))
@@ -52,6 +52,10 @@ class Leaves:
             jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False)))
             for x in self.arrays
         ]
+
+
+def _own_array(name: str, path: str, leaf: Any) -> Any:
+    return as_array("sharded_update: update", name + path, leaf)
 
 
 @dataclasses.dataclass(frozen=True)

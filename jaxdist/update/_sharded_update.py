@@ -8,6 +8,7 @@ import optax
 
 from jaxdist import collectives, replica
 from jaxdist._typing import PyTree
+from jaxdist._validate import Renamed, check_has_arrays, checked_size
 from jaxdist.collectives import ReduceOp
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.replica import HasLayout
@@ -83,6 +84,7 @@ class _Update:
     def init(self, params: PyTree) -> PyTree:
         """The first state."""
         check_nesting(CALLER, self.op)
+        _checks.check_arrays(f"{CALLER}: init", "params", params)
         with around(CALLER):
             return with_variables(self._first(params), params)
 
@@ -102,27 +104,28 @@ class _Update:
     def __call__(
         self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
-        step = self._step(updates, state, params)
+        step = self._step(updates, state, params, "updates")
         with around(CALLER):
             if step is None:
-                return self._alone(updates, state, params, extra)
+                return self._alone(updates, state, params, extra, "updates")
             return self._named(step, updates, state, params, extra, gives_params=False)
 
     def apply_gradients(
         self, grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, Any]
     ) -> tuple[PyTree, PyTree]:
         """New parameters in the place of updates."""
-        step = self._step(grads, state, params)
+        step = self._step(grads, state, params, "grads")
         with around(CALLER):
             if step is None:
-                updates, state = self._alone(grads, state, params, extra)
+                updates, state = self._alone(grads, state, params, extra, "grads")
                 return optax.apply_updates(params, updates), state
-            return self._named(step, grads, state, params, extra, gives_params=True)
+            with Renamed("sharded_update: update ", "sharded_update: apply_gradients "):
+                return self._named(step, grads, state, params, extra, gives_params=True)
 
-    def _step(self, grads: PyTree, state: PyTree, params: PyTree) -> Step | None:
+    def _step(self, grads: PyTree, state: PyTree, params: PyTree, name: str) -> Step | None:
         """What to run, or None where there is one replica."""
         check_nesting(CALLER, self.op)
-        _checks.check_gradients(grads, params)
+        _checks.check_gradients(grads, params, CALLER, name)
         frame = replica.current_frame()
         if frame is None:
             _checks.check_whole(state)
@@ -148,12 +151,14 @@ class _Update:
         try:
             return step.run(grads, state, params, extra, gives_params=gives_params)
         except _checks.OF_WRONG_TREES as error:
-            _checks.explain(error, grads, state, params)
-            _checks.explain_state(error, self.tx.init, state, grads if params is None else params)
+            name = "grads" if gives_params else "updates"
+            _checks.explain(error, grads, state, params, name)
+            like = grads if params is None else params
+            _checks.explain_state(error, self.tx.init, state, like, name)
             raise
 
     def _alone(
-        self, grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, Any]
+        self, grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, Any], name: str
     ) -> tuple[PyTree, PyTree]:
         """The update of one replica, which may still hold pieces: one of each array."""
         held, treedef = jax.tree.flatten(state, is_leaf=is_sharded)
@@ -163,8 +168,9 @@ class _Update:
                 grads, jax.tree.unflatten(treedef, whole), params, **extra
             )
         except _checks.OF_WRONG_TREES as error:
-            _checks.explain(error, grads, state, params)
-            _checks.explain_state(error, self.tx.init, state, grads if params is None else params)
+            _checks.explain(error, grads, state, params, name)
+            like = grads if params is None else params
+            _checks.explain_state(error, self.tx.init, state, like, name)
             raise
         if not any(map(is_sharded, held)):
             return updates, after
@@ -250,7 +256,7 @@ def sharded_update(
     op = collectives.reduce_op(CALLER, reduce_op)
     if strategy is not None:
         _checks.checked_layout("sharded_update", strategy)
-    own = _Update(whole, op, _checks.checked_bytes(min_bytes), strategy)
+    own = _Update(whole, op, checked_size(CALLER, "min_bytes", min_bytes), strategy)
     return ShardedUpdate(own.init, own)
 
 
@@ -283,4 +289,9 @@ def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None =
         Sharded(float32[3, 16] cut along dim 1, held as [3, 16])
     """
     layout = _checks.checked_layout("shard_state", strategy)
-    return cut_outside(state, layout, Cuts(layout, _checks.checked_bytes(min_bytes)))
+    check_has_arrays("shard_state", "state", state)
+    _checks.refuse_per_replica("shard_state", "state", state)
+    with Renamed("sharded_update: update ", "shard_state "):
+        return cut_outside(
+            state, layout, Cuts(layout, checked_size("shard_state", "min_bytes", min_bytes))
+        )

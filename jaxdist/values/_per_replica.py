@@ -200,8 +200,9 @@ class PerReplica(DistributedValues):
             return held
         if isinstance(self._data, jax.core.Tracer) or not isinstance(self._data, jax.Array):
             raise ReplicaValueError(
-                f"PerReplica.values: the rows are held as one {type(self._data).__name__} that "
-                "lies on no devices, so which of them belong to which replica is not known.\n\n"
+                f"PerReplica.values: the array that PerReplica.of_global was given is one "
+                f"{type(self._data).__name__} that lies on no devices, so which of them belong to "
+                "which replica is not known.\n\n"
                 "Pass it to strategy.run, strategy.reduce or strategy.gather, which know."
             )
         shards = shards_by_replica(self._data)

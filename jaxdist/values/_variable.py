@@ -15,13 +15,13 @@ from jaxdist.values._per_replica import PerReplica
 from jaxdist.values._placement import Kind, placement_of
 from jaxdist.values._variable_access import Access, Change, site
 from jaxdist.values._variable_across import ACROSS, check_can_combine
+from jaxdist.values._variable_arguments import check_name, elements_at
 from jaxdist.values._variable_binding import current_binding
 from jaxdist.values._variable_blocks import BlockChanges
 from jaxdist.values._variable_checks import (
     check_aggregation,
     check_modes,
     initial_array,
-    tell_unused,
 )
 from jaxdist.values._variable_documented import DocumentedNames
 from jaxdist.values._variable_enums import VariableAggregation, VariableSynchronization
@@ -256,8 +256,8 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
             >>> v.assign(5.0)
             Array(5., dtype=float32)
         """
-        if name is not None or use_locking:
-            tell_unused("assign", name, use_locking)
+        if name is not None or use_locking is not False:
+            check_name(self._label, "assign", name, use_locking)
         return self._update(Change.ASSIGN, value, read_value=read_value)
 
     def assign_add(
@@ -276,8 +276,8 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
             >>> Variable(1.0).assign_add(5.0)
             Array(6., dtype=float32)
         """
-        if name is not None or use_locking:
-            tell_unused("assign_add", name, use_locking)
+        if name is not None or use_locking is not False:
+            check_name(self._label, "assign_add", name, use_locking)
         return self._update(Change.ADD, delta, read_value=read_value)
 
     def assign_sub(
@@ -293,8 +293,8 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
             >>> Variable(1.0).assign_sub(5.0)
             Array(-4., dtype=float32)
         """
-        if name is not None or use_locking:
-            tell_unused("assign_sub", name, use_locking)
+        if name is not None or use_locking is not False:
+            check_name(self._label, "assign_sub", name, use_locking)
         return self._update(Change.SUBTRACT, delta, read_value=read_value)
 
     def _update(self, change: Change, value: Any, *, read_value: bool) -> Any:
@@ -308,7 +308,8 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         access.update(self, change, value)
         return access.read(self) if read_value else None
 
-    def _scatter(self, kind: Scatter, given: Any) -> jax.Array:
+    def _scatter(self, kind: Scatter, given: Any, use_locking: Any, name: Any) -> jax.Array:
+        check_name(self._label, kind.value, name, use_locking)
         access = _access()
         access.scatter(self, kind, checked_slices(self, kind, given))
         array: jax.Array = access.read(self)
@@ -322,7 +323,8 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 
     def __getitem__(self, index: Any) -> VariableSlice:
         held = self.value()
-        return VariableSlice(self, index, held[index])
+        elements = elements_at(f"Variable {self._label!r}[index]", held, index)
+        return VariableSlice(self, index, elements)
 
     # Facts
 

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
+from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError, ContextError, ReplicaValueError
 from jaxdist.values._indexed_slices import IndexedSlices
 from jaxdist.values._per_replica import Form, PerReplica
 from jaxdist.values._placement import checked_per_replica
 from jaxdist.values._variable_access import Change
 from jaxdist.values._variable_binding import current_binding
-from jaxdist.values._variable_checks import check_fits, checked_value
+from jaxdist.values._variable_checks import check_fits, checked_value, parameter_of
 from jaxdist.values._variable_enums import VariableAggregation
 from jaxdist.values._variable_scatter import Scatter, check_can_scatter
 
@@ -56,10 +57,11 @@ class Across:
 
     def _one_each(self, variable: Any, change: Change, value: PerReplica) -> jax.Array:
         home = variable.home
-        label = f"The value of Variable {variable.label!r}.{change.value}"
+        parameter = parameter_of(change.value)
+        label = f"The {parameter} of Variable {variable.label!r}.{change.value}"
         if home.layout is None:
             raise ReplicaValueError(
-                f"{label} is {value!r}, and the variable belongs to no strategy.\n\n"
+                f"{label} is {shown(value)}, and the variable belongs to no strategy.\n\n"
                 "It has one value.\n\n"
                 "Combine the values first: strategy.reduce('MEAN', value, axis=None)."
             )
@@ -67,7 +69,9 @@ class Across:
         count = home.layout.num_replicas
         rows = placed.array
         local = () if placed.form is Form.SCALARS else (rows.shape[0] // count, *rows.shape[1:])
-        check_fits(variable.label, change.value, local, rows.dtype, variable.shape, variable.dtype)
+        check_fits(
+            variable.label, change.value, parameter, rows, variable.shape, variable.dtype, local
+        )
         rows = rows.astype(variable.dtype)
         if home.per_replica:
             return rows

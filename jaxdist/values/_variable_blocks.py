@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from jaxdist._validate import as_array
-from jaxdist.values._variable_checks import tell_unused
+from jaxdist.values._variable_arguments import check_name
 from jaxdist.values._variable_nd import (
     blocks_at,
     blocks_of_batches,
@@ -21,6 +21,11 @@ class BlockChanges:
     """The methods of a variable that read and change it by places."""
 
     __slots__ = ()
+
+    @property
+    def label(self) -> str:
+        """Its name as it was given."""
+        raise NotImplementedError
 
     def _apply_blocks(self, kind: Scatter, blocks: Any) -> jax.Array:
         raise NotImplementedError
@@ -55,12 +60,10 @@ class BlockChanges:
         Source:
             `tf.Variable.sparse_read`.
         """
-        if name is not None:
-            tell_unused("sparse_read", name)
-        held: Any = self
+        check_name(self.label, "sparse_read", name)
         rows = indices
         if not hasattr(rows, "dtype"):
-            rows = as_array(f"Variable {held.label!r}.sparse_read", "indices", indices)
+            rows = as_array(f"Variable {self.label!r}.sparse_read", "indices", indices)
         return gathered_blocks(self, "sparse_read", rows[..., None])
 
     def gather_nd(self, indices: Any, name: str | None = None) -> jax.Array:
@@ -84,8 +87,7 @@ class BlockChanges:
         Source:
             `tf.Variable.gather_nd`.
         """
-        if name is not None:
-            tell_unused("gather_nd", name)
+        check_name(self.label, "gather_nd", name)
         return gathered_blocks(self, "gather_nd", indices)
 
     def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
@@ -116,8 +118,7 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_add`.
         """
-        if name is not None:
-            tell_unused("scatter_nd_add", name)
+        check_name(self.label, "scatter_nd_add", name)
         return self._scatter_blocks(Scatter.ADD, "scatter_nd_add", indices, updates)
 
     def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
@@ -148,8 +149,7 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_sub`.
         """
-        if name is not None:
-            tell_unused("scatter_nd_sub", name)
+        check_name(self.label, "scatter_nd_sub", name)
         return self._scatter_blocks(Scatter.SUBTRACT, "scatter_nd_sub", indices, updates)
 
     def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
@@ -180,8 +180,7 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_update`.
         """
-        if name is not None:
-            tell_unused("scatter_nd_update", name)
+        check_name(self.label, "scatter_nd_update", name)
         return self._scatter_blocks(Scatter.UPDATE, "scatter_nd_update", indices, updates)
 
     def scatter_nd_min(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
@@ -212,8 +211,7 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_min`.
         """
-        if name is not None:
-            tell_unused("scatter_nd_min", name)
+        check_name(self.label, "scatter_nd_min", name)
         return self._scatter_blocks(Scatter.MIN, "scatter_nd_min", indices, updates)
 
     def scatter_nd_max(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
@@ -244,8 +242,7 @@ class BlockChanges:
         Source:
             `tf.Variable.scatter_nd_max`.
         """
-        if name is not None:
-            tell_unused("scatter_nd_max", name)
+        check_name(self.label, "scatter_nd_max", name)
         return self._scatter_blocks(Scatter.MAX, "scatter_nd_max", indices, updates)
 
     def batch_scatter_update(
@@ -270,8 +267,7 @@ class BlockChanges:
         Source:
             `tf.Variable.batch_scatter_update`.
         """
-        if name is not None or use_locking:
-            tell_unused("batch_scatter_update", name, use_locking)
         caller = "batch_scatter_update"
+        check_name(self.label, caller, name, use_locking)
         indices, values = blocks_of_batches(self, caller, sparse_delta)
         return self._scatter_blocks(Scatter.UPDATE, caller, indices, values)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._validate import as_array, is_array, shown, tell_without_effect
+from jaxdist._validate import as_array, is_array, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.values._owned import owned
 from jaxdist.values._per_replica import PerReplica
@@ -122,34 +122,46 @@ def checked_value(
 ) -> jax.Array | np.ndarray:
     """`value` in the dtype of the variable, or an error that names both."""
     is_array = hasattr(value, "dtype") and hasattr(value, "shape")
-    array = value if is_array else _as_array(name, caller, value)
-    check_fits(name, caller, tuple(array.shape), array.dtype, shape, dtype)
+    parameter = parameter_of(caller)
+    array = value if is_array else _as_array(name, caller, parameter, value)
+    check_fits(name, caller, parameter, array, shape, dtype)
     return array if array.dtype == dtype else array.astype(dtype)
+
+
+def parameter_of(caller: str) -> str:
+    """What `assign`, `assign_add` and `assign_sub` call the value."""
+    return "delta" if caller.endswith(("_add", "_sub")) else "value"
 
 
 def check_fits(
     name: str,
     caller: str,
-    given_shape: tuple[int, ...],
-    given_dtype: Any,
+    parameter: str,
+    given: Any,
     shape: tuple[int, ...],
     dtype: Any,
+    given_shape: tuple[int, ...] | None = None,
 ) -> None:
-    """Refuse another shape, and a dtype whose values the variable cannot hold."""
-    if given_shape != shape:
+    """Refuse another shape, and a dtype whose values the variable cannot hold.
+
+    `shape` is that of what is replaced; `given_shape` is that of one value where `given` has one
+    for each replica.
+    """
+    found = tuple(given.shape) if given_shape is None else given_shape
+    if found != shape:
         raise ShapeError(
-            f"Variable {name!r}.{caller} was given {given_dtype}{list(given_shape)}, and the "
-            f"variable is {dtype}{list(shape)}.\n\n"
-            "A value that is assigned has the shape of the variable; nothing is broadcast.\n\n"
-            f"Pass jnp.broadcast_to(value, {list(shape)}) if that is what is meant."
+            f"Variable {name!r}.{caller} was given {parameter}={given.dtype}{list(found)}, and "
+            f"what it changes is {dtype}{list(shape)}.\n\n"
+            "A new value has the shape of the old one; nothing is broadcast.\n\n"
+            f"Pass jnp.broadcast_to({parameter}, {list(shape)}) if that is what is meant."
         )
-    if given_dtype == dtype or 0 < _rank(given_dtype) <= _rank(dtype):
+    if given.dtype == dtype or 0 < _rank(given.dtype) <= _rank(dtype):
         return
     raise ArgumentTypeError(
-        f"Variable {name!r}.{caller} was given values of dtype {given_dtype}, and the variable is "
-        f"{dtype}.\n\nValues are cast where that loses no more than precision: integers to "
-        "floats, not the other way.\n\n"
-        f"Cast it: value.astype({str(dtype)!r})."
+        f"Variable {name!r}.{caller} was given {parameter} of dtype {given.dtype}, and the "
+        f"variable is {dtype}.\n\nValues are cast where that loses no more than precision: "
+        "integers to floats, not the other way.\n\n"
+        f"Cast it: {parameter}.astype({str(dtype)!r})."
     )
 
 
@@ -161,8 +173,7 @@ def _rank(dtype: Any) -> int:
     return 0
 
 
-def _as_array(name: str, caller: str, value: Any) -> np.ndarray:
-    parameter = "value" if caller == "assign" else "delta"
+def _as_array(name: str, caller: str, parameter: str, value: Any) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype == object or array.dtype.kind in "USO":
         raise ArgumentTypeError(
@@ -173,17 +184,8 @@ def _as_array(name: str, caller: str, value: Any) -> np.ndarray:
     narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     if array.dtype.kind in "iu" and not np.array_equal(narrow, array):
         raise ArgumentError(
-            f"Variable {name!r}.{caller} was given {value!r}, which is beyond {narrow.dtype}, the "
-            "integers of JAX.\n\n"
+            f"Variable {name!r}.{caller} was given {parameter}={shown(value)}.\n\n"
+            f"It is beyond {narrow.dtype}, the integers of JAX.\n\n"
             "Set jax.config.update('jax_enable_x64', True) for larger ones, or use floats."
         )
     return narrow
-
-
-def tell_unused(method: str, name: str | None, use_locking: bool = False) -> None:
-    """Log once what TensorFlow documents for a method and has no effect here."""
-    if name is not None:
-        tell_without_effect(f"Variable.{method}", "name", "there are no operations to name")
-    if use_locking is not False:
-        why = "a variable changes as a whole or not at all"
-        tell_without_effect(f"Variable.{method}", "use_locking", why)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from jaxdist._validate import tell_without_effect
+from jaxdist._validate import Renamed, shown, tell_without_effect
 from jaxdist.errors import ArgumentTypeError, MissingNameError, ShapeError
 from jaxdist.runtime import device_name
-from jaxdist.values._variable_checks import tell_unused
+from jaxdist.values._variable_arguments import check_name
 
 _GRAPHS = "JAX has no graphs and sessions: a variable has its value at once, read_value()."
 _SAVED = "A checkpoint saves the value: jaxdist.training.Checkpoints, or read_value()."
@@ -84,8 +84,8 @@ class DocumentedNames:
         held: Any = self
         if not isinstance(shape, (tuple, list)):
             raise ArgumentTypeError(
-                f"Variable {held.label!r}.set_shape was given shape={shape!r}, of type "
-                f"{type(shape).__name__}.\n\nshape is a tuple or list of integers and None.\n\n"
+                f"Variable {held.label!r}.set_shape was given shape={shown(shape)}.\n\n"
+                "shape is a tuple or list of integers and None.\n\n"
                 f"Pass shape={tuple(held.shape)}."
             )
         wanted = tuple(shape)
@@ -94,8 +94,8 @@ class DocumentedNames:
         )
         if not fits:
             raise ShapeError(
-                f"Variable {held.label!r}.set_shape was given {list(wanted)}, and the variable has "
-                f"the shape {list(held.shape)}.\n\nA variable keeps its shape.\n\n"
+                f"Variable {held.label!r}.set_shape was given shape={list(wanted)}, and the "
+                f"variable has the shape {list(held.shape)}.\n\nA variable keeps its shape.\n\n"
                 "Make another variable for another shape."
             )
 
@@ -106,12 +106,16 @@ class DocumentedNames:
             >>> Variable(1.0).is_initialized()
             True
         """
-        if name is not None:
-            tell_unused("is_initialized", name)
+        held: Any = self
+        check_name(held.label, "is_initialized", name)
         return True
 
     def load(self, value: Any, session: Any = None) -> None:
-        """The same as `assign` without a result; `session` has no effect.
+        """The same as `assign` without a result.
+
+        Args:
+            value: The new value.
+            session: None; JAX has no sessions.
 
         Example:
             >>> Variable(1.0).load(2.0)
@@ -122,7 +126,12 @@ class DocumentedNames:
         held: Any = self
         if session is not None:
             tell_without_effect("Variable.load", "session", "there are no sessions")
-        held.assign(value, read_value=False)
+        name = f"Variable {held.label!r}"
+        with (
+            Renamed(f"{name}.assign ", f"{name}.load "),
+            Renamed(f"The value of {name}.assign ", f"The value of {name}.load "),
+        ):
+            held.assign(value, read_value=False)
 
     def experimental_ref(self) -> Any:
         """The older name of `ref`.

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._validate import as_array
+from jaxdist._validate import as_array, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.values._indexed_slices import as_indexed_slices
-from jaxdist.values._variable_checks import check_fits
+from jaxdist.values._per_replica import PerReplica
+from jaxdist.values._variable_checks import check_fits, parameter_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ def checked_blocks(variable: Any, caller: str, indices: Any, updates: Any) -> Bl
     lead, depth = tuple(places.shape[:-1]), int(places.shape[-1])
     values = _as_values(variable, f"Variable {variable.label!r}.{caller}", "updates", updates)
     wanted = (*lead, *variable.shape[depth:])
-    check_fits(variable.label, caller, tuple(values.shape), values.dtype, wanted, variable.dtype)
+    check_fits(variable.label, caller, "updates", values, wanted, variable.dtype)
     count = int(np.prod(lead))
     rows = jnp.asarray(values).astype(variable.dtype).reshape((count, *variable.shape[depth:]))
     return Blocks(rows, jnp.asarray(places).reshape((count, depth)))
@@ -58,8 +59,9 @@ def blocks_at(variable: Any, caller: str, index: Any, value: Any) -> tuple[Any, 
         )
     numbers = jnp.arange(variable.size).reshape(variable.shape)[index]
     name = f"{variable.label}[...]"
-    given = _as_values(variable, f"Variable {name!r}.{caller}", "value", value)
-    check_fits(name, caller, tuple(given.shape), given.dtype, tuple(numbers.shape), variable.dtype)
+    parameter = parameter_of(caller)
+    given = _as_values(variable, f"Variable {name!r}.{caller}", parameter, value)
+    check_fits(name, caller, parameter, given, tuple(numbers.shape), variable.dtype)
     places = jnp.stack(jnp.unravel_index(numbers, variable.shape), axis=-1)
     return places, given
 
@@ -81,6 +83,12 @@ def _as_values(variable: Any, caller: str, name: str, value: Any) -> Any:
 
 
 def _checked_places(variable: Any, caller: str, indices: Any) -> Any:
+    if isinstance(indices, PerReplica):
+        raise ArgumentTypeError(
+            f"Variable {variable.label!r}.{caller} was given indices={shown(indices)}.\n\n"
+            "Outside of strategy.run indices are the same for all replicas.\n\n"
+            f"Call {caller} in the function that strategy.run runs, where each replica has its own."
+        )
     places = indices if hasattr(indices, "dtype") else np.asarray(indices)
     if not jnp.issubdtype(places.dtype, np.integer):
         raise ArgumentTypeError(
@@ -100,8 +108,9 @@ def _checked_places(variable: Any, caller: str, indices: Any) -> Any:
         wrong = ((found < 0) | (found >= sizes)).any(axis=-1)
         if wrong.any():
             raise ArgumentError(
-                f"Variable {variable.label!r}.{caller} was given the place "
+                f"Variable {variable.label!r}.{caller} was given indices with the place "
                 f"{found[wrong][0].tolist()}, and the variable is "
-                f"{variable.dtype}{list(variable.shape)}.\n\nPlaces are numbered from 0."
+                f"{variable.dtype}{list(variable.shape)}.\n\nPlaces are numbered from 0.\n\n"
+                f"Pass places up to {(sizes - 1).tolist()}."
             )
     return places

@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 
-from jaxdist.values._variable_checks import tell_unused
 from jaxdist.values._variable_scatter import Scatter
 
 
@@ -13,7 +12,7 @@ class RowChanges:
 
     __slots__ = ()
 
-    def _scatter(self, kind: Scatter, given: Any) -> jax.Array:
+    def _scatter(self, kind: Scatter, given: Any, use_locking: Any, name: Any) -> jax.Array:
         raise NotImplementedError
 
     def scatter_add(
@@ -45,9 +44,7 @@ class RowChanges:
             >>> Variable([1.0, 2.0]).scatter_add(IndexedSlices([10.0], [1])).tolist()
             [1.0, 12.0]
         """
-        if name is not None or use_locking:
-            tell_unused("scatter_add", name, use_locking)
-        return self._scatter(Scatter.ADD, sparse_delta)
+        return self._scatter(Scatter.ADD, sparse_delta, use_locking, name)
 
     def scatter_sub(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
@@ -60,9 +57,7 @@ class RowChanges:
             >>> Variable([1.0, 2.0]).scatter_sub(IndexedSlices([10.0], [1])).tolist()
             [1.0, -8.0]
         """
-        if name is not None or use_locking:
-            tell_unused("scatter_sub", name, use_locking)
-        return self._scatter(Scatter.SUBTRACT, sparse_delta)
+        return self._scatter(Scatter.SUBTRACT, sparse_delta, use_locking, name)
 
     def scatter_mul(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
@@ -75,9 +70,7 @@ class RowChanges:
             >>> Variable([1.0, 2.0]).scatter_mul(IndexedSlices([10.0], [1])).tolist()
             [1.0, 20.0]
         """
-        if name is not None or use_locking:
-            tell_unused("scatter_mul", name, use_locking)
-        return self._scatter(Scatter.MULTIPLY, sparse_delta)
+        return self._scatter(Scatter.MULTIPLY, sparse_delta, use_locking, name)
 
     def scatter_div(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
@@ -90,9 +83,7 @@ class RowChanges:
             >>> Variable([1.0, 2.0]).scatter_div(IndexedSlices([4.0], [1])).tolist()
             [1.0, 0.5]
         """
-        if name is not None or use_locking:
-            tell_unused("scatter_div", name, use_locking)
-        return self._scatter(Scatter.DIVIDE, sparse_delta)
+        return self._scatter(Scatter.DIVIDE, sparse_delta, use_locking, name)
 
     def scatter_min(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
@@ -105,9 +96,7 @@ class RowChanges:
             >>> Variable([1.0, 2.0]).scatter_min(IndexedSlices([10.0], [1])).tolist()
             [1.0, 2.0]
         """
-        if name is not None or use_locking:
-            tell_unused("scatter_min", name, use_locking)
-        return self._scatter(Scatter.MIN, sparse_delta)
+        return self._scatter(Scatter.MIN, sparse_delta, use_locking, name)
 
     def scatter_max(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
@@ -120,9 +109,7 @@ class RowChanges:
             >>> Variable([1.0, 2.0]).scatter_max(IndexedSlices([10.0], [1])).tolist()
             [1.0, 10.0]
         """
-        if name is not None or use_locking:
-            tell_unused("scatter_max", name, use_locking)
-        return self._scatter(Scatter.MAX, sparse_delta)
+        return self._scatter(Scatter.MAX, sparse_delta, use_locking, name)
 
     def scatter_update(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
@@ -135,6 +122,4 @@ class RowChanges:
             >>> Variable([1.0, 2.0]).scatter_update(IndexedSlices([10.0], [1])).tolist()
             [1.0, 10.0]
         """
-        if name is not None or use_locking:
-            tell_unused("scatter_update", name, use_locking)
-        return self._scatter(Scatter.UPDATE, sparse_delta)
+        return self._scatter(Scatter.UPDATE, sparse_delta, use_locking, name)

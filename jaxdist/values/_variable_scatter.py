@@ -58,8 +58,8 @@ def checked_slices(variable: Any, kind: Scatter, given: Any) -> IndexedSlices:
     check_fits(
         variable.label,
         kind.value,
-        tuple(slices.values.shape),
-        slices.dtype,
+        "sparse_delta",
+        slices.values,
         (int(slices.indices.shape[0]), *variable.shape[1:]),
         variable.dtype,
     )

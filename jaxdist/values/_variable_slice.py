@@ -4,7 +4,7 @@ from typing import Any, final
 
 import jax
 
-from jaxdist.values._variable_checks import tell_unused
+from jaxdist.values._variable_arguments import check_name, elements_at
 from jaxdist.values._variable_operators import ValueOperators
 
 
@@ -53,8 +53,7 @@ class VariableSlice(ValueOperators):
         return self._held.size
 
     def __getitem__(self, index: Any) -> jax.Array:
-        element: jax.Array = self._held[index]
-        return element
+        return elements_at(f"Variable {self._variable.label!r}[...][index]", self._held, index)
 
     def assign(self, value: Any, name: str | None = None) -> jax.Array:
         """Replace these elements; the variable changes as by `scatter_nd_update`.
@@ -66,22 +65,19 @@ class VariableSlice(ValueOperators):
         Returns:
             The new value of the whole variable.
         """
-        if name is not None:
-            tell_unused("[...].assign", name)
+        check_name(self._variable.label, "[...].assign", name)
         after: jax.Array = self._variable._change_elements("update", self._index, value)
         return after
 
     def assign_add(self, delta: Any, name: str | None = None) -> jax.Array:
         """Add to these elements; the variable changes as by `scatter_nd_add`."""
-        if name is not None:
-            tell_unused("[...].assign_add", name)
+        check_name(self._variable.label, "[...].assign_add", name)
         after: jax.Array = self._variable._change_elements("add", self._index, delta)
         return after
 
     def assign_sub(self, delta: Any, name: str | None = None) -> jax.Array:
         """Subtract from these elements; the variable changes as by `scatter_nd_sub`."""
-        if name is not None:
-            tell_unused("[...].assign_sub", name)
+        check_name(self._variable.label, "[...].assign_sub", name)
         after: jax.Array = self._variable._change_elements("sub", self._index, delta)
         return after
 

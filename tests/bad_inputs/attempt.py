@@ -17,14 +17,12 @@ import jaxdist
 from jaxdist.errors import JaxdistError
 from tests.bad_inputs.bad_values import BAD_VALUES
 from tests.bad_inputs.call import Call
-from tests.bad_inputs.walk import MODULES
 
 # What Python itself says of calls that do not fit the signature of a function.
 _SIGNATURE = re.compile(
     r"missing \d+ required|unexpected keyword argument|takes .*argument|got multiple values|"
     r"takes no arguments|not subscriptable"
 )
-_MODULES = {name for module in MODULES for name in module.__name__.split(".")}
 _WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink"}
 _PROCESSES = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "os.exec"}
 
@@ -50,10 +48,12 @@ class Outcome:
         return not is_about_a_signature(error)
 
     def names(self, called: str, parameter: str) -> bool:
-        """Whether the error says what was called, and which argument is wrong."""
-        text = str(self.error).lower()
-        parts = [p.removesuffix("(...)").lower() for p in called.split(".")[1:]]
-        return parameter in text and any(p in text for p in parts if p not in _MODULES)
+        """Whether the error says what was called, as users write it, and the parameter."""
+        text = "\n".join([str(self.error), *getattr(self.error, "__notes__", ())])
+        *owner, last = [part.removesuffix("(...)") for part in called.split(".")]
+        written = {"__getitem__": f"{owner[-1]}.*\\[", "__call__": rf"\b{owner[-1]}\b"}
+        has_name = re.search(written.get(last, rf"\b{last}\b"), text)
+        return has_name is not None and re.search(rf"\b{parameter}\b", text) is not None
 
 
 class _Watch:

@@ -69,7 +69,7 @@ CALLS = {
     "jaxdist.Strategy.check_gradients": Call(
         lambda: strategy().check_gradients,
         lambda: {
-            "fn": lambda x: jaxdist.get_replica_context().all_reduce("MEAN", x),
+            "fn": lambda _: jaxdist.get_replica_context().all_reduce("MEAN", jnp.ones(2)),
             "args": (jnp.ones(2),),
         },
     ),
@@ -166,8 +166,8 @@ CALLS = {
         lambda: strategy().extended.update,
         lambda: {
             "var": variable(),
-            "fn": lambda v, x: v.assign_add(x),
-            "args": (jnp.ones(3),),
+            "fn": lambda v, *_: v.assign_add(jnp.ones(3)),
+            "args": (1.0,),
             "kwargs": {},
             "group": True,
         },
@@ -192,7 +192,7 @@ CALLS = {
         lambda: {"tensor": jnp.ones((2, 2)), "partition_dimensions": [1, 2]},
     ),
     "jaxdist.TPUStrategy.on_logical_device": Call(
-        lambda: lambda **given: _slice_strategy().on_logical_device(**given)(identity)(1.0),
+        lambda: _placed_work,
         lambda: {"logical_device_id": 1},
     ),
     # Collectives from outside.
@@ -256,6 +256,11 @@ CALLS = {
         lambda: {"later": jaxdist.experimental.CommunicationOptions(7)},
     ),
 }
+
+
+def _placed_work(**given: Any) -> Any:
+    owner = _slice_strategy()
+    return owner.run(owner.on_logical_device(**given)(identity), (jnp.float32(1),))
 
 
 def _in_slice_step(method: str) -> Any:

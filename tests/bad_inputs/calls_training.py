@@ -21,6 +21,7 @@ _SMALL = [
     "training.steps=1",
     "optimizer.warmup_steps=0",
     "strategy.virtual_cpu_devices=2",
+    'output.picture=""',
 ]
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
 
@@ -58,12 +59,12 @@ def _saved(method: str) -> Any:
     return call
 
 
-def _count(offset: Any, batch: Any, mask: Any) -> dict[str, Any]:
-    return training.weighted_sums({"x": batch["x"] + offset}, mask)
+def _count(_: Any, batch: Any, mask: Any) -> dict[str, Any]:
+    return training.weighted_sums({"x": batch["x"]}, mask)
 
 
-def _add(state: Any, x: Any) -> tuple[Any, Any]:
-    return state + x, None
+def _step(state: Any, _: Any) -> tuple[Any, Any]:
+    return state, None
 
 
 def _keep(_: int, state: Any) -> None:
@@ -83,7 +84,7 @@ CALLS = {
         lambda: _saved("save"), lambda: {"step": 8, "state": _state(), "notes": {"epoch": 1}}
     ),
     "jaxdist.training.Checkpoints.restore": Call(
-        lambda: _saved("restore"), lambda: {"step": 7, "like": _state()}
+        lambda: _saved("restore"), lambda: {"state": _state()}
     ),
     "jaxdist.training.Checkpoints.restore_latest": Call(
         lambda: _saved("restore_latest"), lambda: {"like": _state()}
@@ -142,13 +143,13 @@ CALLS = {
     "jaxdist.training.Every": Call(
         lambda: training.Every,
         lambda: {"num_steps": 1, "act": _keep},
-        use=lambda every: training.run_loop(0, _add, range(2), actions=[every]),
+        use=lambda every: training.run_loop(0, _step, range(2), actions=[every]),
     ),
     "jaxdist.training.run_loop": Call(
         lambda: training.run_loop,
         lambda: {
             "state": 0,
-            "step_fn": _add,
+            "step_fn": _step,
             "data": range(3),
             "on_output": _keep,
             "actions": [training.Every(1, _keep)],

@@ -6,7 +6,7 @@ import numpy as np
 
 import jaxdist
 from jaxdist.data import Examples
-from tests.bad_inputs.call import Call, entered, identity, per_replica, strategy, variable
+from tests.bad_inputs.call import Call, entered, identity, per_replica, rows, strategy, variable
 
 
 def _iterator() -> jaxdist.DistributedIterator:
@@ -15,6 +15,10 @@ def _iterator() -> jaxdist.DistributedIterator:
 
 def _elements(_: Any) -> list[np.ndarray]:
     return [np.zeros(2), np.ones(2)]
+
+
+def _close(iterator: Any) -> None:
+    iterator.close()
 
 
 def _nothing(*_: Any) -> None:
@@ -42,7 +46,7 @@ CALLS = {
     "jaxdist.Strategy.unwrap": Call(lambda: strategy().unwrap, lambda: {"value": per_replica()}),
     "jaxdist.Strategy.group": Call(lambda: strategy().group, lambda: {"value": per_replica()}),
     "jaxdist.Strategy.make_dataset_iterator": Call(
-        lambda: strategy().make_dataset_iterator, lambda: {"dataset": [np.arange(4)]}, use=list
+        lambda: strategy().make_dataset_iterator, lambda: {"dataset": [np.arange(4)]}, use=_close
     ),
     "jaxdist.Strategy.make_input_fn_iterator": Call(
         lambda: strategy().make_input_fn_iterator, lambda: {"input_fn": _elements}, use=list
@@ -88,6 +92,26 @@ CALLS = {
     ),
     "jaxdist.contrib.get_loss_reduction": Call(lambda: jaxdist.contrib.get_loss_reduction),
     "jaxdist.contrib.require_replica_context": Call(lambda: _in_step),
+    "jaxdist.compat.v1.Strategy": Call(
+        lambda: lambda: jaxdist.compat.v1.MirroredStrategy(["cpu:0"])
+    ),
+    "jaxdist.compat.v1.Strategy.reduce": Call(
+        lambda: jaxdist.compat.v1.MirroredStrategy(["cpu:0", "cpu:1"]).reduce,
+        lambda: {"reduce_op": "SUM", "value": rows()},
+    ),
+    "jaxdist.compat.v1.MirroredStrategy": Call(
+        lambda: jaxdist.compat.v1.MirroredStrategy, lambda: {"devices": ["cpu:0", "cpu:1"]}
+    ),
+    "jaxdist.compat.v1.OneDeviceStrategy": Call(
+        lambda: jaxdist.compat.v1.OneDeviceStrategy, lambda: {"device": "cpu:0"}
+    ),
+    "jaxdist.compat.v1.experimental.TPUStrategy": Call(
+        lambda: jaxdist.compat.v1.experimental.TPUStrategy,
+        lambda: {
+            "tpu_cluster_resolver": jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2"),
+            "steps_per_run": 1,
+        },
+    ),
     "jaxdist.tpu.XLAOptions": Call(
         lambda: jaxdist.tpu.XLAOptions,
         use=lambda options: strategy().run(

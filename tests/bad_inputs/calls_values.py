@@ -52,12 +52,11 @@ def _trains(tx: optax.GradientTransformation) -> None:
 def _updates_with(tx: optax.GradientTransformation, **given: Any) -> Any:
     with strategy().scope():
         arguments = {"updates": _params(), "state": tx.init(_params()), "params": _params()}
-    arguments.update(given)
 
     def step(arguments: dict[str, Any]) -> Any:
-        return tx.update(
-            arguments.pop("updates"), arguments.pop("state"), arguments.pop("params"), **arguments
-        )
+        all_given = {**arguments, **given}
+        first = [all_given.pop(name) for name in ("updates", "state", "params")]
+        return tx.update(*first, **all_given)
 
     return strategy().run(step, (arguments,))
 
@@ -66,7 +65,7 @@ def _applied(**given: Any) -> Any:
     tx = jaxdist.sharded_update(optax.adam(0.1), min_bytes=0)
     with strategy().scope():
         arguments = {"grads": _params(), "state": tx.init(_params()), "params": _params()}
-    return strategy().run(lambda a: tx.apply_gradients(**a), ({**arguments, **given},))
+    return strategy().run(lambda a: tx.apply_gradients(**{**a, **given}), (arguments,))
 
 
 def _grads(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -155,6 +154,21 @@ CALLS = {
             "sparse_read": {"indices": [1]},
         }.items()
     },
+    **{
+        f"jaxdist.Variable(...)[...].{method}": Call(
+            lambda method=method: getattr(variable()[:2], method),
+            lambda given=given: {} if given is None else {given: jnp.ones(2)},
+        )
+        for method, given in {
+            "assign": "value",
+            "assign_add": "delta",
+            "assign_sub": "delta",
+            "value": None,
+        }.items()
+    },
+    "jaxdist.Variable(...)[...].__getitem__": Call(
+        lambda: lambda **given: variable()[:2].__getitem__(**given), lambda: {"index": 1}
+    ),
     "jaxdist.Variable.batch_scatter_update": Call(
         lambda: variable().batch_scatter_update,
         lambda: {"sparse_delta": jaxdist.IndexedSlices(jnp.ones(1), jnp.array([1]), (3,))},

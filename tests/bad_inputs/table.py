@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.bad_inputs import (
+    calls_cost,
     calls_data,
     calls_devices,
     calls_strategies,
@@ -21,6 +22,7 @@ CALLS: dict[str, Call] = {
     **calls_devices.CALLS,
     **calls_training.CALLS,
     **calls_v1.CALLS,
+    **calls_cost.CALLS,
 }
 
 # Users hold objects of these classes and do not make them.
@@ -28,6 +30,8 @@ MADE_BY_JAXDIST = {
     "jaxdist.DistributedDataset",
     "jaxdist.DistributedIterator",
     "jaxdist.GradientReport",
+    "jaxdist.cost.Chip",
+    "jaxdist.cost.Fit",
     "jaxdist.Program",
     "jaxdist.data.Batches",
     "jaxdist.data.Examples",

@@ -9,10 +9,14 @@ from typing import Any
 import optax
 
 import jaxdist
+import jaxdist.compat.v1
+import jaxdist.compat.v1.experimental
+import jaxdist.cost
 import jaxdist.data
 import jaxdist.program
 import jaxdist.training
 import jaxdist.update
+from jaxdist.values._variable_slice import VariableSlice
 
 MODULES = (
     jaxdist,
@@ -25,11 +29,15 @@ MODULES = (
     jaxdist.tpu,
     jaxdist.tpu.experimental,
     jaxdist.contrib,
+    jaxdist.compat.v1,
+    jaxdist.compat.v1.experimental,
+    jaxdist.cost,
     jaxdist.data,
     jaxdist.training,
 )
 # Classes of which users hold objects, under a name that no public module lists.
 RETURNED = {
+    "jaxdist.Variable(...)[...]": VariableSlice,
     "jaxdist.function(...)": jaxdist.program.Function,
     "jaxdist.sharded_update(...)": jaxdist.update.ShardedUpdate,
 }

@@ -312,7 +312,7 @@ def test_arrays_in_the_place_of_a_dataset_are_pointed_to_batches(dataset: Any) -
 
 @pytest.mark.parametrize("dataset", [3, None, "path/to/data", b"x"])
 def test_what_cannot_be_iterated_is_refused_at_once(dataset: Any) -> None:
-    with pytest.raises(ArgumentTypeError, match="takes an iterable of batches"):
+    with pytest.raises(ArgumentTypeError, match="dataset is an iterable of batches"):
         distribute_dataset(dataset, _layout(2))
 
 

@@ -95,7 +95,7 @@ def test_nearest_path_is_the_one_that_differs_by_a_slip() -> None:
         (
             [("mlp/up/*", Split(-1))],
             ArgumentError,
-            ["matched by no rule", "norm/scale", "otherwise="],
+            ["matched by none of rules", "norm/scale", "otherwise="],
         ),
         (
             Rules([("up/kernel", Split(0)), ("*/kernel", Split(1))], Replicate()),
@@ -105,7 +105,7 @@ def test_nearest_path_is_the_one_that_differs_by_a_slip() -> None:
         (
             Rules([("mpl/up/kernel", Split(0))], Replicate()),
             ArgumentError,
-            ["match no parameter", f"the nearest path is {PATH}"],
+            ["match no parameter of tree", f"the nearest path is {PATH}"],
         ),
         (
             Rules([("up/kernel", Split(1))], Replicate()),
@@ -195,7 +195,7 @@ def test_what_rules_cannot_place_is_told_by_its_path(make: Any, error: Any, says
 
 def test_ready_rules_that_find_nothing_to_split_say_so() -> None:
     tree = {"dense": {"weights": jax.ShapeDtypeStruct((8, 8), "float32")}}
-    with pytest.raises(ArgumentError, match="None of the 8 rules matches one of the 1 parameters"):
+    with pytest.raises(ArgumentError, match="none of the 8 rules matches one of the 1 parameters"):
         partition.place(grid(2, 4), tree, partition.tensor_parallel())
 
 
@@ -299,5 +299,5 @@ def test_activation_is_laid_out_by_its_name_and_left_alone_outside_a_step() -> N
     assert {s.data.shape for s in residual.addressable_shards} == {(16, 4)}
     np.testing.assert_array_equal(residual, np.full((16, 4), 9))
     np.testing.assert_array_equal(rules.constrain(np.ones(3), "residual"), np.ones(3))
-    with pytest.raises(ShapeError, match="must lie in"):
+    with pytest.raises(ShapeError, match="The dim is one of"):
         strategy.run(lambda x: partition.constrain(x, 2), (jnp.ones((4, 8)),))

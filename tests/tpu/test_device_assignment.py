@@ -124,7 +124,7 @@ def test_what_needs_a_mesh_without_gaps_is_refused_where_there_are_gaps(
 def test_what_is_no_topology_is_refused(topology: Any) -> None:
     with pytest.raises(TopologyError):
         DeviceAssignment.build(topology)
-    with refused(TopologyError, "needs a Topology", "initialize_tpu_system"):
+    with refused(TopologyError, "topology is a Topology", "initialize_tpu_system"):
         DeviceAssignment(topology, tpu.SINGLE_CORE_ASSIGNMENT)
 
 
@@ -168,7 +168,7 @@ def test_numbers_of_replicas_that_are_no_integers_are_refused() -> None:
 
 
 def test_tasks_without_replicas_are_refused() -> None:
-    with refused(TopologyError, "lookup_replicas(1, 0)", "[0]"):
+    with refused(TopologyError, "lookup_replicas(task_id=1, logical_core=0)", "[0]"):
         PAIRS.lookup_replicas(1, 0)
     with refused(TopologyError, "0 to 1"):
         PAIRS.lookup_replicas(0, 2)

@@ -154,7 +154,7 @@ def test_coordinates_that_are_no_integers_are_refused(place: Any) -> None:
     for method in ("tpu_device_ordinal_at_coordinates", "tpu_device_name_at_coordinates"):
         with refused(ArgumentTypeError, f"{method}: device_coordinates is made of integers"):
             getattr(_two_by_two(), method)(place)
-    with refused(CoordinateError, "coordinates 3, and"):
+    with refused(CoordinateError, "device_coordinates=3, and"):
         _two_by_two().task_ordinal_at_coordinates(3)  # type: ignore[arg-type]
 
 
@@ -174,7 +174,7 @@ def test_slices_lie_behind_one_another() -> None:
 
 
 def test_devices_without_a_place_are_refused() -> None:
-    with refused(ArgumentTypeError, "8 of 8 devices", "coords"):
+    with refused(ArgumentTypeError, "devices of which 8 of 8", "coords"):
         tpu.topology_of(jax.devices("cpu")[:8])
     with refused(TopologyError, "no devices"):
         tpu.topology_of([])

@@ -316,7 +316,7 @@ def test_an_integer_total_is_never_lost_when_it_is_divided() -> None:
 @pytest.mark.parametrize(
     ("value", "kind", "what"),
     [
-        ([1.0, 2.0], ShapeError, r"\[2\], and the variable is float32\[\]"),
+        ([1.0, 2.0], ShapeError, r"\[2\], and what it changes is float32\[\]"),
         (1j, ArgumentTypeError, "complex64"),
         (True, ArgumentTypeError, "bool"),
         ("x", ArgumentTypeError, "str"),

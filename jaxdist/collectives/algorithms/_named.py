@@ -27,7 +27,8 @@ def check_name(caller: str, name: Any) -> None:
     """Refuse what is none of the eight names."""
     if not isinstance(name, str) or name not in NAMES:
         raise ArgumentError(
-            f"{caller} was given the algorithm {name!r}, which does not exist.\n\n"
+            f"{caller} was given all_reduce_spec with the algorithm {name!r}, which does not exist."
+            "\n\n"
             f"Use one of {', '.join(map(repr, NAMES))}. Names with a slash have two levels: within "
             "a worker, and across workers."
         )

@@ -31,7 +31,7 @@ def target_of(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any
     if isinstance(destinations, (PerReplica, Variable, jax.Array)):
         return _of_value(destinations, layout)
     if isinstance(destinations, (list, tuple)) and destinations:
-        devices = runtime.distinct_devices(caller, destinations)
+        devices = runtime.distinct_devices(caller, destinations, "destinations")
         if layout is not None and set(devices) == layout.device_set:
             return layout.replicated
         return devices[0] if len(devices) == 1 else meshes.build(devices).replicated

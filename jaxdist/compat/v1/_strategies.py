@@ -11,6 +11,7 @@ from jaxdist._validate import tell_without_effect
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.collectives import ReduceOp
 from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist.strategies._tpu import check_assignment
 from jaxdist.tpu.experimental import DeviceAssignment
 
 
@@ -140,6 +141,7 @@ class TPUStrategy(Strategy):
         device_assignment: DeviceAssignment | None = None,
     ) -> None:
         self._steps_per_run = _checked_steps(steps_per_run)
+        check_assignment("device_assignment", device_assignment)
         self._newer = strategies.TPUStrategy(tpu_cluster_resolver, device_assignment)
         self._run_as(self._newer)
 

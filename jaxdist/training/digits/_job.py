@@ -6,6 +6,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxdist._validate import as_integer
+from jaxdist.training._checks import MOST_ROWS, checked_rules
 from jaxdist.training._configured_job import ConfiguredJob
 from jaxdist.training.digits._recipe import IMAGE_SHAPE, DigitsRecipe
 
@@ -55,12 +57,14 @@ class DigitsJob(ConfiguredJob):
 
     def recipe(self, rules: str) -> DigitsRecipe:
         """As configured but for the update."""
+        checked_rules("DigitsJob.recipe", rules, tuple(_UPDATES))
         config = self.loaded.values
         optimizer = dataclasses.replace(config.optimizer, update=_UPDATES[rules])
         return DigitsRecipe(dataclasses.replace(config, optimizer=optimizer))
 
     def batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Images and labels."""
+        rows = as_integer("DigitsJob.batch", "rows", rows, least=1, most=MOST_ROWS)
         return {
             "image": jax.ShapeDtypeStruct((rows, *IMAGE_SHAPE), jnp.float32),
             "label": jax.ShapeDtypeStruct((rows,), jnp.int32),

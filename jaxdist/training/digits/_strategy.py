@@ -2,6 +2,7 @@
 
 import jax
 
+from jaxdist._validate import check_instance
 from jaxdist.strategies import MirroredStrategy
 from jaxdist.training.digits._schema import DigitsConfig
 
@@ -11,6 +12,14 @@ def mirrored_strategy(config: DigitsConfig) -> MirroredStrategy:
 
     The virtual devices must have been asked for before.
     """
+    check_instance(
+        "training.mirrored_strategy",
+        "config",
+        config,
+        DigitsConfig,
+        "a training.DigitsConfig",
+        "Pass load_job_config(path).values, or DigitsConfig().",
+    )
     deterministic = config.strategy.deterministic
     if config.strategy.devices != "auto":
         return MirroredStrategy(list(config.strategy.devices), deterministic=deterministic)

@@ -1,0 +1,18 @@
+"""Checks of what the functions of this room are given."""
+
+import math
+import numbers
+from typing import Any
+
+from jaxdist._validate import shown
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+
+
+def check_positive(caller: str, name: str, value: Any, *, or_zero: bool = False) -> None:
+    """Refuse what is no finite number above 0, or from 0 up."""
+    rule = f"{name} is a finite number {'from 0 up' if or_zero else 'above 0'}."
+    text = f"{caller} was given {name}={shown(value)}.\n\n{rule}\n\nPass for instance {name}=1e9."
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ArgumentTypeError(text)
+    if not math.isfinite(value) or value < 0 or (value == 0 and not or_zero):
+        raise ArgumentError(text)
