@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxdist._validate import as_integer, as_list, check_instance, check_text
+from jaxdist._validate import as_integer, as_list, check_instance
 from jaxdist.cost._checks import check_positive
 from jaxdist.cost._link import Link, Medium
 from jaxdist.errors import ArgumentError
@@ -71,13 +71,13 @@ def fitted(
     num_devices = as_integer(caller, "num_devices", num_devices, least=1, most=_MOST_DEVICES)
     check_positive(caller, "memory_bytes_per_second", memory_bytes_per_second)
     check_positive(caller, "scatter_gather", scatter_gather)
-    check_text(caller, "source", source, "measured")
+    check_instance(caller, "source", source, str, "a text", "Pass for instance source='measured'.")
     if len({s.num_bytes for s in samples}) < 2 or len({s.count for s in samples}) < 2:
         raise ArgumentError(
             f"cost.fitted was given {len(samples)} samples of "
             f"{len({s.num_bytes for s in samples})} size(s) and "
             f"{len({s.count for s in samples})} count(s) do not tell latency from bandwidth.\n\n"
-            "Pass samples of two sizes and two counts or more."
+            "Two sizes and two counts are the least.\n\nPass more samples."
         )
     n = num_devices
     waits, moved = _per_array(known.medium, n)

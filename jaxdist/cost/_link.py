@@ -52,7 +52,8 @@ class Link:
 
     def __post_init__(self) -> None:
         check_text("cost.Link", "name", self.name, "nvlink-4")
-        check_text("cost.Link", "source", self.source, "measured")
+        source = "Pass for instance source='measured'."
+        check_instance("cost.Link", "source", self.source, str, "a text", source)
         check_positive("cost.Link", "alpha", self.alpha, or_zero=True)
         for name in ("bytes_per_second", "memory_bytes_per_second", "scatter_gather"):
             check_positive("cost.Link", name, getattr(self, name))
