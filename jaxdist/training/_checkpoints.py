@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Sharding
 
 from jaxdist._typing import PyTree
-from jaxdist._validate import Renamed, as_flag, as_integer, as_path, shown
+from jaxdist._validate import Noted, as_flag, as_integer, as_path, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, DamagedCheckpointError
 from jaxdist.training import _checkpoint_errors
 from jaxdist.training._interrupts import interrupts_wait
@@ -274,14 +274,14 @@ class Checkpoints:
                 )
             if skip_damaged:
                 raise _skips_nothing(caller, state)
-            with Renamed("Checkpoint ", f"{caller} with this like: checkpoint "):
+            with Noted(f"It was raised by {caller}(like=...)."):
                 return self._restore_like(state, like, sharding)
         if step is not None:
             step = as_integer(caller, "step", step, least=0)
             if skip_damaged:
                 raise _skips_nothing(caller, step)
         shapes = plain(state)
-        with Renamed("Checkpoint ", f"{caller} with this state: checkpoint "):
+        with Noted(f"It was raised by {caller}(state, step={step})."):
             if step is None:
                 found = self._newest(shapes, sharding, skip_damaged)
                 if found is None:
@@ -348,7 +348,7 @@ class Checkpoints:
         caller = "Checkpoints.restore_latest"
         _check_sharding(caller, sharding)
         as_flag(caller, "skip_damaged", skip_damaged)
-        with Renamed("Checkpoint ", f"{caller} with this like: checkpoint "):
+        with Noted(f"It was raised by {caller}(like=...)."):
             return self._newest(like, sharding, skip_damaged)
 
     def _newest(

@@ -7,7 +7,7 @@ The name of a section and of an entry, its type, its default and its range are r
 import dataclasses
 import enum
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from jaxdist._validate import check_instance, shown
 from jaxdist.errors import ArgumentError
@@ -145,6 +145,7 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         caller = f"training.{type(self).__name__}"
+        hints = get_type_hints(type(self))
         for field in dataclasses.fields(self):
             given = getattr(self, field.name)
             if isinstance(field.default, str):
@@ -154,7 +155,7 @@ class JobConfig:
                         f"{field.name} is {field.default!r}.\n\nLeave {field.name} out."
                     )
                 continue
-            make: Any = field.default_factory
-            what = f"the section {make.__name__}"
-            remedy = f"Leave {field.name} out, or pass a {make.__name__}."
-            check_instance(caller, field.name, given, make, what, remedy)
+            kind = hints[field.name]
+            what = f"the section {kind.__name__}"
+            remedy = f"Leave {field.name} out, or pass a {kind.__name__}."
+            check_instance(caller, field.name, given, kind, what, remedy)

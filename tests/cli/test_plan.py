@@ -127,7 +127,10 @@ def test_a_sweep_compares_pieces_within_a_slice_where_there_are_several() -> Non
         (["--topology", "v5e:2x2*2", "--slices", "2"], "Leave one of the two out"),
         (["--topology", "v5e:2x2", "--slices", "0"], "from 1 on"),
         (["--topology", "v5e:2x2", "--logical", "3x1"], "do not divide"),
-        (["--topology", "v5e:2x2", "--rules", "zero"], "It has replicated, sharded_update"),
+        (
+            ["--topology", "v5e:2x2", "--rules", "zero"],
+            "rules is one of replicated, sharded_update",
+        ),
         (["--topology", "v5e:2x2", "--rules", "replicated", "--sweep"], "tries all rules"),
         (["--topology", "v5e:2x2", "--global-batch", "6"], "Use 4 or 8"),
         (["--topology", "v5e:2x2", "--png", "nowhere/at/all.png"], "there is no folder"),
