@@ -227,5 +227,5 @@ def test_ctrl_c_does_not_wait_for_the_compiler_and_each_stage_is_told() -> None:
 
 
 def test_errors_of_plan_are_ours() -> None:
-    with pytest.raises(errors.ArgumentError, match="no rules"):
+    with pytest.raises(errors.ArgumentError, match="rules is one of"):
         training.plan_job(training.load_job(DIGITS), "v5e:2x2", rules="other")
