@@ -31,7 +31,9 @@ from jaxdist._compat._op_by_op import op_by_op as op_by_op
 from jaxdist._compat._op_by_op import outside as outside
 from jaxdist._compat._options import BARRIERS_HOLD as BARRIERS_HOLD
 from jaxdist._compat._options import are_set_by_flags as are_set_by_flags
+from jaxdist._compat._options import as_flags as as_flags
 from jaxdist._compat._options import exact_options as exact_options
+from jaxdist._compat._options import exact_partitioner as exact_partitioner
 from jaxdist._compat._programs import CALLS as CALLS
 from jaxdist._compat._programs import body_with_inputs as body_with_inputs
 from jaxdist._compat._programs import call_traced as call_traced

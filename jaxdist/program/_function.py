@@ -221,7 +221,15 @@ class Function:
             return found.replay(compiled.variables, values, state, dynamic, batches)
 
         traced.__name__ = getattr(self._fn, "__name__", "function")
-        return jax.jit(traced, compiler_options=compiled.options)
+        jitted = jax.jit(traced, compiler_options=compiled.options)
+        if compiled.options is None:
+            return jitted
+
+        def exactly(*args: Any) -> Any:
+            with _compat.exact_partitioner(compiled.options):
+                return jitted(*args)
+
+        return exactly
 
 
 @overload

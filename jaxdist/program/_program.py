@@ -171,12 +171,15 @@ class Program:
             donate_argnums=self.donated,
             out_shardings=pinned(self.layout, self.signature, self.traced, self.outputs),
         )
-        with _compat.without_open_constraints():
+        exactly = _compat.exact_partitioner(self.compiler_options)
+        with _compat.without_open_constraints(), exactly:
             return jitted.lower(*(i.abstract() for i in self.signature.inputs))
 
     def compiled(self) -> jax.stages.Compiled:
         """The compiled stage, with the options that this program needs."""
-        return self.lowered().compile(compiler_options=self.compiler_options)
+        lowered, options = self.lowered(), self.compiler_options
+        with _compat.exact_partitioner(options):
+            return lowered.compile(compiler_options=options)
 
     def compile(self) -> CompiledProgram:
         """Compile for the strategy's devices, without running anything.

@@ -43,13 +43,12 @@ def check_inside_trace(layout: ReplicaMesh) -> None:
     if binding is not None:
         binding.compiler_options = options
         return
-    flags = " ".join(f"--{name}={value}" for name, value in options.items())
     raise ContextError(
         "strategy.run of a strategy with deterministic=True was called inside another function "
         f"that JAX is tracing (jax.jit, scan, grad), on {layout.platform} with JAX "
         f"{jax.__version__}.\n\n"
-        f"There XLA keeps the bits only with compile options ({flags}), and jaxdist does not "
-        "compile that function.\n\n"
+        f"There XLA keeps the bits only with {_compat.as_flags(options)}, set before JAX starts, "
+        "and jaxdist does not compile that function.\n\n"
         "Decorate it with jaxdist.function instead of jax.jit; or call strategy.run outside of "
         "it, with jaxdist.training.multi_step for many steps in one call."
     )

@@ -16,6 +16,8 @@ import optax
 from flax import nnx
 from jax import lax
 
+from jaxdist import PerReplica, get_replica_context
+
 ROWS, FEATURES = 4, 24
 
 
@@ -373,6 +375,54 @@ def _loss_rows() -> list[Row]:
 def rows() -> tuple[Row, ...]:
     """The whole table."""
     return (*_nn_rows(), *_jnp_rows(), *_lax_rows(), *_nnx_rows(), *_loss_rows())
+
+
+# One program holds several rows, since compiling takes the time.
+_ROWS_IN_A_PROGRAM = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Rows of the table that are one program; each has its own results."""
+
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        return f"{self.rows[0]} to {self.rows[-1]}"
+
+    def arguments(self) -> tuple[Any, Any]:
+        """The parameters, and a batch of each replica."""
+        x = np.random.default_rng(2).normal(size=(8, ROWS, FEATURES)).astype(np.float32)
+        given = {row.name: PerReplica([row.batch(v) for v in x]) for row in self.rows}
+        return {row.name: row.params for row in self.rows}, given
+
+    def step(self) -> Callable[[Any, Any], Any]:
+        """A step of the values and gradients of each row; it holds no parameters."""
+        bare = [dataclasses.replace(row, params=None) for row in self.rows]
+
+        def step(params: Any, given: Any) -> Any:
+            return {r.name: _value_and_gradients(r, params[r.name], given[r.name]) for r in bare}
+
+        return step
+
+
+def groups() -> list[Group]:
+    """The whole table, in programs."""
+    starts = range(0, len(rows()), _ROWS_IN_A_PROGRAM)
+    return [Group(rows()[start : start + _ROWS_IN_A_PROGRAM]) for start in starts]
+
+
+def _value_and_gradients(row: Row, params: Any, x: Any) -> Any:
+    """The value, the gradient of the rows, and that of the parameters, summed over replicas."""
+    if not row.has_gradient:
+        return row.fn(params, x)
+    value, pull_back = jax.vjp(row.fn, params, x)
+    of_params, of_rows = pull_back(jax.tree.map(_cotangent, value))
+    return value, of_rows, get_replica_context().all_reduce("mean", of_params)
+
+
+def _cotangent(value: jax.Array) -> jax.Array:
+    return jnp.cos(jnp.arange(value.size)).reshape(value.shape).astype(value.dtype)
 
 
 def layer_names() -> set[str]:

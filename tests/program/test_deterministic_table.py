@@ -1,6 +1,5 @@
 """What people train with has the same bits on 1, 2, 4 and 8 devices: value and gradient."""
 
-from collections.abc import Callable
 from typing import Any
 
 import flax.nnx as nnx
@@ -10,44 +9,31 @@ import numpy as np
 import optax
 import pytest
 
-from jaxdist import PerReplica, Strategy, get_replica_context
+import jaxdist
+from jaxdist import OneDeviceStrategy, PerReplica, Strategy, get_replica_context
 from tests.program.exact_rows import (
     NO_ROW_OF_LOSSES,
     NO_ROW_OF_NN,
     NO_ROW_OF_NNX,
-    Row,
+    Group,
+    groups,
     layer_names,
     rows,
 )
-from tests.program.test_deterministic import on_all
+from tests.program.test_deterministic import bits, on_all, virtual
 from tests.tables import sampled
 
 pytestmark = pytest.mark.optimized
 
 
-def _cotangent(value: jax.Array) -> jax.Array:
-    return jnp.cos(jnp.arange(value.size)).reshape(value.shape).astype(value.dtype)
-
-
-def _step(row: Row) -> Callable[..., Any]:
-    """The value, the gradient of the rows, and that of the parameters, summed over replicas."""
-
-    def step(params: Any, x: Any) -> Any:
-        if not row.has_gradient:
-            return row.fn(params, x)
-        value, pull_back = jax.vjp(row.fn, params, x)
-        of_params, of_rows = pull_back(jax.tree.map(_cotangent, value))
-        return value, of_rows, get_replica_context().all_reduce("mean", of_params)
-
-    return step
-
-
-@pytest.mark.parametrize("row", sampled(rows(), 2))
-def test_a_function_and_its_gradient_have_the_same_bits(row: Row) -> None:
-    x = np.random.default_rng(2).normal(size=(8, 4, 24)).astype(np.float32)
-    given = PerReplica([row.batch(v) for v in x])
-    step = _step(row)
-    on_all(lambda strategy: strategy.run(step, (row.params, given)), among=(2, 4, 8))
+@pytest.mark.parametrize("group", sampled(groups(), 1))
+def test_functions_and_their_gradients_have_the_same_bits(group: Group) -> None:
+    step, given = group.step(), group.arguments()
+    one = OneDeviceStrategy("cpu:3", deterministic=True).run(step, given)
+    for devices in 2, 4, 8:
+        other = virtual(devices).run(step, given)
+        differ = [row.name for row in group.rows if bits(other[row.name]) != bits(one[row.name])]
+        assert not differ, f"{devices} devices"
 
 
 def test_the_gradient_of_a_softmax_has_the_same_bits_on_one_device() -> None:
@@ -63,6 +49,24 @@ def test_the_gradient_of_a_softmax_has_the_same_bits_on_one_device() -> None:
         return of_x, get_replica_context().all_reduce("mean", of_w)
 
     on_all(lambda strategy: strategy.run(step, (w, PerReplica(list(x)))), among=(2,))
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+def test_a_repeated_division_has_the_same_bits_on_one_device(is_function: bool) -> None:
+    """Shardy put the divisors together, for several devices only, before XLA's simplifier."""
+    x = np.random.default_rng(2).normal(size=(8, 4, 24)).astype(np.float32)
+
+    def step(x: Any) -> Any:
+        value, pull_back = jax.vjp(lambda x: jnp.std(x, axis=-1), x)
+        return value, pull_back(jnp.cos(jnp.arange(4.0)))
+
+    def run(strategy: Strategy) -> Any:
+        given = PerReplica(list(x))
+        if is_function:
+            return jaxdist.function(lambda x: strategy.run(step, (x,)))(given)
+        return strategy.run(step, (given,))
+
+    on_all(run, among=(2, 8))
 
 
 def test_the_table_has_every_function_layer_and_loss() -> None:
