@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -235,13 +235,15 @@ class StepsInFlight:
             if newest is not None and not newest.is_deleted():
                 jax.block_until_ready(newest)
 
-    def dispatched(self, outputs: Any) -> None:
+    def dispatched(
+        self, outputs: Any, leaves: Callable[[Any], Sequence[Any]] = jax.tree.leaves
+    ) -> None:
         """After a step: count it. The smallest result of the last one is kept to wait for."""
         self._count += 1
         if self._count >= MAX_STEPS_IN_FLIGHT_ON_CPU:
             arrays = [
                 x
-                for x in jax.tree.leaves(outputs)
+                for x in leaves(outputs)
                 if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
             ]
             self._newest = min(arrays, key=lambda x: x.nbytes, default=None)

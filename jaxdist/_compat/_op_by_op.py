@@ -88,8 +88,12 @@ def inside(trace: Any, fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def outside(fn: Callable[..., Any], *args: Any) -> Any:
-    """Call `fn` as if no trace were around the caller."""
-    with _core.set_current_trace(_core.eval_trace), _config.disable_jit(False):
+    """Call `fn` as if no trace, and no `shard_map`, were around the caller."""
+    with contextlib.ExitStack() as around:
+        around.enter_context(_core.set_current_trace(_core.eval_trace))
+        around.enter_context(_config.disable_jit(False))
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            around.enter_context(_mesh.use_abstract_mesh(_mesh.empty_abstract_mesh))
         return fn(*args)
 
 

@@ -16,6 +16,7 @@ from jaxdist.program._exact import exact
 from jaxdist.program._opaque import array_in, with_array
 from jaxdist.values import (
     Feed,
+    HeldPieces,
     PerReplica,
     Sharded,
     Variable,
@@ -87,6 +88,8 @@ class Flat:
     dynamic: list[Any]
     nodes: list[Any]
     has_tracer: bool
+    # Whether JAX's call path found some array without its padding; see Note [Padding in nodes].
+    lost_padding: bool = False
 
     def paths(self) -> list[Any]:
         """The pytree paths of all slots. Flattening with them is slow, so they are not kept."""
@@ -112,7 +115,7 @@ class Flat:
 
 def is_unit(x: Any) -> bool:
     """Whether flattening stops at `x`: values of replicas and NNX objects are kept whole."""
-    return isinstance(x, (PerReplica, Sharded, Variable, nnx.Pytree, Static))
+    return isinstance(x, (PerReplica, Sharded, HeldPieces, Variable, nnx.Pytree, Static))
 
 
 def flatten(
@@ -133,8 +136,12 @@ def flatten(
     slots: list[Any] = []
     dynamic: list[Any] = []
     nodes: list[Any] = []
-    has_tracer = False
+    has_tracer = lost_padding = False
     for leaf in leaves:
+        if isinstance(leaf, HeldPieces):
+            leaf = leaf.sharded()
+        elif isinstance(leaf, Sharded):
+            lost_padding = lost_padding or leaf.has_padding
         if isinstance(leaf, nnx.Pytree):
             index = next((i for i, n in enumerate(nodes) if n is leaf), len(nodes))
             if index == len(nodes):
@@ -148,7 +155,7 @@ def flatten(
             dynamic.append(leaf)
         else:
             slots.append(leaf if isinstance(leaf, Static) else Static(leaf))
-    return Flat(given, treedef, tuple(slots), dynamic, nodes, has_tracer)
+    return Flat(given, treedef, tuple(slots), dynamic, nodes, has_tracer, lost_padding)
 
 
 def _with_containers(given: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -183,7 +190,7 @@ def check_not_leaked(caller: str, flat: Flat) -> None:
     if not flat.has_tracer or _compat.inside_trace():
         return
     for number, leaf in enumerate(flat.dynamic):
-        for part in jax.tree.leaves(leaf):
+        for part in [leaf.held] if isinstance(leaf, Sharded) else jax.tree.leaves(leaf):
             refuse_leaked(caller, flat.name(number), part)
 
 
@@ -198,7 +205,9 @@ def is_dynamic(leaf: Any) -> bool:
 
 
 def _is_traced(leaf: Any) -> bool:
-    if isinstance(leaf, (PerReplica, Sharded)):
+    if isinstance(leaf, Sharded):
+        leaf = leaf.held
+    if isinstance(leaf, PerReplica):
         return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(leaf))
     return isinstance(leaf, jax.core.Tracer)
 

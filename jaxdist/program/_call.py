@@ -36,6 +36,7 @@ class Call:
     leaves: list[Any]
     kept: KeptGraph | None
     moved: bool  # some leaf is not passed on as it came
+    has_padding: bool  # some array in pieces has
 
     @property
     def is_traced(self) -> bool:
@@ -73,10 +74,12 @@ def read(flat: Flat, kept: KeptGraph | None, layout: ReplicaMesh) -> Call:
     values, uneven, moved = _checked_values(flat, num_state, layout)
     leaves += values
     inputs = []
+    has_padding = False
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, Sharded):
             pieces = checked_sharded(_LeafName(flat, kept, i - num_state), leaf, layout)
             moved = moved or pieces is not leaf
+            has_padding = has_padding or pieces.has_padding
             leaf = pieces
         slot = in_slot(leaf, layout)
         inputs.append(slot)
@@ -96,7 +99,7 @@ def read(flat: Flat, kept: KeptGraph | None, layout: ReplicaMesh) -> Call:
     signature = Signature(
         flat.treedef, flat.slots, tuple(inputs), graph, uneven=tuple(uneven), structure=structure
     )
-    return Call(flat, signature, leaves, kept, moved)
+    return Call(flat, signature, leaves, kept, moved, has_padding)
 
 
 def _checked_values(

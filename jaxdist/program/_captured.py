@@ -9,12 +9,13 @@ import jax
 from flax import nnx
 from flax.errors import TraceContextError
 from jax.errors import UnexpectedTracerError
+from jax.sharding import NamedSharding
 
 from jaxdist import _compat
 from jaxdist.errors import ContextError
 from jaxdist.program._lost_writes import bare_variables, check_none_is_lost
 from jaxdist.program._retrace import place
-from jaxdist.values import leaked
+from jaxdist.values import is_sharded, leaked
 
 # How far functions that a step calls are followed.
 MAX_DEPTH = 4
@@ -79,6 +80,8 @@ def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         result = fn(*args, **kwargs)
     except (TraceContextError, ValueError, UnexpectedTracerError) as error:
         raise_leak(fn, error)
+        if "should match the mesh of sharding" in str(error):
+            _raise_of_global_array(fn, error)
         if "different trace level" not in str(error):
             raise
         objects = {
@@ -106,6 +109,22 @@ def raise_leak(fn: Any, error: Exception) -> None:
         dead = _leaked_value(fn)
         if dead is not None:
             raise leak(fn, dead) from error
+
+
+def _raise_of_global_array(fn: Any, error: Exception) -> None:
+    """Raise a named error if JAX does not take an array with a layout as a constant of a step."""
+    for name, value in closed_over(fn).items():
+        for leaf in jax.tree.leaves(value, is_leaf=is_sharded):
+            array = leaf.held if is_sharded(leaf) else leaf
+            if isinstance(getattr(array, "sharding", None), NamedSharding):
+                shown = f"{array.dtype}{list(array.shape)} laid out as {array.sharding.spec}"
+                raise ContextError(
+                    f"The step at {place(fn)} closes over {name}, which holds an array {shown}. "
+                    f"JAX refused an operation on it.\n\n"
+                    "An array that a step closes over keeps its layout over the devices, and some "
+                    "functions of jax.numpy (where, for instance) take none with a layout there."
+                    f"\n\nPass it as an argument: strategy.run(step, args=({name}, ...))."
+                ) from error
 
 
 def _leaked_value(fn: Any) -> Any:

@@ -40,6 +40,8 @@ from jaxdist.replica import current_frame
 from jaxdist.runtime import CPU_STEPS
 from jaxdist.values import (
     Variable,
+    as_held,
+    as_sharded,
     current_binding,
     held_by,
     hold_all,
@@ -63,6 +65,7 @@ class _Compiled:
     # A trace of it that JAX has not taken over yet.
     found: FunctionTrace | None
     call: Any = None  # what `jax.jit` makes
+    gives_padding: bool = False  # in results, as `HeldPieces`
 
 
 class Function:
@@ -143,8 +146,7 @@ class Function:
         shape = kept.shape if kept else None
         state = kept.read() if kept else []
         # See Note [Who owns host memory]
-        flat.dynamic[:] = owned_leaves(flat.dynamic)
-        state = owned_leaves(state)
+        flat.dynamic[:], state = owned_leaves(as_held((flat.dynamic, state)))
         asked: Any = (flat.treedef, self._structure(flat.treedef), flat.slots, shape, strategy)
         if draws.counts:
             # How many batches it takes may depend on the shapes of all arguments.
@@ -170,7 +172,7 @@ class Function:
                 # Other shapes led to other variables, or to more batches.
                 compiled = self._settled(given, asked, error.found, compiled.variables)
         CPU_STEPS.dispatched(results)
-        variables, after, result = results
+        variables, after, result = as_sharded(results) if compiled.gives_padding else results
         try:
             if kept is not None:
                 kept.write(after)
@@ -218,6 +220,7 @@ class Function:
                 or found.counts != counts
             ):
                 raise _OtherInputsError(found)
+            compiled.gives_padding = compiled.gives_padding or found.gives_padding
             return found.replay(compiled.variables, values, state, dynamic, batches)
 
         traced.__name__ = getattr(self._fn, "__name__", "function")

@@ -15,9 +15,18 @@ from jaxdist.program._arguments import Static, VariableItself, unflatten
 from jaxdist.program._bound_variables import BatchLeaf, BoundVariables
 from jaxdist.program._draws import Draws
 from jaxdist.program._function_call import FunctionCall
+from jaxdist.program._padding import has_padding
 from jaxdist.program._placeholder import PLACEHOLDER
 from jaxdist.program._trace import check_result, not_a_result, opened_result
-from jaxdist.values import Variable, bound, copy_steps_ahead, is_leaked, rebuild_on_unflatten
+from jaxdist.values import (
+    Variable,
+    as_held,
+    as_sharded,
+    bound,
+    copy_steps_ahead,
+    is_leaked,
+    rebuild_on_unflatten,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,6 +41,7 @@ class FunctionTrace:
     options: dict[str, Any] | None  # compile options that a step in it needs
     counts: tuple[int, ...]  # batches that it took of each iterator
     kinds: Any  # shapes and dtypes of the arguments
+    gives_padding: bool  # in results, as `HeldPieces`
 
     def fits(self, state: Any, dynamic: Any) -> bool:
         """Whether it is a trace for values like these."""
@@ -72,21 +82,23 @@ def trace_function(
     def traced(state: Any, dynamic: Any) -> list[Any]:
         binding = BoundVariables(jax.tree.leaves(dynamic), origins, draws)
         copy_steps_ahead(given.flat.dynamic, dynamic)
+        state, dynamic = as_sharded((state, dynamic))
         nodes = shape.merge(state) if shape is not None else ()
         args, kwargs = unflatten(given.flat.treedef, draws.in_place(slots), dynamic, nodes)
         with bound(binding):
             result = _captured.call(fn, args, kwargs)
-        after = shape.leaves_of(nodes) if shape is not None else []
+        after = shape.values_of(nodes) if shape is not None else []
         written = binding.written()
-        leaves, treedef = jax.tree.flatten((after, _checked(result)))
-        made[:] = binding, tuple(written), treedef
+        held, gives_padding = as_held((after, result)), has_padding((after, result))
+        leaves, treedef = jax.tree.flatten((held[0], _checked(held[1])))
+        made[:] = binding, tuple(written), treedef, gives_padding
         return [*written.values(), *leaves]
 
     closed = jax.make_jaxpr(traced)(state, dynamic)
     dead = next((c for c in closed.consts if is_leaked(c)), None)
     if dead is not None:
         raise _captured.leak(fn, dead)
-    binding, written, treedef = made
+    binding, written, treedef, gives_padding = made
     jaxpr, marks = _compat.without_placeholders(closed, PLACEHOLDER)
     jaxpr = _compat.with_inputs(jaxpr, [marks[n] for n in range(len(binding.inputs))])
     return FunctionTrace(
@@ -98,6 +110,7 @@ def trace_function(
         binding.compiler_options,
         draws.used,
         _kinds(state, dynamic),
+        gives_padding,
     )
 
 

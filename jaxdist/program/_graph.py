@@ -45,6 +45,11 @@ class GraphShape:
             raise StateDivergenceError(self._changed(after))
         return leaves
 
+    def values_of(self, nodes: tuple[Any, ...]) -> list[Any]:
+        """The same, with arrays in pieces as they are."""
+        self.leaves_of(nodes)
+        return jax.tree.leaves(nnx.split(nodes)[1], is_leaf=is_sharded)
+
     def name(self, leaf: int) -> str:
         """A name for leaf number `leaf`, such as `args[0].layers[1].kernel`."""
         return self._named(self.paths[leaf])

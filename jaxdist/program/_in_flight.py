@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxdist.program._program import Program
 from jaxdist.runtime import CPU_STEPS
+from jaxdist.values import held_leaves
 
 
 def must_count(program: Program) -> bool:
@@ -21,7 +22,7 @@ def counted(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         CPU_STEPS.make_room()
         results = dispatch(*args, **kwargs)
-        CPU_STEPS.dispatched(results)
+        CPU_STEPS.dispatched(results, held_leaves)
         return results
 
     return call

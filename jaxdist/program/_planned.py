@@ -14,7 +14,7 @@ from jaxdist.program._exact import exact, exact_structure
 from jaxdist.program._graph import KeptGraph
 from jaxdist.program._variables_lift import LiftedVariables
 from jaxdist.runtime import CPU_STEPS
-from jaxdist.values import held_by, owned_leaves
+from jaxdist.values import as_held, held_by, held_leaves, owned_leaves
 
 
 class Slow:
@@ -109,6 +109,8 @@ class Planned:
         written, read_only = _NONE, _NONE
         if variables:
             written, read_only = held_by(variables.written), held_by(variables.read_only)
+        if step.keeps_padding:
+            leaves, rest, named = as_held((leaves, rest, named))
         if step.owns:
             leaves, rest, named = owned_leaves((leaves, rest, named))
         if step.donates and (
@@ -130,7 +132,7 @@ class Planned:
             known[key] = dispatch
         result = self._settled(results, kept)
         if step.bounded:
-            CPU_STEPS.dispatched(results)
+            CPU_STEPS.dispatched(results, held_leaves)
         return result
 
     def _mirrored(

@@ -29,7 +29,7 @@ from jaxdist.program._uneven import cut
 from jaxdist.program._variables_lift import NO_VARIABLES, LiftedVariables
 from jaxdist.program._virtual_program import call_virtually
 from jaxdist.program._virtual_values import Turns
-from jaxdist.values import Form, Kind, Sharded, hold_global, rebuild_on_unflatten
+from jaxdist.values import Form, Kind, PiecesOfResult, hold_global, rebuild_on_unflatten
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -152,7 +152,7 @@ class Program:
                 return number
             out = self.outputs[count + number]
             if out.cut is not None:
-                return Sharded(number, *out.cut)
+                return PiecesOfResult(number, out.cut)
             if out.kind is not Kind.PER_REPLICA or count + number in self.traced.uneven:
                 return number
             scalars = scalar_form(out.shape) is Form.SCALARS
@@ -161,7 +161,9 @@ class Program:
 
         result = jax.tree.map(node, self.traced.template, is_leaf=lambda x: isinstance(x, Static))
         result = rebuild_on_unflatten(result, Static)
-        state = [Sharded(i, *o.cut) if o.cut else i for i, o in enumerate(self.outputs[:count])]
+        state = [
+            PiecesOfResult(i, o.cut) if o.cut else i for i, o in enumerate(self.outputs[:count])
+        ]
         return (state, result) if self.has_state else result
 
     def lowered(self) -> jax.stages.Lowered:

@@ -29,6 +29,7 @@ from jaxdist.program._kept_graphs import KeptGraphs
 from jaxdist.program._mirroring import Mirror, MirroringCall, has_arrays_elsewhere
 from jaxdist.program._op_by_op import OpByOpStep, Outcome
 from jaxdist.program._owning import has_host_arrays, owning
+from jaxdist.program._padding import has_padding, keeping_padding
 from jaxdist.program._planned import Plan, Planned, Slow
 from jaxdist.program._program import Program
 from jaxdist.program._programs import Programs
@@ -67,6 +68,8 @@ class Step:
         self.tells_structures_apart = False
         # Whether arrays of the host have to be copied first.
         self.owns = False
+        # Whether arrays in pieces keep their padding on JAX's call path.
+        self.keeps_padding = False
         # Whether the call paths look for deleted buffers, since JAX would look too late.
         self.finds_deleted = self.donates and may_crash(self._layout)
         self._is_guarded = False
@@ -81,10 +84,18 @@ class Step:
             one_device=len(self._layout.devices) == 1,
             finds_deleted=self.finds_deleted,
         )
-        self.direct: Callable[..., Any] = self._donating if self.donates else self._dispatcher
+        self._first: Callable[..., Any] | None = self._first_call
+        self.direct: Callable[..., Any] = self._first
         self.call: Callable[..., Any] = self.direct
         if options.static_argnames:
             self.call = self.slow
+
+    def _first_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Look at the arguments before JAX's call path does."""
+        self._first = None
+        self.keeps_padding = has_padding((args, kwargs))
+        self._renew_direct()
+        return self.direct(*args, **kwargs)
 
     # The slow way: read everything, pick or build the program.
 
@@ -126,13 +137,15 @@ class Step:
             self._tell_structures_apart()
         if has_host_arrays(call):
             self._own()
+        if call.has_padding:
+            self._keep_padding()
         if is_checked:
             return result, None
         plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
         if program.variables or not plain:
             self._plan(call, args, kwargs, program.variables)
             return result, None
-        return result, None if call.moved else ready.record
+        return result, None if call.moved or call.flat.lost_padding else ready.record
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         return flatten(args, kwargs, self._static_names, self._static_numbers)
@@ -228,6 +241,12 @@ class Step:
             self.owns = True
             self._renew_direct()
 
+    def _keep_padding(self) -> None:
+        """Hand arrays in pieces over as they are held from now on."""
+        if not self.keeps_padding:
+            self.keeps_padding = True
+            self._renew_direct()
+
     def keep_copies(self, mirrors: bool = True) -> None:
         """Keep copies of arrays on one device from now on, or no longer."""
         if self.mirrors is not mirrors:
@@ -260,6 +279,9 @@ class Step:
             direct = counted(direct)
         if self.owns:
             direct = owning(direct)
+        if self.keeps_padding:
+            direct = keeping_padding(direct)
+        direct = self._first or direct
         if self.call is self.direct:
             self.call = direct
         self.direct = direct
@@ -297,7 +319,7 @@ class Step:
             # A number where there was a static value is an argument of the program, and is not
             # among what this dispatcher was given.
             fits = self._plan_of(call, args, kwargs) == plan
-            if ready is None or traced or call.moved or not fits:
+            if ready is None or traced or call.moved or not fits or has_padding(given):
                 return Slow(), None
             if ready.program.variables is not variables:
                 return Slow(), None

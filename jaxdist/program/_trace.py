@@ -372,6 +372,8 @@ class LocalStep:
             if isinstance(leaf, (PerReplica, nnx.Module, nnx.Optimizer)):
                 raise ReplicaValueError(not_a_result(name, leaf, "The step"))
             if isinstance(leaf, Sharded):
+                if leaf.has_padding:  # made outside, and closed over
+                    leaf = undeclared(leaf.whole(), leaf.cut)
                 _sharded.check_piece(name, leaf)
                 self.cuts[self.num_graph + len(arrays)] = leaf.cut
                 leaf = leaf.held

@@ -10,6 +10,7 @@ from jaxdist.values._containers import close_containers as close_containers
 from jaxdist.values._containers import is_container as is_container
 from jaxdist.values._containers import open_containers as open_containers
 from jaxdist.values._containers import rebuild_on_unflatten as rebuild_on_unflatten
+from jaxdist.values._cut import Cut as Cut
 from jaxdist.values._distributed import DistributedValues as DistributedValues
 from jaxdist.values._elementwise import ELEMENTWISE as ELEMENTWISE
 from jaxdist.values._feed import Feed as Feed
@@ -47,9 +48,7 @@ from jaxdist.values._placement import is_mirrored as is_mirrored
 from jaxdist.values._placement import placement_of as placement_of
 from jaxdist.values._placement import placement_of_sharding as placement_of_sharding
 from jaxdist.values._sharded import GATHERED as GATHERED
-from jaxdist.values._sharded import Cut as Cut
 from jaxdist.values._sharded import Sharded as Sharded
-from jaxdist.values._sharded import from_state as from_state
 from jaxdist.values._sharded import gathered as gathered
 from jaxdist.values._sharded import is_sharded as is_sharded
 from jaxdist.values._sharded import opened as opened
@@ -61,6 +60,12 @@ from jaxdist.values._sharded_layout import checked_sharded as checked_sharded
 from jaxdist.values._sharded_layout import cut_for as cut_for
 from jaxdist.values._sharded_layout import layout_of_pieces as layout_of_pieces
 from jaxdist.values._sharded_layout import sharded_placement as sharded_placement
+from jaxdist.values._sharded_node import HeldPieces as HeldPieces
+from jaxdist.values._sharded_node import PiecesOfResult as PiecesOfResult
+from jaxdist.values._sharded_node import as_held as as_held
+from jaxdist.values._sharded_node import as_sharded as as_sharded
+from jaxdist.values._sharded_node import from_state as from_state
+from jaxdist.values._sharded_node import held_leaves as held_leaves
 from jaxdist.values._variable import Variable as Variable
 from jaxdist.values._variable import any_variable as any_variable
 from jaxdist.values._variable import held_by as held_by

@@ -11,6 +11,7 @@ import jax
 from jax.tree_util import DictKey, SequenceKey, keystr, register_pytree_with_keys
 
 from jaxdist.errors import ArgumentTypeError
+from jaxdist.values._sharded import is_sharded
 
 
 class Opened:
@@ -86,7 +87,7 @@ def open_containers(
 
 def close_containers(tree: Any) -> Any:
     """A pytree with its containers in their own types again."""
-    return jax.tree.map(_closed, tree, is_leaf=_is_opened)
+    return jax.tree.map(_closed, tree, is_leaf=lambda x: _is_opened(x) or is_sharded(x))
 
 
 def rebuild_on_unflatten(tree: Any, whole: type) -> Any:

@@ -1,21 +1,19 @@
 """One array of which each replica holds a piece."""
 
-import math
-import re
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
-from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
+from jaxdist import _compat
 from jaxdist._validate import as_integer, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values._arithmetic import Arithmetic
+from jaxdist.values._cut import Cut
 from jaxdist.values._owned import owned
 from jaxdist.values._piece_marks import OPEN, PIECE
 from jaxdist.values._variable_access import site
@@ -25,61 +23,6 @@ _OF_ARRAYS = frozenset(
     "T mT at astype conj dot flatten max mean min ravel reshape squeeze std sum swapaxes take "
     "transpose var".split()
 )
-
-
-class Cut(NamedTuple):
-    """Along which dim an array is cut, how long that dim is without padding, and over what."""
-
-    dim: int
-    size: int
-    axes: tuple[str, ...] | None = None  # of the replica axes; None is all of them
-    split: int | None = None  # another dim, which lies over the logical axes of each replica
-
-    def over(self, layout: ReplicaMesh) -> tuple[str, ...]:
-        """The replica axes over which the pieces lie."""
-        return layout.replica_axes if self.axes is None else self.axes
-
-    def pieces(self, layout: ReplicaMesh) -> int:
-        """How many pieces there are."""
-        if self.axes is None:
-            return layout.num_replicas
-        return math.prod(layout.mesh.shape[a] for a in self.axes)
-
-    def rows(self, pieces: int) -> int:
-        """Length of one piece: the last pieces are padded to it."""
-        return math.ceil(self.size / pieces)
-
-    def padding(self, pieces: int) -> int:
-        """How much longer the cut dim is with padding."""
-        return self.rows(pieces) * pieces - self.size
-
-    def local_shape(self, shape: tuple[int, ...], pieces: int) -> tuple[int, ...]:
-        """The shape of one piece, from any shape that is right in the other dims."""
-        return (*shape[: self.dim], self.rows(pieces), *shape[self.dim + 1 :])
-
-    def spec(self, layout: ReplicaMesh) -> PartitionSpec:
-        """The layout over the replica axes."""
-        axes = self.over(layout)
-        return PartitionSpec(*[None] * self.dim, axes[0] if len(axes) == 1 else axes)
-
-    def behind(self, dim: int) -> "Cut":
-        """The cut of an array that has one more dim, `dim`."""
-        split = self.split if self.split is None else self.split + (dim <= self.split)
-        return self._replace(dim=self.dim + (dim <= self.dim), split=split)
-
-    def before(self, dim: int) -> "Cut":
-        """The cut of what stands at one place of dim `dim`, which is not cut."""
-        split = self.split if self.split is None else self.split - (dim < self.split)
-        return self._replace(dim=self.dim - (dim < self.dim), split=split)
-
-    def full_spec(self, layout: ReplicaMesh) -> PartitionSpec:
-        """The layout over all axes."""
-        if self.split is None or layout.num_logical == 1:
-            return self.spec(layout)
-        entries = [*self.spec(layout), *[None] * (self.split - self.dim)]
-        logical = layout.logical_axes
-        entries[self.split] = logical[0] if len(logical) == 1 else logical
-        return PartitionSpec(*entries)
 
 
 class Sharded(Arithmetic):
@@ -95,11 +38,15 @@ class Sharded(Arithmetic):
     Shapes:
         A logical `[..., size, ...]` on `R` replicas is held as `[..., R*p, ...]` with
         `p = ceil(size / R)`, laid out over the replica axes on `dim`. What stands behind `size`
-        is padding, and means nothing. Functions of pytrees find the array as it is held outside
-        of steps, and the logical one inside.
+        is padding, and means nothing. Functions of pytrees find the logical array, in a step and
+        outside. Where they put a new array of that shape into the node, it is padded and cut
+        when it enters a step.
 
     Cost:
-        None: the array is held as it is. Used as an array in a step, an all-gather.
+        None: the array is held as it is. Used as an array in a step, an all-gather. Outside of
+        steps, each function of pytrees cuts the padding off, if there is any: a slice of the
+        whole array, which moves rows between devices. `strategy.run(tx.init, (params,))` makes
+        the state of an optimizer without it.
 
     Args:
         array: The padded array over all replicas, or the piece of one inside a step.
@@ -123,7 +70,7 @@ class Sharded(Arithmetic):
         `DESIGN.md` §2.3; ZeRO, arXiv:1910.02054.
     """
 
-    __slots__ = ("_held", "axes", "dim", "size", "split")
+    __slots__ = ("_has_padding", "_held", "axes", "dim", "size", "split")
 
     dim: int
     size: int
@@ -167,6 +114,7 @@ class Sharded(Arithmetic):
         # What is made by hand is declared to be a piece; what functions of pytrees make is not.
         layout = _layout_around()
         self._held = owned(array) if layout is None else _declared(array, self.cut, layout)
+        self._has_padding = is_longer(array, self.cut)
 
     @property
     def array(self) -> Any:
@@ -193,6 +141,18 @@ class Sharded(Arithmetic):
             (4,)
         """
         return self._held
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether `held` is longer than the array that it stands for.
+
+        What a function of pytrees made is not, whatever its shape is.
+
+        Example:
+            >>> Sharded(np.arange(4), dim=0, size=3).has_padding
+            True
+        """
+        return self._has_padding
 
     @property
     def cut(self) -> Cut:
@@ -253,12 +213,14 @@ class Sharded(Arithmetic):
                 )
             return self.array
         array = self._held
-        if array.shape[self.dim] == self.size:
+        if not self._has_padding:
             return array
         if isinstance(array, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(self.shape, array.dtype)
-        index = (*[slice(None)] * self.dim, slice(self.size))
-        return array[index]
+        if isinstance(array, jax.core.Tracer) or not _compat.inside_trace():
+            return _without_padding(array, self.cut)
+        # The step that closes over it cannot slice an array of all replicas.
+        return _compat.outside(_without_padding, array, self.cut)
 
     def _operand(self) -> Any:
         """The one array as it is seen from here."""
@@ -301,6 +263,22 @@ class Sharded(Arithmetic):
 def is_sharded(x: Any) -> bool:
     """For `is_leaf`: whether `x` is one array in pieces."""
     return isinstance(x, Sharded)
+
+
+def undeclared(array: Any, cut: Cut, *, has_padding: bool = False) -> Sharded:
+    """A node that holds what the analysis of the step has to prove to be a piece."""
+    value = object.__new__(Sharded)
+    value._held, value._has_padding = array, has_padding
+    value.dim, value.size, value.axes, value.split = cut
+    return value
+
+
+def _without_padding(array: Any, cut: Cut) -> Any:
+    return array[(*[slice(None)] * cut.dim, slice(cut.size))]
+
+
+def is_longer(array: Any, cut: Cut) -> bool:
+    return cut.dim < getattr(array, "ndim", 0) and array.shape[cut.dim] > cut.size
 
 
 def _layout_around() -> ReplicaMesh | None:
@@ -366,69 +344,6 @@ def pad_dim(array: Any, dim: int, more: int) -> Any:
         return array
     widths = [(0, more if d == dim else 0, 0) for d in range(array.ndim)]
     return jax.lax.pad(array, jnp.zeros((), array.dtype), widths)
-
-
-# [Note: the declaration in the key]
-# `nnx.Optimizer.update` writes a node of a pytree that it does not know into a variable as an
-# `nnx.State` of the node's children by key, and drops the rest. So the key says what the node is.
-_KEY = re.compile(r"array_cut_along_(\d+)_of_(\d+)(?:_split_along_(\d+))?(?:_over_(.+))?")
-
-
-def _key(value: Sharded) -> str:
-    over = "" if value.axes is None else f"_over_{','.join(value.axes)}"
-    split = "" if value.split is None else f"_split_along_{value.split}"
-    return f"array_cut_along_{value.dim}_of_{value.size}{split}{over}"
-
-
-def from_state(value: Any) -> Any:
-    """A `Sharded` that NNX turned into a mapping, as one again; see the note above."""
-    if not isinstance(value, Mapping) or len(value) != 1:
-        return value
-    [(key, array)] = value.items()
-    found = _KEY.fullmatch(str(key))
-    if found is None:
-        return value
-    split = None if found[3] is None else int(found[3])
-    axes = None if found[4] is None else tuple(found[4].split(","))
-    return undeclared(array, Cut(int(found[1]), int(found[2]), axes, split))
-
-
-def undeclared(array: Any, cut: Cut) -> Sharded:
-    """A node that holds what the analysis of the step has to prove to be a piece."""
-    value: Sharded = _rebuild(cut, (array,))
-    return value
-
-
-def _flatten_with_keys(value: Sharded) -> tuple[list[tuple[Any, Any]], Cut]:
-    return [(GetAttrKey(_key(value)), value.held)], value.cut
-
-
-def _flatten(value: Sharded) -> tuple[tuple[Any, ...], Cut]:
-    return (value.held,), value.cut
-
-
-def _rebuild(cut: Cut, children: Iterable[Any]) -> Any:
-    [held] = children
-    if _is_mark(held):
-        return held
-    value = object.__new__(Sharded)
-    value._held = held
-    value.dim, value.size, value.axes, value.split = cut
-    return value
-
-
-def _is_mark(held: Any) -> bool:
-    """Whether a function of pytrees put no array into a node, but what it has to say of it.
-
-    A mask, a label, or what is left of an array that was masked out (`optax.MaskedNode`). That
-    stands in the place of the node, as it would in the place of an array: masks of trees with
-    pieces are then those of trees of arrays.
-    """
-    is_empty = isinstance(held, tuple) and not held
-    return is_empty or isinstance(held, (bool, np.bool_, str))
-
-
-register_pytree_with_keys(Sharded, _flatten_with_keys, _rebuild, _flatten)
 
 
 # The name under which `jax.checkpoint` policies see a parameter that was gathered.

@@ -4,14 +4,16 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _compat
 from jaxdist.errors import ReplicaValueError
 from jaxdist.mesh import ReplicaMesh
+from jaxdist.values._cut import Cut
 from jaxdist.values._owned import owned
 from jaxdist.values._placement import Kind, Placement
-from jaxdist.values._sharded import Cut, Sharded, is_sharded, pad_dim
+from jaxdist.values._sharded import Sharded, is_sharded, pad_dim, undeclared
 
 
 def sharded_placement(value: Sharded, layout: ReplicaMesh) -> Placement:
@@ -44,7 +46,8 @@ def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharde
             "is_leaf=lambda x: isinstance(x, jaxdist.Sharded))."
         )
     # No cut of the array is shorter than the array.
-    if cut.dim >= array.ndim or array.shape[cut.dim] < cut.size:
+    fits = cut.dim < array.ndim and array.shape[cut.dim] >= cut.size
+    if not fits or (array.shape[cut.dim] > cut.size and not value.has_padding):
         raise ReplicaValueError(
             f"{name} is {array.dtype}{list(array.shape)}, in a node that says that it is cut along "
             f"dim {cut.dim} of {cut.size} elements.\n\n"
@@ -53,6 +56,10 @@ def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharde
             "Let sharded_update make and cut its state: tx = jaxdist.sharded_update(tx)."
         )
     have, need = array.shape[cut.dim], cut.rows(count) * count
+    if have == cut.size < need:
+        # A function of pytrees made it: there it is the array without padding.
+        array = _padded(array, cut, count)
+        value, have = undeclared(array, cut, has_padding=True), need
     if have != need:
         raise ReplicaValueError(_of_others(name, value, layout, f"{have} rows, not {need}"))
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
@@ -108,6 +115,18 @@ def _check_axes(name: object, value: Sharded, layout: ReplicaMesh) -> None:
             "An array in pieces stays with the strategy that cut it, or is placed anew: "
             "jaxdist.partition.place(strategy, state, rules)."
         )
+
+
+def _padded(array: Any, cut: Cut, pieces: int) -> Any:
+    """The array with its padding, made by whatever it is an array of."""
+    more = cut.padding(pieces)
+    if isinstance(array, jax.ShapeDtypeStruct):
+        longer = array.shape[cut.dim] + more
+        shape = (*array.shape[: cut.dim], longer, *array.shape[cut.dim + 1 :])
+        return jax.ShapeDtypeStruct(shape, array.dtype)
+    if isinstance(array, jax.Array):
+        return pad_dim(array, cut.dim, more)
+    return np.pad(array, [(0, more if d == cut.dim else 0) for d in range(array.ndim)])
 
 
 def cut_for(array: Any, cut: Cut, layout: ReplicaMesh) -> Sharded:

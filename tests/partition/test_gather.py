@@ -210,6 +210,6 @@ def test_plain_optax_state_made_from_pieces_is_in_pieces() -> None:
     params: Any = partition.place(
         strategy, {"w": np.ones((3, 2), "float32")}, {"*": Shard(0, pad=True)}
     )
-    state: Any = optax.adam(0.1).init(params)
+    state: Any = strategy.run(optax.adam(0.1).init, (params,))
     assert state[0].mu["w"].cut == params["w"].cut
     assert state[0].mu["w"].held.sharding == params["w"].held.sharding

@@ -49,9 +49,7 @@ def trained(chain: Chain, strategy: Any, tx: Any, *, in_pieces: bool) -> Any:
             params = partition.place(strategy, params, FSDP)
         else:
             params = jax.device_put(params, strategy.layout.replicated)
-        # Outside of a step functions of pytrees find padding.
-        is_plain = in_pieces and not isinstance(tx, jaxdist.update.ShardedUpdate)
-        state = strategy.run(tx.init, (params,)) if is_plain else tx.init(params)
+        state = tx.init(params)
         step = step_of(tx)
         for rows in chain.rows:
             given = jax.device_put(rows, strategy.per_replica_sharding)

@@ -20,6 +20,7 @@ from jaxdist.errors import (
     ShapeError,
     StateDivergenceError,
 )
+from jaxdist.values import as_held
 from tests.program.counting import compilations
 from tests.strategies.oracle import refused
 
@@ -119,7 +120,8 @@ def pieces(state: Any) -> list[Sharded]:
 
 
 def bytes_on_a_device(state: Any) -> int:
-    return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
+    arrays = jax.tree.leaves(as_held(state))
+    return sum(x.addressable_shards[0].data.nbytes for x in arrays)
 
 
 @pytest.mark.parametrize("mode", ["sharded", "in one"])
