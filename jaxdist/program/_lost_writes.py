@@ -7,6 +7,7 @@ from flax import nnx
 
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.program._arguments import argument_name
+from jaxdist.values import Sharded
 
 Found = list[tuple[str, nnx.Variable[Any], Any]]
 
@@ -43,4 +44,4 @@ def check_none_is_lost(found: Found, result: Any) -> None:
 
 
 def _is_whole(x: Any) -> bool:
-    return isinstance(x, (nnx.Variable, nnx.State, nnx.Pytree))
+    return isinstance(x, (nnx.Variable, nnx.State, nnx.Pytree, Sharded))
