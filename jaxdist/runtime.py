@@ -186,12 +186,12 @@ def virtual_devices(count: int) -> None:
     """
     if not isinstance(count, int) or isinstance(count, bool):
         raise ArgumentTypeError(
-            f"virtual_devices takes a number of devices as an int, and {count!r} of type "
-            f"{type(count).__name__} was given.\n\nPass for instance virtual_devices(8)."
+            f"virtual_devices was given count={shown(count)}.\n\n"
+            "count is a number of devices.\n\nPass for instance virtual_devices(8)."
         )
     if count < 1:
         raise ArgumentError(
-            f"virtual_devices({count}): there must be at least one device.\n\n"
+            f"virtual_devices was given count={count}.\n\nThere is one device or more.\n\n"
             "Pass for instance virtual_devices(8)."
         )
     try:
@@ -206,7 +206,8 @@ def _too_late(count: int, present: int) -> BackendStartedError:
     flag = next((f for f in os.environ.get("XLA_FLAGS", "").split() if f.startswith(_XLA_FLAG)), "")
     origin = f" (XLA_FLAGS has {flag}: take it out, or let it say {count})" if flag else ""
     return BackendStartedError(
-        f"virtual_devices({count}) comes too late: JAX has already started, with {present} CPU "
+        f"virtual_devices(count={count}) comes too late: JAX has already started, with {present} "
+        "CPU "
         f"device(s){origin}.\n\n"
         "The number of devices is fixed when JAX first touches one (jax.devices(), jnp.zeros(3), "
         "a strategy).\n\n"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
+from jaxdist._validate import as_integer, check_instance, shown
 from jaxdist.errors import ArgumentTypeError, NotFoundError
 
 Tasks: TypeAlias = Sequence[str] | Mapping[Any, str]
@@ -37,8 +38,9 @@ class ClusterSpec:
             return
         if not isinstance(cluster, Mapping):
             raise ArgumentTypeError(
-                f"ClusterSpec takes a dict from jobs to tasks, and {type(cluster).__name__} was "
-                "given.\n\nPass for instance {'worker': ['host0:2222', 'host1:2222']}."
+                f"ClusterSpec was given cluster={shown(cluster)}.\n\n"
+                "cluster is a dict from jobs to tasks.\n\nPass for instance {'worker': "
+                "['host0:2222', 'host1:2222']}."
             )
         self._jobs = {str(job): dict(_tasks(str(job), tasks)) for job, tasks in cluster.items()}
 
@@ -71,7 +73,7 @@ class ClusterSpec:
             >>> jaxdist.cluster_resolver.ClusterSpec({"worker": ["a:1", "b:1"]}).num_tasks("worker")
             2
         """
-        return len(self._of(job_name))
+        return len(self._of("num_tasks", job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
         """Numbers of the tasks of a job, in order.
@@ -83,7 +85,7 @@ class ClusterSpec:
             >>> jaxdist.cluster_resolver.ClusterSpec({"ps": {3: "c:1"}}).task_indices("ps")
             [3]
         """
-        return sorted(self._of(job_name))
+        return sorted(self._of("task_indices", job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
         """The address of a task.
@@ -96,10 +98,14 @@ class ClusterSpec:
             >>> spec.task_address("worker", 1)
             'b:1'
         """
-        tasks = self._of(job_name)
+        caller = "ClusterSpec.task_address"
+        tasks = self._of("task_address", job_name)
+        task_index = as_integer(caller, "task_index", task_index, remedy="Pass its number.")
         if task_index not in tasks:
             raise NotFoundError(
-                f"Job {job_name!r} has no task {task_index!r}.\n\nIts tasks are {sorted(tasks)}."
+                f"{caller} was given task_index={task_index}, and job {job_name!r} has no such "
+                "task."
+                f"\n\nIts tasks are {sorted(tasks)}.\n\nPass one of these."
             )
         return tasks[task_index]
 
@@ -113,17 +119,21 @@ class ClusterSpec:
             >>> jaxdist.cluster_resolver.ClusterSpec({"ps": {1: "c:1"}}).job_tasks("ps")
             [None, 'c:1']
         """
-        tasks = self._of(job_name)
+        tasks = self._of("job_tasks", job_name)
         if not tasks:
             raise NotFoundError(
                 f"Job {job_name!r} has no tasks.\n\nGive it at least one address, or leave it out."
             )
         return [tasks.get(i) for i in range(max(tasks) + 1)]
 
-    def _of(self, job_name: str) -> dict[int, str]:
+    def _of(self, method: str, job_name: str) -> dict[int, str]:
+        caller = f"ClusterSpec.{method}"
+        check_instance(caller, "job_name", job_name, str, "a text", "Pass the name of a job.")
         if job_name not in self._jobs:
             raise NotFoundError(
-                f"There is no job {job_name!r} in the cluster.\n\nIts jobs are {self.jobs}."
+                f"{caller} was given job_name={job_name!r}, and there is no such job in the "
+                "cluster."
+                f"\n\nIts jobs are {self.jobs}.\n\nPass one of these."
             )
         return self._jobs[job_name]
 
@@ -152,14 +162,15 @@ def _tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
         pairs = list(enumerate(tasks))
     else:
         raise ArgumentTypeError(
-            f"The tasks of job {job!r} are of type {type(tasks).__name__}: {tasks!r}.\n\n"
+            f"ClusterSpec was given cluster[{job!r}]={shown(tasks)}.\n\n"
+            "The tasks of a job are addresses.\n\n"
             "Pass a list of addresses, or a dict from the number of a task to its address."
         )
     for index, address in sorted(pairs):
         if not isinstance(address, str):
             raise ArgumentTypeError(
-                f"The address of task {index} of job {job!r} is {address!r} of type "
-                f"{type(address).__name__}.\n\nPass a string such as 'host:2222'."
+                f"ClusterSpec was given cluster[{job!r}][{index}]={shown(address)}.\n\n"
+                "The address of a task is a text.\n\nPass a string such as 'host:2222'."
             )
         yield index, address
 
@@ -169,6 +180,7 @@ def _number(job: str, index: Any) -> int:
         return int(index)
     except (TypeError, ValueError):
         raise ArgumentTypeError(
-            f"Job {job!r} has a task {index!r}, and tasks are numbered.\n\n"
+            f"ClusterSpec was given cluster[{job!r}] with the task {shown(index)}.\n\n"
+            "Tasks are numbered.\n\n"
             "Use integers as keys: {0: 'host:2222'}."
         ) from None

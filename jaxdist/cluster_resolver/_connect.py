@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from jaxdist import _chips
+from jaxdist._validate import as_integer, check_text, shown
 from jaxdist.cluster_resolver._resolver import ClusterResolver
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
@@ -42,10 +43,15 @@ def experimental_connect_to_cluster(
     resolver = cluster_spec_or_resolver
     if not isinstance(resolver, ClusterResolver):
         raise ArgumentTypeError(
-            f"experimental_connect_to_cluster needs a ClusterResolver, and "
-            f"{type(resolver).__name__} was given.\n\n"
+            f"experimental_connect_to_cluster was given cluster_spec_or_resolver={shown(resolver)}."
+            "\n\ncluster_spec_or_resolver is a ClusterResolver.\n\n"
             "Wrap a ClusterSpec: SimpleClusterResolver(cluster_spec, task_type=..., task_id=...)."
         )
+    caller = "experimental_connect_to_cluster"
+    if job_name is not None:
+        check_text(caller, "job_name", job_name, "worker")
+    if task_index is not None:
+        task_index = as_integer(caller, "task_index", task_index, least=0)
     if _chips.is_connected():
         return
     tasks = _in_order(resolver)

@@ -4,7 +4,7 @@ import abc
 from typing import Any
 
 from jaxdist import _chips
-from jaxdist._validate import tell_without_effect
+from jaxdist._validate import as_integer, check_instance, tell_without_effect
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 
 
@@ -89,6 +89,16 @@ class ClusterResolver(abc.ABC):
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
         self._task_id = task_id
+
+
+def check_task(caller: str, task_type: Any, task_id: Any, rpc_layer: Any = None) -> None:
+    """Refuse a job or a protocol that is no text, and a task that is no number; all may be None."""
+    for name, value in (("task_type", task_type), ("rpc_layer", rpc_layer)):
+        if value is not None:
+            remedy = f"Pass for instance {name}={'worker' if name == 'task_type' else 'grpc'!r}."
+            check_instance(caller, name, value, str, "a text or None", remedy)
+    if task_id is not None:
+        as_integer(caller, "task_id", task_id, least=0)
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:

@@ -3,9 +3,21 @@
 from collections.abc import Mapping
 from typing import Any, final
 
+from jaxdist._validate import Renamed, as_integer, check_instance, shown
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
-from jaxdist.cluster_resolver._resolver import ClusterResolver, master_url, tell_unused
+from jaxdist.cluster_resolver._resolver import (
+    ClusterResolver,
+    check_task,
+    master_url,
+    tell_unused,
+)
 from jaxdist.errors import ArgumentTypeError
+
+_CALLER = "SimpleClusterResolver"
+_NUMBERS = (
+    "a dict from kinds of accelerators to their numbers, or None",
+    "Pass for instance num_accelerators={'GPU': 8}.",
+)
 
 
 @final
@@ -48,14 +60,19 @@ class SimpleClusterResolver(ClusterResolver):
     ) -> None:
         if not isinstance(cluster_spec, ClusterSpec):
             raise ArgumentTypeError(
-                f"SimpleClusterResolver needs a ClusterSpec, and {type(cluster_spec).__name__} "
-                "was given.\n\nWrap it: ClusterSpec({'worker': ['host0:2222']})."
+                f"{_CALLER} was given cluster_spec={shown(cluster_spec)}.\n\n"
+                "cluster_spec is a ClusterSpec.\n\nWrap it: ClusterSpec({'worker': "
+                "['host0:2222']})."
             )
-        if not isinstance(master, str):
-            raise ArgumentTypeError(
-                f"master is an address as a string, and {type(master).__name__} was given.\n\n"
-                "Pass '' for this process."
-            )
+        remedy = "Pass '' for this process."
+        check_instance(_CALLER, "master", master, str, "an address as a text", remedy)
+        check_instance(_CALLER, "environment", environment, str, "a text", "Pass ''.")
+        check_task(_CALLER, task_type, task_id, rpc_layer)
+        if num_accelerators is not None:
+            check_instance(_CALLER, "num_accelerators", num_accelerators, Mapping, *_NUMBERS)
+            for kind, number in num_accelerators.items():
+                check_instance(_CALLER, "num_accelerators", kind, str, *_NUMBERS)
+                as_integer(_CALLER, f"num_accelerators[{kind!r}]", number, least=0)
         self._cluster_spec = cluster_spec
         self._master = master
         self._task_type = task_type
@@ -76,8 +93,15 @@ class SimpleClusterResolver(ClusterResolver):
     ) -> str:
         """The address of a task where both its job and number are given, else the stored one."""
         address = self._master
+        caller = f"{_CALLER}.master"
+        check_task(caller, task_type, task_id, rpc_layer)
         if task_type is not None and task_id is not None:
-            address = self._cluster_spec.task_address(task_type, task_id)
+            inner = "ClusterSpec.task_address was given"
+            with (
+                Renamed(f"{inner} job_name", f"{caller} was given task_type"),
+                Renamed(f"{inner} task_index", f"{caller} was given task_id"),
+            ):
+                address = self._cluster_spec.task_address(task_type, task_id)
         return master_url(address, rpc_layer or self.rpc_layer)
 
     def num_accelerators(
@@ -87,6 +111,7 @@ class SimpleClusterResolver(ClusterResolver):
         config_proto: Any = None,
     ) -> dict[str, int]:
         """The numbers that it was told."""
+        check_task(f"{_CALLER}.num_accelerators", task_type, task_id)
         tell_unused(config_proto, task_type, task_id)
         return dict(self._num_accelerators)
 

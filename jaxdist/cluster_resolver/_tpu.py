@@ -4,10 +4,15 @@ import os
 from collections.abc import Mapping
 from typing import Any, final
 
-from jaxdist._validate import tell_without_effect
+from jaxdist._validate import Renamed, check_instance, check_text, shown, tell_without_effect
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._connect import experimental_connect_to_cluster
-from jaxdist.cluster_resolver._resolver import ClusterResolver, master_url, tell_unused
+from jaxdist.cluster_resolver._resolver import (
+    ClusterResolver,
+    check_task,
+    master_url,
+    tell_unused,
+)
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
 from jaxdist.tpu import TPUSystem, slice_of
 from jaxdist.tpu._initialize import system_of
@@ -73,6 +78,17 @@ class TPUClusterResolver(ClusterResolver):
         service: Any = None,
         discovery_url: str | None = None,
     ) -> None:
+        for key, text in (
+            ("zone", zone),
+            ("project", project),
+            ("coordinator_name", coordinator_name),
+            ("coordinator_address", coordinator_address),
+            ("discovery_url", discovery_url),
+        ):
+            if text is not None:
+                remedy = f"Leave {key} out."
+                check_instance("TPUClusterResolver", key, text, str, "a text or None", remedy)
+        check_text("TPUClusterResolver", "job_name", job_name, "worker")
         if coordinator_name and not coordinator_address:
             raise ArgumentError(
                 f"TPUClusterResolver was given coordinator_name={coordinator_name!r} and no "
@@ -81,7 +97,7 @@ class TPUClusterResolver(ClusterResolver):
             )
         asked = {"zone": zone, "project": project, "service": service}
         asked |= {"discovery_url": discovery_url}
-        asked |= {"credentials": None if credentials == "default" else credentials}
+        asked |= {"credentials": None if _is_default(credentials) else credentials}
         without_effect = [name for name, value in asked.items() if value is not None]
         for name in without_effect:
             why = "the TPU is that of this machine, and no Cloud service is asked"
@@ -117,9 +133,15 @@ class TPUClusterResolver(ClusterResolver):
         Source:
             `tf.distribute.cluster_resolver.TPUClusterResolver.connect`.
         """
-        resolver = TPUClusterResolver(tpu, zone, project)
-        experimental_connect_to_cluster(resolver)
-        initialize_tpu_system(resolver)
+        caller = "TPUClusterResolver.connect"
+        inner = "No TPU was found for initialize_tpu_system(cluster_resolver=...)"
+        with (
+            Renamed("TPUClusterResolver ", f"{caller} "),
+            Renamed(inner, f"No TPU was found for {caller}(tpu={tpu!r})"),
+        ):
+            resolver = TPUClusterResolver(tpu, zone, project)
+            experimental_connect_to_cluster(resolver)
+            initialize_tpu_system(resolver)
         return resolver
 
     @property
@@ -165,6 +187,7 @@ class TPUClusterResolver(ClusterResolver):
             task_id: The number of the host.
             rpc_layer: The protocol before the address; `grpc` where none is given.
         """
+        check_task("TPUClusterResolver.master", task_type, task_id, rpc_layer)
         spec = self.cluster_spec()
         if task_type is None or task_id is None:
             task_type, task_id = self.task_type, self.task_id
@@ -211,6 +234,7 @@ class TPUClusterResolver(ClusterResolver):
     ) -> dict[str, int]:
         """Number of TPU cores of each host; all hosts have equally many."""
         tell_unused(config_proto, task_type, task_id)
+        check_task("TPUClusterResolver.num_accelerators", task_type, task_id)
         return {"TPU": self.tpu_system.topology.num_tpus_per_task}
 
     def __enter__(self) -> "TPUClusterResolver":
@@ -223,22 +247,29 @@ class TPUClusterResolver(ClusterResolver):
         return f"TPUClusterResolver({self._name!r})"
 
 
+def _is_default(credentials: Any) -> bool:
+    return isinstance(credentials, str) and credentials == "default"
+
+
 def _checked_name(tpu: Any, environ: Mapping[str, str]) -> str:
     if tpu is not None and not isinstance(tpu, str):
         raise ArgumentTypeError(
-            f"TPUClusterResolver(tpu=...) takes a string, and {type(tpu).__name__} was given.\n\n"
+            f"TPUClusterResolver was given tpu={shown(tpu)}.\n\ntpu is a text or None.\n\n"
             "Pass '' for the TPUs of this machine."
         )
     if not tpu or tpu == "local" or tpu == environ.get("TPU_NAME"):
         return "local"
     prefix, _, rest = tpu.partition(":")
     if prefix in ("virtual", "described"):
-        slice_of(rest)
+        outer = f"TPUClusterResolver was given tpu={tpu!r}, and the slice "
+        with Renamed("tpu.slice_of was given name=", outer):
+            slice_of(rest)
         return tpu
     named = environ.get("TPU_NAME")
     own = f"is {named!r}" if named else "is not set"
     raise NotFoundError(
-        f"TPU {tpu!r} was not found. What was looked for: a TPU VM of that name, and this must be "
+        f"TPUClusterResolver was given tpu={tpu!r}, which was not found. What was looked for: a "
+        "TPU VM of that name, and this must be "
         f"it; where: TPU_NAME of the environment, which {own}.\n\n"
         "A program for TPUs runs on the TPU VM itself: TPUs of other machines, by name or by grpc "
         "address, cannot be reached from here.\n\n"

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxdist._validate import is_callable
-from jaxdist.errors import ArgumentError, ArgumentTypeError, OutOfRangeError
+from jaxdist._validate import as_integer, is_callable
+from jaxdist.errors import ArgumentError, OutOfRangeError
 
 
 class Monitor:
@@ -47,11 +47,8 @@ class Monitor:
         Raises:
             ArgumentTypeError: `num_steps` is neither an int nor None.
         """
-        if num_steps is not None and (not isinstance(num_steps, int) or num_steps is True):
-            raise ArgumentTypeError(
-                f"Monitor.run_steps was given num_steps={num_steps!r}, of type "
-                f"{type(num_steps).__name__}.\n\nPass a number of steps, or None."
-            )
+        if num_steps is not None:
+            num_steps = as_integer("Monitor.run_steps", "num_steps", num_steps, least=0, example=1)
         done = 0
         while num_steps is None or done < num_steps:
             try:

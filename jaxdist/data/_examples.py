@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdist._not_there import MISSING_MEMBERS, missing_member
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_flag
+from jaxdist._validate import Renamed, as_flag
 from jaxdist.data._batches import Batches, batches, check_arrays
 
 
@@ -46,14 +46,15 @@ class Examples:
         """
         as_flag("Examples.batch", "drop_remainder", drop_remainder)
         as_flag("Examples.batch", "shuffle", shuffle)
-        return batches(
-            self.arrays,
-            batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            drop_remainder=drop_remainder,
-            repeat=repeat,
-        )
+        with Renamed("data.batches", "Examples.batch"):
+            return batches(
+                self.arrays,
+                batch_size,
+                shuffle=shuffle,
+                seed=seed,
+                drop_remainder=drop_remainder,
+                repeat=repeat,
+            )
 
     def __iter__(self) -> Iterator[PyTree]:
         for i in range(self.num_examples):

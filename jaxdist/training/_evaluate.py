@@ -132,6 +132,7 @@ def evaluate(
         Renamed("experimental_distribute_dataset", caller),
         Renamed("strategy.run was given args[0]", f"{caller} was given model"),
         Renamed("strategy.run cannot take args[0]", f"{caller} cannot take model"),
+        Renamed("args[0] is a PerReplica", f"{caller} was given model, a PerReplica"),
     ):
         sums = [strategy.run(sums_fn, args=(model, batch, mask)) for batch, mask in data]
     totals: dict[str, float] = {}

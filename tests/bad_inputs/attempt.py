@@ -47,6 +47,11 @@ class Outcome:
             return False
         return not is_about_a_signature(error)
 
+    @property
+    def is_signature(self) -> bool:
+        """Whether Python itself refused the call."""
+        return self.error is not None and is_about_a_signature(self.error)
+
     def names(self, called: str, parameter: str) -> bool:
         """Whether the error says what was called, as users write it, and the parameter."""
         text = "\n".join([str(self.error), *getattr(self.error, "__notes__", ())])
