@@ -45,11 +45,14 @@ _APART = (
 )
 
 
-def is_callable(caller: str, fn: Any, name: str = "fn", remedy: str = _APART) -> None:
+def is_callable(caller: str, fn: Any, name: str = "fn", remedy: str | None = None) -> None:
     """Refuse an `fn` that cannot be called; `name` is that of the parameter."""
     if not callable(fn):
+        way = remedy or (
+            _APART if name == "fn" else f"Pass the function itself: {name}=f, not f()."
+        )
         raise ArgumentTypeError(
-            f"{caller} needs a function, and {name}={shown(fn)}, was given.\n\n{remedy}"
+            f"{caller} needs a function, and {name}={shown(fn)}, was given.\n\n{way}"
         )
 
 

@@ -44,7 +44,8 @@ def require_replica_context(replica_ctx: ReplicaContext) -> None:
     found = get_replica_context()
     if found is not replica_ctx:
         raise ContextError(
-            f"require_replica_context was given replica_ctx={replica_ctx!r}, and the context of the caller is "
+            f"require_replica_context was given replica_ctx={replica_ctx!r}, and the context of "
+            "the caller is "
             f"{found!r}.\n\n"
             "A replica context belongs to the step that asked for it, and ends with it.\n\n"
             "Call jaxdist.get_replica_context() inside the function that you pass to strategy.run."

@@ -76,7 +76,8 @@ def check(
         in_one_piece((on_one.args, on_one.kwargs)),
         is_leaf=is_whole,
     )
-    many = strategy.run(fn, on_many.args, on_many.kwargs, options)
+    with Renamed("strategy.run ", "Strategy.check_gradients "):
+        many = strategy.run(fn, on_many.args, on_many.kwargs, options)
     twin = _on_first_device(strategy)
     # The strategy's own scope would refuse another strategy.
     with replica.entered(None):
