@@ -41,7 +41,7 @@ def test_specs_are_equal_to_one_another_and_to_dicts() -> None:
     [
         (["a:1"], ["list"]),
         ({"worker": "a:1"}, ["'worker'", "str"]),
-        ({"worker": [1]}, ["task 0 of job 'worker'", "int"]),
+        ({"worker": [1]}, ["cluster['worker'][0]=1", "int"]),
         ({"worker": {"x": "a:1"}}, ["'x'", "numbered"]),
     ],
 )
@@ -53,7 +53,7 @@ def test_what_is_no_cluster_is_refused(cluster: Any, parts: list[str]) -> None:
 def test_jobs_and_tasks_that_are_not_there_are_refused() -> None:
     with refused(NotFoundError, "'chief'", "['worker', 'ps', 'empty']"):
         SPEC.num_tasks("chief")
-    with refused(NotFoundError, "no task 2", "[1, 3]"):
+    with refused(NotFoundError, "task_index=2", "[1, 3]"):
         SPEC.task_address("ps", 2)
     with refused(NotFoundError, "'empty' has no tasks"):
         SPEC.job_tasks("empty")
