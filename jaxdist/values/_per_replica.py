@@ -73,7 +73,7 @@ class PerReplica(DistributedValues):
 
     def __init__(self, values: Iterable[Any]) -> None:
         is_many = isinstance(values, Iterable) and getattr(values, "ndim", 1) != 0
-        if isinstance(values, (str, bytes, dict, set)) or not is_many:
+        if isinstance(values, (str, bytes, dict, set, PerReplica)) or not is_many:
             raise ArgumentTypeError(
                 "PerReplica(values) takes a sequence with one value for each replica, and "
                 f"values={shown(values)}, was given.\n\n"
