@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jax.experimental import sparse
 import jaxdist
 from jaxdist import PerReplica, Variable
 from jaxdist.errors import ArgumentTypeError, StateDivergenceWarning
+from tests.tables import sampled
 
 
 class Config(dict[str, Any]):
@@ -105,20 +107,27 @@ KNOWN = [dict, collections.OrderedDict, functools.partial(collections.defaultdic
 X = PerReplica([1.0, 2.0])
 
 
-@pytest.fixture(params=["compiled", "op_by_op", "function", "jit"])
+WAYS = ["compiled", "op_by_op", "function", "first call"]
+
+
+@pytest.fixture(params=WAYS)
 def run(request: pytest.FixtureRequest) -> Any:
     """`run` of a strategy of two replicas, in each way that a step can be run."""
+    return _run(request.param)
+
+
+def _run(way: str) -> Any:
     strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
 
     def call(fn: Any, args: Any) -> Any:
-        if request.param == "compiled":
+        if way == "compiled":
             for _ in range(2):
                 strategy.run(fn, args)
             return strategy.run(fn, args)
-        if request.param == "op_by_op":
+        if way == "op_by_op":
             with jaxdist.config.run_eagerly(True):
                 return strategy.run(fn, args)
-        if request.param == "function":
+        if way == "function":
             return jaxdist.function(lambda *a: strategy.run(fn, a))(*args)
         return strategy.run(fn, args)
 
@@ -218,8 +227,9 @@ HIDING = {
 }
 
 
-@pytest.mark.parametrize("name", HIDING)
-def test_a_result_that_hides_arrays_is_named_with_the_way_that_works(run: Any, name: str) -> None:
+@pytest.mark.parametrize("row", sampled(list(product(HIDING, WAYS)), 26, name=", ".join))
+def test_a_result_that_hides_arrays_is_named_with_the_way_that_works(row: tuple[str, str]) -> None:
+    name, run = row[0], _run(row[1])
     with pytest.raises(
         ArgumentTypeError, match=r"returned a .* as result\['r'\].*traced array"
     ) as e:
@@ -238,9 +248,13 @@ OBJECTS = {
 }
 
 
-@pytest.mark.parametrize("name", OBJECTS)
-@pytest.mark.parametrize("array", [np.ones(2), jnp.ones(2)], ids=["numpy", "jax"])
-def test_an_object_with_arrays_is_no_static_argument(run: Any, name: str, array: Any) -> None:
+ARRAYS: dict[str, Any] = {"numpy": np.ones, "jax": jnp.ones}
+STATIC = list(product(OBJECTS, ARRAYS, WAYS))
+
+
+@pytest.mark.parametrize("row", sampled(STATIC, 18, name=", ".join))
+def test_an_object_with_arrays_is_no_static_argument(row: tuple[str, str, str]) -> None:
+    name, array, run = row[0], ARRAYS[row[1]](2), _run(row[2])
     with pytest.raises(ArgumentTypeError, match=r"args\[0\]\['m'\], a .*holds arrays.*no pytree"):
         run(lambda m, x: x, ({"m": OBJECTS[name](array)}, X))
 
