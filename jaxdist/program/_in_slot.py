@@ -31,6 +31,7 @@ class InSlot:
     weak_type: bool
     is_scalar: bool  # a local scalar, held as one element of a global [R]
     cut: Cut | None = None  # of one array in pieces
+    is_variable: bool = False  # a variable that the step uses, and no argument of it
 
     @property
     def kind(self) -> Kind:

@@ -101,7 +101,7 @@ def rows_of(signature: Signature, num_replicas: int) -> list[int]:
     for _, shapes in signature.uneven:
         return [s[0] if s else 0 for s in shapes]
     for slot in signature.inputs:
-        if slot.kind is Kind.PER_REPLICA and not slot.is_scalar:
+        if slot.kind is Kind.PER_REPLICA and not slot.is_scalar and not slot.is_variable:
             return [slot.local_shape(num_replicas)[0]] * num_replicas
     return []
 

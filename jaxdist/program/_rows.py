@@ -11,12 +11,15 @@ from jaxdist.values import Kind
 
 
 def replicas_with_rows(signature: Signature, num_replicas: int) -> tuple[bool, ...] | None:
-    """By replica, whether any of its per-replica inputs holds something; None where all do."""
+    """By replica, whether any of its per-replica arguments holds something; None where all do.
+
+    A variable of which each replica has a copy is no row of a batch.
+    """
     uneven = dict(signature.uneven)
     given = [
         uneven.get(i) or (slot.local_shape(num_replicas),) * num_replicas
         for i, slot in enumerate(signature.inputs)
-        if slot.kind is Kind.PER_REPLICA and not slot.is_scalar
+        if slot.kind is Kind.PER_REPLICA and not slot.is_scalar and not slot.is_variable
     ]
     if not given:
         return None

@@ -228,7 +228,8 @@ def _extended(signature: Signature, found: LiftedVariables, layout: ReplicaMesh)
 def _slot(variable: Variable, layout: ReplicaMesh) -> InSlot:
     placement = variable.home.placement or Placement(Kind.MIRRORED, layout.replicated)
     is_scalar = placement.kind is Kind.PER_REPLICA and not variable.shape
-    return InSlot(placement, variable.home.global_shape, variable.dtype, False, is_scalar)
+    shape, dtype = variable.home.global_shape, variable.dtype
+    return InSlot(placement, shape, dtype, False, is_scalar, is_variable=True)
 
 
 def check_equal(variables: Sequence[Variable], differs: Sequence[bool], num_replicas: int) -> None:

@@ -116,6 +116,28 @@ def test_with_the_exact_loss_any_rows_give_what_one_device_gives(
 
 
 @pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "op by op"])
+def test_copies_of_a_variable_are_no_rows(eagerly: bool) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
+    with strategy.scope():
+        seen = jaxdist.Variable(
+            jnp.zeros(2),
+            synchronization=jaxdist.VariableSynchronization.ON_READ,
+            aggregation=jaxdist.VariableAggregation.SUM,
+        )
+    metric: Any = nnx.metrics.Average()
+
+    def step(metric: Any, x: Any) -> None:
+        seen.assign_add(x.sum(0)[:2])
+        metric.update(values=jnp.full(4, 3.0) + _ctx().replica_id_in_sync_group)
+
+    x, _ = _data(3)
+    with jaxdist.config.run_eagerly(eagerly):
+        strategy.run(step, (metric, _split(x, (2, 1, 0))))
+    assert (float(metric.total[...]), int(metric.count[...])) == (4 * 3.0 + 4 * 4.0, 8)
+    np.testing.assert_allclose(seen.read_value(), x.sum(0)[:2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "op by op"])
 def test_statistics_and_metrics_are_those_of_the_replicas_with_rows(eagerly: bool) -> None:
     strategy = jaxdist.MirroredStrategy()
     x, y = _data(20)
