@@ -20,7 +20,7 @@ from jaxdist import _compat
 from jaxdist._typing import AxisNames
 from jaxdist.collectives import UNEVEN_ALL_GATHER, gather_padded
 from jaxdist.errors import DivergentCollectiveError, ShapeError
-from jaxdist.program._joined_loops import LOOPS, same_branches, same_length
+from jaxdist.program._joined_loops import LOOPS, held, loop_of, same_branches, same_length
 from jaxdist.program._joined_ops import Const, Key, Op, Slot, flat_ops, is_same, same
 
 
@@ -95,11 +95,13 @@ class _Join:
             self._check_meeting(row)
             self._take_region(row)
             ops = [self.ops[g][i] for g, i in enumerate(row)]
-            operands = list(zip(*(op.inputs for op in ops), strict=True))
-            slots = self._slots(operands)
+            if ops[0].name in LOOPS:
+                self._check_loops(ops)
+            columns, own = self._operands(ops)
+            slots = self._slots(columns)
             for g, i in enumerate(row):
                 self.done[g] = i + 1
-            outputs = self._meet(ops, slots)
+            outputs = self._meet(ops, slots, [[slots[c] for c in row] for row in own])
             for g, op in enumerate(ops):
                 self.env[g].update(zip(op.outputs, outputs, strict=True))
         self._take_region([len(ops) for ops in self.ops])
@@ -107,6 +109,72 @@ class _Join:
         if any(op.eqn.effects for pending in self.pending for op in pending):
             self._branch([])
         return results
+
+    def _operands(self, ops: list[Op]) -> tuple[list[tuple[Any, ...]], list[list[int]]]:
+        """Operands side by side, and for each group the columns that its own operands are in.
+
+        What loops only read may be more or others in some groups. What is the same value in all
+        groups has a column; the rest is side by side by dtype and rank, with None in groups that
+        have no more.
+        """
+        parts = [list(held(op)) for op in ops]
+        own: list[list[int]] = [[0] * len(op.inputs) for op in ops]
+        columns: list[tuple[Any, ...]] = []
+
+        def enter(places: Sequence[int | None]) -> None:
+            for g, place in enumerate(places):
+                if place is not None:
+                    own[g][place] = len(columns)
+            pairs = zip(ops, places, strict=True)
+            columns.append(tuple(None if i is None else op.inputs[i] for op, i in pairs))
+
+        others = [
+            [i for i in range(len(op.inputs)) if i not in part]
+            for op, part in zip(ops, map(set, parts), strict=True)
+        ]
+        for row in zip(*others, strict=True):
+            enter(row)
+        by_kind: dict[Any, list[list[int]]] = {}
+        for places in self._common(ops, parts):
+            enter(places)
+            for part, place in zip(parts, places, strict=True):
+                part.remove(place)
+        for g, part in enumerate(parts):
+            for i in part:
+                atom = ops[g].inputs[i]
+                kind = (_dtype(atom), jnp.ndim(_abstract(atom)))
+                by_kind.setdefault(kind, [[] for _ in ops])[g].append(i)
+        for rows in by_kind.values():
+            for row in zip_longest(*rows):
+                enter(row)
+        return columns, own
+
+    def _common(self, ops: list[Op], parts: list[list[int]]) -> list[list[int]]:
+        """Places among `parts` at which all groups have one and the same value."""
+        found: list[list[int]] = []
+        used: list[set[int]] = [set() for _ in ops]
+        for offset, place in enumerate(parts[0]):
+            row = [place]
+            for g in range(1, len(ops)):
+                # Most often it is at the same place.
+                near = [*parts[g][offset : offset + 1], *parts[g]]
+                first = ops[0].inputs[place]
+                alike = (
+                    i for i in near if i not in used[g] and self._is_one(g, first, ops[g].inputs[i])
+                )
+                row += [i for i in [next(alike, None)] if i is not None]
+            if len(row) == len(ops):
+                found.append(row)
+                for taken, i in zip(used, row, strict=True):
+                    taken.add(i)
+        return found
+
+    def _is_one(self, group: int, first: Any, atom: Any) -> bool:
+        """Whether an operand of the first group and one of another group are one value."""
+        if isinstance(first, Key):
+            slot = self.env[0].get(first)
+            return isinstance(atom, Key) and slot is not None and self.env[group].get(atom) is slot
+        return type(atom) is type(first) and self._ready((first, atom)) is not None
 
     # Between two meetings
 
@@ -133,6 +201,8 @@ class _Join:
 
     def _ready(self, atoms: Sequence[Any]) -> Any:
         """A value that is one and the same in all groups already, as a slot or as it is."""
+        if any(a is None for a in atoms):
+            return None
         first = atoms[0]
         if isinstance(first, Key):
             slot = self.env[0].get(first)
@@ -246,26 +316,34 @@ class _Join:
             return ""
         return f" at {_compat.source_of(self.ops[group][number].eqn)}"
 
-    def _meet(self, ops: list[Op], slots: list[Slot]) -> list[Slot]:
+    def _meet(
+        self, ops: list[Op], slots: list[Slot], operands: Sequence[Sequence[Slot]]
+    ) -> list[Slot]:
+        """What a collective, or a loop that holds one, gives; `operands` are those by group."""
         eqn = ops[0].eqn
         if eqn.primitive is UNEVEN_ALL_GATHER:
             dim = eqn.params["dim"]
             others = {(*s[:dim], *s[dim + 1 :]) for s in slots[0].shapes}
-            if len(others) > 1 or len({op.eqn.params["sizes"] for op in ops}) > 1:
+            asked = {(op.eqn.params["dim"], op.eqn.params["sizes"]) for op in ops}
+            if len(others) > 1 or len(asked) > 1:
                 raise ShapeError(self._cannot_gather(ops, dim))
             return self._everywhere([gather_padded(slots[0].value, eqn.params)])
         if ops[0].name in LOOPS:
-            if not same_length(ops):
-                raise ShapeError(self._cannot_meet(ops))
-            if not same_branches(ops):
-                raise DivergentCollectiveError(self._other_branches(ops))
-            return LOOPS[ops[0].name](ops, slots, self._together)
+            return LOOPS[ops[0].name](ops, operands, self._together)
         if not all(is_same(ops[0], op) for op in ops[1:]):
             raise ShapeError(self._cannot_meet(ops))
         return self._everywhere(_bind(eqn, [s.value for s in slots]))
 
-    def _together(self, programs: Sequence[Any], slots: list[Slot]) -> list[Slot]:
-        return run_joined(programs, [slots] * len(programs), self.groups)
+    def _together(self, programs: Sequence[Any], given: Sequence[Sequence[Slot]]) -> list[Slot]:
+        return run_joined(programs, given, self.groups)
+
+    def _check_loops(self, ops: list[Op]) -> None:
+        if not same_length(ops):
+            raise ShapeError(self._cannot_meet(ops))
+        if not same_branches(ops):
+            raise DivergentCollectiveError(self._other_branches(ops))
+        if len({loop_of(op) for op in ops}) > 1:
+            raise DivergentCollectiveError(self._other_loops(ops))
 
     def _given(self, ops: list[Op]) -> str:
         return "\n".join(
@@ -294,6 +372,18 @@ class _Join:
             "branches on all replicas.\n\n"
             "Take the collective out of the switch, or do not let a local shape decide about its "
             "branches."
+        )
+
+    def _other_loops(self, ops: list[Op]) -> str:
+        found = "\n".join(
+            f"replicas {self.groups.members(g)}: {loop_of(op)}" for g, op in enumerate(ops)
+        )
+        return (
+            f"A {ops[0].name} at {_compat.source_of(ops[0].eqn)} has a collective in it, and is "
+            f"not the same loop on different replicas:\n{found}\n\n"
+            "Every replica has to reach every collective, so a loop that holds one carries the "
+            "same values in the same direction on all replicas.\n\n"
+            "Take the collective out of the loop, or do not let a local shape decide about it."
         )
 
     def _cannot_meet(self, ops: list[Op]) -> str:

@@ -16,6 +16,7 @@ from jaxdist.collectives import UNEVEN_ALL_GATHER, GatherLog, traced_once
 from jaxdist.errors import ContextError, NotFiniteError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program import _primitives as known
+from jaxdist.program._batched_while import where_it_goes_on
 from jaxdist.program._invalid_numbers import invalid_number
 from jaxdist.program._meeting import Collective, NumRows
 from jaxdist.program._replication import named_axes
@@ -233,9 +234,12 @@ class ReplicaOps:
     def _while(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
         split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         of_cond, of_body, state = args[: split[0]], args[split[0] : split[1]], args[split[1] :]
-        while bool(self._here(self._call(params["cond_jaxpr"], of_cond + state)[0])):
-            state = self._call(params["body_jaxpr"], of_body + state)
-        return state
+        while True:
+            [goes_on] = self._call(params["cond_jaxpr"], of_cond + state)
+            if not np.any(self._here(goes_on)):
+                return state
+            after = self._call(params["body_jaxpr"], of_body + state)
+            state = _compat.inside(self.trace, where_it_goes_on, goes_on, after, state)
 
     def _scan(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
         consts, carry = _compat.scan_counts(params)

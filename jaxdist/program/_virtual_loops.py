@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
+from jaxdist.program._batched_while import any_goes_on, where_it_goes_on
 from jaxdist.program._replication import Differs, results_of_program
 from jaxdist.program._virtual_values import Own, Same, Turns
 
@@ -91,15 +92,24 @@ def _while(
             break
         state = grown
 
-    def goes_on(carried: list[Any]) -> Any:
+    def condition(carried: list[Any]) -> Any:
         results = run(params["cond_jaxpr"], [*of_cond, *_all_again(carried, state)], turns)
         return turns.one(results[0])
 
+    is_batched = bool(params["cond_jaxpr"].out_avals[0].shape)
+
     def body(carried: list[Any]) -> list[Any]:
         results = run(params["body_jaxpr"], [*of_body, *_all_again(carried, state)], turns)
-        return _all_as(results, state, turns)
+        after = _all_as(results, state, turns)
+        if not is_batched:
+            return after
+        # What differs is held as [replica, rows of the loop, ...].
+        fronts = [1 if differs else 0 for differs in state]
+        return where_it_goes_on(condition(carried), after, carried, fronts)
 
-    last = jax.lax.while_loop(goes_on, body, _all_as(held[second:], state, turns))
+    last = jax.lax.while_loop(
+        lambda carried: any_goes_on(condition(carried)), body, _all_as(held[second:], state, turns)
+    )
     return _all_again(last, state)
 
 

@@ -10,6 +10,7 @@ from jax.sharding import Sharding
 from jaxdist import _compat
 from jaxdist.errors import UnsupportedError
 from jaxdist.program import _primitives as known
+from jaxdist.program._batched_while import any_goes_on, where_it_goes_on
 from jaxdist.program._replication import named_axes
 from jaxdist.program._subprograms import subprograms
 from jaxdist.program._virtual_values import Turns, literal
@@ -116,13 +117,18 @@ def _while(eqn: Any, operands: Sequence[Any], number: Any, turns: Turns) -> list
         operands[split[1] :],
     )
 
-    def goes_on(state: list[Any]) -> Any:
+    def condition(state: list[Any]) -> Any:
         return _run(params["cond_jaxpr"], [*of_cond, *state], number, turns)[0]
 
-    def body(state: list[Any]) -> list[Any]:
-        return _run(params["body_jaxpr"], [*of_body, *state], number, turns)
+    is_batched = bool(params["cond_jaxpr"].out_avals[0].shape)
 
-    results: list[Any] = jax.lax.while_loop(goes_on, body, list(start))
+    def body(state: list[Any]) -> list[Any]:
+        after = _run(params["body_jaxpr"], [*of_body, *state], number, turns)
+        return where_it_goes_on(condition(state), after, state) if is_batched else after
+
+    results: list[Any] = jax.lax.while_loop(
+        lambda state: any_goes_on(condition(state)), body, list(start)
+    )
     return results
 
 

@@ -83,7 +83,8 @@ def ran(
 
     given: tuple[Any, ...] = (
         list(map(jnp.asarray, program.same)),
-        PerReplica(list(program.own)),
+        # A replica has no rows if none of its own arguments has any.
+        PerReplica(list(program.own)) if all(map(len, program.rows)) else np.stack(program.own),
         PerReplica(list(program.rows)),
         *(net, optimizer) * uses_net,
     )

@@ -136,6 +136,71 @@ def test_a_jitted_helper_with_a_gather_is_traced_for_every_split() -> None:
         np.testing.assert_array_equal(doubled, rows * 2)
 
 
+_LOOPS: dict[str, Callable[[Callable[[Any], Any], Any], Any]] = {
+    "scan": lambda fn, x: lax.scan(lambda c, row: (fn(c + row), None), x, jnp.stack([x, -x]))[0],
+    "while": lambda fn, x: lax.while_loop(
+        lambda s: s[0] < 2, lambda s: (s[0] + 1, fn(s[1])), (0, x)
+    )[1],
+    "cond": lambda fn, x: lax.cond(x.shape[0] > 1, fn, lambda v: v, x),
+}
+
+
+@pytest.mark.parametrize("loop", list(_LOOPS))
+@pytest.mark.parametrize("split", [(0, 2), (2, 0), (1, 3), (0, 3, 2)], ids=str)
+def test_what_a_loop_closes_over_may_be_other_on_some_replicas(
+    split: Sequence[int], loop: str
+) -> None:
+    weights, shifts = np.array([0.5, 0.25], np.float32), np.array([1.0, -1.0], np.float32)
+
+    def own(v: Any, rows: Any) -> Any:
+        if rows.shape[0] > 2:
+            return v * jnp.asarray(weights) + jnp.asarray(shifts) + rows.sum()
+        return v + rows[:, :2].sum(0) if rows.shape[0] else v * jnp.asarray(weights)
+
+    def step(x: Any, rows: Any) -> Any:
+        return _LOOPS[loop](lambda v: get_replica_context().all_reduce("sum", own(v, rows)), x)
+
+    x = np.array([0.5, -1.5], np.float32)
+    found = _strategy(len(split)).run(step, (x, _parts(X[: sum(split)], split)))
+    # One device does what all replicas do together.
+    parts = [jnp.asarray(p) for p in _parts(X[: sum(split)], split).values]
+    wanted = _LOOPS[loop](lambda v: sum(own(v, p) for p in parts), jnp.asarray(x))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+def test_loops_in_other_directions_and_with_other_carries_are_refused() -> None:
+    def other_direction(x: Any) -> Any:
+        def turn(carry: Any, v: Any) -> Any:
+            return get_replica_context().all_reduce("sum", carry * 0.5 + v), None
+
+        values = jnp.array([1.0, 2.0, 4.0])
+        return lax.scan(turn, 0.0, values, reverse=x.shape[0] > 2)[0]
+
+    def other_carry(x: Any) -> Any:
+        def total(v: Any) -> Any:
+            return get_replica_context().all_reduce("sum", v)
+
+        if x.shape[0] > 2:
+            return lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, total(s[1])), (0, 1.0))[
+                1
+            ]
+        return lax.while_loop(lambda s: s < 2.0, total, 1.0)
+
+    for step, found in ((other_direction, "backwards"), (other_carry, "2 values carried")):
+        with pytest.raises(DivergentCollectiveError, match=found):
+            _strategy(2).run(step, (_parts(X[:5], (2, 3)),))
+
+
+def test_gathers_on_other_dims_are_refused() -> None:
+    def step(x: Any) -> Any:
+        square = jnp.ones((2, 2)) * x.sum()
+        whole = get_replica_context().all_gather(square, axis=int(x.shape[0] > 2))
+        return whole.sum()
+
+    with pytest.raises((ShapeError, DivergentCollectiveError)):
+        _strategy(2).run(step, (_parts(X[:5], (2, 3)),))
+
+
 def test_a_gather_under_vmap_is_that_of_every_column() -> None:
     def step(x: Any) -> Any:
         return jax.vmap(lambda c: get_replica_context().all_gather(c, axis=0), in_axes=1)(x)
