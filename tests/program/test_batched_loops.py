@@ -44,18 +44,24 @@ def _in_numpy(rows: list[np.ndarray]) -> list[list[np.ndarray]]:
 
 @pytest.mark.parametrize(
     ("sizes", "num_devices", "eagerly"),
-    [((2, 2), 2, False), ((2, 2), 2, True), ((2, 3), 2, False), ((0, 3), 2, True), ((2, 2), 1, 0)],
+    [
+        ((2, 2), 2, False),
+        ((2, 2), 2, True),
+        ((2, 3), 2, False),
+        ((0, 3), 2, True),
+        ((2, 2), 1, False),
+    ],
     ids=["compiled", "op by op", "uneven", "uneven op by op", "virtual"],
 )
 def test_each_row_of_a_loop_ends_by_itself(
     sizes: tuple[int, ...], num_devices: int, eagerly: bool
 ) -> None:
     devices = [f"cpu:{i}" for i in range(num_devices)]
-    exact = {} if num_devices == 2 else {"deterministic": 2}
+    exact: dict[str, Any] = {} if num_devices == 2 else {"deterministic": 2}
     strategy = jaxdist.MirroredStrategy(devices, **exact)
     rows = [np.ones((n, 3), np.float32) for n in sizes]
 
-    with jaxdist.config.run_eagerly(bool(eagerly)):
+    with jaxdist.config.run_eagerly(eagerly):
         number, values, added = strategy.run(_step, (PerReplica(OWN), PerReplica(rows)))
 
     assert number.tolist() == list(TURNS)
