@@ -40,6 +40,29 @@ def test_keys_are_those_of_the_global_examples_on_any_number_of_replicas(
     assert np.asarray(found).tolist() == wanted
 
 
+@pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "op by op"])
+@pytest.mark.parametrize("rows", [(3, 3, 2, 0), (1, 0, 4, 2)])
+def test_keys_are_those_of_the_global_examples_where_replicas_have_other_numbers_of_rows(
+    rows: tuple[int, ...], eagerly: bool
+) -> None:
+    x = jaxdist.PerReplica([np.zeros(n, np.float32) for n in rows])
+
+    def step(key: Any, x: Any) -> Any:
+        twice = jax.jit(_key_data)(key, x)
+        # What is gathered after it has other rows of its own.
+        every = get_replica_context().all_gather(x[:1], 0)
+        return _key_data(key, x), twice, every.sum()
+
+    with jaxdist.config.run_eagerly(eagerly):
+        found, twice, _ = _strategy(4).run(step, (jax.random.key(3), x))
+    wanted = [
+        jax.random.key_data(jax.random.fold_in(jax.random.key(3), i)).tolist()
+        for i in range(sum(rows))
+    ]
+    for one in (found, twice):
+        assert np.concatenate([np.asarray(v) for v in one.values]).tolist() == wanted
+
+
 def test_keys_outside_every_strategy_start_at_zero() -> None:
     keys = nn.example_keys(jax.random.key(1), 3)
     assert keys.shape == (3,)

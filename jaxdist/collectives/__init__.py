@@ -59,6 +59,7 @@ from jaxdist.collectives._trace_number import traced_once as traced_once
 from jaxdist.collectives._tree import tree_reduced as tree_reduced
 from jaxdist.collectives._uneven_gather import UNEVEN_ALL_GATHER as UNEVEN_ALL_GATHER
 from jaxdist.collectives._uneven_gather import GatherLog as GatherLog
+from jaxdist.collectives._uneven_gather import current_log as current_log
 from jaxdist.collectives._uneven_gather import gather_padded as gather_padded
 from jaxdist.collectives._uneven_gather import logged as logged
 from jaxdist.collectives.algorithms import opaque as opaque

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxdist import replica
 from jaxdist._validate import as_integer, shown
+from jaxdist.collectives import current_log
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
 
@@ -18,21 +19,21 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
 
     Shapes:
         In: one key. Out: keys `[b]` (`[b, 2]` for raw keys), those of the global examples
-        `r*b` to `(r+1)*b - 1` on replica `r`.
+        `r*b` to `(r+1)*b - 1` on replica `r`; where replicas have different numbers of rows, those
+        that come after the rows of the replicas before it.
 
     Cost:
         `b` hashes; no collective.
 
     Guarantees:
         Row `i` of the global batch gets `jax.random.fold_in(key, i)`, on every number of
-        replicas that splits the batch evenly, and outside of every strategy.
+        replicas, in uneven steps too, and outside of every strategy.
 
     Args:
         key: The same key on all replicas, a new one for each step:
             `jax.random.fold_in(key, step)`. A key drawn in the step from `nnx.Rngs` is no such
             key, since every replica draws its own.
-        num_local_examples: Rows `b` of this replica's batch, the same number on every replica.
-            (Where rows differ in number, some examples of different replicas share a key.)
+        num_local_examples: Rows `b` of this replica's batch.
 
     Raises:
         ArgumentTypeError: `key` is no random key, or `num_local_examples` no integer.
@@ -69,12 +70,22 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
         )
     first: Any = 0
     if frame is not None and frame.replica is not None:
-        first = frame.replica.replica_id_in_sync_group * num_local_examples
+        first = _num_before(frame.replica.replica_id_in_sync_group, num_local_examples)
     examples = first + jnp.arange(num_local_examples)
     if not num_local_examples:
         return key[None][:0] if is_typed else key.reshape(1, -1)[:0]
     keys: jax.Array = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, examples)
     return keys
+
+
+def _num_before(replica_id: Any, num_local: int) -> Any:
+    """The examples of the replicas before this one."""
+    log = current_log()
+    if log is None:
+        return replica_id * num_local
+    # Replicas may have different numbers of rows here.
+    rows = log.next(num_local)
+    return jnp.asarray([sum(rows[:r]) for r in range(len(rows))])[replica_id]
 
 
 def _checked_key(key: Any) -> bool:

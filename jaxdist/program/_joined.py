@@ -450,8 +450,17 @@ def _padded(value: Any, column: tuple[Any, ...], shapes: tuple[Any, ...]) -> Any
     dtype = next(_dtype(a) for a in column if a is not None)
     if value is None:
         return jnp.zeros(largest, dtype)
-    value = jnp.asarray(value)
-    if value.shape == largest:
+    return filled(jnp.asarray(value), largest)
+
+
+def filled(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """`value` with zeros after it, up to a shape."""
+    if value.shape == shape:
         return value
-    widths = [(0, n - have, 0) for n, have in zip(largest, value.shape, strict=True)]
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        # JAX can trace a pad of random keys and not lower it.
+        words = jax.random.key_data(value)
+        whole = filled(words, (*shape, *words.shape[value.ndim :]))
+        return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(value))
+    widths = [(0, n - have, 0) for n, have in zip(shape, value.shape, strict=True)]
     return jax.lax.pad(value, jnp.zeros((), value.dtype), widths)

@@ -77,7 +77,9 @@ def constant(value: Any) -> Found:
 
 
 def nothing(shape: Sequence[int], dtype: Any) -> Found:
-    """An array without elements."""
+    """An array without elements; random keys are none that NumPy has."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return UNKNOWN
     return Found(np.zeros(shape, dtype), of_nothing=True)
 
 

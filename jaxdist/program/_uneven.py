@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxdist.collectives import GatherLog, check_together, logged
 from jaxdist.errors import ShapeError, StateDivergenceError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.program._arguments import Static
-from jaxdist.program._joined import Groups, Slot, run_joined
+from jaxdist.program._joined import Groups, Slot, filled, run_joined
 from jaxdist.program._joined_ops import Const, same
 from jaxdist.program._no_rows import check_without_rows, has_empty_input, rows_of
 from jaxdist.program._trace import Argument, Signature, Traced, trace, trace_local
@@ -71,9 +70,11 @@ def padded(value: PerReplica, shapes: Shapes, layout: ReplicaMesh) -> PerReplica
     largest = _largest(shapes)
     pieces = []
     for array, device in zip(value.values, layout.device_grid[:, 0], strict=True):
-        widths = [(0, n - have) for n, have in zip(largest, array.shape, strict=True)]
-        on_host = isinstance(array, np.ndarray)
-        whole = owned(np.pad(array, widths)) if on_host else jnp.pad(array, widths)
+        if isinstance(array, np.ndarray):
+            widths = [(0, n - have) for n, have in zip(largest, array.shape, strict=True)]
+            whole = owned(np.pad(array, widths))
+        else:
+            whole = filled(array, largest)
         pieces.append(jax.device_put(whole, device))
     shape = (largest[0] * layout.num_replicas, *largest[1:])
     return PerReplica.of_global(

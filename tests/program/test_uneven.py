@@ -564,3 +564,31 @@ def test_a_switch_with_a_collective_has_as_many_branches_everywhere() -> None:
     with pytest.raises(DivergentCollectiveError, match="numbers of branches") as told:
         strategy.run(step, (PerReplica(parts), True))
     assert "[1, 3, 5, 7]: 3 branches" in str(told.value)
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "op by op"])
+def test_random_keys_of_rows_go_in_and_out_across_collectives_and_through_gathers(
+    eagerly: bool,
+) -> None:
+    keys = jax.random.split(jax.random.key(1), 6)
+    ends = np.cumsum((3, 0, 1, 2))
+    parts = PerReplica([keys[e - n : e] for e, n in zip(ends, (3, 0, 1, 2), strict=True)])
+
+    def step(keys: Any, x: Any) -> Any:
+        replica = get_replica_context()
+        own = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, 7)
+        total = replica.all_reduce("sum", x.sum())
+        drawn = jax.vmap(jax.random.uniform)(own) + total
+        every = replica.all_gather(jax.random.key_data(own), 0)
+        return own, drawn, every
+
+    x = _parts(X[:6], (3, 0, 1, 2))
+    with jaxdist.config.run_eagerly(eagerly):
+        own, drawn, every = _strategy().run(step, (parts, x))
+    wanted = [jax.random.fold_in(k, 7) for k in keys]
+    data = np.stack([np.asarray(jax.random.key_data(k)) for k in wanted])
+    found = [np.asarray(jax.random.key_data(v)) for v in own.values]
+    np.testing.assert_array_equal(np.concatenate(found), data)
+    np.testing.assert_array_equal(every, data)
+    numbers = [float(jax.random.uniform(k)) + X[:6].sum() for k in wanted]
+    np.testing.assert_allclose(np.concatenate(_each(drawn)), numbers, rtol=1e-5)
