@@ -164,7 +164,10 @@ CALLS = {
     "jaxdist.training.sweep_job": Call(
         lambda: training.sweep_job, lambda: {"job": _job(), "topology": "v5e:1x1"}
     ),
-    "jaxdist.training.DigitsConfig": Call(lambda: training.DigitsConfig, use=training.DigitsJob),
+    "jaxdist.training.DigitsConfig": Call(
+        lambda: training.DigitsConfig,
+        use=lambda config: training.DigitsJob(training.LoadedConfig(config, {})).rules,
+    ),
     "jaxdist.training.DigitsJob": Call(lambda: training.DigitsJob, lambda: {"loaded": _loaded()}),
     "jaxdist.training.DigitsJob.step": Call(
         lambda: _job().step,
