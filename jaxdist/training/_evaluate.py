@@ -128,8 +128,8 @@ def evaluate(
     with Renamed("experimental_distribute_dataset", caller):
         distributed = strategy.experimental_distribute_dataset(dataset, options)
     with (
-        iter(distributed) as data,
         Renamed("experimental_distribute_dataset", caller),
+        iter(distributed) as data,
         Renamed("strategy.run was given args[0]", f"{caller} was given model"),
         Renamed("strategy.run cannot take args[0]", f"{caller} cannot take model"),
         Renamed("args[0] is a PerReplica", f"{caller} was given model, a PerReplica"),
