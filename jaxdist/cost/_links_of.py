@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from jaxdist._validate import as_integer, check_instance, shown
 from jaxdist.cost._chip import CHIPS, devices_per_chip, generation_of
 from jaxdist.cost._link import Link, Links
@@ -48,7 +50,8 @@ def links_of(layout: ReplicaMesh) -> Links:
         >>> links.inner.name, links.outer
         ('cpu-threads', None)
     """
-    if not hasattr(layout, "devices") or not hasattr(layout, "platform"):
+    # An array has both as well, the first as a method.
+    if callable(getattr(layout, "devices", str)) or not hasattr(layout, "platform"):
         raise ArgumentTypeError(
             f"cost.links_of was given layout={shown(layout)}.\n\n"
             "layout is a ReplicaMesh.\n\nPass strategy.layout."
@@ -95,7 +98,7 @@ def worker_of(device: Any) -> int:
     or a rack of them), a process of CPU devices. XLA writes the domain of a GPU first in its
     `coords`; the `slice_index` of GPUs that are only described is 0 everywhere.
     """
-    if not hasattr(device, "platform"):
+    if isinstance(device, jax.Array) or not hasattr(device, "platform"):
         raise ArgumentTypeError(
             f"cost.worker_of was given device={shown(device)}.\n\n"
             "device is a jax.Device.\n\nPass for instance jax.devices()[0]."

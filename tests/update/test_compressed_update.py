@@ -212,7 +212,7 @@ def test_gradients_and_states_that_do_not_fit_are_named() -> None:
         state: Any = tx.init(params)
     wrongs: list[Any] = [None, {"w": params["w"]}, {**params, "b": None}]
     for wrong in wrongs:
-        with refused(ShapeError, "compressed_update", "grads['b']: nothing", "float32[2]"):
+        with refused(ShapeError, "compressed_update", "updates['b']: nothing", "float32[2]"):
             strategy.run(lambda s, g=wrong: tx.update(g, s, params)[0], (state,))
     for none in (None, [1, 2], (state[0],)):
         with refused(ArgumentTypeError, "compressed_update", "tx.init(params)"):

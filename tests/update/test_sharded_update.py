@@ -305,9 +305,9 @@ class TestRefused:
             strategy.run(lambda g, s, p: tx.update(g, s, p), (wrong, state, params))
         for name in (
             "3 gradient(s)",
-            "grads['w']: float32[20, 12], the parameter float32[12, 20]",
-            "grads['more']: float32[3], the parameter nothing",
-            "grads['odd']: int32[3]",
+            "updates['w']: float32[20, 12], the parameter float32[12, 20]",
+            "updates['more']: float32[3], the parameter nothing",
+            "updates['odd']: int32[3]",
         ):
             assert name in str(caught.value)
 
