@@ -145,7 +145,9 @@ def test_per_replica_datasets_of_different_lengths_name_the_replicas_that_ended(
 
 
 def test_a_function_that_returns_no_dataset_is_refused_at_once() -> None:
-    with pytest.raises(ArgumentTypeError, match="distribute_datasets_from_function takes"):
+    with pytest.raises(
+        ArgumentTypeError, match="distribute_datasets_from_function was given dataset_fn"
+    ):
         distribute_datasets_from_function(lambda _: 3, _layout(2))
 
 
