@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 
@@ -29,22 +30,41 @@ def make_optimizer(
     if config.clip_norm:
         transform = optax.chain(optax.clip_by_global_norm(config.clip_norm), transform)
     if config.update == "sharded":
-        transform = sharded_update(transform)
+        transform = sharded_update(transform, reduce_op="sum")
     elif config.update == "compressed":
-        transform = compressed_update(transform, config.compression, workers=config.workers)
+        transform = compressed_update(
+            transform, config.compression, workers=config.workers, reduce_op="sum"
+        )
     return nnx.Optimizer(model, transform, wrt=nnx.Param)
 
 
 def reduced_update(
-    model: nnx.Module, optimizer: "nnx.Optimizer[Any]", loss: jax.Array, grads: Any
+    model: nnx.Module,
+    optimizer: "nnx.Optimizer[Any]",
+    total: jax.Array,
+    grads: Any,
+    num_examples: int,
 ) -> jax.Array:
-    """Update the model in place by the mean of the gradients; the mean loss `[]`.
+    """Update the model in place by the gradients of the mean loss, and return that mean `[]`.
 
-    Replicas have equal shares of the batch, so the mean of their means is the global mean.
+    The mean is over the examples of all replicas, however many each of them has.
+
+    Args:
+        model: What is trained.
+        optimizer: Its optimizer, from `make_optimizer`.
+        total: The sum of the losses of the examples of this replica.
+        grads: The gradients of that sum.
+        num_examples: How many examples these are.
     """
-    if isinstance(optimizer.tx, (ShardedUpdate, CompressedUpdate)):
-        mean: jax.Array = get_replica_context().all_reduce(ReduceOp.MEAN, loss)
+    replica = get_replica_context()
+    count = jnp.float32(num_examples)
+    # These all-reduce the gradients themselves.
+    reduces = isinstance(optimizer.tx, (ShardedUpdate, CompressedUpdate))
+    if reduces:
+        total, count = replica.all_reduce(ReduceOp.SUM, (total, count))
     else:
-        mean, grads = get_replica_context().all_reduce(ReduceOp.MEAN, (loss, grads))
+        total, count, grads = replica.all_reduce(ReduceOp.SUM, (total, count, grads))
+    divisor = jnp.maximum(count, 1)
+    grads = jax.tree.map(lambda g: (g / divisor).astype(g.dtype), grads)
     optimizer.update(model, grads)
-    return mean
+    return total / divisor

@@ -370,8 +370,9 @@ def test_a_run_says_what_it_trains_and_sends_and_where_its_files_are(tmp_path: P
     _, out = _train(tmp_path, *_SMALL, "training.steps=1", replicas=2)
     words = out.splitlines()
     # 3x3 kernels for 4 channels, 64 inputs of 8 units and 10 classes, with biases.
+    # Beside their gradients, the loss and the number of images are summed.
     assert words[0] == "digits: 650 parameters on 2 replica(s) of 1 cpu device(s), 64 images a step"
-    assert words[1] == f"each step: all-reduce of {4 * (650 + 1):,} bytes between 2 replicas"
+    assert words[1] == f"each step: all-reduce of {4 * (650 + 2):,} bytes between 2 replicas"
     assert words[-1] == f"wrote {tmp_path / 'metrics.json'}"
 
 

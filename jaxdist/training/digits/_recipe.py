@@ -1,6 +1,7 @@
 """A convolutional net for 8x8 images, and its steps."""
 
 import itertools
+import math
 from typing import Any, final
 
 import jax
@@ -38,7 +39,8 @@ class DigitsNet(nnx.Module):
         x = image  # [row, 8, 8, 1]
         for convolution in self.convolutions:
             x = nnx.max_pool(nnx.relu(convolution(x)), (2, 2), strides=(2, 2))
-        x = x.reshape(x.shape[0], -1)
+        # With -1 a replica without rows could not be traced.
+        x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         return self.logits(nnx.relu(self.hidden(x)))  # [row, class]
 
 
@@ -48,9 +50,9 @@ def row_losses(net: DigitsNet, batch: Batch) -> tuple[jax.Array, jax.Array]:
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]), logits
 
 
-def mean_loss(net: DigitsNet, batch: Batch) -> jax.Array:
-    """Mean cross-entropy over the rows of this replica."""
-    return jnp.mean(row_losses(net, batch)[0])
+def total_loss(net: DigitsNet, batch: Batch) -> jax.Array:
+    """The sum of the cross-entropy over the rows of this replica."""
+    return jnp.sum(row_losses(net, batch)[0])
 
 
 # Steps, as one replica sees them
@@ -58,8 +60,8 @@ def mean_loss(net: DigitsNet, batch: Batch) -> jax.Array:
 
 def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[Any]", batch: Batch) -> jax.Array:
     """Update the net in place; the mean loss over the global batch `[]`."""
-    loss, grads = nnx.value_and_grad(mean_loss)(net, batch)
-    return reduced_update(net, optimizer, loss, grads)
+    total, grads = nnx.value_and_grad(total_loss)(net, batch)
+    return reduced_update(net, optimizer, total, grads, batch["label"].size)
 
 
 def evaluation_step(net: DigitsNet, batch: Batch, mask: jax.Array) -> Batch:

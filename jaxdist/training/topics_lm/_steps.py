@@ -34,11 +34,11 @@ def train_step(model: Transformer, optimizer: "nnx.Optimizer[Any]", batch: Batch
         key = jax.random.fold_in(jax.random.key(0), optimizer.step.get_value())
         keys = example_keys(key, tokens.shape[0])
 
-    def mean_loss(model: Transformer) -> jax.Array:
-        return jnp.mean(byte_losses(model, tokens, keys))
+    def total_loss(model: Transformer) -> jax.Array:
+        return jnp.sum(byte_losses(model, tokens, keys))
 
-    loss, grads = nnx.value_and_grad(mean_loss)(model)
-    return reduced_update(model, optimizer, loss, grads)
+    total, grads = nnx.value_and_grad(total_loss)(model)
+    return reduced_update(model, optimizer, total, grads, tokens[:, 1:].size)
 
 
 def evaluation_step(model: Transformer, batch: Batch, mask: jax.Array) -> Batch:
