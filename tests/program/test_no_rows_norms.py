@@ -157,13 +157,13 @@ def _state(net: Net) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(nnx.state(net))]
 
 
-@settings(max_examples=examples(3, long=60), deadline=None)
+@settings(max_examples=examples(2, long=60), deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(KINDS), st.booleans())
 def test_training_on_any_rows_is_that_of_one_device_that_knows_them(
     seed: int, kind: str, eagerly: bool
 ) -> None:
     draw = random.Random(seed)
-    num_replicas = draw.choice([2, 3, 4, 8])
+    num_replicas = draw.choice([2, 3, 4])
     has_empty = draw.random() < 0.6
     rows = tuple(
         draw.choice((0, 0, 1, 2, 3, 5)[0 if has_empty else 2 :]) for _ in range(num_replicas)
