@@ -155,7 +155,13 @@ SOME = ("size", "arange", "noise", "stacked", "loop", "own derivative", "one ele
         pytest.param(SOME, 3, False, id="some"),
         pytest.param(SOME[1:2], 3, True, id="one_op_by_op"),
         *(
-            pytest.param(tuple(BY_SHAPE), n, e, marks=pytest.mark.long, id=f"all_{n}_{e}")
+            pytest.param(
+                tuple(BY_SHAPE),
+                n,
+                e,
+                marks=(pytest.mark.long, pytest.mark.timeout(900)),
+                id=f"all_{n}_{e}",
+            )
             for n in (2, 3, 4, 8)
             for e in (False, True)
         ),
