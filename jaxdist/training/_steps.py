@@ -52,7 +52,8 @@ def accumulate_gradients(
 
     Raises:
         ArgumentError: `num_microbatches` is not a positive integer.
-        ShapeError: When called: a leaf of the batch is a scalar, or does not divide.
+        ShapeError: When called: a leaf of the batch is a scalar, or does not divide; `grad_fn`
+            leaves the state of an NNX module with other shapes or dtypes.
         ArgumentTypeError: When called: an output of `grad_fn` is no float, so it has no mean.
 
     Example:
@@ -73,9 +74,12 @@ def accumulate_gradients(
         graph, carried = _taken_apart(params)
 
         def call(carried: Any, piece: Any) -> tuple[Any, Any]:
+            given = tree_flatten_with_path(carried)
             joined = _joined(graph, carried)
             out = _checked_output("accumulate_gradients", "grad_fn", grad_fn(joined, piece))
-            return _taken_apart(joined)[1], out
+            kept = _taken_apart(joined)[1]
+            _check_kept("accumulate_gradients", "grad_fn", given, kept)
+            return kept, out
 
         first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), pieces)
         _, outputs = jax.eval_shape(call, carried, first)
@@ -118,7 +122,8 @@ def multi_step(
     Raises:
         ArgumentTypeError: When called: `batches` is no list or tuple.
         ArgumentError: When called: there are no batches.
-        ShapeError: When called: batches differ in structure or in the shape of a leaf.
+        ShapeError: When called: batches differ in structure, or in the shape or dtype of a leaf;
+            `step_fn` leaves the state with other shapes or dtypes.
 
     Example:
         >>> add = multi_step(lambda total, x: (total + x.sum(), total))
@@ -137,8 +142,12 @@ def multi_step(
         stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *batches)  # [step, row, ...]
 
         def one(carried: Any, batch: Any) -> tuple[Any, Out]:
+            # A module writes to what it is made of.
+            given = tree_flatten_with_path(carried)
             after, out = _pair(step_fn(_joined(graph, carried), batch))
-            return _taken_apart(after)[1], out
+            kept = _taken_apart(after)[1]
+            _check_kept("multi_step", "step_fn", given, kept)
+            return kept, out
 
         graph, carried = _taken_apart(state)
         carried, outs = jax.lax.scan(one, carried, stacked)
@@ -259,6 +268,37 @@ def _checked_output(caller: str, name: str, out: Any) -> Any:
     return out
 
 
+def _check_kept(caller: str, name: str, before: tuple[Any, Any], after: PyTree) -> None:
+    """Refuse state that one call leaves in another form than the next one has to take.
+
+    `before` is the state that it was given, flattened with paths.
+    """
+    given, treedef = before
+    if jax.tree.structure(after) != treedef:
+        raise ShapeError(
+            f"{caller} called {name}, and its state is another pytree than before.\n\n"
+            f"Before: {treedef}\nAfter: {jax.tree.structure(after)}\n\n"
+            f"Each call takes the state that the one before it left. Return it from {name} with "
+            "the keys and the number of leaves that it came with."
+        )
+    changed = [
+        f"state{keystr(path)} was {_describe(x)}, and is {_describe(y)} after the call"
+        for (path, x), y in zip(given, jax.tree.leaves(after), strict=True)
+        if jnp.shape(x) != jnp.shape(y) or (_describe(x) != _describe(y) and not _is_weak(x))
+    ]
+    if changed:
+        raise ShapeError(
+            f"{caller} called {name}, and its state has another shape or dtype than before.\n\n"
+            f"{_listed(changed)}\n\nEach call takes the state that the one before it left. Keep "
+            "the shapes, and the dtypes: new.astype(old.dtype)."
+        )
+
+
+def _is_weak(x: Any) -> bool:
+    # A number of Python has the dtype of what is added to it.
+    return bool(getattr(jax.typeof(x), "weak_type", False))
+
+
 def _pair(result: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple) or len(result) != 2:
         raise ArgumentTypeError(
@@ -286,7 +326,7 @@ def _check_batches(batches: Any) -> None:
         bad += [
             f"batches[{i}]{keystr(path)} is {_describe(x)}, in batches[0] it is {_describe(y)}"
             for (path, y), x in zip(first, jax.tree.leaves(batch), strict=True)
-            if jnp.shape(x) != jnp.shape(y)
+            if _describe(x) != _describe(y)
         ]
     if bad:
         raise ShapeError(
@@ -296,7 +336,8 @@ def _check_batches(batches: Any) -> None:
 
 
 def _describe(leaf: Any) -> str:
-    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+    dtype = leaf.dtype if isinstance(leaf, jax.Array) else jnp.result_type(leaf)
+    return f"{dtype}{list(jnp.shape(leaf))}"
 
 
 def _wide(dtype: Any) -> Any:

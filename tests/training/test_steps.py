@@ -1,5 +1,7 @@
 """Gradient accumulation and several steps in one dispatch."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -164,6 +166,57 @@ def test_batches_of_another_shape_are_named_with_both_shapes() -> None:
     message = str(caught.value)
     assert "batches[2]['x'] is float32[5, 3], in batches[0] it is float32[8, 3]" in message
     assert "batches[1]" not in message
+
+
+def test_batches_of_another_dtype_are_not_promoted() -> None:
+    with pytest.raises(
+        ShapeError, match=r"batches\[1\] is float32\[4\], in batches\[0\] it is int32"
+    ):
+        multi_step(lambda s, b: (s, b))(0, [jnp.arange(4), jnp.ones(4)])
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (
+            lambda s, b: ({"w": jnp.tile(s["w"], 2)}, b),
+            r"state\['w'\] was float32\[3\], and is .*\[6\]",
+        ),
+        (lambda s, b: ({"w": s["w"].astype("bfloat16")}, b), r"float32\[3\], and is bfloat16\[3\]"),
+        (lambda s, b: ({"w": s["w"], "n": b}, b), "is another pytree than before"),
+    ],
+    ids=["shape", "dtype", "structure"],
+)
+def test_state_that_changes_its_form_is_named(step: Any, message: str) -> None:
+    with pytest.raises(
+        ShapeError, match=f"multi_step called step_fn, and its state(.|\n)*{message}"
+    ):
+        multi_step(step)({"w": jnp.ones(3)}, [jnp.ones(2)] * 2)
+
+
+def test_state_of_a_module_that_changes_its_form_is_named() -> None:
+    net = _Net()
+
+    def grads(net: _Net, batch: dict[str, jax.Array]) -> jax.Array:
+        net.norm.mean[...] = net.norm.mean[...]
+        net.norm.mean.set_value(jnp.zeros(7))
+        return jnp.sum(batch["x"])
+
+    with pytest.raises(
+        ShapeError, match=r"accumulate_gradients called grad_fn(.|\n)*norm.*float32\[7\]"
+    ):
+        accumulate_gradients(grads, 2)(net, _batch(8))
+
+
+def test_numbers_of_python_and_random_keys_are_state() -> None:
+    def step(state: Any, batch: jax.Array) -> Any:
+        total, key = state
+        return (total + batch.sum(), jax.random.fold_in(key, 1)), jax.random.uniform(key)
+
+    batches = [jnp.ones(2)] * 3
+    (total, _), drawn = multi_step(step)((0.0, jax.random.key(0)), batches)
+    assert float(total) == 6
+    assert len(set(drawn.tolist())) == 3
 
 
 def test_no_batches_and_a_single_array_are_refused() -> None:
