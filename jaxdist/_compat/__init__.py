@@ -14,7 +14,9 @@ from jaxdist._compat._binding import bind_here as bind_here
 from jaxdist._compat._binding import bind_like as bind_like
 from jaxdist._compat._binding import rewritten_derivatives as rewritten_derivatives
 from jaxdist._compat._binding import rewritten_jvp as rewritten_jvp
+from jaxdist._compat._dispatch import LAYOUTS_BELOW_A_BYTE_AGREE as LAYOUTS_BELOW_A_BYTE_AGREE
 from jaxdist._compat._dispatch import Miss as Miss
+from jaxdist._compat._dispatch import call_with_any_layout as call_with_any_layout
 from jaxdist._compat._dispatch import fast_call_record as fast_call_record
 from jaxdist._compat._dispatch import make_dispatcher as make_dispatcher
 from jaxdist._compat._held_tracer import HeldTracer as HeldTracer

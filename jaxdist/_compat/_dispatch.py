@@ -96,6 +96,20 @@ def fast_call_record(
     )
 
 
+# Before 0.11 an array of less than a byte for each number has another layout on devices than the
+# one that compiled programs ask for, and JAX refuses it.
+LAYOUTS_BELOW_A_BYTE_AGREE = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
+
+
+def call_with_any_layout(compiled: jax.stages.Compiled, leaves: Sequence[Any]) -> Sequence[Any]:
+    """Run a compiled function of flat arguments without a look at the layouts of its arguments."""
+    executable: Any = compiled._executable
+    given = [*executable.shard_const_args(compiled._params.const_args), *leaves]
+    kept = [x for i, x in enumerate(given) if i in executable._kept_var_idx]
+    results: Sequence[Any] = executable.unsafe_call(*kept)
+    return results
+
+
 def _physical(sharding: Any, aval: Any) -> Any:
     """The sharding of the raw bits; it differs for typed random keys."""
     if aval is _core.abstract_token or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):

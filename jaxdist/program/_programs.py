@@ -1,12 +1,15 @@
 """The programs of one function under one strategy."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxdist import _compat
+from jaxdist.collectives import is_below_a_byte
 from jaxdist.program._ahead import LaterSteps, check_can_be_uneven, later_steps, note
 from jaxdist.program._arguments import check_no_arrays_hidden
 from jaxdist.program._build import build
@@ -31,10 +34,23 @@ class Ready:
     record: Any = None
     has_record: bool = False
 
+    @functools.cached_property
+    def _has_parts_of_bytes(self) -> bool:
+        dtypes = (slot.dtype for slot in self.program.signature.inputs)
+        return not _compat.LAYOUTS_BELOW_A_BYTE_AGREE and any(
+            isinstance(dtype, np.dtype) and is_below_a_byte(dtype) for dtype in dtypes
+        )
+
+    def call(self, leaves: Sequence[Any]) -> Any:
+        """Flat results."""
+        if self._has_parts_of_bytes:
+            return _compat.call_with_any_layout(self.compiled, leaves)
+        return self.compiled(*leaves)
+
     def run(self, leaves: Sequence[Any]) -> Any:
         """Flat results, and from then on a record for the C++ call path."""
-        results = self.compiled(*leaves)
-        if not self.has_record:
+        results = self.call(leaves)
+        if not self.has_record and not self._has_parts_of_bytes:
             self.record = _compat.fast_call_record(
                 self.compiled, len(leaves), results, self.program.template
             )

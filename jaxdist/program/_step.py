@@ -325,7 +325,7 @@ class Step:
                 return Slow(), None
             leaves = call.leaves_of(ready.program)
             check_once(self.donated, leaves, ready.program)
-            results = ready.compiled(*leaves)
+            results = ready.call(leaves)
             record = ready.record if ready.has_record else None
             return ready.program.rebuild(results), record
 

@@ -6,11 +6,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.tree_util import GetAttrKey, register_pytree_node, register_pytree_with_keys
 
 from jaxdist import _compat
 from jaxdist.values._cut import Cut
+from jaxdist.values._per_replica import PerReplica
 from jaxdist.values._sharded import Sharded, is_longer, is_sharded, undeclared
+from jaxdist.values._variable import Variable
 
 # [Note: the declaration in the key]
 # `nnx.Optimizer.update` writes a node of a pytree that it does not know into a variable as an
@@ -101,11 +104,12 @@ class PiecesOfResult(HeldPieces):
 
 
 def as_held(tree: Any) -> Any:
-    """The pytree with `HeldPieces` in the place of padded arrays in pieces."""
-    return jax.tree.map(
-        lambda x: HeldPieces(x.held, x.cut) if is_sharded(x) and x.has_padding else x,
-        tree,
-        is_leaf=is_sharded,
+    """The pytree with `HeldPieces` in the place of padded arrays in pieces; itself without any."""
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_whole)
+    if not any(is_sharded(x) and x.has_padding for x in leaves):
+        return tree
+    return treedef.unflatten(
+        HeldPieces(x.held, x.cut) if is_sharded(x) and x.has_padding else x for x in leaves
     )
 
 
@@ -116,12 +120,16 @@ def held_leaves(tree: Any) -> list[Any]:
 
 
 def as_sharded(tree: Any) -> Any:
-    """The pytree with `Sharded` in the place of `HeldPieces`."""
-    return jax.tree.map(
-        lambda x: x.sharded() if isinstance(x, HeldPieces) else x,
-        tree,
-        is_leaf=lambda x: isinstance(x, HeldPieces),
-    )
+    """The pytree with `Sharded` in the place of `HeldPieces`; itself without any."""
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_whole)
+    if not any(isinstance(x, HeldPieces) for x in leaves):
+        return tree
+    return treedef.unflatten(x.sharded() if isinstance(x, HeldPieces) else x for x in leaves)
+
+
+def _is_whole(x: Any) -> bool:
+    # What is rebuilt would be another object: a step updates modules in place.
+    return isinstance(x, (Sharded, HeldPieces, PerReplica, Variable, nnx.Pytree))
 
 
 def _flatten_held(node: HeldPieces) -> tuple[tuple[Any, ...], Cut]:

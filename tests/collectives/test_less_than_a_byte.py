@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,7 @@ from jaxdist import (
     NcclAllReduce,
     OneDeviceStrategy,
     PerReplica,
+    RunOptions,
     get_replica_context,
 )
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
@@ -56,3 +58,17 @@ def test_weights_of_four_bits_that_all_replicas_have_work() -> None:
     found = MirroredStrategy().run(lambda w, x: x * w.astype(jnp.float32), (weights, x))
     assert found.values[3].tolist() == [0, 3, 6, 9]
     assert OneDeviceStrategy("cpu:0").run(lambda w: w, (weights,)).dtype == ml_dtypes.int4
+
+
+@pytest.mark.parametrize("donated", [(), (0,)], ids=["kept", "donated"])
+def test_weights_of_four_bits_that_lie_on_all_devices_work(donated: tuple[int, ...]) -> None:
+    strategy = MirroredStrategy()
+    weights = jax.device_put(jnp.arange(5).astype(ml_dtypes.int4), strategy.layout.replicated)
+    options = RunOptions(donate_argnums=donated)
+
+    def step(w: Any, x: Any, unused: Any) -> Any:
+        return (w + 1).astype(ml_dtypes.int4), x * w.astype(jnp.float32)
+
+    for turn in range(3):
+        weights, found = strategy.run(step, (weights, 2.0, jnp.ones(3)), options=options)
+        assert np.asarray(found).tolist() == [2.0 * (n + turn) for n in range(5)]

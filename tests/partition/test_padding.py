@@ -201,3 +201,16 @@ def test_array_with_a_layout_that_a_step_closes_over_works_or_is_named(layout: s
     assert float(strategy.run(lambda: jnp.sum(rows * 2))) == 12
     with pytest.raises(ContextError, match=r"closes over rows, .* float32\[4\] laid out as"):
         strategy.run(lambda: jnp.where(jnp.all(jnp.isfinite(rows)), rows, 0))
+
+
+def test_module_in_a_dict_beside_a_padded_array_is_updated_at_each_step() -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    params = partition.place(strategy, {"w": np.ones((7, 11), "float32")}, PADDED)
+    model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+
+    def step(given: Any, params: Any) -> None:
+        given["model"].bias[...] += 1
+
+    for _ in range(4):
+        strategy.run(step, ({"model": model}, params))
+    assert float(model.bias[0]) == 4
