@@ -206,7 +206,7 @@ def test_array_with_a_layout_that_a_step_closes_over_works_or_is_named(layout: s
 def test_module_in_a_dict_beside_a_padded_array_is_updated_at_each_step() -> None:
     strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
     params = partition.place(strategy, {"w": np.ones((7, 11), "float32")}, PADDED)
-    model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    model: Any = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
 
     def step(given: Any, params: Any) -> None:
         given["model"].bias[...] += 1
