@@ -259,7 +259,7 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("v5e:4x4", {"logical": "8x1"}, errors.TopologyError, "Shapes of 8 that do: 2x4x1x1, 4x2x1x1"),
     ("v5e:4x4", {"logical": 7}, errors.TopologyError, "some box has: 1, 2, 4, 8"),
     ("v5e:4x4", {"logical": "2by2"}, errors.TopologyError, "no shape of logical devices"),
-    ("v5e:4x4", {"logical": 0}, errors.TopologyError, "1 or more"),
+    ("v5e:4x4", {"logical": 0}, errors.TopologyError, "1 logical device or more"),
     ("v5e:4x4", {"logical": 2.0}, errors.ArgumentTypeError, "type float"),
     ("v5e:4x4", {"global_batch": 33}, errors.ArgumentError, "Use 32 or 48"),
     ("v5e:16x32", {}, errors.TopologyError, "largest of v5e has 256"),
