@@ -84,6 +84,7 @@ def _check_xla_options(given: Any) -> None:
 def _all_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, ...]:
     """One value or several, as a tuple of `kind`."""
     several = (given,) if isinstance(given, (str, kind)) else given
+    several = tuple(given) if isinstance(given, (set, frozenset)) else several
     remedy = f"Pass for instance RunOptions({name}={example})."
     what = f"one {kind.__name__}, or a tuple of several"
     held = tuple(as_list("RunOptions", name, several, what, remedy))

@@ -41,7 +41,7 @@ def test_an_entry_of_another_type_is_refused_by_name(options: dict[str, Any]) ->
     ((name, value),) = options.items()
     with pytest.raises(ArgumentTypeError) as error:
         jaxdist.MirroredStrategy().run(_add_one, (ONE,), options=RunOptions(**options))
-    assert f"RunOptions({name}={value!r})" in str(error.value)
+    assert f"RunOptions was given {name}={value!r}" in str(error.value)
 
 
 def test_documented_entries_without_effect_are_taken_and_logged_once(

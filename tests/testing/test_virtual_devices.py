@@ -86,7 +86,7 @@ def test_virtual_devices_win_over_xla_flags_before_the_start() -> None:
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_virtual_devices_below_one_are_refused_with_the_number(count: Any) -> None:
-    with pytest.raises(ArgumentError, match=rf"virtual_devices\({count}\)"):
+    with pytest.raises(ArgumentError, match=rf"virtual_devices was given count={count}\."):
         virtual_devices(count)
 
 
