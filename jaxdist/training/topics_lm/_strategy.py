@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxdist import tpu
+from jaxdist._validate import Renamed
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.errors import ConfigError, TopologyError
 from jaxdist.strategies import MirroredStrategy, Strategy, TPUStrategy
@@ -38,11 +39,15 @@ def topics_strategy(config: TopicsConfig) -> Strategy:
     topology = initialize_tpu_system(resolver)
     there = told(jax.devices()) if backend == "tpu" else _named(config)
     apart = there or 1
+    asked = config.strategy.logical_devices
     try:
-        box = logical_shape(topology, apart, config.strategy.logical_devices)
+        with Renamed("compile_for was given logical=", "strategy.logical_devices is "):
+            box = logical_shape(topology, apart, asked)
     except TopologyError as error:
+        text = str(error)
+        named = text.startswith("strategy.logical_devices")
         raise ConfigError(
-            f"strategy.logical_devices is {config.strategy.logical_devices!r}. {error}"
+            text if named else f"strategy.logical_devices is {asked!r}. {text}"
         ) from None
     assignment = assignment_of_slices(topology, box, apart)
     return over_slices(TPUStrategy(resolver, assignment), config, there)

@@ -310,7 +310,8 @@ def test_entries_that_do_not_fit_tensor_parallelism_are_named(
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"), [(16, r"is 16\. No box(.|\n)*2, 4, 8"), ("8x1", r"'8x1'\. (.|\n)*8 in x")]
+    ("asked", "words"),
+    [(16, r"is 16, and no box(.|\n)*2, 4, 8"), ("8x1", r"'8x1'\. (.|\n)*8 in x")],
 )
 def test_logical_devices_that_do_not_fill_the_slice_are_refused(asked: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
