@@ -146,7 +146,9 @@ class Function:
         shape = kept.shape if kept else None
         state = kept.read() if kept else []
         # See Note [Who owns host memory]
-        flat.dynamic[:], state = owned_leaves(as_held((flat.dynamic, state)))
+        # One by one: a batch that holds no NumPy array stays the object that knows its data.
+        flat.dynamic[:] = map(owned_leaves, as_held(flat.dynamic))
+        state = [owned_leaves(x) for x in as_held(state)]
         asked: Any = (flat.treedef, self._structure(flat.treedef), flat.slots, shape, strategy)
         if draws.counts:
             # How many batches it takes may depend on the shapes of all arguments.

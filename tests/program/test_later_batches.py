@@ -73,7 +73,17 @@ def _by_function_of_batch(strategy: Any, step: Any, iterator: Any) -> Any:
     return call(next(iterator))
 
 
-WAYS = [_by_run, _by_function_of_iterator, _by_function_of_batch]
+def _by_function_of_batch_and_array(strategy: Any, step: Any, iterator: Any) -> Any:
+    call = jaxdist.function(lambda batch, one: strategy.run(step, (one, batch)))
+    return call(next(iterator), np.ones((), "float32"))
+
+
+WAYS = [
+    _by_run,
+    _by_function_of_iterator,
+    _by_function_of_batch,
+    _by_function_of_batch_and_array,
+]
 
 
 @pytest.mark.parametrize("way", WAYS)
