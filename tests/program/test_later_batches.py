@@ -185,11 +185,16 @@ def test_values_that_may_depend_on_the_rows_are_not_guessed() -> None:
 
     for batch in _data(strategy, num_examples=80 + 12):  # 28 rows: 4 on 7 replicas and none
         weights = strategy.run(ones, (batch["y"],))
-        strategy.run(weighted, (batch["x"], weights))
+        found = strategy.run(weighted, (batch["x"], weights))
+        pairs = zip(batch["x"].values, weights.values, strict=True)
+        wanted = sum(float(np.sum(np.asarray(x) * np.asarray(w)[:, None])) for x, w in pairs)
+        np.testing.assert_allclose(float(found), wanted, rtol=1e-5)
     options = jaxdist.RunOptions(static_argnames=("rows",))
     for batch in _data(strategy, num_examples=72):
         local = batch["x"].values[0].shape[0]
-        strategy.run(by_static, (batch["x"],), {"rows": local}, options)
+        found = strategy.run(by_static, (batch["x"],), {"rows": local}, options)
+        wanted = sum(float(np.sum(x)) for x in batch["x"].values)
+        np.testing.assert_allclose(float(found), wanted, rtol=1e-5)
 
 
 class Holder(nnx.Module):
@@ -290,7 +295,10 @@ def test_two_iterators_with_other_ends_are_not_mixed_up() -> None:
 
     for x, y in zip(_data(strategy, 84), _data(strategy, 100), strict=False):
         if x["x"].is_global:
-            strategy.run(step, (x, y))
+            found = strategy.run(step, (x, y))
+            pairs = zip(x["x"].values, y["x"].values, strict=True)
+            wanted = sum(float(np.sum(np.asarray(a) * np.asarray(b))) for a, b in pairs)
+            np.testing.assert_allclose(float(found), wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["virtual", "logical"])
