@@ -11,6 +11,7 @@ from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, as_integer, shown
 from jaxdist.data._ahead import RowsAhead, TellsRows
 from jaxdist.data._cardinality import INFINITE_CARDINALITY
+from jaxdist.data._elements import check_not_traced
 from jaxdist.data._host import own_rows
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
@@ -299,6 +300,7 @@ def _check_count(name: str, value: Any, *, at_least: int) -> None:
 
 def check_arrays(caller: str, arrays: PyTree, name: str = "arrays") -> int:
     """The number of examples that all leaves have."""
+    check_not_traced(f"{caller} was given", name, arrays)
     for path, leaf in jax.tree.leaves_with_path(arrays):
         # Arrays on disk are not read for their dtype.
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype

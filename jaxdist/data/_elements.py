@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef, keystr
 
-from jaxdist.errors import ArgumentTypeError, ShapeError
+from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
 Leaf = np.ndarray | jax.Array
 
@@ -43,6 +43,9 @@ class ElementReader:
         """The arrays of element number `index`."""
         leaves, treedef = jax.tree.flatten(raw)
         arrays = [x if type(x) is np.ndarray else as_array(x) for x in leaves]
+        if any(isinstance(x, jax.core.Tracer) for x in arrays):
+            start = f"{self._caller}: element {index} of the dataset holds"
+            check_not_traced(start, "batch", raw)
         is_first = self._treedef is None
         if is_first or treedef != self._treedef or [a.dtype for a in arrays] != self._dtypes:
             self._meet(raw, arrays, treedef, index)
@@ -143,6 +146,27 @@ def _check_numeric(caller: str, raw: Any, arrays: list[Any], index: int) -> None
             "Devices hold numbers: bool, int, float or complex arrays.\n\n"
             "Encode such leaves as numbers (np.unique(x, return_inverse=True) for names), or "
             "leave them out of the batch."
+        )
+
+
+def check_not_traced(start: str, name: str, tree: Any) -> None:
+    """Refuse values that somebody traces or traced: a dataset needs the numbers.
+
+    Raises:
+        ContextError: Some leaf is one; the message starts with `start`.
+    """
+    found = [
+        f"{name}{keystr(path)} is {leaf.aval.str_short()}"
+        for path, leaf in jax.tree.leaves_with_path(tree)
+        if isinstance(leaf, jax.core.Tracer)
+    ]
+    if found:
+        raise ContextError(
+            f"{start} traced values.\n\n{listed(found)}\n\n"
+            "A traced value has a number only while the compiled function runs; a dataset needs "
+            "the numbers. A step, or a function under jax.jit, kept it in a list, an attribute or "
+            "a global, or made the dataset.\n\n"
+            "Return the value from that function, and put what it returns into the dataset."
         )
 
 

@@ -69,6 +69,9 @@ def read(flat: Flat, kept: KeptGraph | None, layout: ReplicaMesh) -> Call:
         ShapeError: Values of replicas do not fit; all arguments that do not are named.
         ReplicaValueError: A value of another strategy.
     """
+    leak = kept.leak("strategy.run") if kept else None
+    if leak is not None:
+        raise leak
     leaves = kept.read() if kept else []
     num_state = len(leaves)
     values, uneven, moved = _checked_values(flat, num_state, layout)

@@ -137,6 +137,9 @@ class Function:
 
     def _explained(self, error: BaseException, flat: Flat, draws: Draws) -> Exception | None:
         """A better error for a call that failed, if there is one."""
+        if isinstance(error, jax.errors.UnexpectedTracerError):
+            kept = self._kept.of(flat)
+            return None if kept is None else kept.leak("jaxdist.function")
         if isinstance(error, FloatingPointError) and _compat.checks_numbers():
             return with_line(self._fn, flat, self._kept.of(flat), draws, error)
         return mixed_devices(getattr(self._fn, "__name__", "function"), error)

@@ -12,9 +12,9 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, treedef_is_leaf
 
 from jaxdist import _compat
-from jaxdist.errors import ArgumentTypeError, StateDivergenceError
+from jaxdist.errors import ArgumentTypeError, ContextError, StateDivergenceError
 from jaxdist.program._exact_contents import exact_graph
-from jaxdist.values import is_sharded
+from jaxdist.values import Sharded, is_leaked, is_sharded, leaked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +183,14 @@ class KeptGraph:
         """The leaves of all variables."""
         held = [v.get_raw_value() for v in self.variables]
         return held if self._structures is None else jax.tree.leaves(held, is_leaf=is_sharded)
+
+    def leak(self, caller: str) -> ContextError | None:
+        """The error for a variable with a value that outlived its trace, if there is one."""
+        for number, leaf in enumerate(self.read()):
+            value = leaf.held if isinstance(leaf, Sharded) else leaf
+            if is_leaked(value):
+                return leaked(f"{caller} was given {self.shape.name(number)}, ", value)
+        return None
 
     def write(self, values: Sequence[Any]) -> None:
         """Give every variable its new value; an interruption leaves none half done."""

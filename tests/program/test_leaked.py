@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jaxdist
-from jaxdist import PerReplica, partition
+from jaxdist import PerReplica, data, partition
 from jaxdist.errors import ContextError, ReplicaValueError, ShapeError
 from tests.tables import sampled
 
@@ -46,6 +47,34 @@ def _each(s: Any, t: Any) -> PerReplica:
     return PerReplica([t] * s.num_replicas_in_sync)
 
 
+def _variable_of(s: Any) -> jaxdist.Variable:
+    with s.scope():
+        return jaxdist.Variable(1.0)
+
+
+class Module(nnx.Module):
+    def __init__(self) -> None:
+        self.w = nnx.Param(jnp.ones(()))
+
+
+def _module(value: Any) -> Module:
+    module = Module()
+    module.w.set_value(value)
+    return module
+
+
+def _plus_one(module: Module) -> Any:
+    return module.w[...] + 1
+
+
+def _run_again(call: Callable[[Module], Any], value: Any) -> Any:
+    module = Module()
+    call(module)
+    call(module)
+    module.w.set_value(value)
+    return call(module)
+
+
 def _eagerly(s: Any, t: Any) -> Any:
     with jaxdist.config.run_eagerly(True):
         return s.run(lambda x: x + 1, (t,))
@@ -70,7 +99,17 @@ USES: dict[str, Callable[[Any, Any], Any]] = {
     "reduce_to": lambda s, t: s.extended.reduce_to("MEAN", t, "cpu:1"),
     "broadcast_to": lambda s, t: s.extended.broadcast_to(t, "cpu:1"),
     "assign": lambda s, t: jaxdist.Variable(1.0).assign(t),
+    "assign_add": lambda s, t: jaxdist.Variable(1.0).assign_add(t),
+    "update": lambda s, t: s.extended.update(_variable_of(s), lambda v, x: v.assign(x), (t,)),
+    "a dataset": lambda s, t: [*s.experimental_distribute_dataset([{"x": t}])],
+    "a dataset by function": lambda s, t: [*s.distribute_datasets_from_function(lambda _: [t])],
+    "a dataset of NumPy arrays": lambda s, t: s.experimental_make_numpy_dataset({"x": t}),
     "place": lambda s, t: partition.place(s, {"w": t}, _RULES),
+    "an NNX object": lambda s, t: s.run(lambda m: m.w[...] + 1, (_module(t),)),
+    "an NNX object that ran before": lambda s, t: _run_again(lambda m: s.run(_plus_one, (m,)), t),
+    "function of an NNX object": lambda s, t: jaxdist.function(lambda m: m.w[...] + 1)(_module(t)),
+    "function that ran before": lambda s, t: _run_again(jaxdist.function(_plus_one), t),
+    "data.batches": lambda s, t: data.batches({"x": t}, 1),
     "distribute_values": lambda s, t: s.experimental_distribute_values_from_function(lambda _: t),
 }
 
