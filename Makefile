@@ -16,7 +16,7 @@ test:  ## unit tests, contracts, doctests, documentation, on 8 virtual devices: 
 	$(PYTHON) -m pytest -n 3
 
 test-long:  ## all of `make test`, and every row of its tables and fuzzes: an hour or two
-	$(PYTHON) -m pytest -n 3 --long
+	$(PYTHON) -m pytest -n 3 --long --timeout 1200
 
 docs:  ## every link and every code block of README, docs/ and notebooks/, warnings as errors
 	$(PYTHON) -m pytest tests/test_documentation.py
