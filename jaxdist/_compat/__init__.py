@@ -50,6 +50,7 @@ from jaxdist._compat._sources import NO_SOURCE as NO_SOURCE
 from jaxdist._compat._sources import caller_of_library as caller_of_library
 from jaxdist._compat._sources import callers_line as callers_line
 from jaxdist._compat._sources import current_source as current_source
+from jaxdist._compat._sources import is_made_in as is_made_in
 from jaxdist._compat._sources import is_transposed as is_transposed
 from jaxdist._compat._sources import line_of_error as line_of_error
 from jaxdist._compat._sources import source_of as source_of

@@ -31,6 +31,11 @@ def caller_of_library(eqn: Any) -> str:
     return first
 
 
+def is_made_in(eqn: Any, file: str) -> bool:
+    """Whether a function of this file made an equation, or called what made it."""
+    return any(f.file_name == file for f in _source_info.user_frames(eqn.source_info.traceback))
+
+
 def is_transposed(eqn: Any) -> bool:
     """Whether an operation was made when a gradient went backwards through another one."""
     return "transpose(" in str(eqn.source_info.name_stack)

@@ -62,6 +62,7 @@ from jaxdist.collectives._uneven_gather import GatherLog as GatherLog
 from jaxdist.collectives._uneven_gather import current_log as current_log
 from jaxdist.collectives._uneven_gather import gather_padded as gather_padded
 from jaxdist.collectives._uneven_gather import logged as logged
+from jaxdist.collectives._uneven_gather import note_averaged as note_averaged
 from jaxdist.collectives.algorithms import opaque as opaque
 from jaxdist.collectives.cross_device import AlgorithmicOps as AlgorithmicOps
 from jaxdist.collectives.cross_device import AllReduceCrossDeviceOps as AllReduceCrossDeviceOps

@@ -36,18 +36,21 @@ class Asked:
 class GatherLog:
     """The gathers of one trace, in order: what is assumed of all replicas, and the own rows.
 
-    And all collectives that were asked for, to name their values where they do not fit.
+    And all collectives that were asked for, to name their values where they do not fit, and the
+    rows and lines of averages that take the number of replicas times the own rows for all rows.
     """
 
     assumed: tuple[tuple[int, ...], ...]
     num_replicas: int
     seen: list[int] = dataclasses.field(default_factory=list)
     asked: list[Asked] = dataclasses.field(default_factory=list)
+    averaged: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
     def clear(self) -> None:
         """The trace starts anew."""
         self.seen.clear()
         self.asked.clear()
+        self.averaged.clear()
 
     def next(self, rows: int) -> tuple[int, ...]:
         """The rows of every replica in the next gather, to which this one brings `rows`."""
@@ -82,6 +85,13 @@ def note_asked(caller: str, named: dict[str, Any], free: tuple[int, ...] = ()) -
     if log is not None:
         kinds = {n: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for n, x in named.items()}
         log.asked.append(Asked(f"{caller} at {_compat.callers_line()}", kinds, free))
+
+
+def note_averaged(rows: int) -> None:
+    """Keep that the caller takes every replica to have as many rows as this one."""
+    log = current_log()
+    if log is not None:
+        log.averaged.append((rows, _compat.callers_line()))
 
 
 def uneven_all_gather(

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxdist import replica
 from jaxdist._validate import as_array, shown
+from jaxdist.collectives import note_averaged
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.values import PerReplica
 
@@ -34,8 +35,8 @@ def compute_average_loss(
         global_batch_size: Examples on all replicas together: an integer, or an integer scalar
             computed in the step. Left out, it is the number of replicas times `b`, which is wrong
             where replicas hold different numbers of real examples (a last batch that is padded
-            or uneven): pass `all_reduce("sum", number_of_examples)` there. Zero gives a loss of
-            zero.
+            or uneven): pass `all_reduce("sum", number_of_examples)` there. Where `b` differs
+            between replicas, an `UnevenMeanWarning` says so. Zero gives a loss of zero.
 
     Returns:
         The scalar, in the dtype of the loss.
@@ -133,6 +134,7 @@ def _global_batch_size(num_local: int, given: Any) -> jax.Array:
             "Call it inside the function that you pass to strategy.run, or pass "
             "global_batch_size, the number of examples on all replicas."
         )
+        note_averaged(num_local)
         return jnp.asarray(num_local * _num_replicas("compute_average_loss", remedy))
     if isinstance(given, PerReplica):
         raise ArgumentTypeError(

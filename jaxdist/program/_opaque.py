@@ -116,6 +116,8 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{i}]", v) for i, v in enumerate(value))
     elif isinstance(value, (set, frozenset)):
         yield from (("{...}", v) for v in value)
+    elif isinstance(value, BaseException):
+        yield from ((f".args[{i}]", v) for i, v in enumerate(value.args))
     if isinstance(value, functools.partial):
         yield ".func", value.func
         yield from ((f".args[{i}]", v) for i, v in enumerate(value.args))

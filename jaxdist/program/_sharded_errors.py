@@ -7,6 +7,15 @@ from jaxdist.errors import ArgumentTypeError, JaxdistError, ReplicaValueError
 # What a transformation calls to do its work.
 _BENEATH = frozenset({"jax", "jaxlib", "numpy", "jaxdist", "flax"})
 
+# What Python and optax say of a call with other arguments than a function takes.
+_OF_CALLS = (
+    "required positional argument",
+    "required keyword-only argument",
+    "unexpected keyword argument",
+    "positional arguments but",
+    "must be provided",
+)
+
 
 def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
     """The error to raise in the place of one that a step raised which has arrays in pieces.
@@ -31,10 +40,16 @@ def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
         )
     if not isinstance(error, (TypeError, ValueError)):
         return None
-    if ("pytree" in text and "Sharded" in text) or _is_of_optax(error):
-        return ReplicaValueError(
+    is_of_structures = "pytree" in text and "Sharded" in text
+    if is_of_structures or (_is_of_optax(error) and not _is_of_call(text)):
+        found = (
             "A function of several pytrees was given one with arrays in pieces and another with "
-            f"something else in their places: {' '.join(text.split())}\n\n{held} The state of an "
+            "something else in their places"
+            if is_of_structures
+            else f"A transformation of optax raised {type(error).__name__} in a step with pieces"
+        )
+        return ReplicaValueError(
+            f"{found}: {' '.join(text.split())}\n\n{held} The state of an "
             "optimizer is placed with its model: partition.place(strategy, (model, optimizer), "
             "rules).\n\n"
             "Optimizers whose state has other shapes than the parameters (adafactor, flatten), or "
@@ -43,6 +58,11 @@ def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
             "of masks or numbers comes first: jax.tree.map(lambda mask, grad: ..., masks, grads)."
         )
     return None
+
+
+def _is_of_call(text: str) -> bool:
+    """Whether a call lacks an argument, or has one too many; the pieces do not matter there."""
+    return any(words in text for words in _OF_CALLS)
 
 
 def _is_of_optax(error: Exception) -> bool:

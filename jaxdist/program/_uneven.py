@@ -16,7 +16,7 @@ from jaxdist.program._joined import Groups, Slot, filled, run_joined
 from jaxdist.program._joined_ops import Const, same
 from jaxdist.program._no_rows import check_without_rows, has_empty_input, rows_of
 from jaxdist.program._trace import Argument, Signature, Traced, trace, trace_local
-from jaxdist.program._uneven_mean import lines_of_means
+from jaxdist.program._uneven_mean import lines_of_averages, lines_of_means
 from jaxdist.values import PerReplica, owned
 
 # Gathers whose sizes depend on gathers before them need a round of tracing each.
@@ -133,7 +133,7 @@ def joined_trace(
     has_rows = len(set(rows_of(signature, layout.num_replicas))) > 1
     axes = frozenset(layout.replica_axes)
     means = lines_of_means(traces[0].jaxpr, axes, layout.num_replicas) if has_rows else ()
-    return dataclasses.replace(traced, uneven=local.uneven, means=means)
+    return dataclasses.replace(traced, uneven=local.uneven, means=(*traces[0].means, *means))
 
 
 def _for_group(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -> Signature:
@@ -175,7 +175,8 @@ def _with_known_gathers(
             raise failed
         if failed is None and found == assumed:
             _check_asked(logs, groups)
-            return traces
+            averages = lines_of_averages([log.averaged for log in logs])
+            return [dataclasses.replace(t, means=averages) for t in traces]
         assumed = found
     raise ShapeError(
         f"strategy.run: the number of rows in an all_gather did not settle in {MAX_ROUNDS} rounds "

@@ -19,6 +19,7 @@ from jaxdist.values import (
     close_containers,
     is_container,
     open_containers,
+    owned,
     placement_of,
     refuse_leaked,
 )
@@ -96,15 +97,14 @@ def from_function(
     value_fn: Callable[[Any], PyTree], layout: ReplicaMesh, *, unwrap: bool
 ) -> PyTree:
     """Call `value_fn` for each replica of this process and put the results side by side."""
-    made = [
-        value_fn(
-            data.ValueContext(replica_id_in_sync_group=r, num_replicas_in_sync=layout.num_replicas)
-        )
-        for r in layout.local_replicas
-    ]
     if unwrap:
-        return jax.tree.map(lambda x: _placed([x], layout).values[0], made[0])
-    flat = [jax.tree.flatten(m, is_leaf=lambda x: x is None) for m in made]
+        made = value_fn(_context(layout, layout.local_replicas[0]))
+        return jax.tree.map(lambda x: _placed([x], layout).values[0], made)
+    flat = []
+    for r in layout.local_replicas:
+        leaves, structure = jax.tree.flatten(value_fn(_context(layout, r)), is_leaf=_is_none)
+        # Copied before the next call, which may fill and return the same arrays again.
+        flat.append(([owned(x) for x in leaves], structure))
     treedef = flat[0][1]
     for r, (_, other) in enumerate(flat):
         if other != treedef:
@@ -115,6 +115,16 @@ def from_function(
             )
     columns = zip(*[leaves for leaves, _ in flat], strict=True)
     return jax.tree.unflatten(treedef, [_placed(c, layout) for c in columns])
+
+
+def _context(layout: ReplicaMesh, replica: int) -> data.ValueContext:
+    return data.ValueContext(
+        replica_id_in_sync_group=replica, num_replicas_in_sync=layout.num_replicas
+    )
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
 
 
 def _placed(values: Sequence[Any], layout: ReplicaMesh) -> PerReplica:

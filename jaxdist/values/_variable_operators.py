@@ -74,6 +74,9 @@ class ValueOperators(Arithmetic):
         held = np.asarray(self.value(), dtype=dtype)
         return held.copy() if copy else held
 
+    def __format__(self, spec: str) -> str:
+        return format(self.value(), spec) if spec else str(self)
+
     def __jax_array__(self) -> jax.Array:
         array: jax.Array = self.value()
         return array

@@ -347,6 +347,24 @@ def test_what_takes_no_pieces_is_told_in_words_of_jaxdist(step: Any, error: Any,
         assert part in str(caught.value), str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("tx", "error", "says"),
+    [
+        (optax.polyak_sgd(0.1), TypeError, "required keyword-only argument: 'value'"),
+        (optax.contrib.sophia(0.1), ValueError, "obj_fn must be provided"),
+    ],
+    ids=["polyak", "sophia"],
+)
+def test_an_argument_that_a_transformation_misses_is_told_as_optax_tells_it(
+    tx: Any, error: Any, says: str
+) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    params: Any = partition.place(strategy, {"kernel": np.ones((4, 6), "float32")}, {"*": Shard(1)})
+    with pytest.raises(error, match=says) as caught:
+        strategy.lower(lambda p: tx.update(p, tx.init(p), p)[0], (params,))
+    assert type(caught.value) is error
+
+
 def test_error_of_a_function_that_a_transformation_calls_stays_what_it_is() -> None:
     strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
     params: Any = partition.place(strategy, {"kernel": np.ones((4, 6), "float32")}, {"*": Shard(1)})

@@ -224,6 +224,7 @@ HIDING = {
     "a map": lambda x: map(abs, [x]),
     "a zip": lambda x: zip([x], [x], strict=True),
     "an iterator": lambda x: iter([x]),
+    "an exception": lambda x: ValueError("too large", x),
 }
 
 

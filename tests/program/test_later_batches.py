@@ -1,5 +1,6 @@
 """What is wrong with a step for an uneven batch to come is said at the first step of the data."""
 
+import warnings
 from typing import Any
 
 import jax
@@ -47,6 +48,10 @@ def _mean(w: Any, batch: Any) -> Any:
 
 def _mean_of_sums(w: Any, batch: Any) -> Any:
     return _ctx().all_reduce("mean", jnp.sum(w * batch["x"]))
+
+
+def _average_by_own_rows(w: Any, batch: Any) -> Any:
+    return _ctx().all_reduce("sum", jaxdist.nn.compute_average_loss(w * batch["y"]))
 
 
 def _sum(w: Any, batch: Any) -> Any:
@@ -119,6 +124,71 @@ def test_an_uneven_mean_is_warned_of_at_the_first_step_and_only_there(way: Any) 
     if way is _by_run:
         for _ in range(2):
             way(strategy, _mean_of_sums, iterator)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_average_by_the_rows_of_one_replica_is_warned_of_at_the_first_step(way: Any) -> None:
+    strategy = jaxdist.MirroredStrategy()
+    with pytest.warns(UnevenMeanWarning) as told:
+        way(strategy, _average_by_own_rows, iter(_data(strategy)))
+    assert len(told) == 1
+    text = str(told[0].message)
+    assert LAST in text
+    assert "(_average_by_own_rows), where nn.compute_average_loss has no global_batch_size" in text
+    assert told[0].filename == __file__
+
+
+@pytest.mark.parametrize("num_replicas", [3, 8])
+@pytest.mark.parametrize("way", ["divided", "times", "divided after"])
+def test_a_mean_that_the_step_writes_itself_is_warned_of(way: str, num_replicas: int) -> None:
+    def step(w: Any, batch: Any) -> Any:
+        loss, count = jnp.mean(w * batch["x"]), _ctx().num_replicas_in_sync
+        if way == "divided after":
+            return _ctx().all_reduce("sum", loss) / count
+        return _ctx().all_reduce("sum", loss / count if way == "divided" else loss * (1 / count))
+
+    strategy = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(num_replicas)])
+    x = np.arange(46, dtype=np.float32).reshape(23, 2)
+    data = strategy.experimental_distribute_dataset(batches({"x": x}, 48))
+    with pytest.warns(UnevenMeanWarning, match="takes the mean over the replicas at .*step"):
+        strategy.run(step, (ONE, next(iter(data))))
+
+
+@pytest.mark.parametrize("way", ["divided", "times"])
+@pytest.mark.parametrize("num_replicas", [2, 3, 4, 8])
+def test_a_sum_that_is_divided_by_a_number_is_no_mean(way: str, num_replicas: int) -> None:
+    def step(w: Any, batch: Any) -> Any:
+        squares, number = jnp.sum(w * batch["x"] ** 2), num_replicas
+        loss = squares / number if way == "divided" else squares * (1 / number)
+        return _ctx().all_reduce("sum", loss)
+
+    strategy = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(num_replicas)])
+    x = np.arange(46, dtype=np.float32).reshape(23, 2)
+    data = strategy.experimental_distribute_dataset(batches({"x": x}, 24))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnevenMeanWarning)
+        found = strategy.run(step, (ONE, next(iter(data))))
+    np.testing.assert_allclose(np.asarray(found), (x**2).sum() / num_replicas, rtol=1e-6)
+
+
+@pytest.mark.parametrize("step", ["by all rows", "of equal numbers"])
+def test_an_average_that_is_right_on_any_rows_is_not_warned_of(step: str) -> None:
+    def by_all_rows(w: Any, batch: Any) -> Any:
+        size = _ctx().all_reduce("sum", batch["y"].shape[0])
+        loss = jaxdist.nn.compute_average_loss(w * batch["y"], global_batch_size=size)
+        return _ctx().all_reduce("sum", loss)
+
+    def of_equal_numbers(w: Any, batch: Any) -> Any:
+        sums = jnp.stack([batch["x"].sum(), w * batch["y"].sum()])
+        first = jaxdist.nn.compute_average_loss(sums)
+        return _ctx().all_reduce("sum", first + jaxdist.nn.compute_average_loss(sums[:1]))
+
+    strategy = jaxdist.MirroredStrategy()
+    one = by_all_rows if step == "by all rows" else of_equal_numbers
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnevenMeanWarning)
+        for batch in _data(strategy):
+            strategy.run(one, (ONE, batch))
 
 
 def test_traces_of_the_last_batch_are_made_once_and_used_for_it() -> None:

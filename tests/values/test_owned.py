@@ -453,6 +453,23 @@ def test_a_view_of_a_variable_or_of_state_keeps_its_numbers(name: str) -> None:
     assert all((view == 2).all() for view in views)
 
 
+@pytest.mark.parametrize("kind", ["array", "dict", "view"])
+def test_one_array_that_a_function_of_values_fills_again_is_a_value_of_each_replica(
+    kind: str,
+) -> None:
+    buffer = np.zeros((2, 3), np.float32)
+    held = {"x": buffer}
+
+    def value_fn(context: Any) -> Any:
+        buffer[:] = context.replica_id_in_sync_group
+        return held if kind == "dict" else buffer[:1] if kind == "view" else buffer
+
+    strategy = _STRATEGIES["mirrored_4"]()
+    values = strategy.experimental_distribute_values_from_function(value_fn)
+    leaf = values["x"] if kind == "dict" else values
+    assert [float(np.asarray(v)[0, 0]) for v in leaf.values] == [0, 1, 2, 3]
+
+
 def test_what_nobody_can_write_to_is_not_copied() -> None:
     buffer = _buffer()
     once = owned(buffer)

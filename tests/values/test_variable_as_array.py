@@ -289,6 +289,12 @@ def test_what_tensorflow_documents_is_there_or_says_what_replaces_it(name: str) 
         assert list(inspect.signature(found).parameters) == arguments
 
 
+def test_a_variable_is_formatted_as_its_value() -> None:
+    v = Variable(1.25)
+    assert f"{v:.1f} {v:6.2f}" == f"{v.value():.1f} {v.value():6.2f}"
+    assert f"{v}" == str(v)
+
+
 def test_arguments_without_effect_change_nothing() -> None:
     v = Variable(1.0)
     assert float(v.assign(2.0, True, "name")) == 2.0
