@@ -69,8 +69,9 @@ def described(name: str, num_slices: int) -> list[Any]:
     version = _libtpu_version()
     if version is None:
         raise MissingExtraError(
-            f"A description of {name!r} comes from libtpu, which is not installed.\n\n"
-            "Install it: pip install libtpu. It needs no TPU."
+            f"A description of {name!r} was asked for, and libtpu is not installed.\n\n"
+            "libtpu describes slices of TPUs, and needs no TPU for that.\n\n"
+            "Install it: pip install libtpu."
         )
     from jax.experimental import topologies
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
 
@@ -29,18 +30,18 @@ def call_arguments(caller: str, args: Any, kwargs: Any) -> None:
     """Refuse `args` that is no list or tuple, and `kwargs` that is no dict."""
     if not isinstance(args, (list, tuple)):
         raise _NotAListError(
-            f"{caller} takes args as a list or tuple, and {type(args).__name__} was given.\n\n"
+            f"{caller} was given args={shown(args)}.\n\nargs is a list or tuple of arguments.\n\n"
             "Wrap a single argument: args=(value,)."
         )
     if kwargs is not None and not isinstance(kwargs, dict):
         raise _NotAListError(
-            f"{caller} takes kwargs as a dict, and {type(kwargs).__name__} was given.\n\n"
-            "Pass kwargs={'name': value}."
+            f"{caller} was given kwargs={shown(kwargs)}.\n\n"
+            "kwargs is a dict of keyword arguments.\n\nPass kwargs={'name': value}."
         )
 
 
 _APART = (
-    "Pass the function itself and its arguments apart: "
+    "Pass the function itself, and its arguments in args: "
     "strategy.run(step, args=(state, batch)), not strategy.run(step(state, batch))."
 )
 
@@ -52,7 +53,7 @@ def is_callable(caller: str, fn: Any, name: str = "fn", remedy: str | None = Non
             _APART if name == "fn" else f"Pass the function itself: {name}=f, not f()."
         )
         raise ArgumentTypeError(
-            f"{caller} needs a function, and {name}={shown(fn)}, was given.\n\n{way}"
+            f"{caller} was given {name}={shown(fn)}.\n\n{name} is a function.\n\n{way}"
         )
 
 
@@ -163,6 +164,7 @@ def as_path(caller: str, name: str, value: Any, example: str) -> str:
     if not path or "\0" in path:
         raise ArgumentError(
             f"{caller} was given {name}={path!r}, which names no file.\n\n"
+            f"{name} is a path with at least one character, and no null character.\n\n"
             f"Pass for instance {name}={example!r}."
         )
     return str(path)
@@ -175,10 +177,14 @@ def as_array(caller: str, name: str, value: Any) -> jax.Array:
     try:
         return jnp.asarray(value)
     except OverflowError:
+        bounds = jnp.iinfo(jax.dtypes.canonicalize_dtype("int64"))
+        # A list has no one number; what 64 bits do not hold is an object to NumPy.
+        helps = bounds.bits == 32 and np.asarray(value).dtype.kind in "iu"
+        wider = ", or turn on 64 bits: jax.config.update('jax_enable_x64', True)" * helps
         raise ArgumentError(
-            f"{caller} was given {name}={shown(value)}.\n\nPython integers become int32, which "
-            "ends at -2147483648 and 2147483647.\n\nPass a float, or turn on 64 bits: "
-            "jax.config.update('jax_enable_x64', True)."
+            f"{caller} was given {name}={shown(value)}.\n\nPython integers become {bounds.dtype}, "
+            f"which ends at {bounds.min} and {bounds.max}.\n\n"
+            f"Pass a float{wider}."
         ) from None
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, DeviceError
 
 REPLICA_AXIS = "replica"
@@ -177,8 +178,9 @@ class ReplicaMesh:
         """Refuse what needs devices that run, where they are only described."""
         if self.described is not None:
             raise DeviceError(
-                f"{caller} needs the TPUs themselves, and {self.described!r} is a description: "
-                f"its {len(self.devices)} devices are not here, and nothing can lie on them.\n\n"
+                f"{caller} needs devices, and {self.described!r} is a description of "
+                f"{len(self.devices)} devices.\n\n"
+                "Programs can be compiled for a description, and cannot run on it.\n\n"
                 "Use strategy.lower(step, args).compile() to see the program that would run, with "
                 "jax.ShapeDtypeStruct for arrays; or "
                 f"{self.described.replace('described:', 'virtual:')!r}, which runs on CPU devices."
@@ -223,14 +225,15 @@ def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
     """Take over a user's mesh, with its names; its axes become Auto."""
     if not isinstance(mesh, Mesh):
         raise ArgumentTypeError(
-            f"mesh must be a jax.sharding.Mesh, and {type(mesh).__name__} was given.\n\n"
+            f"MirroredStrategy was given mesh={shown(mesh)}.\n\n"
+            "mesh is a jax.sharding.Mesh.\n\n"
             "Build one with jax.sharding.Mesh(devices, axis_names), or leave mesh out."
         )
     names = mesh.axis_names
     if replica_axes is None:
         raise ArgumentError(
-            f"MirroredStrategy(mesh=...) needs replica_axes: the mesh has axes {names}, and "
-            "which of them run copies of the step cannot be guessed.\n\n"
+            f"MirroredStrategy was given mesh with the axes {names}, and no replica_axes.\n\n"
+            "replica_axes names the axes along which each device runs a copy of the step.\n\n"
             f"Pass for instance replica_axes=({names[0]!r},)."
         )
     axes = (replica_axes,) if isinstance(replica_axes, str) else tuple(replica_axes)
@@ -238,8 +241,8 @@ def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
     if unknown or not axes or len(set(axes)) != len(axes):
         what = f"{unknown} is not among them" if unknown else f"{axes} is empty or repeats a name"
         raise ArgumentError(
-            f"MirroredStrategy(mesh=..., replica_axes={axes}) does not fit the mesh.\n\n"
-            f"The mesh has axes {names}; {what}.\n\n"
+            f"MirroredStrategy was given mesh with the axes {names}, and replica_axes={axes}: "
+            f"{what}.\n\nreplica_axes are axes of the mesh.\n\n"
             f"Pass one or more of {names}, each once."
         )
     auto = Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))

@@ -55,28 +55,30 @@ def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
     where = f"{given_to}: " if given_to else ""
     if not isinstance(name, str):
         raise ArgumentTypeError(
-            f"{where}a device is a string such as 'cpu:0' or a jax.Device, and {shown(name)}, "
-            f"was given.\n\nUse one of {list_device_names()}."
+            f"{where}{shown(name)}, was given as a device.\n\n"
+            "A device is a jax.Device, or a string such as 'cpu:0'.\n\n"
+            f"Use one of {list_device_names()}."
         )
     match = _NAME.match(name.strip())
     kind = match["kind"].lower() if match else ""
     if match is None or kind not in _PLATFORMS:
         raise DeviceError(
-            f"{where}device {name!r} is not understood.\n\n"
+            f"{where}device {name!r} is not a name of a device.\n\n"
             "A device is named 'KIND:INDEX' with KIND one of cpu, gpu, tpu, or "
             "'/job:localhost/replica:0/task:0/device:KIND:INDEX'.\n\n"
-            f"On this machine there are {list_device_names()}."
+            f"Use one of {list_device_names()}."
         )
     if (match["job"] or "localhost").lower() != "localhost":
         raise DeviceError(
-            f"{where}device {name!r} is on job {match['job']!r}, and this strategy works on the "
-            f"devices of this process (job 'localhost').\n\nUse one of {list_device_names()}."
+            f"{where}device {name!r} is on job {match['job']!r}.\n\n"
+            "A strategy works on the devices of this process, job 'localhost'.\n\n"
+            f"Use one of {list_device_names()}."
         )
     if int(match["replica"] or 0) or int(match["task"] or 0):
         raise DeviceError(
             f"{where}device {name!r} is on replica:{match['replica'] or 0}, "
-            f"task:{match['task'] or 0}, and a process sees its own devices only, as replica:0 "
-            "and task:0.\n\n"
+            f"task:{match['task'] or 0}.\n\n"
+            "A process sees its own devices only, as replica:0 and task:0.\n\n"
             f"Use one of {list_device_names()}."
         )
     index = int(match["index"]) if match["index"] not in (None, "*") else 0
@@ -84,8 +86,8 @@ def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
     if index >= len(present):
         raise DeviceError(
             f"{where}device {name!r} does not exist: this process has {len(present)} "
-            f"{kind.upper()} device(s).\n\nUse one of {list_device_names()}"
-            + _virtual_hint(kind, index)
+            f"{kind.upper()} device(s).\n\nDevices of a kind are numbered from 0.\n\nUse one of "
+            f"{list_device_names()}" + _virtual_hint(kind, index)
         )
     return present[index]
 
@@ -138,7 +140,7 @@ def distinct_devices(
         parameter,
         names,
         "a list of devices or of their names",
-        "Pass for instance devices=['gpu:0', 'gpu:1'], or leave it out for all devices.",
+        f"Pass for instance {parameter}={list_device_names()[:2]}.",
     )
     devices = [device_from_name(n, f"{caller}({parameter}=...)") for n in listed]
     twice = sorted({str(d) for d in devices if devices.count(d) > 1})
@@ -146,15 +148,15 @@ def distinct_devices(
         raise DeviceError(
             f"{caller} was given {parameter} with the same device twice: {twice} in "
             f"{list(map(str, listed))}.\n\n"
-            "A replica has a device of its own; list each device once."
+            "Each replica has its own device.\n\nList each device once."
         )
     platforms = sorted({d.platform for d in devices})
     if len(platforms) > 1:
         raise DeviceError(
             f"{caller} was given {parameter} of different kinds: {platforms} in "
             f"{list(map(str, listed))}.\n\n"
-            "Replicas run one program together, so they need one kind of device; choose one "
-            f"of {platforms}."
+            "Replicas run one program together, so they need one kind of device.\n\n"
+            f"Use devices of one of {platforms}."
         )
     return devices
 
@@ -206,8 +208,7 @@ def _too_late(count: int, present: int) -> BackendStartedError:
     flag = next((f for f in os.environ.get("XLA_FLAGS", "").split() if f.startswith(_XLA_FLAG)), "")
     origin = f" (XLA_FLAGS has {flag}: take it out, or let it say {count})" if flag else ""
     return BackendStartedError(
-        f"virtual_devices(count={count}) comes too late: JAX has already started, with {present} "
-        "CPU "
+        f"virtual_devices was given count={count}, and JAX has already started, with {present} CPU "
         f"device(s){origin}.\n\n"
         "The number of devices is fixed when JAX first touches one (jax.devices(), jnp.zeros(3), "
         "a strategy).\n\n"

@@ -90,6 +90,53 @@ def test_a_built_in_error_is_found_in_a_module() -> None:
     assert _raised_with_a_message("raise StopIteration") == set()
 
 
+def _text(node: ast.expr) -> str:
+    """What a message says, with `{}` for each part that is not written out."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(v) if isinstance(v, ast.Constant) else "{}" for v in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _text(node.left) + _text(node.right)
+    return "{}"
+
+
+def _without_three_paragraphs(source: str) -> list[str]:
+    """Messages of errors of ours in which what was found, the rule or the remedy is missing.
+
+    One that ends in a part that is not written out may have the rest in that part.
+    """
+    wrong = []
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
+            continue
+        if node.func.id not in {*TREE} - {"MissingNameError"}:
+            continue
+        text = _text(node.args[0])
+        blank_lines = text.count("\n\n")
+        if blank_lines > 2 or (blank_lines < 2 and not text.endswith("{}")):
+            wrong.append(f"line {node.lineno}: {text}")
+    return wrong
+
+
+def test_every_message_says_what_was_found_then_the_rule_then_the_remedy() -> None:
+    root = pathlib.Path(errors.__file__).parent
+    wrong = {
+        path.relative_to(root).as_posix(): found
+        for path in FILES
+        if (found := _without_three_paragraphs(path.read_text()))
+    }
+    assert wrong == {}
+
+
+def test_a_message_without_a_remedy_is_found() -> None:
+    ours = 'raise ShapeError(f"{name} has {rows} rows.\\n\\n{rows} is no multiple of 8." {more})'
+    assert len(_without_three_paragraphs(ours.replace("{more}", ""))) == 1
+    assert _without_three_paragraphs(ours.replace("{more}", '"\\n\\nUse 8."')) == []
+    assert len(_without_three_paragraphs(ours.replace("{more}", '"\\n\\nUse 8.\\n\\nOr 16."'))) == 1
+    assert _without_three_paragraphs('raise ShapeError(f"{name} has no rows.\\n\\n{rest}")') == []
+
+
 def _classes() -> dict[str, type]:
     return {
         name: value

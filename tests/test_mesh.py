@@ -100,7 +100,7 @@ def test_replica_axes_that_do_not_fit_are_refused_with_those_that_do(
 
 
 def test_what_is_no_mesh_is_refused() -> None:
-    with refused(ArgumentTypeError, "jax.sharding.Mesh", "str was given"):
+    with refused(ArgumentTypeError, "jax.sharding.Mesh", "of type str"):
         meshes.adopt("mesh", "data")  # type: ignore[arg-type]
 
 

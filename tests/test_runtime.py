@@ -84,7 +84,7 @@ def test_what_is_neither_name_nor_device_is_refused(name: Any) -> None:
 
 
 def test_names_of_one_device_are_one_device() -> None:
-    with refused(DeviceError, "who", "same device twice", "cpu:1", "list each device once"):
+    with refused(DeviceError, "who", "same device twice", "cpu:1", "List each device once"):
         runtime.distinct_devices("who", ["cpu:1", "cpu:0", jax.devices()[1]])
 
 

@@ -80,24 +80,29 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
     sizes = sorted({parse_size(text) for text in arguments.sizes})
     if len(sizes) < 2:
         raise ArgumentError(
-            f"--sizes {' '.join(arguments.sizes)}: two different sizes are the least from which "
-            "latency can be told from bandwidth.\n\nPass for instance --sizes 1KiB 1MiB."
+            f"--sizes {' '.join(arguments.sizes)} was given, {len(sizes)} different size(s).\n\n"
+            "Latency and bandwidth can be told apart from two sizes or more.\n\n"
+            "Pass for instance --sizes 1KiB 1MiB."
         )
     if arguments.rounds < 1:
-        raise ArgumentError(f"--rounds {arguments.rounds}: it is a number from 1 on.")
+        raise ArgumentError(
+            f"--rounds {arguments.rounds} was given.\n\n--rounds is a number from 1 up.\n\n"
+            "Pass for instance --rounds 5."
+        )
     if arguments.save and not pathlib.Path(arguments.save).absolute().parent.is_dir():
         raise ArgumentError(
             f"--save {arguments.save}: there is no folder "
-            f"{str(pathlib.Path(arguments.save).absolute().parent)!r}.\n\nMake it first."
+            f"{str(pathlib.Path(arguments.save).absolute().parent)!r}.\n\n"
+            "The file is written to a folder that exists.\n\nMake the folder first."
         )
     devices = _devices(arguments.devices)
     limit = MAX_BYTES // len(devices)
     if sizes[-1] > limit or sizes[0] * max(COUNTS) > limit:
         raise ArgumentError(
-            f"--sizes {' '.join(arguments.sizes)}: {len(devices)} devices have "
-            f"{_size(MAX_BYTES)} for all arrays together.\n\n"
-            f"The largest size may be {limit:,} bytes, the smallest {limit // max(COUNTS):,}: it "
-            f"is measured with {max(COUNTS)} arrays as well."
+            f"--sizes {' '.join(arguments.sizes)} was given for {len(devices)} devices.\n\n"
+            f"All arrays together take at most {_size(MAX_BYTES)}, and the smallest size is "
+            f"measured with {max(COUNTS)} arrays as well.\n\n"
+            f"Pass sizes up to {limit:,} bytes, the smallest up to {limit // max(COUNTS):,}."
         )
     layout = mesh.build(devices)
     known = cost.links_of(layout).inner
@@ -148,7 +153,8 @@ def parse_size(text: str) -> int:
     if size < 1:
         raise ArgumentError(
             f"--sizes {text!r} is no number of bytes above 0.\n\n"
-            f"It is a whole number, alone or with one of {list(_UNITS)}, such as 64KiB."
+            f"A size is an integer, alone or with one of {list(_UNITS)}.\n\n"
+            "Pass for instance --sizes 64KiB 1MiB."
         )
     return size
 
@@ -156,8 +162,8 @@ def parse_size(text: str) -> int:
 def _devices(count: int | None) -> Sequence[jax.Device]:
     if count is not None and count < 2:
         raise ArgumentError(
-            f"--devices {count}: an all-reduce needs 2 devices or more.\n\n"
-            "Pass for instance --devices 8; devices of the CPU are made as asked for."
+            f"--devices {count} was given.\n\nAn all-reduce needs 2 devices or more.\n\n"
+            "Pass for instance --devices 8; on CPU, that many virtual devices are made."
         )
     try:
         runtime.virtual_devices(count or DEFAULT_CPU_DEVICES)
@@ -170,6 +176,7 @@ def _devices(count: int | None) -> Sequence[jax.Device]:
         raise ArgumentError(
             f"--devices {count or 2}: this machine has {len(found)} "
             f"{jax.default_backend().upper()} device(s).\n\n"
+            "The devices of one kind are measured, 2 or more.\n\n"
             "Set JAX_PLATFORMS=cpu to measure devices of the CPU."
         )
     return found[: count or len(found)]

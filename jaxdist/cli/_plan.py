@@ -74,7 +74,7 @@ def plan(arguments: argparse.Namespace) -> int:
         picture_path(arguments.png)
     if arguments.sweep and arguments.rules:
         raise ArgumentError(
-            f"--rules {arguments.rules} was given with --sweep, which tries all rules.\n\n"
+            f"--rules {arguments.rules} was given with --sweep.\n\n--sweep tries all rules.\n\n"
             "Leave one of the two out."
         )
     if getattr(jax.config, "jax_platforms", None) is None:
@@ -127,10 +127,14 @@ def _topology(name: str, slices: int | None) -> str:
     if slices is None:
         return name
     if slices < 1:
-        raise ArgumentError(f"--slices {slices}: it is a number from 1 on.\n\nLeave it out for 1.")
+        raise ArgumentError(
+            f"--slices {slices} was given.\n\n--slices is a number from 1 up.\n\n"
+            "Leave it out for 1 slice."
+        )
     if "*" in name:
         raise ArgumentError(
-            f"--slices {slices} was given, and --topology {name} says how many as well.\n\n"
+            f"--slices {slices} and --topology {name} were given.\n\n"
+            "The number after * in --topology is the number of slices.\n\n"
             "Leave one of the two out."
         )
     return f"{name}*{slices}"

@@ -100,7 +100,9 @@ class ClusterSpec:
         """
         caller = "ClusterSpec.task_address"
         tasks = self._of("task_address", job_name)
-        task_index = as_integer(caller, "task_index", task_index, remedy="Pass its number.")
+        task_index = as_integer(
+            caller, "task_index", task_index, remedy=f"Pass one of {sorted(tasks)}."
+        )
         if task_index not in tasks:
             raise NotFoundError(
                 f"{caller} was given task_index={task_index}, and job {job_name!r} has no such "
@@ -122,13 +124,16 @@ class ClusterSpec:
         tasks = self._of("job_tasks", job_name)
         if not tasks:
             raise NotFoundError(
-                f"Job {job_name!r} has no tasks.\n\nGive it at least one address, or leave it out."
+                f"ClusterSpec.job_tasks was given job_name={job_name!r}, and this job has no tasks."
+                "\n\nIt lists the addresses of a job with one task or more.\n\n"
+                f"Make the cluster with an address: ClusterSpec({{{job_name!r}: ['host0:2222']}})."
             )
         return [tasks.get(i) for i in range(max(tasks) + 1)]
 
     def _of(self, method: str, job_name: str) -> dict[int, str]:
         caller = f"ClusterSpec.{method}"
-        check_instance(caller, "job_name", job_name, str, "a text", "Pass the name of a job.")
+        remedy = f"Pass one of {self.jobs}."
+        check_instance(caller, "job_name", job_name, str, "the name of a job", remedy)
         if job_name not in self._jobs:
             raise NotFoundError(
                 f"{caller} was given job_name={job_name!r}, and there is no such job in the "

@@ -69,9 +69,11 @@ def experimental_connect_to_cluster(
         return
     if me not in tasks:
         raise ArgumentError(
-            f"The cluster has {len(tasks)} tasks, and this process says that it is {me[0]!r} "
-            f"{me[1]!r}, which is none of them: {list(tasks)[:8]}.\n\n"
-            "Say which it is: SimpleClusterResolver(..., task_type='worker', task_id=0)."
+            f"{caller} was given a cluster of {len(tasks)} tasks, {list(tasks)[:8]}, and this "
+            f"process is {me[0]!r} {me[1]!r}.\n\n"
+            "Each process is one of the tasks of the cluster.\n\n"
+            f"Say which: SimpleClusterResolver(..., task_type={next(iter(tasks))[0]!r}, "
+            f"task_id={next(iter(tasks))[1]!r})."
         )
     _chips.connect(
         coordinator_address=next(iter(tasks.values())),

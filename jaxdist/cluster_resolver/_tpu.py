@@ -93,7 +93,8 @@ class TPUClusterResolver(ClusterResolver):
             raise ArgumentError(
                 f"TPUClusterResolver was given coordinator_name={coordinator_name!r} and no "
                 "coordinator_address.\n\n"
-                "jaxdist starts no server for it. Pass its address, 'host:port', or leave both out."
+                "jaxdist starts no server for a coordinator, and cannot look up its address.\n\n"
+                "Pass coordinator_address='host:port' too, or leave both out."
             )
         asked = {"zone": zone, "project": project, "service": service}
         asked |= {"discovery_url": discovery_url}
@@ -261,6 +262,12 @@ def _checked_name(tpu: Any, environ: Mapping[str, str]) -> str:
         return "local"
     prefix, _, rest = tpu.partition(":")
     if prefix in ("virtual", "described"):
+        if not rest:
+            raise ArgumentError(
+                f"TPUClusterResolver was given tpu={tpu!r}, without the name of a slice.\n\n"
+                f"After '{prefix}:' the name of a slice follows.\n\n"
+                f"Pass for instance tpu='{prefix}:v5e:2x4'."
+            )
         outer = f"TPUClusterResolver was given tpu={tpu!r}, and the slice "
         with Renamed("tpu.slice_of was given name=", outer):
             slice_of(rest)

@@ -83,7 +83,7 @@ def _reduce_same(
         "Only a PerReplica, an array laid out over the replicas, or one that is replicated over "
         "the strategy's devices can be summed over replicas.\n\n"
         f"Multiply by {layout.num_replicas} if that is meant, use 'MEAN' (which gives it back), or "
-        "lay it out with jax.device_put(value, strategy.replicated_sharding)."
+        "replicate it with jax.device_put(value, strategy.replicated_sharding)."
     )
 
 
@@ -322,6 +322,7 @@ def _check_count(name: str, value: PerReplica, layout: ReplicaMesh, caller: str)
             f"{caller} was given {name}, a PerReplica with {len(value.values)} values, and the "
             "strategy has "
             f"{len(layout.local_replicas)} replicas in this process.\n\n"
+            "A PerReplica has one value for each replica of the strategy that made it.\n\n"
             "Use the strategy that made the value."
         )
 
@@ -355,11 +356,12 @@ def _checked_local(
     rank = len(local)
     outside = [d for d in dims if not -rank <= d < rank]
     if outside:
-        valid = list(range(-rank, rank))
-        advice = f"axis must lie in {valid}" if rank else "a scalar has no axis; pass axis=None"
+        advice = "A scalar has no dims.\n\nPass axis=None."
+        if rank:
+            advice = f"axis is a dim of that value.\n\nPass one of {[*range(-rank, rank)]}."
         raise ShapeError(
             f"Strategy.reduce was given axis={outside[0]} for {name}, whose value on a replica is "
-            f"{array.dtype}{list(local)} of rank {rank}.\n\n{advice}."
+            f"{array.dtype}{list(local)} of rank {rank}.\n\n{advice}"
         )
     found = tuple(dict.fromkeys(d % rank for d in dims))
     return found

@@ -41,7 +41,7 @@ def communication_of(
         raise ArgumentTypeError(
             f"{caller} was given cross_device_ops={cross_device_ops!r}, of type "
             f"{type(cross_device_ops).__name__}.\n\n"
-            "It takes an object of a class that is a jaxdist.CrossDeviceOps.\n\n"
+            "cross_device_ops is a jaxdist.CrossDeviceOps, or an object of a subclass.\n\n"
             "Pass for instance jaxdist.NcclAllReduce(num_packs=2), or leave it out."
         )
     return Communication(

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError
 
 # Numbers that share one scale. Their scale takes 4 bytes, 1.6 % of theirs.
@@ -82,6 +83,7 @@ def compression_of(caller: str, name: Any) -> Compression:
     if isinstance(name, str) and name in _BY_NAME:
         return _BY_NAME[name]
     raise ArgumentError(
-        f"{caller} was given compression={name!r}.\n\n"
-        f"It is one of {', '.join(map(repr, _BY_NAME))}."
+        f"{caller} was given compression={shown(name)}.\n\n"
+        f"compression is one of {', '.join(map(repr, _BY_NAME))}.\n\n"
+        f"Pass for instance compression={next(iter(_BY_NAME))!r}."
     )

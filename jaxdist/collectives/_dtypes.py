@@ -40,6 +40,8 @@ def of_sum(op: ReduceOp, total: Any, dtype: Any, count: int) -> Any:
 
 def check_numeric(caller: str, name: str, leaf: Any) -> None:
     """Refuse what has no sum: typed random keys, strings, objects, what JAX has no arrays of."""
+    # Too large for any integer dtype, it is an object to NumPy.
+    check_integer(f"{caller} cannot reduce {name}", leaf)
     dtype = _dtype_of(leaf)
     extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
     is_number = dtype == np.bool_ or (jnp.issubdtype(dtype, np.number) and dtype.kind != "m")
@@ -60,17 +62,22 @@ def check_known(refused: str, leaf: Any) -> None:
         leaf: An array, or what can be made one.
     """
     dtype = _dtype_of(leaf)
-    found = f"it is {type(leaf).__name__} of dtype {dtype}, which JAX does not have"
+    found = f"it is {type(leaf).__name__} of dtype {dtype}"
+    rule = (
+        "JAX has arrays of numbers and booleans, with up to 64 bits for a real number, in the byte "
+        "order of the machine."
+    )
     if isinstance(leaf, np.ma.MaskedArray):
-        found = "it is a masked array, and JAX has no masks"
+        found, rule = "it is a masked array", "JAX has no masked arrays."
         remedy = "Pass value.filled(0), and the mask as an array beside it."
     elif isinstance(leaf, jax.ShapeDtypeStruct):
         found = "it is a jax.ShapeDtypeStruct, a shape without numbers"
+        rule = "A collective needs the numbers of an array."
         remedy = "Pass an array of this shape."
     elif isinstance(dtype, np.dtype) and is_below_a_byte(dtype):
-        found = f"it is {type(leaf).__name__} of dtype {dtype}, of less than a byte"
+        rule = "XLA has no collectives of numbers of less than a byte."
         wider = "float16" if jnp.issubdtype(dtype, np.floating) else "int8"
-        remedy = f"XLA has no collectives of it. Cast it first: value.astype({wider!r})."
+        remedy = f"Cast it first: value.astype({wider!r})."
     elif not isinstance(dtype, np.dtype) or _exists(dtype):
         return
     elif dtype.kind in "fc":
@@ -83,7 +90,7 @@ def check_known(refused: str, leaf: Any) -> None:
             "Take it out of the structure; outside of a step, "
             "strategy.experimental_local_results(value) gives the values of the replicas."
         )
-    raise ArgumentTypeError(f"{refused}: {found}.\n\n{remedy}")
+    raise ArgumentTypeError(f"{refused}: {found}.\n\n{rule}\n\n{remedy}")
 
 
 def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
@@ -107,7 +114,7 @@ def check_integer(refused: str, leaf: Any) -> None:
     bounds = np.iinfo(jax.dtypes.canonicalize_dtype(int))
     if not bounds.min <= leaf <= bounds.max:
         raise ReplicaValueError(
-            f"{refused}: it is the Python integer {leaf}, and {too_large(bounds)}"
+            f"{refused}: it is the Python integer {leaf}, and {too_large(leaf, bounds)}"
         )
 
 

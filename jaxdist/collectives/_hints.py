@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from jaxdist._validate import shown
 from jaxdist.collectives._options import CommunicationImplementation, CommunicationOptions
 from jaxdist.collectives._told import note_ignored
 from jaxdist.errors import ArgumentError, ArgumentTypeError
@@ -33,15 +34,16 @@ def given_hints(caller: str, options: Any, experimental_hints: Any) -> Communica
     if options is not None and experimental_hints is not None:
         raise ArgumentError(
             f"{caller} was given both options and experimental_hints.\n\n"
-            "They are two names for one thing; give options alone."
+            "experimental_hints is an older name for options.\n\nPass options alone."
         )
     named = "experimental_hints" if options is None else "options"
     given = experimental_hints if options is None else options
     if not isinstance(given, CommunicationOptions):
         raise ArgumentTypeError(
-            f"{caller} was given {named}={given!r}, of type {type(given).__name__}.\n\n"
-            "Options are jaxdist.experimental.CommunicationOptions(bytes_per_pack=..., "
-            "timeout_seconds=...)."
+            f"{caller} was given {named}={shown(given)}.\n\n"
+            f"{named} is a jaxdist.experimental.CommunicationOptions.\n\n"
+            f"Pass for instance {named}=jaxdist.experimental.CommunicationOptions("
+            "bytes_per_pack=50 * 1024 * 1024), or leave it out."
         )
     return given
 

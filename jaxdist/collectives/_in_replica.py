@@ -112,7 +112,8 @@ def checked_results(ops: Any, results: Any, shapes: Sequence[Any]) -> list[jax.A
     if not isinstance(results, (list, tuple)) or len(results) != len(shapes):
         raise ReplicaValueError(
             f"{name} gave {_brief(results)} for {len(shapes)} (value, destinations) pairs.\n\n"
-            f"It gives a list with one array for each pair: {len(shapes)} arrays."
+            "It returns a list with one array for each pair.\n\n"
+            f"Return a list of {len(shapes)} array(s)."
         )
     pairs = zip(results, shapes, strict=True)
     return [_result_of(name, i, r, x) for i, (r, x) in enumerate(pairs)]
@@ -134,7 +135,8 @@ def _result_of(name: str, number: int, result: Any, given: Any) -> jax.Array:
         raise ReplicaValueError(
             f"{name} gave {_brief(result)} for value {number}, which is "
             f"{given.dtype}{list(given.shape)} on each replica.\n\n"
-            f"It gives one array of shape {list(given.shape)}, the same for all replicas."
+            "It returns one array of that shape, the same for all replicas.\n\n"
+            f"Return an array of shape {list(given.shape)}."
         )
     return jnp.asarray(own)
 
@@ -225,13 +227,14 @@ def gather_dim(caller: str, name: str, array: Any, axis: Any) -> int:
     if not array.ndim:
         raise ShapeError(
             f"{caller} cannot concatenate {name}: it is a scalar, {array.dtype}[].\n\n"
-            "Only arrays with a dim can be concatenated; give it one with value[None], or use "
-            "reduce."
+            "Only arrays with a dim can be concatenated.\n\n"
+            "Pass value[None], an array of one row, or use reduce."
         )
     if not -array.ndim <= dim < array.ndim:
         raise ShapeError(
             f"{caller} was given axis={dim}, and {name} is {array.dtype}{list(array.shape)} of "
             f"rank {array.ndim}.\n\n"
-            f"axis must lie in {list(range(-array.ndim, array.ndim))}."
+            f"axis is a dim of {name}.\n\n"
+            f"Pass one of {list(range(-array.ndim, array.ndim))}."
         )
     return dim % array.ndim

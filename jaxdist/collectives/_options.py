@@ -66,17 +66,17 @@ class CommunicationOptions:
         _check_number("bytes_per_pack", self.bytes_per_pack)
         if self.bytes_per_pack < 0:
             raise ArgumentError(
-                f"CommunicationOptions(bytes_per_pack={self.bytes_per_pack!r}) is not possible.\n\n"
-                "It is a number of bytes.\n\nPass 0 for an automatic choice, or for instance "
-                "50 * 1024 * 1024."
+                f"CommunicationOptions was given bytes_per_pack={self.bytes_per_pack!r}.\n\n"
+                "bytes_per_pack is a number of bytes, from 0 up.\n\nPass 0 for an automatic "
+                "choice, or for instance 50 * 1024 * 1024."
             )
         if self.timeout_seconds is not None:
             _check_number("timeout_seconds", self.timeout_seconds)
             if not self.timeout_seconds > 0:
                 raise ArgumentError(
-                    f"CommunicationOptions(timeout_seconds={self.timeout_seconds!r}) is not "
-                    "possible.\n\nIt is a time in seconds, above 0.\n\n"
-                    "Leave it out to wait for ever, or pass for instance 120.0."
+                    f"CommunicationOptions was given timeout_seconds={self.timeout_seconds!r}.\n\n"
+                    "timeout_seconds is a time in seconds, above 0.\n\n"
+                    "Leave it out to wait without a limit, or pass for instance 120.0."
                 )
         object.__setattr__(self, "implementation", _implementation(self.implementation))
 
@@ -145,8 +145,8 @@ def _check_number(name: str, value: Any) -> None:
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     if not is_number or math.isnan(value):
         raise ArgumentError(
-            f"CommunicationOptions({name}={value!r}), of type {type(value).__name__}: {name} is "
-            f"{'a whole number' if is_whole else 'a number'}.\n\nPass for instance "
+            f"CommunicationOptions was given {name}={shown(value)}.\n\n"
+            f"{name} is {'an integer' if is_whole else 'a number'}.\n\nPass for instance "
             f"{'50 * 1024 * 1024' if is_whole else '120.0'}, or leave it out."
         )
 
@@ -158,6 +158,7 @@ def _implementation(given: Any) -> CommunicationImplementation:
     if isinstance(given, str) and given.upper() in names:
         return CommunicationImplementation[given.upper()]
     raise ArgumentError(
-        f"CommunicationOptions(implementation={given!r}) is not one that there is.\n\n"
-        f"It is one of {names}.\n\nLeave it out: XLA chooses by platform."
+        f"CommunicationOptions was given implementation={shown(given)}.\n\n"
+        f"implementation is one of {', '.join(names)}.\n\n"
+        "Leave it out: XLA chooses by platform."
     )

@@ -3,6 +3,7 @@
 import enum
 from typing import Any
 
+from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError
 from jaxdist.values import VariableAggregation
 
@@ -58,8 +59,8 @@ def reduce_op(caller: str, op: Any) -> ReduceOp:
         return op
     if isinstance(op, str) and op.upper() in ReduceOp.__members__:
         return ReduceOp[op.upper()]
-    names = [f"ReduceOp.{o.name}" for o in ReduceOp]
     raise ArgumentError(
-        f"{caller} was given reduce_op={op!r}, which is not a ReduceOp.\n\n"
-        f"Use one of {', '.join(names)}, or its name: {', '.join(repr(o.value) for o in ReduceOp)}."
+        f"{caller} was given reduce_op={shown(op)}.\n\n"
+        "reduce_op is a jaxdist.ReduceOp, or the name of one.\n\n"
+        f"Pass {' or '.join(f'{o.value!r}' for o in ReduceOp)}."
     )

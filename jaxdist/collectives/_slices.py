@@ -47,7 +47,7 @@ def reduce_slices_across(
     if axis is not None:
         raise ArgumentTypeError(
             f"Strategy.reduce was given axis={axis!r} and {name}, which is IndexedSlices.\n\n"
-            "Rows of all replicas are put one after the other; there is no dim to reduce over.\n\n"
+            "The rows of all replicas are concatenated; there is no dim to reduce over.\n\n"
             "Leave axis=None, or reduce slices.to_dense()."
         )
     parts = (("values", slices.values), ("indices", slices.indices))
@@ -137,8 +137,8 @@ def refuse_slices(caller: str, name: str, value: Any) -> None:
     if is_slices(slices_of_all(value)):
         raise UnsupportedError(
             f"{caller} was given {name}, which is IndexedSlices.\n\n"
-            "Rows of one array, put after the rows of the other replicas, stand for the sum of "
-            "the arrays, and not for the arrays one after the other.\n\n"
+            "IndexedSlices of all replicas, concatenated, mean the sum of the arrays, and not the "
+            "arrays one after the other.\n\n"
             "Gather the arrays: slices.to_dense(). For the sum use reduce('SUM', slices); for the "
             "rows themselves gather slices.values and slices.indices."
         )

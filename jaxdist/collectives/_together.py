@@ -78,7 +78,7 @@ def check_sum(
     for n in total.flat:
         if not bounds.min <= n <= bounds.max:
             raise ReplicaValueError(
-                f"{caller}(SUM, ...) of {name} gives {n}, and {too_large(bounds)}"
+                f"{caller}(SUM, ...) of {name} gives {n}, and {too_large(int(n), bounds)}"
             )
 
 

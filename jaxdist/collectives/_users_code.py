@@ -19,9 +19,8 @@ def users_code(what: str, given: str) -> Iterator[None]:
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
         first = str(error).partition("\n")[0]
         raise ArgumentTypeError(
-            f"{what}, called for {given}, used a value whose numbers are not there yet: {first}"
-            "\n\nIt is called once, while the program is traced, and what it does with the values "
-            "becomes part of the program.\n\n"
+            f"{what}, called for {given}, used the number of a traced value: {first}"
+            "\n\nIt is called once, while the program is traced. Values have no numbers then.\n\n"
             "Use jax.numpy instead of numpy, jnp.where instead of if, and no float(), int() or "
             ".item()."
         ) from error

@@ -7,11 +7,18 @@ from typing import Any
 from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
+# Times and factors; what is not listed is a number of bytes in a second.
+_EXAMPLES = {"alpha": "1e-6", "seconds": "1e-4", "scatter_gather": "1.0"}
+
 
 def check_positive(caller: str, name: str, value: Any, *, or_zero: bool = False) -> None:
     """Refuse what is no finite number above 0, or from 0 up."""
     rule = f"{name} is a finite number {'from 0 up' if or_zero else 'above 0'}."
-    text = f"{caller} was given {name}={shown(value)}.\n\n{rule}\n\nPass for instance {name}=1e9."
+    example = _EXAMPLES.get(name, "1e9")
+    text = (
+        f"{caller} was given {name}={shown(value)}.\n\n{rule}\n\n"
+        f"Pass for instance {name}={example}."
+    )
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(text)
     if not math.isfinite(value) or value < 0 or (value == 0 and not or_zero):

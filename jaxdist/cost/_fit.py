@@ -76,8 +76,9 @@ def fitted(
         raise ArgumentError(
             f"cost.fitted was given {len(samples)} samples of "
             f"{len({s.num_bytes for s in samples})} size(s) and "
-            f"{len({s.count for s in samples})} count(s) do not tell latency from bandwidth.\n\n"
-            "Two sizes and two counts are the least.\n\nPass more samples."
+            f"{len({s.count for s in samples})} count(s).\n\n"
+            "Latency and bandwidth can be told apart from two sizes and two counts or more.\n\n"
+            "Pass samples of another size, and of another count."
         )
     n = num_devices
     waits, moved = _per_array(known.medium, n)

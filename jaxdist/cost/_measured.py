@@ -86,8 +86,8 @@ def _checked(given: Any) -> tuple[Link, ...]:
     if not all(isinstance(link, Link) for link in found):
         raise ArgumentTypeError(
             f"jaxdist.config.links was given path_or_links={shown(given)}.\n\n"
-            "It takes the path of a file that `jaxdist bench collectives --save PATH` wrote, or a "
-            "list of jaxdist.cost.Link.\n\nPass None to go back to the table."
+            "path_or_links is the path of a file that `jaxdist bench collectives --save PATH` "
+            "wrote, or a list of jaxdist.cost.Link.\n\nPass None to go back to the table."
         )
     for link in found:
         _check_name("jaxdist.config.links", link.name)
@@ -116,8 +116,8 @@ def load_links(path: Path) -> tuple[Link, ...]:
     if version != VERSION or not isinstance(rows, list):
         raise ConfigError(
             f"{where!r} is no file of links: it has version {version!r} and "
-            f"{'no list' if not isinstance(rows, list) else 'a list'} of links, and version "
-            f"{VERSION} with a list is needed.\n\n"
+            f"{'no list' if not isinstance(rows, list) else 'a list'} of links.\n\n"
+            f"A file of links has version {VERSION} and a list of links.\n\n"
             f"Write one with `jaxdist bench collectives --save {where}`."
         )
     return tuple(_link(where, number, row) for number, row in enumerate(rows))
@@ -147,15 +147,17 @@ def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | Non
     except OSError as error:
         raise ConfigError(
             f"cost.save_links was given path={path!r}, which cannot be written: {error}.\n\n"
-            "Name a file in a folder that exists and can be written to."
+            "path is a file in a folder that exists and can be written to.\n\n"
+            "Pass another path, such as path='links.json'."
         ) from error
 
 
 def _link(where: str, number: int, row: Any) -> Link:
     if not isinstance(row, dict) or not isinstance(row.get("name"), str):
         raise ConfigError(
-            f"links[{number}] of {where!r} is {row!r}, and each is an object with a name.\n\n"
-            f"A name is one of {sorted(TABLE)}."
+            f"links[{number}] of {where!r} is {row!r}.\n\n"
+            f"Each link is an object whose name is one of {sorted(TABLE)}.\n\n"
+            f"Write the file with `jaxdist bench collectives --save {where}`."
         )
     name = row["name"]
     _check_name(where, name)
@@ -171,7 +173,8 @@ def _link(where: str, number: int, row: Any) -> Link:
 def _check_name(where: str, name: str) -> None:
     if name not in TABLE:
         raise ConfigError(
-            f"{where}: there is no link named {name!r}.\n\nIt is one of {sorted(TABLE)}."
+            f"{where}: there is no link named {name!r}.\n\nThe links are {sorted(TABLE)}.\n\n"
+            "Use one of these names."
         )
 
 
@@ -182,6 +185,6 @@ def _check_number(where: str, name: str, field: str, value: Any) -> None:
     if not fits:
         raise ConfigError(
             f"{where}: {field} of the link {name!r} is {value!r}.\n\n"
-            f"It is a finite number {'from 0 on' if least_is_valid else 'above 0'}; in the table "
-            f"it is {getattr(TABLE[name], field)!r}."
+            f"It is a finite number {'from 0 up' if least_is_valid else 'above 0'}.\n\n"
+            f"Use for instance the number of the table, {getattr(TABLE[name], field)!r}."
         )

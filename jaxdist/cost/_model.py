@@ -300,11 +300,12 @@ def _check(caller: str, algorithm: str, num_replicas: int, local: int) -> None:
     if len(parts) > 2 or not all(p in _FLAT for p in parts):
         raise ArgumentError(
             f"{caller} was given algorithm={algorithm!r}, and there is no all-reduce of that name."
-            f"\n\nIt is one of {list(ALGORITHMS)}, or two of {list(_FLAT)} with a / between them."
+            f"\n\nAn algorithm is one of {list(ALGORITHMS)}, or two of {list(_FLAT)} with a / "
+            "between them.\n\nPass for instance 'xla'."
         )
     if num_replicas % local:
         raise ArgumentError(
-            f"{caller} was given num_replicas={num_replicas} and local={local}: {num_replicas} "
-            f"replicas cannot be {num_replicas}/{local} workers of {local}.\n\n"
-            "The replicas of a worker divide all replicas.\n\nPass a divisor as local."
+            f"{caller} was given num_replicas={num_replicas} and local={local}.\n\n"
+            "All workers have the same number of replicas, local.\n\n"
+            f"Pass a divisor of {num_replicas} as local."
         )

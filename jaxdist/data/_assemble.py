@@ -78,8 +78,9 @@ def nothing_left(count: int, *, is_all: bool) -> ShapeError:
     )
     return ShapeError(
         f"partial_batch=DROP left out {what}.\n\n"
-        "A batch can be shared evenly when its dim 0 is a multiple of the number of replicas, and "
-        "a step of a dataset made by a function when its elements have the same shapes.\n\n"
+        "A batch can be shared evenly when its dim 0 is a multiple of the number of replicas. "
+        "Elements of datasets of distribute_datasets_from_function need the same shapes in a step."
+        "\n\n"
         "Make batches of such a size, or use partial_batch=UNEVEN or PAD."
     )
 

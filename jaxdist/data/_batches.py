@@ -163,7 +163,11 @@ class Batches:
 
     def __len__(self) -> int:
         if self.repeat is None:
-            raise ArgumentTypeError("batches(..., repeat=None) has no end, so it has no len().")
+            raise ArgumentTypeError(
+                "len() was called on data.batches(..., repeat=None).\n\n"
+                "With repeat=None a dataset has no end, so it has no length.\n\n"
+                "Use len(data.batches(..., repeat=1)), the number of batches of one epoch."
+            )
         return self.cardinality
 
     def __bool__(self) -> bool:
@@ -272,8 +276,9 @@ class BatchesIterator(Iterator[PyTree], TellsRows):
 def _check_state(mine: BatchesState, state: Any) -> None:
     if not isinstance(state, dict) or set(state) != set(mine):
         raise ArgumentError(
-            f"This is not a state of batches(...): {state!r}.\n\n"
-            f"It takes what get_state() returned, a dict with {sorted(mine)}."
+            f"set_state of an iterator of data.batches was given state={shown(state)}.\n\n"
+            f"A state of data.batches is a dict with {sorted(mine)}.\n\n"
+            "Pass what get_state() returned."
         )
     fixed = ("num_examples", "shuffle", "seed")
     differing = [k for k in fixed if state[k] != mine[k]]  # type: ignore[literal-required]
@@ -281,16 +286,19 @@ def _check_state(mine: BatchesState, state: Any) -> None:
         found = ", ".join(f"{k}={state[k]!r}" for k in differing)
         here = ", ".join(f"{k}={mine[k]!r}" for k in differing)  # type: ignore[literal-required]
         raise ArgumentError(
-            "This state is of another dataset, or of another order of this one.\n\n"
-            f"It was taken with {found}; this dataset has {here}.\n\n"
+            "set_state of an iterator of data.batches was given a state that was taken with "
+            f"{found}, and this dataset has {here}.\n\n"
+            "A state belongs to one dataset and to one order of its examples.\n\n"
             "Build the dataset as it was when the state was saved, or start from the beginning."
         )
     epoch, index = state["epoch"], state["index"]
     is_sound = isinstance(epoch, int) and isinstance(index, int)
     if not is_sound or epoch < 0 or not 0 <= index <= mine["num_examples"]:
         raise ArgumentError(
-            f"This state is damaged: epoch={epoch!r}, index={index!r}, for "
-            f"{mine['num_examples']} examples.\n\nStart from the beginning of an epoch."
+            "set_state of an iterator of data.batches was given a damaged state: "
+            f"epoch={epoch!r}, index={index!r}, for {mine['num_examples']} examples.\n\n"
+            f"epoch is an integer from 0 up, and index one from 0 to {mine['num_examples']}.\n\n"
+            "Start from the beginning of an epoch: index=0."
         )
 
 
@@ -332,11 +340,12 @@ def _no_common_count(
     rest = (
         f"Leave {', '.join(scalars)} out, and pass it to the step on its own."
         if scalars
-        else "Cut the longer ones, or look for examples that the shorter ones miss."
+        else f"Cut all of them to {min(s[0] for s in shapes.values())} rows, or add the examples "
+        "that the shorter ones miss."
     )
     return ShapeError(
-        f"{caller} was given {name} that differ in the number of examples on dim 0:\n\n{found}\n\n"
-        f"{rest}"
+        f"{caller} was given {name} that differ in the number of examples on dim 0:\n{found}\n\n"
+        f"Row i of every array is example i, so all have the same dim 0.\n\n{rest}"
     )
 
 
@@ -347,7 +356,8 @@ def _too_few(num_examples: int, batch_size: int) -> ShapeError:
             "A dataset has one example or more.\n\nPass arrays with rows."
         )
     return ShapeError(
-        f"batches(..., batch_size={batch_size}, drop_remainder=True) would give no batch at all: "
-        f"there are {num_examples} examples, fewer than {batch_size}.\n\n"
+        f"data.batches was given {num_examples} examples, batch_size={batch_size} and "
+        "drop_remainder=True.\n\n"
+        "With drop_remainder=True a dataset needs at least one full batch.\n\n"
         f"Use a batch size of at most {num_examples}, or drop_remainder=False."
     )

@@ -92,12 +92,17 @@ class DistributedDataset(Iterable[PyTree]):
 
     def __len__(self) -> int:
         if self._cardinality == INFINITE_CARDINALITY:
-            raise ArgumentTypeError(f"{self!r} has no end, so it has no len().")
+            raise ArgumentTypeError(
+                f"len() was called on {self!r}.\n\n"
+                "The dataset has no end, so it has no length.\n\n"
+                "Count the steps of the loop, or use a dataset that ends (repeat=1)."
+            )
         if self._cardinality == UNKNOWN_CARDINALITY:
             raise ArgumentTypeError(
-                f"{self!r} does not tell how many batches it has, so it has no len().\n\n"
-                "A list, jaxdist.data.batches, and a dataset with a len() do, but not where "
-                "partial_batch=DROP leaves batches out by their shapes."
+                f"len() was called on {self!r}, whose number of batches is unknown.\n\n"
+                "The number is known of a list, of jaxdist.data.batches, and of a dataset with a "
+                "len(). It is unknown where partial_batch=DROP leaves out batches by their shapes."
+                "\n\nUse one of these, or count the batches in the loop."
             )
         return self._cardinality
 

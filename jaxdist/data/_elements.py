@@ -64,7 +64,8 @@ class ElementReader:
         if not arrays:
             raise ShapeError(
                 f"{self._caller}: element {index} of the dataset holds no arrays: {raw!r}.\n\n"
-                "Each element is a pytree with at least one array."
+                "Each element is a pytree with at least one array.\n\n"
+                "Leave such elements out of the dataset."
             )
         self._treedef, self._dtypes = treedef, dtypes
 
@@ -141,7 +142,7 @@ def _check_numeric(caller: str, raw: Any, arrays: list[Any], index: int) -> None
             bad.append(f"{leaf_name(path)} is a {type(leaf).__name__}{held}{shown}")
     if bad:
         raise ArgumentTypeError(
-            f"{caller} cannot put element {index} of the dataset on devices.\n\n"
+            f"{caller} cannot put element {index} of the dataset on devices.\n"
             f"{listed(bad)}\n\n"
             "Devices hold numbers: bool, int, float or complex arrays.\n\n"
             "Encode such leaves as numbers (np.unique(x, return_inverse=True) for names), or "
@@ -162,7 +163,7 @@ def check_not_traced(start: str, name: str, tree: Any) -> None:
     ]
     if found:
         raise ContextError(
-            f"{start} traced values.\n\n{listed(found)}\n\n"
+            f"{start} traced values.\n{listed(found)}\n\n"
             "A traced value has a number only while the compiled function runs; a dataset needs "
             "the numbers. A step, or a function under jax.jit, kept it in a list, an attribute or "
             "a global, or made the dataset.\n\n"
@@ -184,9 +185,8 @@ def _rows_differ(caller: str, element: Element, index: int) -> ShapeError:
     fewer, more = sorted((count, rows))
     return ShapeError(
         f"{caller}: the leaves of element {index} of the dataset have different numbers of "
-        f"rows.\n\n{listed(lines)}\n\n"
-        "Row i of every leaf is example i, so all leaves have the same dim 0; shared out each on "
-        "its own, a replica would get rows that do not belong together.\n\n"
+        f"rows.\n{listed(lines)}\n\n"
+        "Row i of every leaf is example i, so all leaves have the same dim 0.\n\n"
         f"Give {shorter} {more} rows, or cut {longer} to {fewer}. What is no example (a table, a "
         "weight of each class) is an argument of the step: strategy.run(step, (batch, table)). "
         "In a batch of one example every leaf has a dim 0 of 1."
@@ -209,7 +209,7 @@ class _Shown:
 
 def _changed(caller: str, before: str, now: str, index: int) -> ShapeError:
     return ShapeError(
-        f"{caller}: element {index} of the dataset is not built like the elements before it.\n\n"
+        f"{caller}: element {index} of the dataset is not built like the elements before it.\n"
         f"  before:       {before}\n"
         f"  element {index}: {now}\n\n"
         "One step function takes them all, so every element has the same structure and the same "

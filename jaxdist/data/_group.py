@@ -118,7 +118,7 @@ class Grouper:
             drop = f"drop the last {count} to get {index * num_replicas}"
         remedy = f"Either {drop}, or add" if index else "Add"
         return ShapeError(
-            f"{GROUP_CALLER} cannot give every replica a batch in step {index}.\n\n{found}\n\n"
+            f"{GROUP_CALLER} cannot give every replica a batch in step {index}. {found}\n\n"
             "Each replica takes one element in each step, and none is dropped silently.\n\n"
             f"{remedy} {len(dry)} more; partial_batch=UNEVEN or PAD takes them as they are."
         )
@@ -150,7 +150,7 @@ def _shapes_differ(slots: list[Slot], index: int, *, from_dim: int = 0) -> Shape
                 )
                 break
     return ShapeError(
-        f"{GROUP_CALLER} cannot put the elements of step {index} side by side.\n\n"
+        f"{GROUP_CALLER} cannot make one batch of the elements of step {index}.\n"
         f"{listed(lines)}\n\n"
         "With partial_batch=ERROR all replicas take arrays of the same shape in one step; with "
         "PAD only dim 0 may differ.\n\n"

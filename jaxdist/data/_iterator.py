@@ -8,6 +8,7 @@ from typing import Any, NoReturn, NotRequired, TypedDict, cast
 import numpy as np
 
 from jaxdist._typing import PyTree
+from jaxdist._validate import shown
 from jaxdist.data._assemble import (
     MAX_DROPPED_IN_A_ROW,
     Assembler,
@@ -172,6 +173,7 @@ class DistributedIterator(Iterator[PyTree], Feed):
             raise OutOfRangeError(
                 f"DistributedIterator.get_next: the dataset has ended after "
                 f"{self._state['steps']} batches.\n\n"
+                "get_next needs a batch that is left.\n\n"
                 "Loop with `for batch in dataset`, or ask get_next_as_optional().has_value()."
             ) from None
 
@@ -254,10 +256,11 @@ class DistributedIterator(Iterator[PyTree], Feed):
         """
         if self._state["source"] is None:
             raise ArgumentTypeError(
-                "DistributedIterator.get_state: this dataset cannot tell its position: its "
-                "iterator has no get_state.\n\n"
-                "Lists, jaxdist.data.batches and Grain datasets can; for your own, give the "
-                "iterator get_state() and set_state(state)."
+                "DistributedIterator.get_state was called, and the iterator of the dataset has no "
+                "get_state.\n\n"
+                "A position is known of lists, jaxdist.data.batches and Grain datasets, and of "
+                "iterators with get_state and set_state.\n\n"
+                "Give the iterator of your dataset get_state() and set_state(state)."
             )
         return self._state.copy()
 
@@ -313,8 +316,8 @@ def _checked_state(state: Any) -> IteratorState:
     counts = {n: state[n] for n in _COUNTS if n in state} if is_state else {}
     if not is_state or not all(_is_count(n) for n in counts.values()):
         raise ArgumentError(
-            f"DistributedIterator.set_state: this is not a state: {state!r}.\n\n"
-            "It takes what get_state() returned, a dict with 'steps' and 'source'."
+            f"DistributedIterator.set_state was given state={shown(state)}.\n\n"
+            "A state is a dict with 'steps' and 'source'.\n\nPass what get_state() returned."
         )
     return cast(IteratorState, {**state, **{name: int(n) for name, n in counts.items()}})
 
@@ -326,7 +329,8 @@ def _is_count(value: Any) -> bool:
 
 def _no_spec() -> OutOfRangeError:
     return OutOfRangeError(
-        "element_spec is read from the first batch, and the dataset has none.\n\n"
+        "DistributedIterator.element_spec was read, and the dataset has no batch.\n\n"
+        "The spec is that of the first batch.\n\n"
         "Check that the dataset is not empty: for a loader, its files and its filter."
     )
 
@@ -334,5 +338,7 @@ def _no_spec() -> OutOfRangeError:
 def _is_closed(reason: str, steps: int) -> ContextError:
     return ContextError(
         f"This DistributedIterator is closed: {reason}, after {steps} batches.\n\n"
-        "Make another with iter(dataset); get_state() and set_state() go on where it was."
+        "A closed iterator gives no batches.\n\n"
+        "Make another with iter(dataset). To continue where this one was, pass its get_state() to "
+        "set_state() of the other."
     )

@@ -28,7 +28,8 @@ class OptionalBatch:
         """
         if not self._held:
             raise ArgumentError(
-                "get_value() on an empty OptionalBatch: the dataset has ended.\n\n"
+                "get_value() was called on an empty OptionalBatch.\n\n"
+                "An OptionalBatch is empty when the dataset has ended.\n\n"
                 "Ask has_value() first."
             )
         return self._held[0]

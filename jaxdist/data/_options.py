@@ -3,7 +3,7 @@
 import enum
 from typing import Any, NamedTuple
 
-from jaxdist._validate import as_flag, as_integer, check_instance
+from jaxdist._validate import as_flag, as_integer, check_instance, shown
 from jaxdist.data._partial_batch import PartialBatch
 from jaxdist.errors import ArgumentError, UnsupportedError
 
@@ -105,8 +105,9 @@ _ENUMS: dict[str, type[enum.Enum]] = {
 def _check_member(name: str, value: Any) -> None:
     if not isinstance(value, _ENUMS[name]):
         raise ArgumentError(
-            f"InputOptions({name}=...) was given {value!r}.\n\n"
-            f"Use one of {[str(member) for member in _ENUMS[name]]}."
+            f"InputOptions was given {name}={shown(value)}.\n\n"
+            f"{name} is one of {', '.join(str(member) for member in _ENUMS[name])}.\n\n"
+            f"Pass for instance {name}=jaxdist.{next(iter(_ENUMS[name]))}."
         )
 
 
@@ -121,7 +122,7 @@ def _check_buffer_size(value: Any) -> None:
         value,
         least=-1,
         most=MAX_BUFFER_SIZE,
-        remedy="It is a number of batches: 1 reads one batch ahead, and 0 none.",
+        remedy="Pass 1, which reads one batch ahead, or 0, which reads none.",
     )
 
 
@@ -145,8 +146,9 @@ def check_for_dataset(options: InputOptions) -> None:
     """Refuse options that `experimental_distribute_dataset` cannot honour."""
     if options.is_per_replica:
         raise UnsupportedError(
-            "experimental_distribute_dataset cannot use experimental_replication_mode="
-            "PER_REPLICA: there is one dataset, and replicas share its batches.\n\n"
+            "experimental_distribute_dataset was given options with "
+            "experimental_replication_mode=PER_REPLICA.\n\n"
+            "It distributes one dataset, whose batches the replicas share.\n\n"
             "Use distribute_datasets_from_function, which calls its function once for each "
             "replica."
         )
@@ -163,14 +165,19 @@ def _check_placement(caller: str, options: InputOptions) -> None:
         return
     if not options.is_per_replica:
         raise ArgumentError(
-            f"{caller}: InputOptions(experimental_place_dataset_on_device=True) needs "
-            "experimental_replication_mode=InputReplicationMode.PER_REPLICA, and it is "
-            f"{options.experimental_replication_mode}.\n\n"
-            "Only a dataset that one replica reads alone can live on that replica's device."
+            f"{caller} was given InputOptions(experimental_place_dataset_on_device=True, "
+            f"experimental_replication_mode={options.experimental_replication_mode}).\n\n"
+            "A dataset is placed on the device of a replica only where that replica has its own "
+            "dataset: InputReplicationMode.PER_REPLICA.\n\n"
+            "Leave experimental_place_dataset_on_device out, or call "
+            "distribute_datasets_from_function with "
+            "experimental_replication_mode=InputReplicationMode.PER_REPLICA and "
+            "experimental_fetch_to_device=False."
         )
     if options.experimental_fetch_to_device:
         raise ArgumentError(
-            f"{caller}: InputOptions(experimental_place_dataset_on_device=True) needs "
-            "experimental_fetch_to_device=False, and it is True (None becomes True).\n\n"
-            "The batches of a dataset that is on the device need not be fetched to it."
+            f"{caller} was given InputOptions(experimental_place_dataset_on_device=True, "
+            f"experimental_fetch_to_device={options.experimental_fetch_to_device}).\n\n"
+            "The batches of a dataset on the device are not fetched to it, and None stands for "
+            "True.\n\nPass experimental_fetch_to_device=False."
         )

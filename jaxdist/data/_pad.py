@@ -41,7 +41,7 @@ class FixedRows:
         up = rounded_up(count, self._multiple)
         return ShapeError(
             f"{self._caller} cannot pad batch {index} of the dataset to {self.rows} rows: it has "
-            f"{count}.\n\n{listed(lines)}\n\n"
+            f"{count}.\n{listed(lines)}\n\n"
             "With partial_batch=PAD all batches are padded to one number of rows, which the first "
             "one decides, so that the step is compiled once.\n\n"
             f"Give a batch of the full size first ({up} rows or more), cut the larger ones to "

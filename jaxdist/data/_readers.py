@@ -88,8 +88,9 @@ class SingleReader:
             raise
         except Exception as error:
             raise ArgumentError(
-                f"DistributedIterator.set_state: {self._kind} refused this state: "
-                f"{position!r:.200}\n\nIt raised {type(error).__name__}: {error}\n\n"
+                f"DistributedIterator.set_state was given a state that {self._kind} refused: "
+                f"{position!r:.200}. It raised {type(error).__name__}: {error}\n\n"
+                "A state belongs to the dataset that it was taken from.\n\n"
                 "Build the dataset as it was when the state was saved, or start from the beginning."
             ) from error
 
@@ -129,9 +130,10 @@ class ListIterator(Iterator[Any], TellsRows):
         """Go on after that many elements."""
         if not 0 <= state <= len(self._elements):
             raise ArgumentError(
-                f"set_state was given a state that is no position in the data: {state} elements, "
-                f"and the list has {len(self._elements)}.\n\n"
-                "Give a state that get_state of an iterator over the same data returned."
+                f"set_state was given the position {state}, and the list has "
+                f"{len(self._elements)} elements.\n\n"
+                f"A position in this list is a number from 0 to {len(self._elements)}.\n\n"
+                "Pass what get_state of an iterator over the same data returned."
             )
         self._index = int(state)
 
@@ -245,14 +247,16 @@ ENDED = _Ended()
 def _checked_position(position: Any, length: int) -> Any:
     if not isinstance(position, dict) or set(position) != {"elements", "state"}:
         raise ArgumentError(
-            "DistributedIterator.set_state: this is no position in a dataset: "
-            f"{position!r:.200}\n\n"
-            "It takes what get_state() returned."
+            "DistributedIterator.set_state was given a state whose source is "
+            f"{position!r:.200}.\n\n"
+            "The source of a state of this dataset is a dict with 'elements' and 'state'.\n\n"
+            "Pass what get_state() returned."
         )
     if position["elements"] != length:
         raise ArgumentError(
-            "DistributedIterator.set_state: this state is of another dataset.\n\n"
-            f"It was taken from one of {position['elements']} elements; this one has {length}.\n\n"
+            "DistributedIterator.set_state was given a state of a dataset of "
+            f"{position['elements']} elements, and this one has {length}.\n\n"
+            "A state belongs to the dataset that it was taken from.\n\n"
             "Build the dataset as it was when the state was saved, or start from the beginning."
         )
     return position["state"]
@@ -260,8 +264,8 @@ def _checked_position(position: Any, length: int) -> Any:
 
 def _cannot_seek(kind: str) -> ArgumentTypeError:
     return ArgumentTypeError(
-        "DistributedIterator.set_state: this dataset cannot go back to a position: "
-        f"{kind} has no set_state.\n\n"
-        "Lists, jaxdist.data.batches and Grain datasets can; for your own, give the iterator "
-        "get_state() and set_state(state)."
+        f"DistributedIterator.set_state was called, and {kind} has no set_state.\n\n"
+        "Lists, jaxdist.data.batches and Grain datasets go back to a position, and so do iterators "
+        "with get_state and set_state.\n\n"
+        "Give the iterator of your dataset get_state() and set_state(state)."
     )

@@ -107,8 +107,8 @@ def check_dataset(caller: str, dataset: Any, name: str) -> None:
         what = f"{type(dataset).__name__}"
         raise ArgumentTypeError(
             f"{caller} was given {name}={shown(dataset)}.\n\n"
-            f"{name} is an iterable of batches; a {what} could be one batch, or all the data, or "
-            "a row of batches.\n\n"
+            f"{name} is an iterable of batches; this {what} could be one batch, or all the data, "
+            "or a sequence of batches.\n\n"
             "For arrays that hold all the data use jaxdist.data.batches(arrays, batch_size); "
             "for batches that exist already, a list of them."
         )
@@ -130,9 +130,10 @@ def _check_needs_no_arguments(caller: str, function: Callable[..., Any]) -> None
         return
     except TypeError as error:
         raise ArgumentTypeError(
-            f"{caller} was given the function {getattr(function, '__name__', function)!r}, and "
-            f"calls it without arguments for each pass: {error}.\n\n"
-            "A function of an InputContext belongs in "
+            f"{caller} was given the function {getattr(function, '__name__', function)!r}, which "
+            f"takes arguments: {error}.\n\n"
+            "A function that makes a dataset is called without arguments for each pass.\n\n"
+            "Pass a function without arguments. A function of an InputContext is for "
             "strategy.distribute_datasets_from_function(dataset_fn)."
         ) from None
 
@@ -142,6 +143,7 @@ def _spent(caller: str, dataset: Any) -> ContextError:
     return ContextError(
         f"{caller}: this dataset was passed over already, and {name} of type "
         f"{type(dataset).__name__} gives its elements only once.\n\n"
-        "Pass something that can begin anew: the generator function itself instead of its "
+        "A dataset is read from its start in every pass.\n\n"
+        "Pass something that can start again: the generator function itself instead of its "
         "result, a list, or an object whose __iter__ makes a new iterator."
     )

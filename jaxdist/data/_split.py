@@ -108,7 +108,7 @@ def _cannot_split(
         remedies.append("Give a scalar one value per example, or pass it to the step on its own.")
     return ShapeError(
         f"{SPLIT_CALLER} cannot split element {index} of the dataset over {num_replicas} "
-        f"replicas.\n\n{listed(scalars + uneven)}\n\n"
+        f"replicas.\n{listed(scalars + uneven)}\n\n"
         "Every replica takes a share of dim 0.\n\n" + "\n".join(remedies)
     )
 

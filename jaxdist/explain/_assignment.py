@@ -130,19 +130,26 @@ def picture_path(path: str | Path) -> Path:
     folder = target.absolute().parent
     wanted = f"A picture was to be written to {str(path)!r}"
     if not folder.is_dir():
-        raise ArgumentError(f"{wanted}, and there is no folder {str(folder)!r}.\n\nMake it first.")
+        raise ArgumentError(
+            f"{wanted}, and there is no folder {str(folder)!r}.\n\n"
+            "A picture is written to a folder that exists.\n\nMake the folder first."
+        )
     if target.is_dir():
         raise ArgumentError(
-            f"{wanted}, which is a folder.\n\nName a file in it: {str(target / 'plan.png')!r}."
+            f"{wanted}, which is a folder.\n\nA picture is a file.\n\nName a file in it: "
+            f"{str(target / 'plan.png')!r}."
         )
     if target.suffix.lower().removeprefix(".") not in formats:
         raise ArgumentError(
             f"{wanted}, and its suffix {target.suffix!r} names no format of pictures.\n\n"
-            f"Use {str(target.with_suffix('.png'))!r}, or one of {', '.join(sorted(formats))}."
+            f"The formats are {', '.join(sorted(formats))}.\n\n"
+            f"Use {str(target.with_suffix('.png'))!r}."
         )
     if not os.access(target if target.exists() else folder, os.W_OK):
         raise ArgumentError(
-            f"{wanted}, where this user may not write.\n\nName a file in another folder."
+            f"{wanted}, where this user may not write.\n\n"
+            "A picture is written to a folder with write permission.\n\n"
+            "Name a file in another folder."
         )
     return target
 
@@ -154,6 +161,7 @@ def _figure(width: float, height: float) -> Any:
     except ImportError:
         raise MissingExtraError(
             "matplotlib is needed to draw an assignment, and it is not installed.\n\n"
+            "jaxdist is installed without its optional packages.\n\n"
             "Install it with: pip install matplotlib"
         ) from None
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")

@@ -61,8 +61,8 @@ def compute_average_loss(
     if loss.ndim == 0:
         raise ShapeError(
             "nn.compute_average_loss was given a scalar as per_example_loss.\n\n"
-            "It takes one loss for each example, [b] or [b, ...]: with the mean already taken, "
-            "how many examples it is the mean of is not known.\n\n"
+            "It takes one loss for each example, [b] or [b, ...]. Of a mean, the number of "
+            "examples is unknown.\n\n"
             "Leave the mean out of the loss function."
         )
     size = _global_batch_size(loss.shape[0], global_batch_size)
@@ -123,7 +123,7 @@ def _num_replicas(caller: str, remedy: str) -> int:
     if frame.replica is None:
         raise ContextError(
             f"nn.{caller} was called {frame.describe()}.\n\n"
-            "It divides the loss of one replica, and there is no replica there.\n\n" + remedy
+            "It divides the loss of one replica, so it is called inside a replica.\n\n" + remedy
         )
     return frame.replica.num_replicas_in_sync
 
@@ -154,12 +154,13 @@ def _global_batch_size(num_local: int, given: Any) -> jax.Array:
             "nn.compute_average_loss was given global_batch_size of shape "
             f"{list(size.shape)}.\n\n"
             "It is one number for all replicas, a scalar.\n\n"
-            "Sum it: the examples of all replicas count together."
+            "Pass its sum, such as jnp.sum(global_batch_size)."
         )
     if not isinstance(size, jax.core.Tracer) and size < 0:
         raise ArgumentError(
             f"nn.compute_average_loss was given global_batch_size={int(size)}.\n\n"
-            "It is the number of examples on all replicas: 0 or more."
+            "global_batch_size is the number of examples on all replicas, from 0 up.\n\n"
+            "Pass that number, or leave global_batch_size out."
         )
     return jnp.asarray(size)
 

@@ -59,13 +59,13 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
         num_local_examples,
         least=0,
         most=(1 << 31) - 1,
-        remedy="It decides a shape, so it is a Python integer: x.shape[0] of this replica's batch.",
+        remedy="Pass x.shape[0] of this replica's batch; it is a Python integer, as in all shapes.",
     )
     frame = replica.current_frame()
     if frame is not None and frame.replica is None:
         raise ContextError(
             f"nn.example_keys was called {frame.describe()}.\n\n"
-            "It numbers the examples of one replica, and there is no replica there.\n\n"
+            "It numbers the examples of one replica, so it is called inside a replica.\n\n"
             "Call it inside the function that you pass to strategy.run."
         )
     first: Any = 0
@@ -95,11 +95,13 @@ def _checked_key(key: Any) -> bool:
     if not is_typed and dtype != jnp.uint32:
         raise ArgumentTypeError(
             f"nn.example_keys was given key={shown(key)}.\n\n"
+            "key is a random key of JAX.\n\n"
             "Pass jax.random.key(seed), or one made from it."
         )
     if jnp.ndim(key) != (0 if is_typed else 1):
         raise ShapeError(
-            f"nn.example_keys was given keys of shape {list(key.shape)}.\n\n"
-            "It takes one key, and folds the number of each example into it."
+            f"nn.example_keys was given key with the shape {list(key.shape)}.\n\n"
+            "It takes one key, and folds the number of each example into it.\n\n"
+            "Pass one key, for instance jax.random.key(seed)."
         )
     return is_typed

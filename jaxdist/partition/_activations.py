@@ -72,8 +72,12 @@ def _constrained(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
             raise ShapeError(
                 f"partition.constrain was given placement=Split({dim}), and the value is "
                 f"{array.dtype}{list(array.shape)}.\n\n"
-                "The dim is one of the value's.\n\n"
-                f"Pass one of {list(range(-array.ndim, array.ndim))}."
+                "Split names a dim of the value.\n\n"
+                + (
+                    f"Pass Split with one of {[*range(-array.ndim, array.ndim)]}."
+                    if array.ndim
+                    else "Pass partition.Replicate() for a scalar."
+                )
             )
         spec[dim] = axes[0] if len(axes) == 1 else axes
     return jax.lax.with_sharding_constraint(array, PartitionSpec(*spec))

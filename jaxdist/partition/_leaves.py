@@ -44,8 +44,8 @@ def entries_of(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree
             raise ArgumentTypeError(
                 f"partition.place was given a tree with a {type(node).__name__} at "
                 f"{prefix or 'the root'}.\n\n"
-                "It has its place: a PerReplica is one value for each replica, and a Variable lies "
-                "where its strategy made it.\n\nPlace arrays and NNX objects."
+                "A PerReplica and a Variable are on the devices of a strategy already.\n\n"
+                "Leave it out of the tree, and place arrays and NNX objects."
             )
         in_optimizer = _is_optax_state(node) or "opt_state" in prefix.split("/")
         if isinstance(node, nnx.Pytree):

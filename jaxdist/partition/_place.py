@@ -93,7 +93,8 @@ def _check_wrt(entries: Sequence[Entry], wrt: Any) -> None:
         return
     raise ArgumentError(
         f"partition.place(wrt={wrt!r}): none of {len(others)} NNX variable(s) is a parameter by "
-        f"this filter.\n\n{listed(others)}\n\n"
+        f"this filter.\n{listed(others)}\n\n"
+        "Rules are for parameters, and wrt says which variables are parameters.\n\n"
         "Pass the class of the variables that rules are for, such as wrt=nnx.Param."
     )
 
@@ -115,9 +116,10 @@ def _resolved(entries: Sequence[Entry], rules: Rules, layout: ReplicaMesh) -> li
             found[id(entry)] = Resolved(layout.replicated)
     if layout.num_virtual is not None and any(r.cut is not None for r in found.values()):
         raise ArgumentError(
-            "partition.place: arrays in pieces are not for a strategy with deterministic=True.\n\n"
-            "Its virtual replicas share devices, and a piece belongs to one.\n\n"
-            "Leave one of them out."
+            "partition.place was given rules that cut arrays into pieces, and a strategy with "
+            "deterministic=True.\n\n"
+            "Its virtual replicas share devices, and a piece is on the device of one replica.\n\n"
+            "Make the strategy without deterministic, or use rules with partition.Replicate()."
         )
     for entry in entries:
         if id(entry) not in found:
@@ -148,15 +150,16 @@ def _check_all_match(found: dict[str, Any], rules: Rules, are_params: bool) -> N
         if not rules.must_match:
             raise ArgumentError(
                 f"partition.place: none of the {len(unused)} rules matches one of the "
-                f"{len(found)} parameters of tree.\n\n"
+                f"{len(found)} parameters of tree.\n"
                 f"{listed(lines)}\n\n"
-                "Rules that are ready to use go by the usual names of layers. Write rules for "
-                'the names of this model: partition.Rules([("path/of/kernel", '
+                "Rules that are ready to use match the usual names of layers.\n\n"
+                'Write rules for the names of this model: partition.Rules([("path/of/kernel", '
                 "partition.Split(1))], otherwise=partition.Replicate())."
             )
         raise ArgumentError(
-            f"partition.place: {len(unused)} rule(s) match no parameter of tree.\n\n"
+            f"partition.place: {len(unused)} rule(s) match no parameter of tree.\n"
             f"{listed(lines)}\n\n"
+            "Each rule matches at least one parameter, so that a wrong pattern is found.\n\n"
             "Correct the pattern, or leave the rule out; Rules(..., must_match=False) is for "
             "rules that are shared by models."
         )
@@ -170,9 +173,10 @@ def _check_all_match(found: dict[str, Any], rules: Rules, are_params: bool) -> N
             for path in alone
         ]
         raise ArgumentError(
-            f"partition.place: {len(alone)} parameter(s) are matched by none of rules.\n\n"
+            f"partition.place: {len(alone)} parameter(s) are matched by none of rules.\n"
             f"{listed(lines)}\n\n"
-            f"Add a rule such as ({alone[0]!r}, partition.Replicate()), or say what becomes of "
+            "Each parameter has a placement.\n\n"
+            f"Add a rule such as ({alone[0]!r}, partition.Replicate()), or a placement for "
             "the rest: Rules(..., otherwise=partition.Replicate())."
         )
 
@@ -208,8 +212,9 @@ def _placed(entry: Entry, found: Resolved, layout: ReplicaMesh) -> Any:
     if isinstance(value, jax.core.Tracer):
         raise ContextError(
             f"partition.place was called inside a function that JAX traces, on {entry.leaf}.\n\n"
-            "Arrays are put on devices outside. Place the shapes, jax.eval_shape(make), and lay "
-            "out what is made: jax.jit(make, out_shardings=...)."
+            "It puts arrays on devices, and a traced array has none.\n\n"
+            "Call it outside. To make the arrays in pieces at once, place the shapes, "
+            "jax.eval_shape(make), and use their shardings: jax.jit(make, out_shardings=...)."
         )
     cut = found.cut
     if isinstance(value, jax.ShapeDtypeStruct):
@@ -226,7 +231,8 @@ def _placed(entry: Entry, found: Resolved, layout: ReplicaMesh) -> Any:
         # What is no array for JAX, and what a donated step has taken.
         raise ArgumentError(
             f"partition.place cannot put {entry.leaf} on devices: {error}\n\n"
-            "Leave out what is no parameter, and place what is still there."
+            "It places arrays of numbers that no step has taken by donation.\n\n"
+            "Leave what is no parameter out of the tree, and place arrays before they are donated."
         ) from error
 
 
@@ -234,7 +240,8 @@ def _checked_layout(strategy: Any) -> ReplicaMesh:
     layout = getattr(strategy, "layout", None)
     if not isinstance(layout, ReplicaMesh):
         raise ArgumentTypeError(
-            f"partition.place was given strategy={shown(strategy)}, which is no strategy.\n\n"
+            f"partition.place was given strategy={shown(strategy)}.\n\n"
+            "strategy is a strategy of jaxdist.\n\n"
             "Pass the strategy first: partition.place(strategy, model, rules)."
         )
     return layout

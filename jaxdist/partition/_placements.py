@@ -83,10 +83,11 @@ class Shard:
                 _check_dim("Shard", name, getattr(self, name))
         if self.dim is not None and self.dim == self.split:
             raise ArgumentError(
-                f"partition.Shard(dim={self.dim}, split={self.split}): one dim cannot be cut over "
-                "the "
-                "replicas and split over the logical devices.\n\n"
-                "Name two dims, or leave dim out: the largest of the others is taken."
+                f"partition.Shard was given dim={self.dim} and split={self.split}.\n\n"
+                "dim is cut over the replicas, and split is another dim, which is split over the "
+                "logical devices.\n\n"
+                f"Pass another split, or leave dim out, Shard(split={self.split}): the largest of "
+                "the other dims is cut."
             )
         if isinstance(self.axes, str):
             object.__setattr__(self, "axes", (self.axes,))
@@ -155,7 +156,7 @@ Placement: TypeAlias = Replicate | Split | Shard | ByNames
 
 
 _AXES = (
-    "names of replica axes of the strategy, or None for all of them",
+    "a tuple of names of replica axes of the strategy, or None for all of them",
     "Pass for instance axes=('data',).",
 )
 

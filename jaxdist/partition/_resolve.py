@@ -90,7 +90,12 @@ def _dim(leaf: Leaf, placement: Placement, dim: int) -> int:
     if not -rank <= dim < rank:
         raise ShapeError(
             f"{leaf}: {placement!r} names dim {dim}, and it has {rank} dim(s).\n\n"
-            f"A dim must lie in {list(range(-rank, rank))}."
+            "A placement names a dim of the array.\n\n"
+            + (
+                f"Use one of {[*range(-rank, rank)]}."
+                if rank
+                else "Use partition.Replicate() for scalars."
+            )
         )
     return dim % rank
 
@@ -113,7 +118,7 @@ def _cut(leaf: Leaf, placement: Shard, split: int | None, layout: ReplicaMesh) -
         raise ArgumentError(
             f"{leaf}: {placement!r} names {unknown}, and the replica axes of this strategy are "
             f"{layout.replica_axes}.\n\n"
-            "The axes= of partition.Shard, fsdp and fsdp_tensor_parallel are some of these.\n\n"
+            "The axes of partition.Shard, fsdp and fsdp_tensor_parallel are replica axes.\n\n"
             "To shard within a slice and replicate across slices, give the strategy a mesh with "
             'an axis for each: MirroredStrategy(mesh=mesh, replica_axes=("slice", "data")).'
         )
@@ -133,7 +138,8 @@ def _cut(leaf: Leaf, placement: Shard, split: int | None, layout: ReplicaMesh) -
         if dim == split:
             raise ShapeError(
                 f"{leaf}: {placement!r} cuts and splits dim {dim}.\n\n"
-                "Name two dims, or leave dim out: the largest of the others is taken."
+                "One dim is cut over the replicas, and another is split over the logical devices."
+                "\n\nPass another split, or leave dim out: the largest of the other dims is cut."
             )
         if leaf.shape[dim] % count and not placement.pad:
             others = [d for d, n in enumerate(leaf.shape) if n % count == 0 and d != split]
@@ -173,7 +179,8 @@ def _by_names(leaf: Leaf, placement: ByNames, layout: ReplicaMesh) -> Replicate 
     if leaf.names is None or len(leaf.names) != len(leaf.shape):
         has = "has no names for its dims" if leaf.names is None else f"names {leaf.names}"
         raise ArgumentError(
-            f"{leaf}: a rule goes by names, and the leaf {has}.\n\n"
+            f"{leaf}: the rule is {placement!r}, and the leaf {has}.\n\n"
+            "ByNames needs a name for each dim of the leaf.\n\n"
             'Name each dim in its metadata, kernel_metadata={"out_sharding": ("embed", "mlp")}, '
             "or give the leaf a rule with Split, Shard or Replicate."
         )
@@ -186,6 +193,7 @@ def _by_names(leaf: Leaf, placement: ByNames, layout: ReplicaMesh) -> Replicate 
             raise ArgumentError(
                 f"{leaf}: dim {dim} is named {name!r}, and the rule knows "
                 f"{sorted(placement.axes)}.\n\n"
+                "ByNames has an axis, or None, for every name of a dim.\n\n"
                 f"Add it: ByNames({{..., {name!r}: None}})."
             )
         axis = placement.axes[name]
@@ -198,15 +206,17 @@ def _by_names(leaf: Leaf, placement: ByNames, layout: ReplicaMesh) -> Replicate 
             over[LOGICAL].append(dim)
         else:
             raise ArgumentError(
-                f"{leaf}: {name!r} goes to the axis {axis!r}, and the mesh of the strategy has "
-                f"{layout.mesh.axis_names}.\n\n"
-                'Name one of them, "replica" or "logical".'
+                f"{leaf}: ByNames puts {name!r} on the axis {axis!r}, and the mesh of the strategy "
+                f"has {layout.mesh.axis_names}.\n\n"
+                'An axis is "replica", "logical", or the name of an axis of the mesh.\n\n'
+                f'Use for instance ByNames({{..., {name!r}: "replica"}}).'
             )
     for axis, dims in over.items():
         if len(dims) > 1:
             raise ArgumentError(
-                f"{leaf}: dims {dims}, named {[leaf.names[d] for d in dims]}, both go to the "
-                f"{axis} axis.\n\nOne dim of a leaf can lie on an axis; map the others to None."
+                f"{leaf}: ByNames puts the dims {dims}, named {[leaf.names[d] for d in dims]}, on "
+                f"the {axis} axis.\n\nAn axis is for one dim of a leaf.\n\n"
+                f"Map the others to None: ByNames({{..., {leaf.names[dims[1]]!r}: None}})."
             )
     split = over[LOGICAL][0] if over[LOGICAL] else None
     if over[REPLICA]:

@@ -143,10 +143,10 @@ def two_rules(found: Sequence[tuple[str, Sequence[str]]]) -> str:
     """The message for leaves that more than one rule matches."""
     lines = [f"{path}: {' and '.join(map(repr, patterns))}" for path, patterns in found]
     return (
-        f"{len(found)} leaf or leaves are matched by more than one rule.\n\n"
+        f"partition.Rules: {len(found)} leaf or leaves are matched by more than one rule.\n"
         f"{listed(lines)}\n\n"
         "Each leaf has one placement, and the order of rules does not matter.\n\n"
-        "Make the patterns longer until they exclude one another; what is left goes into "
+        "Make the patterns longer, so that each leaf matches one of them. For the rest pass "
         "Rules(..., otherwise=...)."
     )
 
@@ -173,7 +173,8 @@ def _pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
         name,
         list(rules.items()) if is_mapping else rules,
         "a list of (pattern, placement) pairs, or a mapping",
-        "Those of other rules are their .rules: Rules([*other.rules, (pattern, placement)]).",
+        'Pass for instance [("mlp/up/kernel", partition.Split(1))]. To add to other rules, pass '
+        "[*other.rules, (pattern, placement)].",
     )
     pairs = []
     for pair in given:

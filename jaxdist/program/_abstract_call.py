@@ -99,19 +99,21 @@ def _check(program: Program) -> None:
     if program.variables:
         names = [n for group in program.variables.names for n in group]
         raise ArgumentError(
-            f"{name} cannot be planned for another slice: it has {', '.join(names[:4])} from a "
-            "closure, and variables belong to the devices of one strategy.\n\n"
+            f"compile_for was called on {name}, which uses {', '.join(names[:4])} from a closure."
+            "\n\nVariables belong to the devices of one strategy, and a plan is for others.\n\n"
             "Pass their values as arguments of the step, or hold them in an NNX object."
         )
     if program.signature.uneven:
         raise ArgumentError(
-            f"{name} cannot be planned for another slice: its replicas have values of different "
-            "shapes.\n\nLower it with values of one shape."
+            f"compile_for was called on {name}, whose replicas have values of different shapes.\n\n"
+            "A plan is for replicas with values of one shape.\n\n"
+            "Pass values of one shape to strategy.lower."
         )
     if program.layout.num_virtual is not None:
         raise ArgumentError(
-            f"{name} cannot be planned for a slice: it is of a strategy with deterministic=True, "
-            "which TPUs do not have.\n\nLower it with a strategy without it."
+            f"compile_for was called on {name} of a strategy with deterministic=True.\n\n"
+            "TPUs have no virtual replicas.\n\n"
+            "Call lower of a strategy without deterministic."
         )
 
 
@@ -124,7 +126,8 @@ def _check_one_length(program: Program, rows: int) -> None:
     }
     if len(set(lengths.values())) > 1:
         raise ArgumentError(
-            f"A batch of {rows} rows a replica was asked for, and the per-replica inputs of "
-            f"{program.name} have different numbers of rows: {lengths}.\n\n"
-            "Lower the step with the batch that you mean, and leave global_batch out."
+            f"compile_for was given a global_batch of {rows} rows for each replica, and the "
+            f"per-replica inputs of {program.name} have different numbers of rows: {lengths}.\n\n"
+            "global_batch sets the number of rows of all per-replica inputs.\n\n"
+            "Pass the batch of that size to strategy.lower, and leave global_batch out."
         )

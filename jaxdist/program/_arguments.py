@@ -230,7 +230,7 @@ def check_hashable(caller: str, flat: Flat) -> None:
                 f"{caller} cannot take {name}: it is a {type(slot.value).__name__}, which is "
                 "neither an array nor a pytree, and cannot be hashed.\n\n"
                 "Such an object becomes part of the program, and is compared by hash and "
-                "equality to know when to compile anew.\n\n"
+                "equality to know when to compile again.\n\n"
                 "Register its class as a pytree (jax.tree_util.register_dataclass), make it "
                 "hashable, or pass the arrays that it holds."
             ) from error
@@ -250,7 +250,7 @@ def check_dtypes(caller: str, flat: Flat) -> None:
             bounds = np.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
             if not bounds.min <= leaf <= bounds.max:
                 raise ArgumentError(
-                    f"{caller} was given {flat.name(number)}={leaf}, and {too_large(bounds)}"
+                    f"{caller} was given {flat.name(number)}={leaf}, and {too_large(leaf, bounds)}"
                 )
 
 
@@ -258,8 +258,8 @@ def _is_iterator(caller: str, name: str, value: Any) -> ArgumentTypeError:
     kind = type(value).__name__
     return ArgumentTypeError(
         f"{caller} was given {name}, an iterator ({kind}).\n\n"
-        "What is no array and no pytree becomes part of the program: the iterator would be asked "
-        "when the step is traced, and every later call would compute with that one element.\n\n"
+        "What is no array and no pytree becomes part of the program: the step would take one "
+        "element when it is traced, and every later call would compute with that one.\n\n"
         f"Take the element outside and pass it: next({name}). jaxdist.function takes the iterator "
         "of strategy.experimental_distribute_dataset(dataset) as an argument, and then gives new "
         "batches at every call."

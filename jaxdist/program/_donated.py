@@ -20,9 +20,10 @@ def check_numbers(donated: Sequence[int], args: Sequence[Any]) -> None:
     out_of_range = [n for n in donated if not 0 <= n < len(args)]
     if out_of_range:
         raise ArgumentError(
-            f"RunOptions(donate_argnums={donated}): the step was called with "
-            f"{len(args)} positional argument(s), numbered from 0.\n\n"
-            f"Leave out {out_of_range}; keyword arguments cannot be donated."
+            f"RunOptions(donate_argnums={tuple(donated)}) has {out_of_range}, and the step was "
+            f"called with {len(args)} positional argument(s).\n\n"
+            "donate_argnums are positions of arguments, from 0. Keyword arguments cannot be "
+            f"donated.\n\n{_within(donated, len(args))}"
         )
 
 
@@ -40,6 +41,11 @@ def donated_leaves(donated: Sequence[int], flat: Flat, graph: GraphShape | None)
         elif not isinstance(slot, Static):
             leaves.append(offset + slot)
     return leaves
+
+
+def _within(donated: Sequence[int], count: int) -> str:
+    kept = tuple(n for n in donated if 0 <= n < count)
+    return f"Pass RunOptions(donate_argnums={kept})." if kept else "Leave donate_argnums out."
 
 
 def check_once(donated: Sequence[int], leaves: Sequence[Any], program: Program) -> None:

@@ -106,6 +106,7 @@ class Draws:
             raise OutOfRangeError(
                 f"{self._name} asks for {len(taken) + 1} batch(es) in a call, and the dataset has "
                 f"ended: {len(taken)} were left, and were put back.\n\n"
+                "A call needs all its batches, since its program has a fixed number of them.\n\n"
                 "Call it as often as there are batches, or loop outside: for batch in dataset."
             ) from None
         taken.append(batch)

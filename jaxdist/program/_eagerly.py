@@ -71,7 +71,7 @@ def run_eagerly(enabled: bool = True) -> Restores:
     if not isinstance(enabled, bool):
         raise ArgumentTypeError(
             f"jaxdist.config.run_eagerly was given enabled={shown(enabled)}.\n\n"
-            "enabled is either True or False.\n\nPass True or False."
+            "enabled is either True or False.\n\nPass enabled=True or enabled=False."
         )
     before = bool(EAGERLY)
     _set(enabled)

@@ -11,7 +11,7 @@ from jaxdist.errors import NotFiniteError
 from jaxdist.program._arguments import Flat, unflatten
 from jaxdist.program._draws import Draws
 from jaxdist.program._graph import KeptGraph
-from jaxdist.program._invalid_numbers import has_kind, kind_of
+from jaxdist.program._invalid_numbers import has_kind, kind_of, remedy
 from jaxdist.values import Origin, PerReplica, Variable, bound
 
 _FOUND = re.compile(r"\((nan|inf)\) encountered in (.+)$")
@@ -51,9 +51,10 @@ def with_line(
             kept.write(state)
     return NotFiniteError(
         f"{name} returned a value that is not finite ({kind_of(error)}), and jax_debug_nans or "
-        "jax_debug_infs is set.\n\nRun again op by op, no operation made one. XLA may have, where "
-        "it put operations together, or the function returns one that it was given.\n\nNo state "
-        "was written. jax.debug.print shows values inside of the function."
+        "jax_debug_infs is set. No state was written.\n\nRun again op by op, no operation made "
+        "one. "
+        "XLA may have made it, where it combined operations, or the function returns one that it "
+        "was given.\n\nLook at values inside of the function: jax.debug.print('{}', x)."
     )
 
 
@@ -63,7 +64,7 @@ def _made_by(name: str, operation: str, line: str, kind: str, given: Any) -> str
     return (
         f"{name}: {operation} at {line} gave a value that is not finite ({kind}).{source}\n\n"
         "jax_debug_nans or jax_debug_infs is set, so the function was run again op by op, to find "
-        "the operation. No state was written."
+        f"the operation. No state was written.\n\n{remedy(operation, came_in=came_in)}"
     )
 
 

@@ -32,8 +32,32 @@ def invalid_number(
     return (
         f"strategy.run: {name} at {line} gave a value that is not finite ({kind}), {where}."
         f"{source}\n\njax_debug_nans or jax_debug_infs is set, so the step was run again op by op, "
-        "to find the operation. No state was written."
+        f"to find the operation. No state was written.\n\n{remedy(name, came_in=came_in)}"
     )
+
+
+# What makes a nan or an infinity, and how it is avoided, by the name of the operation.
+_AVOIDED = {
+    "div": "Keep the divisor from 0: x / jnp.where(y == 0, 1, y).",
+    "log": "Keep its argument above 0: jnp.log(jnp.maximum(x, 1e-12)).",
+    "sqrt": "Keep its argument from 0 up: jnp.sqrt(jnp.maximum(x, 0)).",
+    "rsqrt": "Keep its argument above 0: jax.lax.rsqrt(jnp.maximum(x, 1e-12)).",
+    "exp": "Keep its argument small: jnp.exp(x - x.max()), or use jax.nn.softmax or logsumexp.",
+}
+
+
+def remedy(name: str, *, came_in: bool) -> str:
+    """What to do about an operation whose result is not finite.
+
+    Args:
+        name: Of the operation.
+        came_in: Whether one of its operands was not finite.
+    """
+    if came_in:
+        return (
+            "Look at what is passed in: jax.tree.map(lambda x: bool(jnp.isfinite(x).all()), args)."
+        )
+    return _AVOIDED.get(name, "Look at what the operation gets: jax.debug.print('{}', x).")
 
 
 def kind_of(error: Exception) -> str:

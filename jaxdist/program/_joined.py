@@ -308,7 +308,8 @@ class _Join:
             "Replicas whose local shapes differ do not reach the same collectives in "
             f"strategy.run:\n{found}\n\n"
             "Every replica has to reach every collective, in the same order.\n\n"
-            "Do not decide by a local shape whether to communicate."
+            "Take the collective out of the branch that reads a local shape; a replica without "
+            "rows brings zeros to a sum."
         )
 
     def _where(self, group: int, number: int | None) -> str:
@@ -370,8 +371,8 @@ class _Join:
             f"different replicas, and a collective in one of them:\n{counts}\n\n"
             "Every replica has to reach every collective, so a switch that holds one has the same "
             "branches on all replicas.\n\n"
-            "Take the collective out of the switch, or do not let a local shape decide about its "
-            "branches."
+            "Take the collective out of the switch, or give the switch the same branches for every "
+            "local shape."
         )
 
     def _other_loops(self, ops: list[Op]) -> str:
@@ -383,7 +384,8 @@ class _Join:
             f"not the same loop on different replicas:\n{found}\n\n"
             "Every replica has to reach every collective, so a loop that holds one carries the "
             "same values in the same direction on all replicas.\n\n"
-            "Take the collective out of the loop, or do not let a local shape decide about it."
+            "Take the collective out of the loop, or write the loop in the same way for every "
+            "local shape."
         )
 
     def _cannot_meet(self, ops: list[Op]) -> str:

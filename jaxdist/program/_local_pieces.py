@@ -242,7 +242,7 @@ def _without_derivative(fn: Callable[..., list[Any]]) -> Callable[..., list[Any]
         raise ShardedArrayError(
             "strategy.run was differentiated from outside, with a function in its step that has a "
             "derivative of its own (jax.custom_vjp) and is used on arrays in pieces.\n\n"
-            "Its derivative is that of whole arrays.\n\n"
+            "Such a derivative is written for whole arrays, and a replica has pieces of them.\n\n"
             "Differentiate inside of the step, or gather before: jaxdist.partition.gather(tree)."
         )
 
@@ -254,6 +254,7 @@ def _not_inside(eqn: Any) -> str:
     source = _compat.source_of(eqn)
     return (
         f"strategy.run{f', at {source}' if source else ''}: {eqn.primitive.name} holds a program "
-        "in which there are arrays in pieces, and jaxdist does not look into it.\n\n"
+        "that uses arrays in pieces.\n\n"
+        "Inside of it jaxdist cannot tell a piece from a whole array.\n\n"
         "Gather them before: jaxdist.partition.gather(tree)."
     )

@@ -97,8 +97,9 @@ class Meeting:
         if len(rest) > 1 or any(b.params["dim"] != dim for b in brought):
             raise ShapeError(
                 f"strategy.run: an all_gather on dim {dim} joins arrays that differ in another "
-                f"dim.\n\n{_by_replica(brought)}\n\n"
-                "All dims but the one that is concatenated must be the same on every replica."
+                f"dim.\n{_by_replica(brought)}\n\n"
+                "All dims but the one that is concatenated must be the same on every replica.\n\n"
+                "Gather on the dim that differs, or pad the others first."
             )
         parts = [self._to_first(b.operands[0]) for b in brought]
         whole = jnp.concatenate(parts, axis=dim)
@@ -181,16 +182,26 @@ def _check_shapes(brought: Sequence[Collective]) -> None:
     kinds = {tuple((x.dtype, x.shape) for x in b.operands) for b in brought}
     if len(kinds) > 1:
         raise ShapeError(
-            "strategy.run: a collective that needs one shape and dtype met several.\n\n"
-            f"{_by_replica(brought)}\n\n"
-            "Reduce over the rows first (value.sum(axis=0)), or use all_gather, which takes "
-            "different numbers of rows."
+            "strategy.run: a collective was given different shapes or dtypes on different replicas."
+            f"\n{_by_replica(brought)}\n\n"
+            "This collective needs one shape and one dtype on all replicas.\n\n"
+            f"{_to_one_kind(brought)}"
         )
+
+
+def _to_one_kind(brought: Sequence[Collective]) -> str:
+    if len({tuple(x.shape for x in b.operands) for b in brought}) == 1:
+        wide = jnp.result_type(*(x.dtype for b in brought for x in b.operands))
+        return f"Cast the values before: value.astype({wide.name!r})."
+    return (
+        "Reduce over the rows first (value.sum(axis=0)), or use all_gather, which takes different "
+        "numbers of rows."
+    )
 
 
 def _diverged(brought: Sequence[Any]) -> DivergentCollectiveError:
     return DivergentCollectiveError(
-        "strategy.run: the replicas did not come to the same collective.\n\n"
+        "strategy.run: the replicas did not come to the same collective.\n"
         f"{_by_replica(brought)}\n\n"
         "A collective waits for all replicas, so all of them must reach it, in the same order.\n\n"
         "Make the condition that decides about it the same everywhere "

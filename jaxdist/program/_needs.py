@@ -96,8 +96,9 @@ def _failed(program: Program, what: str, error: Exception) -> DeviceError:
     return DeviceError(
         f"{program.name} cannot be planned for {device}: {what}. It said: "
         f"{str(error).splitlines()[0]}\n\n"
-        f"This is JAX {jax.__version__}; newer versions of JAX and libtpu may do it: pip install "
-        "-U jax libtpu. Slices of other generations, and other rules, may work as it is."
+        f"A plan is made by the compiler of libtpu, and is read by JAX {jax.__version__}.\n\n"
+        "Install newer versions, which may support it: pip install -U jax libtpu. Or plan for a "
+        "slice of another generation, or with other rules."
     )
 
 

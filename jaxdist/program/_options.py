@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from jaxdist._validate import as_flag, as_list, shown
@@ -108,6 +109,13 @@ def checked_names(caller: str, given: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _of_these(names: tuple[str, ...], known: list[str]) -> str:
+    """The names that exist, and for the others those that are spelled nearly so."""
+    near = [n if n in known else next(iter(get_close_matches(n, known, 1)), None) for n in names]
+    fitting = tuple(dict.fromkeys(n for n in near if n is not None))
+    return f"Pass static_argnames={fitting}." if fitting else "Leave static_argnames out."
+
+
 def static_numbers(
     fn: Callable[..., Any], names: tuple[str, ...], caller: str = "RunOptions"
 ) -> frozenset[int]:
@@ -124,6 +132,7 @@ def static_numbers(
     if unknown and not takes_any:
         raise ArgumentError(
             f"{caller} was given static_argnames={names}, and the function has no parameter "
-            f"{unknown}.\n\nIts parameters are {known}.\n\nPass names of these."
+            f"{unknown}.\n\nstatic_argnames are names of its parameters: {known}.\n\n"
+            f"{_of_these(names, known)}"
         )
     return frozenset(i for i, n in enumerate(known) if n in names)

@@ -127,7 +127,9 @@ class PieceWalk:
         if given.cut is None and given.differs:
             if not eqn.params["name"]:
                 source = _compat.source_of(eqn)
-                raise ShardedArrayError(_not_pieces(f"strategy.run, at {source}, uses", ["one"]))
+                aval = eqn.invars[0].aval
+                found = [f"{aval.dtype}{list(aval.shape)}"]
+                raise ShardedArrayError(_not_pieces(f"strategy.run, at {source}, uses", found))
             self._wrong.append(eqn.params["name"])
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "a node of an array that is cut otherwise holds them")
@@ -216,7 +218,7 @@ def check_results(names: Sequence[str]) -> None:
         ShardedArrayError: With the names of the results.
     """
     if names:
-        raise ShardedArrayError(_not_pieces("strategy.run would give back", names))
+        raise ShardedArrayError(_not_pieces("strategy.run would return", names))
 
 
 def _not_pieces(what: str, names: Sequence[str]) -> str:
@@ -245,8 +247,8 @@ def _refuse(eqn: Any, piece: Seen, why: str) -> NoReturn:
         f"strategy.run{f', at {source}' if source else ''}: an operation would see the "
         f"pieces{where} that a replica holds of a sharded array in the place of the array: "
         f"{why}.\n\n"
-        "The number that comes out would not be that of the whole array, and differ between "
-        f"replicas.\n\n{_REMEDY}"
+        "The result would not be that of the whole array, and would differ between replicas."
+        f"\n\n{_REMEDY}"
     )
 
 

@@ -304,7 +304,8 @@ class Program:
         if self.planner is None:
             raise ContextError(
                 f"compile_for was called on a program of {self.name} that strategy.lower did not "
-                "make.\n\nCall strategy.lower(step, args).compile_for(topology)."
+                "make.\n\nA plan needs the strategy and the arguments of strategy.lower.\n\n"
+                "Call strategy.lower(step, args).compile_for(topology)."
             )
         return self.planner(self, topology, logical=logical, global_batch=global_batch, quick=quick)
 

@@ -163,7 +163,11 @@ class ReplicaOps:
     @property
     def _turns(self) -> Turns:
         if self.turns is None:
-            raise ContextError("The operations of a replica run in its turns.")
+            raise ContextError(
+                "A collective was called on a replica that is not running.\n\n"
+                "The replicas of a step meet in its collectives while the step runs.\n\n"
+                "Return the value from the step, and use what strategy.run returns."
+            )
         return self.turns
 
     def _own_place(self, params: dict[str, Any]) -> Any:
@@ -226,7 +230,7 @@ class ReplicaOps:
         raise ContextError(
             f"strategy.run cannot run {name} op by op: there is a collective inside it, at "
             f"{_compat.callers_line()}.\n\n"
-            "Op by op there are collectives in functions, jax.checkpoint, cond, while and scan.\n\n"
+            "Op by op a collective may be in a function, jax.checkpoint, cond, while or scan.\n\n"
             "Run this step compiled (jaxdist.config.run_eagerly(False)), or move the collective "
             f"out of the {name}."
         )

@@ -279,12 +279,12 @@ def _must_be_equal(eqn: Any) -> str:
 def _may_not_reach(where: str, name: str) -> str:
     article = "An" if name.startswith("a") else "A"
     return (
-        f"{article} {name} at {where} stands under a branch or loop whose condition may "
+        f"{article} {name} at {where} is inside a branch or loop whose condition may "
         "differ between replicas.\n\n"
-        "Replicas that take the other way never reach the collective, and those that take it "
-        "wait for them for ever.\n\n"
+        "Some replicas would never reach the collective, and the others would wait for them "
+        "forever.\n\n"
         "Either make the condition the same everywhere before branching (all_reduce it: "
         "any = get_replica_context().all_reduce('sum', flag) > 0), or move the collective out of "
-        "the branch and choose with jnp.where. If the condition is the same on all replicas by "
-        "construction, say so: jaxdist.assume_replicated(condition)."
+        "the branch and choose with jnp.where. If the condition is the same on all replicas for a "
+        "reason that the trace does not show, say so: jaxdist.assume_replicated(condition)."
     )

@@ -49,13 +49,15 @@ def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
             else f"A transformation of optax raised {type(error).__name__} in a step with pieces"
         )
         return ReplicaValueError(
-            f"{found}: {' '.join(text.split())}\n\n{held} The state of an "
-            "optimizer is placed with its model: partition.place(strategy, (model, optimizer), "
-            "rules).\n\n"
-            "Optimizers whose state has other shapes than the parameters (adafactor, flatten), or "
-            "that look at the dims of what a mask leaves (muon), cannot take pieces.\n\n"
-            "Let sharded_update give them whole arrays: tx = jaxdist.sharded_update(tx). A tree "
-            "of masks or numbers comes first: jax.tree.map(lambda mask, grad: ..., masks, grads)."
+            f"{found}: {' '.join(text.split())} {held}\n\n"
+            "The pytrees of a function have pieces in the same places. Optimizers whose state has "
+            "other shapes than the parameters (adafactor, flatten), or that look at the dims of "
+            "what a mask leaves (muon), cannot take pieces.\n\n"
+            "Place the state of an optimizer with its model: jaxdist.partition.place(strategy, "
+            "(model, optimizer), rules). For such an optimizer use tx = "
+            "jaxdist.sharded_update(tx), "
+            "which gives it whole arrays. A tree of masks or numbers comes first: "
+            "jax.tree.map(lambda mask, grad: ..., masks, grads)."
         )
     return None
 

@@ -138,7 +138,7 @@ def _metrics_without_rule(names: Sequence[str], num_replicas: int) -> StateDiver
         f"{len(names)} metric variable(s): {_listed(names)}.\n\n"
         "A metric's variables grow by the sum of what the replicas add to them; the three of "
         "nnx.metrics.Welford by what its update() makes of more values. The step does something "
-        "else with these: it sets them anew (reset), or keeps a running value of another kind.\n\n"
+        "else with these: it sets them again (reset), or keeps a running value of another kind.\n\n"
         "Call reset() before strategy.run, use nnx.metrics.Average, Accuracy or Welford as they "
         "are, or return the values and update the metric outside: "
         "metric.update(values=strategy.gather(values, 0))."
@@ -159,7 +159,7 @@ def _diverging_variables(
         f"strategy.run would leave {len(names)} NNX variable(s) with a different value on each of "
         f"{num_replicas} replicas: {_listed(names)}.\n\n"
         "Each of them is one variable, mirrored, and is updated in place on all replicas; they "
-        "must all compute the same update.\n\n" + "\n\n".join(remedies)
+        "must all compute the same update.\n\n" + "\n".join(remedies)
     )
 
 
@@ -196,8 +196,9 @@ def check_functional_state(
         raise StateDivergenceError(
             f"strategy.run would return state that is different on each of {num_replicas} "
             f"replicas: {_listed(names)}.\n\n"
-            f"{certain[0].argument} went in the same on all replicas, and comes back with "
-            f"the same structure.\n\n{remedy(leaves)}"
+            f"{certain[0].argument} went in the same on all replicas, and comes back with the same "
+            "structure, so it is state. State must be the same on all replicas.\n\n"
+            f"{remedy(leaves)}"
         )
     for r in found:
         warnings.warn(

@@ -337,11 +337,11 @@ def _not_found(name: str, error: Exception, is_virtual: bool) -> str:
     why = (
         "With deterministic=True a step cannot be run op by op, where the line would be found."
         if is_virtual
-        else "Run again op by op, no operation made one. XLA may have, where it put operations "
-        "together, or the step returns one that it was given."
+        else "Run again op by op, no operation made one. XLA may have made it, where it combined "
+        "operations, or the step returns one that it was given."
     )
     return (
         f"strategy.run({name}) returned a value that is not finite ({kind}), and jax_debug_nans "
-        f"or jax_debug_infs is set.\n\n{why}\n\nNo state was written. "
-        "jax.debug.print shows values inside of a step."
+        f"or jax_debug_infs is set. No state was written.\n\n{why}\n\n"
+        "Look at values inside of the step: jax.debug.print('{}', x)."
     )

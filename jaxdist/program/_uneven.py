@@ -180,7 +180,9 @@ def _with_known_gathers(
         assumed = found
     raise ShapeError(
         f"strategy.run: the number of rows in an all_gather did not settle in {MAX_ROUNDS} rounds "
-        "of tracing.\n\nEvery gather has to bring a number of rows that its own inputs decide."
+        "of tracing.\n\nThe number of rows that a replica brings to an all_gather must follow from "
+        "the shapes of the arguments.\n\n"
+        "Do not compute it from the number of rows that another all_gather returned."
     )
 
 
@@ -279,9 +281,10 @@ def joined_template(traces: Sequence[Traced], groups: Groups) -> Any:
     for group, (_, treedef) in enumerate(flat):
         if treedef != flat[0][1]:
             raise StateDivergenceError(
-                "strategy.run: the step returns other structures on other replicas.\n\n"
+                "strategy.run: the step returns other structures on other replicas.\n"
                 f"Replicas {groups.members(0)}: {flat[0][1]}\n"
                 f"Replicas {groups.members(group)}: {treedef}\n\n"
+                "The results of all replicas become one pytree, leaf by leaf.\n\n"
                 "Return the same structure on every replica."
             )
     leaves = []
@@ -293,7 +296,8 @@ def joined_template(traces: Sequence[Traced], groups: Groups) -> Any:
             raise StateDivergenceError(
                 f"strategy.run: a result is an array on replicas {arrays} and "
                 f"{column[kinds.index(True)]!r} on others.\n\n"
-                "Return the same kind of value on every replica (jnp.asarray(value))."
+                "A result is an array on all replicas, or a Python value on all of them.\n\n"
+                "Return the same kind of value on every replica, such as jnp.asarray(value)."
             )
         alike = all(_same_mark(first, other) for other in column)
         differing = PerReplica([getattr(column[g], "value", None) for g in groups.of_replica])
@@ -312,7 +316,7 @@ def _other_ranks(path: str, shapes: Sequence[tuple[int, ...]], groups: Groups) -
         f"replicas {groups.members(g)}: {list(shape)}" for g, shape in enumerate(shapes)
     )
     return (
-        f"strategy.run: {path} has another rank on other replicas.\n\n{found}\n\n"
+        f"strategy.run: {path} has another rank on other replicas.\n{found}\n\n"
         "Values of replicas may differ in size, not in rank.\n\n"
         "Keep all dims, also those of size 1 and 0."
     )

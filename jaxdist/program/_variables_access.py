@@ -129,10 +129,10 @@ def _other_strategy(
     variable: Variable, home: ReplicaMesh, layout: ReplicaMesh
 ) -> MixedStrategyError:
     return MixedStrategyError(
-        f"Variable {variable.label!r} was used in a step of another strategy.\n\n"
-        f"It lies on {[str(d) for d in home.devices][:4]} ({home.num_replicas} replicas); the step "
+        f"Variable {variable.label!r} was used in a step of another strategy. "
+        f"It is on {[str(d) for d in home.devices][:4]} ({home.num_replicas} replicas); the step "
         f"runs on {[str(d) for d in layout.devices][:4]} ({layout.num_replicas} replicas).\n\n"
-        "A variable belongs to the strategy in whose scope it was made. Run the step with that "
+        "A variable belongs to the strategy in whose scope it was made.\n\nRun the step with that "
         "strategy, or make a variable in this one's scope: Variable(other.read_value())."
     )
 

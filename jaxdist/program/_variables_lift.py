@@ -129,7 +129,7 @@ def _check_merge_calls(traces: Sequence[Traced], groups: Groups) -> None:
         for g, t in enumerate(traces)
     )
     raise DivergentCollectiveError(
-        "strategy.run: some replicas made a different number of merge_calls.\n\n"
+        "strategy.run: some replicas made a different number of merge_calls.\n"
         f"{listed}\n\n"
         "A merge function runs for all replicas, so all of them must come to it.\n\n"
         "Call merge_call outside of the condition, with what the condition decides as argument."

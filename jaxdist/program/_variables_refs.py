@@ -31,8 +31,8 @@ def without_refs(traced: Any, names: Sequence[str]) -> Any:
         raise ContextError(
             "A step has a while_loop whose condition reads a variable that its body changes; it "
             f"assigns {list(names)[:5]}.\n\n"
-            "JAX gives the condition a copy of its own, which stays as it was before the loop, and "
-            "the loop might never end.\n\n"
+            "JAX gives the condition a copy of the variable from before the loop, so the loop "
+            "might never end.\n\n"
             "Carry the value in the state of the loop, and assign the variable after it."
         )
     return dataclasses.replace(traced, closed=_compat.without_refs(traced.closed))

@@ -159,9 +159,9 @@ class _Run:
         if op.name in LOOPS:
             return LOOPS[op.name](op.eqn, held, differs, self.turns, run_virtually)
         raise UnsupportedError(
-            f"deterministic=True cannot take a {op.name} apart, and a step has one with a "
-            f"collective in it at {_compat.source_of(op.eqn)}.\n\n"
-            "Collectives may stand in scan, while_loop, fori_loop, cond, switch, jit and "
+            "strategy.run of a strategy with deterministic=True was given a step that has a "
+            f"{op.name} with a collective in it, at {_compat.source_of(op.eqn)}.\n\n"
+            "There a collective may be in scan, while_loop, fori_loop, cond, switch, jit and "
             "checkpoint.\n\n"
             "Take the collective out of it, or leave deterministic out."
         )

@@ -66,7 +66,8 @@ def meet(eqn: Any, held: Sequence[Same | Own], turns: Turns) -> list[Same | Own]
         if name in _MOVES:
             return _moved(eqn, held, turns)
     raise UnsupportedError(
-        f"deterministic=True has no {name}, and a step asks for it at {_compat.source_of(eqn)}.\n\n"
+        "strategy.run of a strategy with deterministic=True was given a step that has a "
+        f"{name} at {_compat.source_of(eqn)}.\n\n"
         "Virtual replicas have psum, pmean, pmax, pmin, all_gather, psum_scatter, all_to_all and "
         "ppermute.\n\n"
         "Write it with all_gather, or leave deterministic out."

@@ -59,8 +59,9 @@ def do(eqn: Any, operands: Sequence[Any], number: Any, turns: Turns) -> list[Any
         return _linear_solve(eqn, operands, number, turns)
     if name == "shard_map" or asks_number(eqn, turns):
         raise UnsupportedError(
-            f"deterministic=True cannot run a {name} that depends on the replica or on a mesh, and "
-            f"a step has one at {_compat.source_of(eqn)}.\n\n"
+            "strategy.run of a strategy with deterministic=True was given a step that has a "
+            f"{name} that depends on the replica or on a mesh, at {_compat.source_of(eqn)}.\n\n"
+            f"Several virtual replicas share one device, and a {name} sees the device.\n\n"
             "Read get_replica_context().replica_id_in_sync_group outside of it and pass the number "
             "in; leave jax.shard_map out of the step; or leave deterministic out."
         )

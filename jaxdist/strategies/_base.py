@@ -68,6 +68,7 @@ class Strategy(Facts, StrategyMethodsV1):
     def __init__(self, *_: Any, **__: Any) -> None:
         raise ArgumentTypeError(
             f"{type(self).__name__} is not made directly.\n\n"
+            "It is the base class of strategies, and has no devices.\n\n"
             "Make a MirroredStrategy or a OneDeviceStrategy; the default one is "
             "jaxdist.get_strategy() outside every scope."
         )
@@ -605,6 +606,7 @@ class Strategy(Facts, StrategyMethodsV1):
             raise UnsupportedError(
                 f"{type(self).__name__}.distribute_datasets_from_function was given "
                 "InputReplicationMode.PER_REPLICA, and it has one replica.\n\n"
+                "PER_REPLICA makes one dataset for each of several replicas.\n\n"
                 "Leave experimental_replication_mode out."
             )
         return data.distribute_datasets_from_function(
@@ -623,8 +625,9 @@ class Strategy(Facts, StrategyMethodsV1):
 
     def __copy__(self) -> NoReturn:
         raise ContextError(
-            f"copy.copy({type(self).__name__}) is not possible: two strategies would share one "
-            "set of compiled programs.\n\nUse copy.deepcopy, or make a second strategy."
+            f"copy.copy was called on a {type(self).__name__}.\n\n"
+            "A copy would share the compiled programs of the strategy, which belong to one.\n\n"
+            "Use copy.deepcopy(strategy), or make a second strategy."
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Strategy":

@@ -52,8 +52,8 @@ def check(
     if not isinstance(rtol, float) or not 0 < rtol < 1:
         raise ArgumentError(
             f"Strategy.check_gradients was given rtol={rtol!r}.\n\n"
-            "It is how far a leaf may be off, of its largest movement: between 0 and 1, such as "
-            "1e-3."
+            "rtol is the largest difference that counts as equal, relative to the largest change "
+            "of the leaf: a float between 0 and 1.\n\nPass for instance rtol=1e-3."
         )
     if not layout.is_local:
         raise ContextError(
@@ -92,6 +92,8 @@ def check(
             "Strategy.check_gradients found nothing to compare: fn(*args) updates no NNX object, "
             "and returns no array that is the same on all replicas"
             f"{' (' + ', '.join(not_compared[:5]) + ' differ)' if not_compared else ''}.\n\n"
+            "It compares the state that a step updates, and results that are equal on all "
+            "replicas.\n\n"
             "Return the new state, or the all-reduced gradients."
         )
     strategies = tuple(name for name, value in closed_over(fn).items() if value is strategy)
@@ -142,8 +144,8 @@ def _joined(name: str, value: PerReplica) -> Any:
     if any(v != values[0] for v in values):
         raise ShapeError(
             f"Strategy.check_gradients cannot join {name}: {value!r} is a scalar on each replica."
-            "\n\nOn one device the rows of all replicas lie one after the other on dim 0, and "
-            "scalars have no rows.\n\n"
+            "\n\nOn one device the rows of all replicas are concatenated on dim 0, and scalars "
+            "have no rows.\n\n"
             f"Give each replica one row of shape [1], and all of them [{len(values)}]."
         )
     return values[0]

@@ -29,9 +29,10 @@ def compared_results(
     """
     if _structure(many) != _structure(one):
         raise ArgumentError(
-            "Strategy.check_gradients cannot compare: the step returns another structure on "
-            f"one device.\n\n{layout.num_replicas} replicas: {_structure(many)}\n"
+            "Strategy.check_gradients was given a step that returns another structure on one "
+            f"device.\n{layout.num_replicas} replicas: {_structure(many)}\n"
             f"one device: {_structure(one)}\n\n"
+            "Results are compared leaf by leaf.\n\n"
             "Return the same structure for any number of replicas."
         )
     comparison = _Comparison(given, layout, rtol)

@@ -118,7 +118,8 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     if strategy is not None and not isinstance(strategy, Strategy):
         raise ContextError(
             f"experimental_set_strategy was given strategy={shown(strategy)}.\n\n"
-            "Pass a strategy, or None to clear it."
+            "strategy is a strategy of jaxdist, or None, which clears it.\n\n"
+            "Pass for instance jaxdist.MirroredStrategy()."
         )
     replica.set_ambient(strategy)
 

@@ -31,8 +31,16 @@ class DefaultStrategy(Strategy):
             refuse_mixing(self, "scope", frame)
         yield self
 
+    def __copy__(self) -> NoReturn:
+        raise _is_one("copy.copy")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise ContextError(
-            "The default strategy is one object and is not copied.\n\n"
-            "Use jaxdist.get_strategy() wherever it is needed."
-        )
+        raise _is_one("copy.deepcopy")
+
+
+def _is_one(copy: str) -> ContextError:
+    return ContextError(
+        f"{copy} was called on the DefaultStrategy.\n\n"
+        "The default strategy is one object for the whole process.\n\n"
+        "Use jaxdist.get_strategy() wherever it is needed."
+    )

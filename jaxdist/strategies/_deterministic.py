@@ -22,7 +22,8 @@ def with_virtual_replicas(
         raise ArgumentTypeError(
             f"{caller} was given deterministic={deterministic!r} of type "
             f"{type(deterministic).__name__}.\n\n"
-            f"True is {DEFAULT_VIRTUAL_REPLICAS} virtual replicas; an integer is their number."
+            "deterministic is True, False or a number of virtual replicas; True stands for "
+            f"{DEFAULT_VIRTUAL_REPLICAS}.\n\nPass deterministic=True."
         )
     if deterministic is False:
         return layout
@@ -32,7 +33,8 @@ def with_virtual_replicas(
         near = (1 << (count.bit_length() - 1), 1 << count.bit_length()) if count > 2 else (2, 4, 8)
         raise ArgumentError(
             f"{given}: the number of virtual replicas is {count}.\n\n"
-            "They are added up in pairs, and pairs of pairs, so it is a power of two, 2 or more."
+            "Virtual replicas are added up in pairs, and pairs of pairs, so their number is a "
+            "power of two, from 2 up."
             f"\n\nUse {' or '.join(map(str, near))}."
         )
     _check_axes(given, layout)
@@ -50,8 +52,8 @@ def _check_axes(given: str, layout: ReplicaMesh) -> None:
         raise ArgumentError(
             f"{given}: the replicas run over {len(layout.replica_axes)} mesh axes, "
             f"{layout.replica_axes}.\n\n"
-            "Virtual replicas stand on one axis: with two, how many of them stand on each would "
-            "depend on the devices.\n\n"
+            "Virtual replicas are numbered along one axis: with two axes, their number along each "
+            "would depend on the devices.\n\n"
             f"Give a mesh with one replica axis of {layout.num_replicas} devices, or leave "
             "deterministic out."
         )

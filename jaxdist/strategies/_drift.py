@@ -29,7 +29,8 @@ class DriftChecks:
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ArgumentError(
                 f"check_replicas was given every={every!r}.\n\n"
-                "It is the number of calls from one comparison to the next: 1 or more."
+                "every is the number of calls from one comparison to the next: an integer from 1 "
+                "up.\n\nPass for instance every=100."
             )
         plain = jax.tree.map(_without_graph, state, is_leaf=_is_graph)
         leaves, treedef = jax.tree_util.tree_flatten_with_path(plain, is_leaf=_is_per_replica)
@@ -107,8 +108,8 @@ def _drift_message(drifted: dict[str, list[int]], count: int) -> str:
     more = f"\nand {len(rows) - 10} more" if len(rows) > 10 else ""
     return (
         f"check_replicas found {len(drifted)} of {count} mirrored arrays that are not the same on "
-        "all replicas.\n\n" + "\n".join(rows[:10]) + more + "\n\n"
-        "Mirrored state must be bit-equal; from here on the replicas train different models.\n\n"
+        "all replicas.\n" + "\n".join(rows[:10]) + more + "\n\n"
+        "Mirrored state must be bit-equal, or the replicas train different models.\n\n"
         "Look for a wrong jaxdist.assume_replicated, or a device that does not compute "
         "deterministically; go back to the last checkpoint."
     )

@@ -348,7 +348,7 @@ class StrategyExtended(ExtendedV1):
                 f"StrategyExtended.colocate_vars_with was given "
                 f"colocate_with_variable={shown(given)}.\n\n"
                 f"It takes a variable that was made in the scope of this {name}.\n\n"
-                "Make it there, or leave colocate_vars_with out: all variables of a strategy lie "
+                "Make it there, or leave colocate_vars_with out: all variables of a strategy are "
                 "on all its devices."
             )
         yield
@@ -372,8 +372,9 @@ class StrategyExtended(ExtendedV1):
         """
         caller = "StrategyExtended.non_slot_devices"
         remedy = "Pass for instance var_list=[variable], or [] where there is none."
-        for v in as_list(caller, "var_list", var_list, "a list of variables", remedy):
-            _must_be_variable(caller, v, "var_list")
+        listed = as_list(caller, "var_list", var_list, "a list of variables", remedy)
+        for number, v in enumerate(listed):
+            _must_be_variable(caller, v, f"var_list[{number}]")
         return self.worker_devices
 
     def call_for_each_replica(

@@ -95,7 +95,7 @@ class ExtendedV1:
         if not is_ours:
             raise ArgumentError(
                 f"{caller} was given colocate_with={given!r}.\n\n"
-                f"State of a {type(strategy).__name__} lies on all its devices, "
+                f"State of a {type(strategy).__name__} is on all its devices, "
                 f"{list(strategy.extended.worker_devices)}.\n\n"
                 "Pass strategy.extended.non_slot_devices(variables), or a variable that was made "
                 "in the scope of this strategy."
@@ -179,7 +179,8 @@ class ExtendedV1:
             raise ArgumentTypeError(
                 f"{caller} was given initial_loop_values={initial_loop_values!r}, of type "
                 f"{type(initial_loop_values).__name__}.\n\n"
-                "They are outputs by their names.\n\nPass a dict, or None."
+                "initial_loop_values are the first outputs, by their names.\n\n"
+                "Pass a dict such as {'loss': 0.0}, or None."
             )
         context = MultiStepContext(self._strategy, dict(initial_loop_values or {}))
         note = f"{caller} was given iterations={iterations}."
@@ -270,10 +271,12 @@ def _check_iterations(caller: str, iterations: Any) -> None:
     if not isinstance(iterations, int) or isinstance(iterations, bool):
         raise ArgumentTypeError(
             f"{caller} was given iterations={iterations!r}, of type {type(iterations).__name__}."
-            "\n\nIt is a number of batches.\n\nPass an int."
+            "\n\niterations is a number of batches, an integer from 0 up.\n\n"
+            "Pass for instance iterations=1."
         )
     if iterations < 0:
         raise ArgumentError(
             f"{caller} was given iterations={iterations}.\n\n"
-            "It is a number of batches, from 0.\n\nPass 1 for one batch."
+            "iterations is a number of batches, an integer from 0 up.\n\n"
+            "Pass for instance iterations=1."
         )

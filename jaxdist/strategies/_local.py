@@ -74,6 +74,7 @@ def _column(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
         raise ReplicaValueError(
             f"experimental_local_results was given value, a PerReplica with {len(values)} values, "
             f"and the strategy has {count} replicas in this process.\n\n"
+            "A PerReplica has one value for each replica of the strategy that made it.\n\n"
             "Use the strategy that made the value."
         )
     return values
@@ -110,7 +111,8 @@ def from_function(
         if other != treedef:
             raise ReplicaValueError(
                 "experimental_distribute_values_from_function: value_fn returned different "
-                f"structures.\n\nReplica 0: {treedef}\nReplica {r}: {other}\n\n"
+                f"structures.\nReplica 0: {treedef}\nReplica {r}: {other}\n\n"
+                "The values of all replicas become one pytree, leaf by leaf.\n\n"
                 "Return the same structure for every replica."
             )
     columns = zip(*[leaves for leaves, _ in flat], strict=True)

@@ -85,7 +85,8 @@ def _checked_device(strategy: Any, caller: str, device: Any) -> int:
     if not is_number:
         raise ArgumentTypeError(
             f"{caller}: logical_device_id={device!r} is no integer.\n\n"
-            f"Logical devices are numbered from 0 to {count - 1}, the same for every replica."
+            f"Logical devices are numbered from 0 to {count - 1}, the same for every replica.\n\n"
+            "Pass for instance logical_device_id=0."
         )
     if strategy.layout.spmd:
         raise ArgumentError(
@@ -99,8 +100,10 @@ def _checked_device(strategy: Any, caller: str, device: Any) -> int:
         raise ArgumentError(
             f"{caller}: logical_device_id={device}, and a replica has {count} logical "
             "device(s).\n\n"
-            f"They are numbered from 0 to {count - 1}; how many there are is the product of the "
-            "computation_shape of the device assignment."
+            f"They are numbered from 0 to {count - 1}; their number is the product of the "
+            "computation_shape of the device assignment.\n\n"
+            f"Pass a logical_device_id up to {count - 1}, or build the device assignment with a "
+            "larger computation_shape."
         )
     return int(device)
 
@@ -110,9 +113,8 @@ def _layout_here(strategy: Any, caller: str) -> ReplicaMesh:
     if layout is None:
         raise ContextError(
             f"{caller} was called outside of a step.\n\n"
-            "It says which logical device computes a value, and outside of a step nothing is "
-            "computed for a replica; what is stored lies on all its logical devices, or is split "
-            "over them.\n\n"
+            "It says which logical device computes a value in a step. Arrays outside of a step are "
+            "on all logical devices of a replica, or are split over them.\n\n"
             "Call it in the function that you pass to strategy.run. To place an array, use "
             "experimental_split_to_logical_devices or experimental_replicate_to_logical_devices."
         )
@@ -198,8 +200,8 @@ def _of_each_replica(
         raise ArgumentError(
             f"{caller}: {name} is a value for each replica, {array.dtype}{list(local)}, and "
             f"partition_dimensions={list(parts)} splits its dim 0.\n\n"
-            "Outside of a step dim 0 lies over the replicas, and its rows stay together on the "
-            "logical devices of one.\n\n"
+            "Outside of a step dim 0 is split over the replicas, and the logical devices of one "
+            "replica hold all rows of that replica.\n\n"
             "Split another dim here, or split dim 0 in the step."
         )
     whole = (1, *parts[1:])
@@ -223,7 +225,7 @@ def _put(
             sizes = [s for s in (size - size % count, size + -size % count) if s]
             raise ShapeError(
                 f"{caller}: dim {dim} of {name}, {array.dtype}{list(array.shape)}, has {size} "
-                f"elements, which do not go evenly into {count} parts.\n\n"
+                f"elements, and {size} is no multiple of its {count} parts.\n\n"
                 "An array outside of a step has parts of one size; only inside of a step XLA pads "
                 "them.\n\n"
                 f"Make it {' or '.join(map(str, sizes))} long, or split it in the step."
@@ -241,8 +243,8 @@ def _checked_parts(caller: str, given: Any) -> tuple[int, ...]:
     ):
         raise ArgumentTypeError(
             f"{caller}: partition_dimensions={given!r} is no list of integers.\n\n"
-            "Give for each dim of the tensor the number of parts that it is split into: "
-            "[1, 2] splits dim 1 into two."
+            "partition_dimensions has one integer for each dim of the tensor: the number of parts "
+            "of that dim.\n\nPass for instance [1, 2], which splits dim 1 of a matrix into two."
         )
     return tuple(int(n) for n in entries)
 
@@ -308,10 +310,10 @@ def _is_numeric(dtype: Any) -> bool:
 
 
 def _not_an_array(caller: str, name: str, leaf: Any) -> ArgumentTypeError:
-    what = f"n array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f" {type(leaf).__name__}"
+    kind = type(leaf).__name__
+    what = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"of type {kind}"
     return ArgumentTypeError(
-        f"{caller}: {name} is a{what}.\n\n"
-        "Logical devices hold the parts of arrays; inside of a step those of this replica's own "
-        "value.\n\n"
+        f"{caller}: {name} is {what}.\n\n"
+        "Logical devices hold parts of arrays of numbers.\n\n"
         "Pass an array of numbers, or a pytree of them."
     )

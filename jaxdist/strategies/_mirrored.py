@@ -80,7 +80,8 @@ class MirroredStrategy(Strategy):
             if devices is not None:
                 raise ArgumentError(
                     "MirroredStrategy was given both devices and mesh.\n\n"
-                    "A mesh has its devices already; leave devices out."
+                    "A mesh has its devices already.\n\n"
+                    "Leave devices out: MirroredStrategy(mesh=mesh)."
                 )
             layout = meshes.adopt(mesh, replica_axes)
             check_one_process("MirroredStrategy", layout, were_chosen=True)
@@ -90,7 +91,9 @@ class MirroredStrategy(Strategy):
         if replica_axes is not None:
             raise ArgumentError(
                 f"MirroredStrategy was given replica_axes={replica_axes!r} without a mesh.\n\n"
-                "replica_axes names axes of a mesh; pass mesh=... with it, or leave it out."
+                "replica_axes are names of axes of mesh.\n\n"
+                "Pass the mesh too, MirroredStrategy(mesh=mesh, replica_axes=mesh.axis_names[:1]), "
+                "or leave replica_axes out."
             )
         if isinstance(devices, (str, jax.Device)):
             devices = [devices]

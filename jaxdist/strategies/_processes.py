@@ -43,8 +43,8 @@ def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) ->
         raise SeveralProcessesError(
             f"{caller}() was made in process {me} of a job of {count} processes, and works on the "
             "devices of this process alone.\n\n"
-            f"Each of the {count} processes would train a model of its own, and none would know "
-            f"of the others.\n\n{_UNTIL_THEN}or, where each process is meant to work on its own, "
+            f"Each of the {count} processes would train its own model, without the batches of the "
+            f"others.\n\n{_UNTIL_THEN}or, where each process is meant to work on its own, "
             f"its devices by name: {_own(caller)}."
         )
     say_alone(caller)

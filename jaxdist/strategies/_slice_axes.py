@@ -74,9 +74,11 @@ class Axes:
                 f"{size} for {name!r}" for name, size in zip(self.replica, kept, strict=False)
             )
             raise ArgumentError(
-                f"{count:,} replicas of a slice cannot be shared between the axes {self.replica}: "
-                f"with {held}, nothing whole is left for {self.replica[-1]!r}.\n\n"
-                f"Use a slice, or logical devices, with a multiple of {math.prod(kept):,} replicas."
+                f"compile_for was given a topology with {count:,} replicas for a strategy whose "
+                f"replicas are along the axes {self.replica}.\n\n"
+                f"With {held}, the number of replicas must be a multiple of "
+                f"{math.prod(kept):,}.\n\nUse a slice, or logical devices, with a multiple of "
+                f"{math.prod(kept):,} replicas."
             )
         return (*kept, count // math.prod(kept))
 
@@ -87,7 +89,9 @@ class Axes:
         if math.prod(sizes) != count:
             held = ", ".join(f"{name!r} of {self.sizes[name]}" for name in names)
             raise ArgumentError(
-                f"{count} logical devices cannot be shared between the axes {held}.\n\n"
+                f"compile_for was given logical with {count} logical devices, and the strategy "
+                f"splits values over the axes {held}.\n\n"
+                f"Several axes keep their sizes, {math.prod(sizes)} logical devices.\n\n"
                 f"Leave logical out, or pass a shape of {math.prod(sizes)}."
             )
         return sizes

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist._validate import Renamed, shown
+from jaxdist._validate import Renamed, check_text, shown
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.cost import CHIPS, Chip, chip_of
 from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
@@ -116,9 +116,9 @@ def _named(topology: Any) -> Slice:
         topology = topology.name
     if isinstance(topology, Topology):
         raise ArgumentTypeError(
-            f"compile_for was given topology={topology!r}, which says where cores are, and not of "
-            "which generation they are.\n\n"
-            "Pass the name of the slice, such as 'v5e:4x4', or jaxdist.tpu.slice_of('v5e:4x4')."
+            f"compile_for was given topology={topology!r}.\n\n"
+            "A plan needs the generation of the TPU, and a Topology has only the places of cores."
+            "\n\nPass the name of the slice, such as 'v5e:4x4', or jaxdist.tpu.slice_of('v5e:4x4')."
         )
     if not isinstance(topology, str):
         raise ArgumentTypeError(
@@ -126,9 +126,11 @@ def _named(topology: Any) -> Slice:
             "topology is a slice of TPUs.\n\n"
             "Pass its name, such as 'v5p:8x8x8', or 'v5e:4x4*2' for two slices."
         )
+    check_text("compile_for", "topology", topology, "v5e:4x4")
     if topology == "local":
         raise ArgumentError(
-            "compile_for was given topology='local': the TPUs of this machine need no plan.\n\n"
+            "compile_for was given topology='local'.\n\n"
+            "A plan is for TPUs that this machine does not have.\n\n"
             "Call strategy.lower(step, args).explain(), or name a slice, such as 'v5p:8x8x8'."
         )
     with Renamed("tpu.slice_of was given name=", "compile_for was given topology="):
@@ -143,18 +145,17 @@ def _name(described: Slice) -> str:
 def _check_pod(described: Slice) -> None:
     if described.num_slices > _MOST_SLICES:
         raise TopologyError(
-            f"compile_for: {described.num_slices:,} slices of {described.name} cannot be planned: "
-            "the compiler "
-            f"of libtpu takes {_MOST_SLICES} at most.\n\nUse fewer and larger slices."
+            f"compile_for was given {described.num_slices:,} slices of {described.name}.\n\n"
+            f"The compiler of libtpu takes {_MOST_SLICES} slices at most.\n\n"
+            f"Use fewer and larger slices, for instance '{described.name}*{_MOST_SLICES}'."
         )
     chip = CHIPS[described.generation.removeprefix("tpu")]
     chips = int(np.prod(described.shape))
     if chips > chip.pod_chips:
         largest = "x".join(map(str, chip.pod))
         raise TopologyError(
-            f"compile_for: there is no slice {described.name}: it would have {chips:,} chips, and "
-            "the largest "
-            f"of {described.generation} has {chip.pod_chips:,}.\n\n"
+            f"compile_for was given the slice {described.name}, which has {chips:,} chips.\n\n"
+            f"The largest slice of {described.generation} has {chip.pod_chips:,} chips.\n\n"
             f"Use several slices, for instance {described.generation}:{largest}*"
             f"{-(-chips // chip.pod_chips)}, or fewer chips."
         )

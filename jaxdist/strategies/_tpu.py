@@ -327,7 +327,8 @@ def _checked(
         raise TopologyError(
             f"TPUStrategy was given a device assignment that has {assignment.num_replicas} "
             "replicas of "
-            f"{assignment.num_cores_per_replica} cores, and a strategy needs one of each.\n\n"
+            f"{assignment.num_cores_per_replica} cores.\n\n"
+            "A strategy has at least one replica, of one core.\n\n"
             "Build it with num_replicas=1 or more."
         )
     if assignment.topology != system.topology:
@@ -335,6 +336,7 @@ def _checked(
             f"TPUStrategy was given a device assignment for {assignment.topology}, and "
             f"{resolver!r} is "
             f"{system.topology}.\n\n"
+            "A device assignment is for the topology of the resolver.\n\n"
             "Build the assignment on the topology that initialize_tpu_system(resolver) returns."
         )
     return assignment

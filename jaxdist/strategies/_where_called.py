@@ -34,8 +34,8 @@ def _apart(called: Facts, current: Facts) -> str:
     """What tells the strategy of a call from the current one."""
     if repr(called) == repr(current):
         return (
-            f"Two strategies were made with the same arguments, {called!r}, and strategies do not "
-            "mix: each has values and programs of its own. Make one, and use it in both places."
+            f"Two strategies were made with the same arguments, {called!r}. They do not mix: each "
+            "has its own values and programs. One strategy can be used in both places."
         )
     return (
         f"{current!r} is current there and not {called!r}, and strategies do not mix: their values "
@@ -120,7 +120,7 @@ def check_not_in_function(strategy: Facts, what: str) -> None:
     if current_binding() is not None:
         raise ContextError(
             f"{type(strategy).__name__}.{what} was called inside a jaxdist.function.\n\n"
-            "There the values of single replicas are not there yet.\n\n"
+            "Per-replica values are unavailable while a function is traced.\n\n"
             "Return the value, and take its local results outside."
         )
 
@@ -136,7 +136,7 @@ def check_next() -> None:
         return
     raise InputContextError(
         f"next() of a distributed dataset was called {frame.describe()}.\n\n"
-        "The step is traced once, and would keep that one batch.\n\n"
+        "The step is traced once, and every later call would use that one batch.\n\n"
         "Take the batch outside and pass it: strategy.run(step, args=(next(iterator),))."
     )
 
@@ -144,5 +144,5 @@ def check_next() -> None:
 def _refuse_here(strategy: Facts, what: str, frame: replica.Frame, remedy: str) -> NoReturn:
     raise ContextError(
         f"{type(strategy).__name__}.{what} was called {frame.describe()}.\n\n"
-        f"It belongs outside, in the cross-replica context.\n\n{remedy}"
+        f"It is a method of the cross-replica context, outside of a replica.\n\n{remedy}"
     )

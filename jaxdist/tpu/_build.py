@@ -30,10 +30,10 @@ def core_assignment(
     footprint = shape * stride
     if (footprint > mesh).any():
         raise TopologyError(
-            f"DeviceAssignment.build: a replica of computation_shape {shape.tolist()} with "
-            "computation_stride "
-            f"{stride.tolist()} covers {footprint.tolist()} in {', '.join(AXES)}, and the mesh is "
-            f"{mesh.tolist()}.\n\n"
+            f"DeviceAssignment.build was given computation_shape {shape.tolist()} and "
+            f"computation_stride {stride.tolist()}, whose product is {footprint.tolist()} in "
+            f"{', '.join(AXES)}, and the mesh is {mesh.tolist()}.\n\n"
+            "A replica must fit into the mesh.\n\n"
             f"Make each product of shape and stride at most {mesh.tolist()}."
         )
     copies = mesh // footprint * stride
@@ -55,13 +55,13 @@ def _four(name: str, value: Any) -> np.ndarray:
     four = integers(f"{_CALLER}: {name}", value)
     if four.shape != (4,):
         raise TopologyError(
-            f"{_CALLER}: {name} has shape {list(four.shape)}, and needs 4 sizes: "
-            f"{', '.join(AXES)}.\n\n"
+            f"{_CALLER}: {name} has shape {list(four.shape)}.\n\n"
+            f"It has 4 sizes: {', '.join(AXES)}.\n\n"
             "Pass for instance [1, 1, 1, 2] for both cores of a chip."
         )
     if (four < 1).any():
         raise TopologyError(
-            f"{_CALLER}: {name} is {four.tolist()}, and each size must be 1 or more.\n\n"
+            f"{_CALLER}: {name} is {four.tolist()}.\n\nEach size must be 1 or more.\n\n"
             f"Use {np.maximum(four, 1).tolist()}, or leave {name} out for [1, 1, 1, 1]."
         )
     return four
@@ -73,7 +73,7 @@ def _check_number(
     if not isinstance(num_replicas, (int, np.integer)) or isinstance(num_replicas, bool):
         raise ArgumentTypeError(
             f"{_CALLER} was given num_replicas={shown(num_replicas)}.\n\n"
-            f"num_replicas is one integer.\n\nPass an int, here from 0 to {most}."
+            f"num_replicas is one integer.\n\nPass a number from 0 to {most}."
         )
     if num_replicas < 0:
         raise ArgumentError(
@@ -81,13 +81,16 @@ def _check_number(
             f"On this mesh from 0 to {most} fit.\n\nPass num_replicas={most}."
         )
     if num_replicas > most:
+        cores = int(np.prod(mesh))
+        each = cores // num_replicas
+        smaller = (
+            f", or make replicas smaller: {each} of the {cores} cores for each" if each else ""
+        )
         raise TopologyError(
             f"{_CALLER} was given num_replicas={num_replicas}, and {most} of computation_shape "
             f"{shape.tolist()} with computation_stride {stride.tolist()} fit into the mesh "
             f"{mesh.tolist()}.\n\n"
-            f"Pass at most {most}, or for smaller replicas: "
-            f"{int(np.prod(mesh))} cores for {num_replicas} replicas are "
-            f"{int(np.prod(mesh)) // num_replicas} each."
+            f"Each core belongs to one replica.\n\nPass num_replicas={most} or less{smaller}."
         )
 
 
@@ -165,16 +168,18 @@ def _of_those_present(
             else f"computation_stride {stride.tolist()}"
         )
         raise TopologyError(
-            f"{_CALLER}: {what} needs a mesh without gaps, and this one lacks {missing} device(s), "
-            "at "
+            f"{_CALLER} was given {what}, and {missing} device(s) of the mesh are missing, at "
             f"{topology.missing_devices[:8].tolist()}.\n\n"
-            "Without stride and ring, devices are dealt out to replicas task by task."
+            "A stride and a ring need a mesh without missing devices.\n\n"
+            "Leave computation_stride and device_order_mode out: replicas then get devices task by "
+            "task."
         )
     if num_replicas * cores > len(devices):
         raise TopologyError(
             f"{_CALLER}: num_replicas={num_replicas} of {cores} core(s) need "
             f"{num_replicas * cores} devices, "
             f"and {len(devices)} are there: {missing} are missing.\n\n"
-            f"Ask for at most {len(devices) // cores}."
+            "Each device belongs to one replica.\n\n"
+            f"Pass num_replicas={len(devices) // cores} or less."
         )
     return devices[: num_replicas * cores].reshape(num_replicas, cores, 4)

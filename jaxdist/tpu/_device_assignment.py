@@ -51,9 +51,8 @@ class DeviceAssignment:
         cores = integers("DeviceAssignment: core_assignment", core_assignment)
         if cores.ndim != 3 or cores.shape[2] != topology.mesh_rank:
             raise TopologyError(
-                f"DeviceAssignment: core_assignment has shape {list(cores.shape)}, and needs "
-                "[replicas, cores of a "
-                f"replica, {topology.mesh_rank}].\n\n"
+                f"DeviceAssignment: core_assignment has shape {list(cores.shape)}.\n\n"
+                f"Its shape is [replicas, cores of a replica, {topology.mesh_rank}].\n\n"
                 "For one replica on one core pass [[[0, 0, 0, 0]]]."
             )
         self._topology = topology
@@ -74,7 +73,8 @@ class DeviceAssignment:
                 raise TopologyError(
                     f"DeviceAssignment: core_assignment[{first}] and [{replica}][{logical}] are "
                     "both "
-                    f"{list(place)}.\n\nA core runs one logical device; give one of them another."
+                    f"{list(place)}.\n\nA core runs one logical device.\n\n"
+                    "Give one of them another core."
                 )
             seen[place] = (replica, logical)
 
@@ -132,8 +132,8 @@ class DeviceAssignment:
             mode = DeviceOrderMode(device_order_mode)
         except ValueError:
             raise ArgumentError(
-                f"DeviceAssignment.build was given device_order_mode={shown(device_order_mode)}, "
-                "which is none of "
+                f"DeviceAssignment.build was given device_order_mode={shown(device_order_mode)}."
+                "\n\ndevice_order_mode is one of "
                 f"{', '.join(f'DeviceOrderMode.{m.name} ({m.value})' for m in DeviceOrderMode)}."
                 "\n\nPass one of them, or leave it out for AUTO."
             ) from None
@@ -195,11 +195,11 @@ class DeviceAssignment:
         if found is None:
             there = sorted({task for task, logical in self._replicas_of})
             raise TopologyError(
-                f"lookup_replicas(task_id={task_id}, logical_core={logical_core}): no replica has "
-                "its logical device "
-                f"{logical_core} on task {task_id}.\n\n"
+                f"lookup_replicas was given task_id={task_id} and logical_core={logical_core}, and "
+                f"no replica has its logical device {logical_core} on task {task_id}.\n\n"
                 f"Tasks with replicas are {there[:8]}{' ...' if len(there) > 8 else ''}; logical "
-                f"devices are 0 to {self.num_cores_per_replica - 1}."
+                f"devices are 0 to {self.num_cores_per_replica - 1}.\n\n"
+                + (f"Pass for instance task_id={there[0]}, logical_core=0." if there else _EMPTY)
             )
         return list(found)
 
@@ -261,7 +261,8 @@ class DeviceAssignment:
                 raise CoordinateError(
                     f"{caller} was given {name}={index}, and this assignment has "
                     f"{self.num_replicas} replica(s) of {self.num_cores_per_replica} core(s).\n\n"
-                    f"{name} counts from 0 to {size - 1}."
+                    f"{name} is a number from 0 to {size - 1}.\n\n"
+                    + (f"Pass for instance {name}=0." if size else _EMPTY)
                 )
         return tuple(self._cores[replica, logical_core].tolist())
 
@@ -296,11 +297,15 @@ def _are_all_there(topology: Topology, places: np.ndarray) -> bool:
     return bool((tasks >= 0).all()) and len(np.unique(places, axis=0)) == len(places)
 
 
+_EMPTY = "Build the assignment with num_replicas=1 or more."
+
+
 def _check_integer(caller: str, name: str, index: Any) -> None:
     if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
         raise ArgumentTypeError(
             f"{caller} was given {name}={shown(index)}.\n\n"
-            "Tasks, replicas and their logical devices are numbered; pass an integer."
+            "Tasks, replicas and their logical devices are numbered from 0.\n\n"
+            f"Pass for instance {name}=0."
         )
 
 

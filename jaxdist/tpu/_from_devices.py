@@ -77,8 +77,9 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     counts = {task: len(by_task[task]) for task in sorted(by_task)}
     if len(set(counts.values())) > 1:
         raise TopologyError(
-            f"Processes have different numbers of devices: {counts}.\n\n"
-            "Every task of a topology has equally many; leave out the processes with fewer."
+            "tpu.topology_of was given devices of which processes have different numbers: "
+            f"{counts}.\n\nEvery task of a topology has the same number of devices.\n\n"
+            f"Leave out the devices of processes with fewer than {max(counts.values())}."
         )
     topology = Topology(mesh_shape=places.max(0) + 1, device_coordinates=places[np.array(tasks)])
     return topology, [[devices[i] for i in of_task] for of_task in tasks]

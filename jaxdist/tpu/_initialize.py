@@ -105,6 +105,6 @@ def _check(caller: str, cluster_resolver: Any) -> None:
     if inside_trace():
         raise ContextError(
             f"{caller} was called inside a step or a traced function.\n\n"
-            "It looks at devices, and a traced function runs once, with none.\n\n"
-            "Call it first thing, outside jit, function and run."
+            "It looks for the devices of this machine, which is done once, before any step.\n\n"
+            "Call it at the start of the program, outside jit, function and run."
         )

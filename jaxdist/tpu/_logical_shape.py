@@ -47,8 +47,9 @@ def logical_shape(topology: Topology, num_slices: int, logical: Any) -> Box:
     if bad:
         count = math.prod(box)
         raise TopologyError(
-            f"Logical devices of shape {_text(box)} do not divide a slice of {_text(within)} in "
-            f"{', '.join(AXES)}: {'; '.join(bad)}.\n\n{_those_that_fit(within, count)}"
+            f"compile_for was given logical={_text(box)}, and the slice has {_text(within)} in "
+            f"{', '.join(AXES)}: {'; '.join(bad)}.\n\n"
+            f"The shape of a replica divides the slice.\n\n{_those_that_fit(within, count)}"
         )
     found: Box = box
     return found
@@ -65,9 +66,9 @@ def _sizes(logical: Any) -> int | tuple[int, ...]:
         parts = logical.split("x")
         if not all(p.isdigit() for p in parts):
             raise TopologyError(
-                f"compile_for was given logical={logical!r}, which is no shape of logical devices."
-                "\n\n"
-                "Write the chips of a replica in x, y and z, such as 2x2 or 2x2x1, or their number."
+                f"compile_for was given logical={logical!r}.\n\n"
+                "logical is a number of logical devices, or a shape of chips in x, y and z.\n\n"
+                "Pass for instance logical='2x2', or logical=4."
             )
         return _checked([int(p) for p in parts]) if len(parts) > 1 else _positive(int(parts[0]))
     if isinstance(logical, int) and not isinstance(logical, bool):
@@ -105,7 +106,9 @@ def _most_compact(within: Sequence[int], number: int) -> Box:
     if not fitting:
         raise TopologyError(
             f"compile_for was given logical={number}, and no box of {number} cores divides a slice "
-            f"of {_text(within)} in {', '.join(AXES)}.\n\n{_those_that_fit(within, number)}"
+            f"of {_text(within)} in {', '.join(AXES)}.\n\n"
+            "The logical devices of a replica are a box of cores, and the slice is made of such "
+            f"boxes.\n\n{_those_that_fit(within, number)}"
         )
     # Cores of a chip first, then as much like a cube as can be, x before y before z.
     return min(fitting, key=lambda box: (-box[3], sum(box[:3]), [-size for size in box[:3]]))
@@ -114,9 +117,9 @@ def _most_compact(within: Sequence[int], number: int) -> Box:
 def _those_that_fit(within: Sequence[int], number: int) -> str:
     shapes = [_text(box) for box in _boxes(within) if math.prod(box) == number]
     if shapes:
-        return f"Shapes of {number} that do: {', '.join(shapes[:8])}."
+        return f"Use one of {', '.join(shapes[:8])}."
     near = sorted(_numbers(within), key=lambda n: abs(n - number))[:4]
-    return f"Numbers that some box has: {', '.join(map(str, sorted(near)))}."
+    return f"Use one of the numbers {', '.join(map(str, sorted(near)))}."
 
 
 def _numbers(within: Sequence[int]) -> tuple[int, ...]:

@@ -48,8 +48,8 @@ def read(caller: str, message: bytes) -> TopologyFields:
         return _read(message)
     except _GarbageError as garbage:
         raise TopologyError(
-            f"{caller} was given {len(message)} bytes that are no serialized topology: "
-            f"at byte {garbage} no field of a TopologyProto can be read.\n\n"
+            f"{caller} was given {len(message)} bytes, and the field at byte {garbage} cannot be "
+            "read.\n\nA serialized topology is a TopologyProto.\n\n"
             "Pass what Topology.serialized() of jaxdist or of TensorFlow returned."
         ) from None
 

@@ -72,7 +72,7 @@ class Slice:
             raise TopologyError(
                 f"tpu.Slice was given shape={tuple(sizes)} and num_slices={count}: "
                 f"{math.prod(sizes) * count} chips.\n\nOne job has at most {_MOST_CHIPS} chips."
-                "\n\nPass smaller ones."
+                "\n\nPass a smaller shape or fewer slices."
             )
 
     @property
@@ -133,14 +133,14 @@ def slice_of(name: str) -> Slice:
     if match is None:
         raise TopologyError(
             f"tpu.slice_of was given name={name!r}, which does not name a slice of TPUs.\n\n"
-            "A name is a generation and the chips in x, y and z: 'v4:2x2x1', 'v5e:4x4', and "
-            "'v5e:4x4*2' for two slices."
+            "A name is a generation and the chips in x, y and z, and with * the number of slices."
+            "\n\nPass for instance 'v4:2x2x1', 'v5e:4x4', or 'v5e:4x4*2' for two slices."
         )
     if match["generation"] not in CORES_PER_CHIP:
         raise TopologyError(
             f"tpu.slice_of was given name={name!r} of generation {match['generation']!r}, which is "
-            "not known.\n\n"
-            f"Use one of {', '.join(CORES_PER_CHIP)}."
+            f"not known.\n\nThe generations are {', '.join(CORES_PER_CHIP)}.\n\n"
+            "Use one of these, for instance 'v5e:4x4'."
         )
     sizes = [int(size) for size in match["shape"].split("x")]
     x, y, z = (*sizes, 1)[:3]
@@ -148,22 +148,22 @@ def slice_of(name: str) -> Slice:
     if min(x, y, z, count) < 1:
         raise TopologyError(
             f"tpu.slice_of was given name={name!r} with a size of 0.\n\nEach size, and the number "
-            "of slices, is 1 or more."
+            "of slices, is 1 or more.\n\n"
+            f"Pass for instance '{match['generation']}:{'x'.join(str(max(2, n)) for n in sizes)}'."
         )
     generation = match["generation"]
     if z > 1 and generation in _FLAT:
         raise TopologyError(
-            f"tpu.slice_of was given name={name!r} with {z} layers of chips in z, and chips of "
-            f"{generation} lie in x and y "
-            f"alone.\n\nUse {generation}:{x}x{y * z} for as many chips, or "
-            f"{generation}:{x}x{y}*{z * count} for slices of {x}x{y}."
+            f"tpu.slice_of was given name={name!r} with {z} layers of chips in z.\n\n"
+            f"Slices of {generation} have chips in x and y only.\n\nUse {generation}:{x}x{y * z} "
+            f"for as many chips, or {generation}:{x}x{y}*{z * count} for slices of {x}x{y}."
         )
     odd = [size for size in (x, y) if size > 1 and size % 2]
     if odd:
         nearest = ["x".join(map(str, (*_even(x, y, up), *sizes[2:]))) for up in (False, True)]
         raise TopologyError(
-            f"tpu.slice_of was given name={name!r}, which cannot be made of hosts, each of which "
-            f"holds 2x2 chips: {odd[0]} is odd.\n\n"
+            f"tpu.slice_of was given name={name!r}, in which {odd[0]} is odd.\n\n"
+            "A slice is made of hosts with 2x2 chips each.\n\n"
             f"The nearest slices are {match['generation']}:{nearest[0]} and "
             f"{match['generation']}:{nearest[1]}."
         )

@@ -112,8 +112,9 @@ def _virtual(name: str) -> TPUSystem:
         raise NotFoundError(
             f"{name!r} needs {layout.num_cores} CPU devices, one for each core, and JAX shows "
             f"{len(cpus)}.\n\n"
-            "The number is fixed when JAX first touches a device. Ask for more first thing, right "
-            f"after the imports: jaxdist.testing.virtual_devices({layout.num_cores})."
+            "JAX fixes the number of CPU devices when it first uses a device.\n\n"
+            "Right after the imports call "
+            f"jaxdist.testing.virtual_devices({layout.num_cores})."
         )
     topology, grid = topology_of(layout.cores)
     return TPUSystem(name, topology, tuple(tuple(cpus[c.id] for c in task) for task in grid))
@@ -126,6 +127,7 @@ def _described(name: str) -> list[Any]:
     except _chips.NotDescribedError as error:
         raise TopologyError(
             f"libtpu {error.version} does not describe {layout.name!r}: {error}\n\n"
+            "A slice can be described where the installed libtpu knows it.\n\n"
             "Choose a slice that exists, or install a newer libtpu: pip install -U libtpu."
         ) from None
 

@@ -62,15 +62,16 @@ class Topology:
             if mesh_shape is not None or device_coordinates is not None:
                 raise TopologyError(
                     "Topology was given serialized and mesh_shape or device_coordinates.\n\n"
-                    "The bytes hold both already; pass serialized alone, or the other two."
+                    "The bytes hold mesh_shape and device_coordinates already.\n\n"
+                    "Pass serialized alone, or the other two."
                 )
             mesh_shape, device_coordinates = _parsed("Topology(serialized=...)", serialized)
         elif mesh_shape is None or device_coordinates is None:
             missing = "mesh_shape" if mesh_shape is None else "device_coordinates"
             raise ArgumentTypeError(
-                f"Topology needs serialized, or mesh_shape and device_coordinates; {missing} is "
-                "missing.\n\nPass for instance Topology(mesh_shape=[1, 1, 1, 1], "
-                "device_coordinates=[[[0, 0, 0, 0]]])."
+                f"Topology was given neither serialized nor {missing}.\n\n"
+                "It needs serialized, or mesh_shape and device_coordinates.\n\nPass for instance "
+                "Topology(mesh_shape=[1, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0]]])."
             )
         self._mesh_shape = _checked_mesh(mesh_shape)
         self._coordinates = _checked_coordinates(device_coordinates, self._mesh_shape)
@@ -219,8 +220,8 @@ class Topology:
             raise CoordinateError(
                 f"{caller} was given device_coordinates={given.tolist()}, and the mesh is "
                 f"{list(sizes)} in {', '.join(AXES)}.\n\n"
-                f"Give {len(sizes)} coordinates, each from 0 to the size less 1: "
-                f"at most {[s - 1 for s in sizes]}."
+                f"device_coordinates has {len(sizes)} integers, from 0 to {[s - 1 for s in sizes]}."
+                f"\n\nPass for instance {[0] * len(sizes)}."
             )
         return place
 
@@ -233,6 +234,7 @@ class Topology:
                 "this "
                 f"topology lacks {len(self._missing)} of {self._tasks.size} devices, at "
                 f"{self._missing[:8].tolist()}{' ...' if len(self._missing) > 8 else ''}.\n\n"
+                "Only present devices have a name.\n\n"
                 "Choose coordinates that are in Topology.device_coordinates."
             )
         return place
@@ -283,7 +285,7 @@ def integers(name: str, value: Any) -> np.ndarray:
         array = np.asarray(value)
     except ArgumentTypeError as error:
         raise ArgumentTypeError(
-            f"{name} is made of integers, and {shown(value)}, was given.\n\n"
+            f"{name} was given as {shown(value)}.\n\nIt is made of integers.\n\n"
             "Pass a list or an array of integers."
         ) from error
     except ValueError as error:
@@ -293,14 +295,15 @@ def integers(name: str, value: Any) -> np.ndarray:
         ) from None
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise ArgumentTypeError(
-            f"{name} is made of integers, and {shown(value)}, an array of "
-            f"{array.dtype}, was given.\n\n"
+            f"{name} was given as {shown(value)}: its dtype is {array.dtype}.\n\n"
+            "It is made of integers.\n\n"
             "Pass a list or an array of integers."
         )
     if array.size and (array.max() > _LARGEST or array.min() < -_LARGEST):
         raise TopologyError(
-            f"{name} holds {array.max()}, which is no coordinate or size of a slice.\n\n"
-            f"Sizes are at most {_LARGEST}."
+            f"{name} holds {array.max()} and {array.min()} as its largest and smallest number.\n\n"
+            f"Coordinates and sizes of a slice are at most {_LARGEST}.\n\n"
+            "Pass smaller numbers."
         )
     array = array.astype(np.int32)
     array.setflags(write=False)
@@ -311,15 +314,15 @@ def _checked_mesh(mesh_shape: Any) -> np.ndarray:
     shape = integers("Topology: mesh_shape", mesh_shape)
     if shape.shape != (4,) or (shape < 1).any():
         raise TopologyError(
-            f"Topology: mesh_shape is {np.asarray(mesh_shape).tolist()}, and a mesh of TPUs has "
-            f"4 positive sizes: {', '.join(AXES)}.\n\n"
+            f"Topology: mesh_shape is {np.asarray(mesh_shape).tolist()}.\n\n"
+            f"A mesh of TPUs has 4 positive sizes: {', '.join(AXES)}.\n\n"
             "Pass for instance [2, 2, 1, 2] for 2x2 chips of 2 cores."
         )
     # Places are kept one by one, and bytes from elsewhere may say anything.
     if math.prod(shape.tolist()) > _LARGEST:
         raise TopologyError(
-            f"Topology: mesh_shape is {shape.tolist()}, more than {_LARGEST} cores.\n\n"
-            "The largest slices have some 10,000 chips; check the sizes."
+            f"Topology: mesh_shape is {shape.tolist()}, of {math.prod(shape.tolist())} cores.\n\n"
+            f"A topology has at most {_LARGEST} cores.\n\nPass smaller sizes."
         )
     return shape
 
@@ -328,15 +331,15 @@ def _checked_coordinates(device_coordinates: Any, mesh_shape: np.ndarray) -> np.
     coordinates = integers("Topology: device_coordinates", device_coordinates)
     if coordinates.ndim != 3:
         raise CoordinateError(
-            f"Topology: device_coordinates has shape {list(coordinates.shape)}, and needs "
-            "[tasks, devices of a task, 4].\n\n"
+            f"Topology: device_coordinates has shape {list(coordinates.shape)}.\n\n"
+            "Its shape is [tasks, devices of a task, 4].\n\n"
             "For one task, wrap the list of its devices: [[[0, 0, 0, 0], ...]]."
         )
     if coordinates.shape[2] != 4:
         raise TopologyError(
             f"Topology: device_coordinates has shape {list(coordinates.shape)}: "
-            f"{coordinates.shape[2]} coordinates for a device, and the mesh has 4 dims.\n\n"
-            f"Give {', '.join(AXES)} for each device."
+            f"{coordinates.shape[2]} coordinates for a device.\n\nThe mesh has 4 dims.\n\n"
+            f"Give 4 coordinates for each device: {', '.join(AXES)}."
         )
     outside = (coordinates < 0) | (coordinates >= mesh_shape)
     if outside.any():
@@ -344,7 +347,8 @@ def _checked_coordinates(device_coordinates: Any, mesh_shape: np.ndarray) -> np.
         raise CoordinateError(
             f"Topology: device_coordinates[{task}][{device}] is "
             f"{coordinates[task, device].tolist()}, outside the mesh {mesh_shape.tolist()}.\n\n"
-            f"Coordinates count from 0; the largest are {(mesh_shape - 1).tolist()}."
+            "Coordinates count from 0.\n\n"
+            f"Pass coordinates up to {(mesh_shape - 1).tolist()}."
         )
     return coordinates
 
@@ -358,7 +362,7 @@ def _inverted(mesh_shape: np.ndarray, coordinates: np.ndarray) -> tuple[np.ndarr
                 raise TopologyError(
                     f"Topology: device_coordinates[{tasks[place]}][{ordinals[place]}] and [{task}]"
                     f"[{ordinal}] are both {list(place)}.\n\n"
-                    "One core sits at each place; correct one of the two."
+                    "There is one core at each place.\n\nCorrect one of the two."
                 )
             tasks[place], ordinals[place] = task, ordinal
     return tasks, ordinals
@@ -367,7 +371,8 @@ def _inverted(mesh_shape: np.ndarray, coordinates: np.ndarray) -> tuple[np.ndarr
 def _parsed(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
     if not isinstance(serialized, bytes):
         raise ArgumentTypeError(
-            f"{caller} takes bytes, and {type(serialized).__name__} was given.\n\n"
+            f"{caller} was given {shown(serialized)}.\n\n"
+            "A serialized topology is bytes.\n\n"
             "Pass what Topology.serialized() returned."
         )
     fields = _serialized.read(caller, serialized)
@@ -375,7 +380,7 @@ def _parsed(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
     if fields.num_tasks < 0 or fields.devices_per_task < 0:
         raise TopologyError(
             f"{caller} holds {fields.num_tasks} tasks of "
-            f"{fields.devices_per_task} devices, and neither can be negative.\n\n"
+            f"{fields.devices_per_task} devices.\n\nNeither number may be negative.\n\n"
             "Pass what Topology.serialized() returned."
         )
     wanted = fields.num_tasks * fields.devices_per_task * rank
@@ -383,7 +388,8 @@ def _parsed(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
         raise TopologyError(
             f"{caller} holds {len(fields.coordinates)} coordinates, and "
             f"{fields.num_tasks} tasks x {fields.devices_per_task} devices x {rank} are "
-            f"{wanted}.\n\nPass what Topology.serialized() returned."
+            f"{wanted}.\n\nEach device has {rank} coordinates.\n\nPass what Topology.serialized() "
+            "returned."
         )
     shape = (fields.num_tasks, fields.devices_per_task, rank)
     return fields.mesh_shape, np.asarray(fields.coordinates, np.int64).reshape(shape)

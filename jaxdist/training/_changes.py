@@ -115,19 +115,21 @@ def _refused(
     ]
     fixed = [c.name for c in found if c.change is Change.NEVER]
     if fixed:
-        on = (
-            f"or use the saved {' and '.join(fixed)}: a run cannot go on with another, since "
-            "shapes depend on it, or what is held out."
+        rule = (
+            f"A run keeps its {' and '.join(fixed)}: shapes, or the examples that are held out, "
+            "depend on it."
         )
+        on = f"or use the saved {' and '.join(fixed)}."
     else:
+        rule = "A run continues with the values that it was trained with."
         on = (
-            f"or go on from step {step} with the new values: `jaxdist train` does so with "
-            "--accept-changes, train with accept_changes=True. The metrics then name the step from "
-            "which on they hold."
+            f"or continue from step {step} with the new values: `jaxdist train` does so with "
+            "--accept-changes, train with accept_changes=True. The metrics then name the step at "
+            "which the values changed."
         )
     return CheckpointError(
-        f"Checkpoint {step} in {directory} was trained with other values than are asked for now."
-        "\n\n" + "\n".join(lines) + "\n\nTrain in other folders, with --set "
+        f"Checkpoint {step} in {directory} was trained with other values than are asked for now:"
+        "\n" + "\n".join(lines) + f"\n\n{rule}\n\nTrain in other folders, with --set "
         f"checkpoint.directory=... and --set output.directory=..., {on}"
     )
 

@@ -14,7 +14,8 @@ def cannot_be_used(directory: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"The checkpoint directory {str(directory)!r} cannot be used: "
         f"{type(error).__name__}: {error}.\n\n"
-        "It must be a directory that you may read and write, or one that can be made."
+        "It must be a directory that you may read and write, or one that can be made.\n\n"
+        "Change its permissions, or choose another directory."
     )
 
 
@@ -25,7 +26,8 @@ def cannot_be_written(
     left = f"The last complete one is of step {others[-1]}." if others else "There is none yet."
     return CheckpointError(
         f"Checkpoint {step} cannot be written to {directory}: {type(error).__name__}: {error}.\n\n"
-        f"{left} Free space on the disk or choose another directory, and run again."
+        f"A checkpoint counts when all of its files are written. {left}\n\n"
+        "Free space on the disk or choose another directory, and run again."
     )
 
 
@@ -54,7 +56,8 @@ def damaged(
             f"{directory / str(step)} away to start from the beginning."
         )
     return DamagedCheckpointError(
-        f"Checkpoint {step} in {directory} is damaged.\n\n{_listed(problems)}\n\n{remedy}"
+        f"Checkpoint {step} in {directory} is damaged:\n{_listed(problems)}\n\n"
+        f"A checkpoint is restored only where its files are as they were written.\n\n{remedy}"
     )
 
 
@@ -62,7 +65,8 @@ def of_another_model(directory: Path, step: int, problems: list[str]) -> Checkpo
     """The error for leaves that differ from those wanted."""
     return CheckpointError(
         f"Checkpoint {step} in {directory} is of another model or optimizer: "
-        f"{len(problems)} of its leaves differ.\n\n{_listed(problems)}\n\n"
+        f"{len(problems)} of its leaves differ.\n{_listed(problems)}\n\n"
+        "The saved leaves have the names, shapes and dtypes of the state that is restored.\n\n"
         "Use the configuration that it was made with, or another checkpoint directory."
     )
 

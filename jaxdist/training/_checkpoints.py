@@ -171,8 +171,10 @@ class Checkpoints:
             )
         if step in self.steps():
             raise CheckpointError(
-                f"Checkpoint {step} cannot be saved: {self.path(step)} is there already.\n\n"
-                "Resume from it, or choose another directory."
+                f"Checkpoints.save was given step={step}, and {self.path(step)} exists.\n\n"
+                "The checkpoint of a step is written once.\n\n"
+                f"Resume from it, pass a step from {self.steps()[-1] + 1} up, or choose another "
+                "directory."
             )
         written = _plain_json(notes or {})
         state = whole_arrays(plain(state))

@@ -23,7 +23,7 @@ def check_strategy(caller: str, strategy: Any) -> None:
         "strategy",
         strategy,
         Strategy,
-        "a strategy",
+        "a strategy of jaxdist",
         "Pass for instance jaxdist.MirroredStrategy().",
     )
 
@@ -61,22 +61,24 @@ def _check_batch_size(loaded: LoadedConfig[Any], replicas: int, rows: int, examp
     if rows < replicas:
         fraction = loaded.values.data.test_fraction
         raise ConfigError(
-            f"There are {rows} {examples} to train on, and {replicas} replicas, each of which "
-            f"needs one for a step.\n\nHold out less than data.test_fraction {fraction:g} "
+            f"There are {rows} {examples} to train on, and {replicas} replicas.\n\n"
+            f"Each replica needs one of the {examples} for a step.\n\nHold out less than "
+            f"data.test_fraction {fraction:g} "
             f"({loaded.origin('data.test_fraction')}), cut the data into more {examples}, or "
             "train on fewer devices."
         )
     if size > rows:
         raise ConfigError(
             f"{where}: data.batch_size is {size}, and there are {rows} {examples} to train on.\n\n"
+            f"A batch has at most all of them.\n\n"
             f"Set data.batch_size to {rows - rows % replicas} or less."
         )
     if size % replicas:
         low, high = size - size % replicas, size + -size % replicas
         values = [v for v in (low, high) if 0 < v <= rows]
         raise ConfigError(
-            f"{where}: data.batch_size is {size}, and {replicas} replicas cannot share it "
-            f"equally: {size} is not a multiple of {replicas}.\n\n"
+            f"{where}: data.batch_size is {size}, and there are {replicas} replicas.\n\n"
+            f"All replicas take the same number of rows: a multiple of {replicas}.\n\n"
             f"Set data.batch_size to {' or '.join(map(str, values))}."
         )
 
@@ -86,7 +88,8 @@ def _check_warmup(loaded: LoadedConfig[Any]) -> None:
     if warmup > steps:
         raise ConfigError(
             f"{loaded.origin('optimizer.warmup_steps')}: optimizer.warmup_steps is {warmup}, and "
-            f"training.steps is {steps}, so the learning rate would never get there.\n\n"
+            f"training.steps is {steps}.\n\n"
+            "The warm-up of the learning rate ends within the training.\n\n"
             f"Set optimizer.warmup_steps to {steps // 10} or training.steps above {warmup}."
         )
 
@@ -103,13 +106,15 @@ def _check_files(loaded: LoadedConfig[Any]) -> None:
         if name and path.is_dir():
             raise ConfigError(
                 f"{loaded.origin(f'output.{entry}')}: output.{entry} {name!r} is a directory "
-                f"({path}).\n\nGive the name of a file."
+                f"({path}).\n\nIt is the name of a file.\n\n"
+                "Set it to another name, such as "
+                f"{name + '.' + ('json', 'png')[entry == 'picture']!r}."
             )
     if Path(output.metrics) == Path(output.picture):
         raise ConfigError(
             f"{loaded.origin('output.picture')}: output.picture and output.metrics are one file, "
-            f"{output.picture!r}.\n\nGive the picture a name of its own, such as "
-            "'learning_curve.png'."
+            f"{output.picture!r}.\n\nThe picture and the metrics are two files.\n\n"
+            "Set output.picture to another name, such as 'learning_curve.png'."
         )
 
 
@@ -122,7 +127,8 @@ def _make_folder(folder: Path, name: str, loaded: LoadedConfig[Any]) -> None:
     except OSError as error:
         raise ConfigError(
             f"{loaded.origin(name)}: nothing can be written to {str(folder)!r}, where {name} is: "
-            f"{error}.\n\nGive a directory that you may write to."
+            f"{error}.\n\nIt is a directory that you may write to, or one that can be made.\n\n"
+            f"Set {name} to another directory, or change its permissions."
         ) from error
 
 
@@ -130,7 +136,8 @@ def not_empty(directory: Path, steps: tuple[int, ...]) -> CheckpointError:
     """The error for checkpoints that a run from the beginning would mix with its own."""
     return CheckpointError(
         f"{directory} holds checkpoints of steps {list(steps)}, and checkpoint.resume is false."
-        "\n\nResume from them with --set checkpoint.resume=true, start elsewhere with "
+        "\n\nA training from the beginning needs a directory without checkpoints.\n\nResume from "
+        "them with --set checkpoint.resume=true, start elsewhere with "
         "--set checkpoint.directory=..., or move them away."
     )
 
@@ -154,7 +161,8 @@ def check_output_is_ours(loaded: LoadedConfig[Any], losses: Sequence[float]) -> 
     if known == 0 or list(losses[:known]) != there["losses"][:known]:
         raise ConfigError(
             f"{loaded.origin('output.directory')}: {str(path)!r} holds the metrics of another run "
-            f"({len(there['losses'])} steps), which this one would write over.\n\n"
+            f"({len(there['losses'])} steps).\n\n"
+            "A run writes over its own metrics only.\n\n"
             "Write elsewhere, with --set output.directory=..., or move the file away."
         )
 
@@ -171,10 +179,10 @@ def check_same_data(
     ]
     if other:
         raise CheckpointError(
-            f"Checkpoint {step} in {directory} was trained on another part of the data, "
-            "and what is held out now may be in it.\n\n"
+            f"Checkpoint {step} in {directory} was trained on another part of the data:\n"
             + "\n".join(other)
-            + "\n\nUse the saved values, or another checkpoint.directory."
+            + "\n\nExamples that are held out now may have been trained on.\n\n"
+            "Use the saved values, or another checkpoint.directory."
         )
 
 
@@ -183,6 +191,6 @@ def check_not_beyond(directory: Path, step: int, num_steps: int) -> None:
     if step > num_steps:
         raise CheckpointError(
             f"Checkpoint {step} in {directory} is beyond the end: training.steps is "
-            f"{num_steps}.\n\nSet training.steps to {step} or more, or use another "
-            "checkpoint.directory."
+            f"{num_steps}.\n\nA run continues from a step before its end.\n\nSet training.steps to "
+            f"{step} or more, or use another checkpoint.directory."
         )

@@ -49,20 +49,21 @@ def read_text(path: str | Path) -> str:
     except FileNotFoundError:
         raise ConfigError(
             f"The configuration file {str(path)!r} does not exist (looked in {Path.cwd()})."
-            f"\n\n{_near_files(Path(path))}"
+            f"\n\nA configuration is a TOML file.\n\n{_near_files(Path(path))}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"The configuration file {str(path)!r} cannot be read: {error}.\n\n"
-            "It must be a TOML file in UTF-8 that you may read."
+            "It must be a TOML file in UTF-8 that you may read.\n\n"
+            f"{_near_files(Path(path))}"
         ) from error
 
 
 def _near_files(path: Path) -> str:
     near = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
     if near:
-        return f"There are {near[:5]}; give one of these."
-    return "Give the path of a TOML file, such as configs/digits_mirrored.toml."
+        return f"Pass one of {near[:5]}."
+    return "Pass the path of a TOML file, such as configs/digits_mirrored.toml."
 
 
 def given_in_file(path: str | Path, text: str, problems: list[str]) -> Iterator[Given]:

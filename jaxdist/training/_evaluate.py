@@ -149,7 +149,7 @@ def evaluate(
     if counted <= 0:
         raise ShapeError(
             f"training.evaluate was given dataset of {len(sums)} batch(es) with a total weight of "
-            f"{counted:g}, so "
-            "there is no mean.\n\nGive at least one row with a weight above 0."
+            f"{counted:g}.\n\nIt takes the mean over rows with a weight above 0.\n\n"
+            "Pass a dataset with at least one row whose weight is above 0."
         )
     return {WEIGHT: counted, **{name: total / counted for name, total in totals.items()}}

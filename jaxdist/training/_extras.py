@@ -73,5 +73,6 @@ def require_extra(name: str, purpose: str) -> None:
     if not extra.is_installed:
         raise MissingExtraError(
             f"{extra.name} is needed to {purpose}, and it is not installed.\n\n"
+            "jaxdist is installed without its optional packages.\n\n"
             f"Install it with: {extra.install_command}"
         )

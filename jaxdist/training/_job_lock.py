@@ -160,7 +160,8 @@ def _in_use(folder: Path, there: dict[str, Any]) -> CheckpointError:
     )
     return CheckpointError(
         f"Another job is in {str(folder)!r}: {who}.\n\n"
-        "Wait until it ends, or end it, or use folders of their own: checkpoint.directory and "
+        "A folder is for one job at a time.\n\n"
+        "Wait until it ends, or end it, or use other folders: checkpoint.directory and "
         "output.directory of `jaxdist train`. Processes of one job that share a folder are "
         f"started with the same {JOB_ID} in their environment."
     )

@@ -36,7 +36,7 @@ def write_output(
     except OSError as error:
         raise ConfigError(
             f"The files of output.directory {config.directory!r} cannot be written: {error}.\n\n"
-            f"The checkpoint of step {report.steps} is complete: free space or name another "
-            "directory, and run again. No step is trained twice."
+            f"The checkpoint of step {report.steps} is complete, and no step is trained twice.\n\n"
+            "Free space or set another output.directory, and run again."
         ) from error
     return [folder / config.metrics, folder / config.picture]

@@ -125,8 +125,8 @@ class Run:
         optimizer = self.config.optimizer
         clipped = f"{optimizer.clip_norm / 10:g}" if optimizer.clip_norm else "1.0"
         return DivergedError(
-            f"The loss of step {step} is {loss}, and what is trained cannot come back from "
-            f"there.\n\n{last}\n\n"
+            f"The loss of step {step} is {loss}.\n\n"
+            f"Training cannot recover from a loss that is not finite. {last}\n\n"
             f"Try --set optimizer.learning_rate={optimizer.learning_rate / 10:g}, or "
             f"--set optimizer.clip_norm={clipped}."
         )

@@ -41,7 +41,8 @@ def check_leaves(tree: PyTree) -> None:
             raise ArgumentTypeError(
                 f"Checkpoints.save was given {_shown(leaf)} at state{keystr(path)}, which is "
                 "neither "
-                "an array nor a number.\n\nPut text and other plain values into the notes: "
+                "an array nor a number.\n\nA checkpoint has arrays and numbers as leaves.\n\nPut "
+                "text and other plain values into the notes: "
                 "save(step, state, notes={...}). Of objects with arrays in them, give the arrays."
             )
 

@@ -157,5 +157,5 @@ class JobConfig:
                 continue
             kind = hints[field.name]
             what = f"the section {kind.__name__}"
-            remedy = f"Leave {field.name} out, or pass a {kind.__name__}."
+            remedy = f"Leave {field.name} out, or pass {kind.__name__}()."
             check_instance(caller, field.name, given, kind, what, remedy)

@@ -3,6 +3,7 @@
 Both work on the local values inside a replica and need no strategy.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -213,9 +214,8 @@ def _cut(batch: PyTree, count: int) -> PyTree:
         found = _listed(bad) if leaves else "The batch has no arrays."
         raise ShapeError(
             f"accumulate_gradients was given num_microbatches={count}, and cannot cut the batch so."
-            "\n\n"
-            f"{found}\n\nInside a replica a batch has the rows of that replica only: the global "
-            f"batch divides by the replicas and that share by {count}."
+            f"\n{found}\n\nInside a replica a batch has the rows of that replica, and their number "
+            f"must be a multiple of {count}.\n\n{_fitting(leaves)}"
         )
     cut = [jnp.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for _, x in leaves]
     return jax.tree.unflatten(treedef, cut)  # [piece, row, ...]
@@ -225,6 +225,18 @@ def _divides(leaf: Any, count: int) -> bool:
     shape = jnp.shape(leaf)
     # A replica may have no rows, and each piece of them has none then.
     return bool(shape) and shape[0] % count == 0
+
+
+def _fitting(leaves: Sequence[tuple[Any, Any]]) -> str:
+    """Numbers of pieces that all leaves can be cut into."""
+    shapes = [jnp.shape(leaf) for _, leaf in leaves]
+    if not shapes or not all(shapes):
+        return "Pass a batch in which every leaf has rows."
+    rows = math.gcd(*(shape[0] for shape in shapes))
+    counts = [n for n in range(1, rows + 1) if rows % n == 0][:8]
+    if not counts:
+        return "Pass a batch with rows."
+    return f"Pass num_microbatches={' or '.join(map(str, counts))}, or another global batch."
 
 
 def _why_not(leaf: Any, count: int) -> str:
@@ -249,8 +261,9 @@ def _check_floats(outputs: PyTree) -> None:
     ]
     if bad:
         raise ArgumentTypeError(
-            "accumulate_gradients takes the mean of what grad_fn returns, and some of it is no "
-            f"float.\n\n{_listed(bad)}\n\n"
+            "accumulate_gradients called grad_fn, and some of its results are no floats:\n"
+            f"{_listed(bad)}\n\n"
+            "It takes the mean of the results, and a mean is a float.\n\n"
             "Return it as a float, for instance count.astype(jnp.float32), or leave it out."
         )
 
@@ -262,8 +275,9 @@ def _checked_output(caller: str, name: str, out: Any) -> Any:
     if wrong or not leaves:
         found = _listed(wrong) if wrong else f"It returned {out!r}."
         raise ArgumentTypeError(
-            f"{caller} called {name}, and it returned what is no array.\n\n{found}\n\n"
-            f"Return arrays from {name}; a function without a return statement returns None."
+            f"{caller} called {name}, and it returned what is no array.\n{found}\n\n"
+            f"{name} returns a pytree of arrays; without a return statement it returns None.\n\n"
+            f"Return arrays from {name}."
         )
     return out
 
@@ -276,9 +290,10 @@ def _check_kept(caller: str, name: str, before: tuple[Any, Any], after: PyTree) 
     given, treedef = before
     if jax.tree.structure(after) != treedef:
         raise ShapeError(
-            f"{caller} called {name}, and its state is another pytree than before.\n\n"
+            f"{caller} called {name}, and its state is another pytree than before.\n"
             f"Before: {treedef}\nAfter: {jax.tree.structure(after)}\n\n"
-            f"Each call takes the state that the one before it left. Return it from {name} with "
+            "Each call takes the state that the call before it returned.\n\n"
+            f"Return it from {name} with "
             "the keys and the number of leaves that it came with."
         )
     changed = [
@@ -288,9 +303,9 @@ def _check_kept(caller: str, name: str, before: tuple[Any, Any], after: PyTree) 
     ]
     if changed:
         raise ShapeError(
-            f"{caller} called {name}, and its state has another shape or dtype than before.\n\n"
-            f"{_listed(changed)}\n\nEach call takes the state that the one before it left. Keep "
-            "the shapes, and the dtypes: new.astype(old.dtype)."
+            f"{caller} called {name}, and its state has another shape or dtype than before.\n"
+            f"{_listed(changed)}\n\nEach call takes the state that the call before it returned."
+            "\n\nKeep the shapes, and the dtypes: new.astype(old.dtype)."
         )
 
 
@@ -312,11 +327,15 @@ def _pair(result: Any) -> tuple[Any, Any]:
 def _check_batches(batches: Any) -> None:
     if not isinstance(batches, (list, tuple)):
         raise ArgumentTypeError(
-            f"multi_step takes the batches as a list or tuple, and {type(batches).__name__} was "
-            "given.\n\nCollect K of them: list(itertools.islice(data, K))."
+            f"multi_step was given batches={shown(batches)}.\n\n"
+            "batches is a list or tuple of batches, one for each step.\n\n"
+            "Collect K of them: list(itertools.islice(data, K))."
         )
     if not batches:
-        raise ArgumentError("multi_step was given no batches.\n\nGive one batch for each step.")
+        raise ArgumentError(
+            f"multi_step was given batches={batches!r}, which is empty.\n\n"
+            "batches has one batch for each step.\n\nPass at least one batch."
+        )
     first, treedef = tree_flatten_with_path(batches[0])
     bad: list[str] = []
     for i, batch in enumerate(batches[1:], 1):
@@ -330,8 +349,9 @@ def _check_batches(batches: Any) -> None:
         ]
     if bad:
         raise ShapeError(
-            f"multi_step cannot stack its {len(batches)} batches: they differ.\n\n{_listed(bad)}"
-            "\n\nDrop the short one, or pad it and give each row a weight."
+            f"multi_step cannot stack its {len(batches)} batches: they differ.\n{_listed(bad)}"
+            "\n\nAll batches of a call have the same structure, shapes and dtypes.\n\nDrop the "
+            "short one, or pad it and give each row a weight."
         )
 
 

@@ -156,6 +156,7 @@ def _task_name(path: str | Path) -> str:
         line = find_lines(text).get(("task",), 1)
         raise ConfigError(
             f"{path}, line {line}: there is no task {name!r}.\n\n"
-            f"The tasks are {', '.join(map(repr, TASKS))}.{hint}"
+            f"The tasks are {', '.join(map(repr, TASKS))}.{hint}\n\n"
+            f'Write for instance task = "{near or _DEFAULT}".'
         )
     return name

@@ -27,8 +27,8 @@ def checked_transformation(
         tx = tx.gradient_transformation()
     if not isinstance(tx, optax.GradientTransformation):
         raise ArgumentTypeError(
-            f"{caller}(tx) takes an optax.GradientTransformation, and {type(tx).__name__} "
-            "was given.\n\n"
+            f"{caller} was given tx={shown(tx)}.\n\n"
+            "tx is an optax.GradientTransformation.\n\n"
             "Pass for instance optax.adam(1e-3), or make one of two functions: "
             "optax.GradientTransformation(init, update)."
         )
@@ -39,9 +39,9 @@ def check_real_replicas(layout: ReplicaMesh) -> None:
     """Refuse virtual replicas: they share devices, and a piece belongs to one."""
     if layout.num_virtual is not None:
         raise ArgumentError(
-            "sharded_update is not for a strategy with deterministic=True.\n\n"
-            "Its virtual replicas share devices, and what is added up in pieces is added up in "
-            "another order.\n\nLeave one of them out."
+            "sharded_update was used with a strategy with deterministic=True.\n\n"
+            "Sums in pieces have another order than the sums of virtual replicas.\n\n"
+            "Make the strategy without deterministic, or use tx itself on all-reduced gradients."
         )
 
 
@@ -68,8 +68,9 @@ def explain(error: Exception, grads: PyTree, state: PyTree, params: PyTree, name
             raise _do_not_fit(lines, "the state", "sharded_update", name) from error
     if "params" in str(error):
         raise ArgumentError(
-            "sharded_update: the transformation needs the parameters, and update was called "
-            f"without them: {error}\n\nPass them: tx.update(grads, state, params)."
+            "sharded_update: update was called without params, and the transformation failed: "
+            f"{error}\n\nThis transformation needs the parameters.\n\n"
+            "Pass them: tx.update(grads, state, params)."
         ) from error
 
 
@@ -134,9 +135,9 @@ def _do_not_fit(lines: list[str], what: str, caller: str, name: str) -> ShapeErr
     listed = "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
     return ShapeError(
         f"{caller}: {_METHODS[name]} was given {len(lines)} gradient(s) in {name} that do not fit "
-        f"{what}.\n\n{listed}\n\n"
+        f"{what}.\n{listed}\n\n"
         "Gradients have the structure and the shapes of the parameters that the state was made "
-        "for. Gradients per example are clipped and averaged over the examples first; those "
+        "for.\n\nGradients per example are clipped and averaged over the examples first; those "
         "of a part of the parameters need optax.masked or optax.partition."
     )
 
@@ -199,9 +200,9 @@ def check_pieces(part: Leaves) -> None:
     if wrong:
         listed = "\n".join(wrong[:_MOST_LISTED])
         raise ShapeError(
-            f"sharded_update: {len(wrong)} array(s) are not what their nodes say.\n\n{listed}\n\n"
-            "A function of pytrees changed their shapes. Gather them before it, "
-            "jaxdist.partition.gather(tree), or keep the shapes."
+            f"sharded_update: {len(wrong)} array(s) are not what their nodes say.\n{listed}\n\n"
+            "A function of pytrees changed the shapes of pieces.\n\n"
+            "Gather them before it, jaxdist.partition.gather(tree), or keep the shapes."
         )
 
 
@@ -213,6 +214,7 @@ def check_whole(state: PyTree) -> None:
         raise ContextError(
             f"sharded_update: update was called outside every strategy, with a state that is cut "
             f"for replicas: {', '.join(cut[:_MOST_LISTED])}.\n\n"
+            "Each replica updates its piece of the state, so the update is part of a step.\n\n"
             "Call it inside a step, strategy.run(step, (params, state, batch)), under the "
             "strategy that the state was made for."
         )
@@ -222,8 +224,8 @@ def outside_step(describe: str, num_replicas: int) -> ContextError:
     """The error for an update where replicas have no gradients of their own."""
     return ContextError(
         f"sharded_update: update was called {describe}, for {num_replicas} replicas.\n\n"
-        "Each replica brings the gradients of its part of the batch, so the update belongs into "
-        "the step.\n\n"
+        "Each replica brings the gradients of its part of the batch, so the update is part "
+        "of the step.\n\n"
         "Call it in the function that you pass to strategy.run."
     )
 
@@ -233,7 +235,8 @@ def checked_layout(caller: str, strategy: Any) -> ReplicaMesh:
     layout = getattr(strategy, "layout", None)
     if not isinstance(layout, ReplicaMesh):
         raise ArgumentTypeError(
-            f"{caller} was given strategy={shown(strategy)}, which is no strategy.\n\n"
+            f"{caller} was given strategy={shown(strategy)}.\n\n"
+            "strategy is a strategy of jaxdist.\n\n"
             "Pass for instance jaxdist.MirroredStrategy()."
         )
     return layout

@@ -179,7 +179,7 @@ class _Update:
             raise ArgumentTypeError(
                 f"{CALLER}: update was given a state of type {type(state).__name__}.\n\n"
                 "The state is (errors, state of the transformation).\n\n"
-                "Pass what tx.init(params), or the update before, gave."
+                "Pass what tx.init(params), or the update before, returned."
             )
         errors, inner = state
         if isinstance(errors, CompressionErrors):
@@ -190,7 +190,7 @@ class _Update:
             where = "outside every strategy" if frame is None else frame.describe()
             raise ContextError(
                 f"{CALLER}: update was called {where}.\n\n"
-                "It brings together what the replicas have, so every replica calls it.\n\n"
+                "It sums the gradients of all replicas, so every replica calls it.\n\n"
                 "Call it in the step that you pass to strategy.run."
             )
         how = None if frame is None else self._sum(frame.strategy.layout)
@@ -246,9 +246,10 @@ class _Update:
             return None
         if layout.num_virtual is not None:
             raise ArgumentError(
-                f"{CALLER} is not for a strategy with deterministic=True.\n\n"
-                "What is rounded depends on the workers, and so on the devices.\n\n"
-                "Leave one of them out."
+                f"{CALLER} was used with a strategy with deterministic=True.\n\n"
+                "The rounding depends on the workers, and so on the devices.\n\n"
+                "Make the strategy without deterministic, or use tx itself on all-reduced "
+                "gradients."
             )
         workers = self.workers
         if workers is None:
@@ -258,8 +259,9 @@ class _Update:
         if workers < 1 or count % workers:
             fitting = [n for n in range(1, count + 1) if count % n == 0]
             raise ArgumentError(
-                f"{CALLER}(workers={workers}): {count} replicas cannot be divided so.\n\n"
-                f"Every worker has the same number of replicas: {fitting} workers fit."
+                f"{CALLER} was given workers={workers}, and the strategy has {count} replicas.\n\n"
+                "Every worker has the same number of replicas.\n\n"
+                f"Pass workers={' or '.join(map(str, fitting))}."
             )
         if workers == 1:
             return None

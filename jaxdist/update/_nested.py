@@ -38,6 +38,6 @@ def check_nesting(caller: str, op: ReduceOp) -> None:
         remedy = f"Leave reduce_op='sum' of the {SHARDED} inside out, and give it to {COMPRESSED}."
     raise ArgumentError(
         f"{outer} was given a transformation in which there is a {caller}.\n\n"
-        "Each brings the gradients of the replicas together, and they would be brought together "
-        f"twice.\n\n{remedy}"
+        "Each of them reduces the gradients of all replicas, and they would be reduced twice.\n\n"
+        f"{remedy}"
     )

@@ -64,14 +64,15 @@ def own_value(value: PerReplica, layout: ReplicaMesh) -> Any:
     count = layout.num_replicas
     if value.is_global or len(value.values) != count:
         what = (
-            "it lies on the devices of all replicas"
+            "it is on the devices of all replicas"
             if value.is_global
             else f"it has {len(value.values)} values, and the strategy has {count} replicas"
         )
         raise ReplicaValueError(
             f"A merge function cannot use {value!r}: {what}.\n\n"
-            "A PerReplica that is made in a merge function has one value for each replica. One "
-            "from outside is passed as an argument of the step: strategy.run(fn, args=(value,))."
+            "A PerReplica that is made in a merge function has one value for each replica.\n\n"
+            "Make one with a value for each replica, or pass the one from outside as an argument "
+            "of the step: strategy.run(fn, args=(value,))."
         )
     if count == 1:
         return value.values[0]

@@ -87,8 +87,10 @@ class IndexedSlices:
         """
         if self.dense_shape is None:
             raise ArgumentError(
-                f"IndexedSlices.to_dense: {self!r} does not know the shape of the whole array.\n\n"
-                "Pass it when you make the slices: dense_shape=table.shape."
+                f"IndexedSlices.to_dense was called on {self!r}, which has no dense_shape.\n\n"
+                "dense_shape is the shape of the whole array, which the rows are part of.\n\n"
+                "Pass it when you make the slices: IndexedSlices(values, indices, "
+                "dense_shape=table.shape)."
             )
         whole: jax.Array = jnp.zeros(self.dense_shape, self.dtype).at[self.indices].add(self.values)
         return whole

@@ -24,18 +24,25 @@ def check_integers(name: object, replica: int, value: Any) -> None:
         if outside:
             raise ReplicaValueError(
                 f"{name} is a PerReplica whose value on replica {replica} has the Python integer "
-                f"{outside[0]}, and {too_large(bounds)}"
+                f"{outside[0]}, and {too_large(int(outside[0]), bounds)}"
             )
 
 
-def too_large(bounds: "np.iinfo[Any]") -> str:
+def too_large(number: int, bounds: "np.iinfo[Any]") -> str:
     """The end of an error for a Python integer outside of these bounds."""
     return (
         f"{bounds.dtype} ends at {bounds.min} and {bounds.max}.\n\n"
         "Python integers are exact here, or an error; arrays of integers wrap around, as those "
         "of JAX and NumPy do.\n\n"
-        "Pass floats, or turn on 64 bits: jax.config.update('jax_enable_x64', True)."
+        f"Pass floats{or_64_bits(number)}."
     )
+
+
+def or_64_bits(number: int) -> str:
+    """The other remedy for a number that 32 bits do not hold and 64 bits do."""
+    if jax.config.read("jax_enable_x64") or not -(1 << 63) <= number < 1 << 63:
+        return ""
+    return ", or turn on 64 bits: jax.config.update('jax_enable_x64', True)"
 
 
 def _are_integers(held: np.ndarray) -> bool:

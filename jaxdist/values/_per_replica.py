@@ -75,16 +75,17 @@ class PerReplica(DistributedValues):
         is_many = isinstance(values, Iterable) and getattr(values, "ndim", 1) != 0
         if isinstance(values, (str, bytes, dict, set, PerReplica)) or not is_many:
             raise ArgumentTypeError(
-                "PerReplica(values) takes a sequence with one value for each replica, and "
-                f"values={shown(values)}, was given.\n\n"
-                "To split one array over the replicas, lay it out with "
-                "jax.device_put(x, strategy.per_replica_sharding)."
+                f"PerReplica was given values={shown(values)}.\n\n"
+                "values is a sequence with one value for each replica.\n\n"
+                "Pass for instance PerReplica([1.0, 2.0]). To split one array over the replicas, "
+                "call jax.device_put(x, strategy.per_replica_sharding)."
             )
         held = tuple(values)
         if not held:
             raise ReplicaValueError(
-                "PerReplica(values) was given no values.\n\n"
-                "Give one value for each replica, in replica order."
+                f"PerReplica was given values={shown(values)}, which is empty.\n\n"
+                "values has one value for each replica, in replica order.\n\n"
+                "Pass for instance PerReplica([1.0, 2.0]) for two replicas."
             )
         self._flat = (tuple(map(_as_it_is_now, held)), _ONE_BY_ONE)
 
@@ -176,9 +177,9 @@ class PerReplica(DistributedValues):
         """
         if self._form is Form.LOCAL:
             raise ReplicaValueError(
-                "PerReplica.array: these values are held one by one (not placed yet, or of "
-                f"different shapes): {self!r}.\n\n"
-                "Use .values, or strategy.gather(value, axis=0)."
+                f"PerReplica.array was read, and there is no such array: {self!r}.\n\n"
+                "Values that are on no devices yet, or have different shapes, are not one array."
+                "\n\nUse .values, or strategy.gather(value, axis=0)."
             )
         array: jax.Array = self._data
         return array
@@ -200,9 +201,9 @@ class PerReplica(DistributedValues):
             return held
         if isinstance(self._data, jax.core.Tracer) or not isinstance(self._data, jax.Array):
             raise ReplicaValueError(
-                f"PerReplica.values: the array that PerReplica.of_global was given is one "
-                f"{type(self._data).__name__} that lies on no devices, so which of them belong to "
-                "which replica is not known.\n\n"
+                "PerReplica.values was read, and the array that PerReplica.of_global was given is "
+                f"a {type(self._data).__name__}, which is on no devices.\n\n"
+                "The devices of the rows decide which replica they belong to.\n\n"
                 "Pass it to strategy.run, strategy.reduce or strategy.gather, which know."
             )
         shards = shards_by_replica(self._data)
@@ -226,8 +227,9 @@ class PerReplica(DistributedValues):
 
     def _no_arithmetic(self, *_: Any) -> Any:
         raise ArgumentTypeError(
-            "A PerReplica holds one value for each replica, so arithmetic on it outside a "
-            "replica has no single meaning.\n\n"
+            "An operator was used on a PerReplica outside a replica.\n\n"
+            "A PerReplica holds one value for each replica, so arithmetic on it has no single "
+            "result.\n\n"
             "Do it inside strategy.run(fn, args=(value,)), or get one value with "
             "strategy.reduce('SUM', value, axis=None) or strategy.gather(value, axis=0)."
         )
@@ -304,6 +306,7 @@ def _assembled(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
     if not isinstance(mesh, Mesh):
         raise ArgumentTypeError(
             f"PerReplica.values: the array is laid out over {mesh}, which has no devices.\n\n"
+            "The devices of the rows decide which replica they belong to.\n\n"
             "Lay it out with jax.device_put(x, strategy.per_replica_sharding)."
         )
     layout = ReplicaMesh(mesh, axes)

@@ -23,9 +23,9 @@ def _lowered(ctx: Any, x: Any, **_: Any) -> list[Any]:
     [before], [after] = ctx.avals_in, ctx.avals_out
     if before.shape != after.shape:
         raise ShardedArrayError(
-            f"An array in pieces, {after.dtype}{list(after.shape)}, came to a place in the step "
-            "where jaxdist does not find it: an operation of your own that holds a program, or a "
-            "step within a step.\n\n"
+            f"An array in pieces, {after.dtype}{list(after.shape)}, is used inside an operation of "
+            "your own that holds a program, or in a step within a step.\n\n"
+            "jaxdist does not find arrays in pieces in such a place.\n\n"
             "Gather it before: jaxdist.partition.gather(value)."
         )
     return [x]

@@ -185,7 +185,8 @@ def _checked_abstract(name: object, value: PerReplica, layout: ReplicaMesh) -> P
     ):
         raise ReplicaValueError(
             f"{name} is a PerReplica of {len(value.values)} jax.ShapeDtypeStruct(s), and the "
-            f"strategy has {layout.num_replicas} replicas, each of which gets the same shape.\n\n"
+            f"strategy has {layout.num_replicas} replicas.\n\n"
+            "There is one shape for each replica, the same for all.\n\n"
             f"Give {layout.num_replicas} equal ones, or the global one: "
             "PerReplica.of_global(jax.ShapeDtypeStruct((replicas * rows, ...), dtype))."
         )
@@ -219,7 +220,7 @@ def _check_rows(name: object, array: Any, layout: ReplicaMesh) -> None:
         raise ShapeError(
             f"{name} is a PerReplica whose global array is {array.dtype}{list(array.shape)}, and "
             f"the strategy has {layout.num_replicas} replicas.\n\n"
-            f"Dim 0 must be a multiple of {layout.num_replicas}{_nearest(rows, layout)}."
+            f"Dim 0 must be a multiple of {layout.num_replicas}.\n\n{_nearest(rows, layout)}"
         )
 
 
@@ -230,24 +231,24 @@ def check_virtual_rows(name: object, array: Any, layout: ReplicaMesh) -> None:
         raise ShapeError(
             f"{name} is {array.dtype}{list(array.shape)}, laid out over the replicas, and the "
             f"{count} virtual replicas of deterministic=True cannot share {rows} rows.\n\n"
-            f"Dim 0 must be a multiple of {count}{_nearest(rows, layout)}."
+            f"Dim 0 must be a multiple of {count}.\n\n{_nearest(rows, layout)}"
         )
 
 
 def _nearest(rows: int, layout: ReplicaMesh) -> str:
     count = layout.num_replicas
     sizes = [n for n in (rows - rows % count, rows + -rows % count) if n]
-    return f": {' or '.join(map(str, sizes))} rows" if rows else ""
+    return f"Use {' or '.join(map(str, sizes or [count]))} rows."
 
 
 def _other_strategy(name: object, array: jax.Array, layout: ReplicaMesh) -> str:
     theirs = sorted(str(d) for d in array.sharding.device_set)
     return (
-        f"{name} is a PerReplica of another strategy.\n\n"
-        f"It lies on {len(theirs)} devices {theirs[:4]} as {array.sharding}; this strategy has "
+        f"{name} is a PerReplica of another strategy. "
+        f"It is on {len(theirs)} devices {theirs[:4]} as {array.sharding}; this strategy has "
         f"{layout.num_replicas} replicas on {[str(d) for d in layout.devices][:4]}.\n\n"
-        "Values stay with the strategy that made them: bring it over as one array with "
-        "other_strategy.gather(value, axis=0), then distribute that."
+        "A PerReplica belongs to the strategy that made it.\n\n"
+        "Make one array of it with other_strategy.gather(value, axis=0), and distribute that."
     )
 
 
@@ -269,7 +270,8 @@ def _placed_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> 
     if len(values) != expected:
         raise ReplicaValueError(
             f"{name} is a PerReplica with {len(values)} values, and the strategy has {expected} "
-            f"replicas in this process.\n\nGive one value for each replica: {expected} values."
+            "replicas in this process.\n\nA PerReplica has one value for each replica.\n\n"
+            f"Give it {expected} value(s)."
         )
     arrays = [owned(_as_array(name, i, v)) for i, v in enumerate(values)]
     shapes = {(a.shape, str(a.dtype)) for a in arrays}
@@ -281,11 +283,13 @@ def _placed_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> 
             "that are too many (drop_remainder=True)."
         )
         if len({dtype for _, dtype in shapes}) > 1:
-            remedy = "Cast them to one dtype first (x.astype)."
+            wide = jax.numpy.result_type(*(a.dtype for a in arrays))
+            remedy = f"Cast them to one dtype first: x.astype({wide.name!r})."
         raise ShapeError(
             f"{name} is a PerReplica whose values differ in shape or dtype: {found}.\n\n"
-            "Inside somebody else's jit, and where a replica spans several devices, local values "
-            f"have one shape; elsewhere they may differ in shape, not in rank or dtype.\n\n{remedy}"
+            "Inside a function that JAX traces, such as one under jax.jit, and where a replica has "
+            "several devices, local values have one shape. Elsewhere their shapes may differ, and "
+            f"rank and dtype are the same.\n\n{remedy}"
         )
     scalars = arrays[0].ndim == 0
     rows = [a[None] for a in arrays] if scalars else arrays

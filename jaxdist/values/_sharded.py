@@ -108,7 +108,8 @@ class Sharded(Arithmetic):
         if rank is not None and not 0 <= dim < rank:
             raise ArgumentError(
                 f"Sharded(array, dim={dim}): the array is {given.dtype}{list(given.shape)}, of "
-                f"rank {rank}.\n\ndim must lie in {list(range(rank))}."
+                f"rank {rank}.\n\ndim is the number of a dim of the array.\n\n"
+                + (f"Pass one of {[*range(rank)]}." if rank else "Leave a scalar as it is.")
             )
         self.dim, self.size, self.axes, self.split = dim, size, axes, split
         # What is made by hand is declared to be a piece; what functions of pytrees make is not.
@@ -207,8 +208,10 @@ class Sharded(Arithmetic):
             pieces = self.cut.pieces(layout)
             if pieces > 1:
                 raise ReplicaValueError(
-                    f"Sharded.whole(): inside a step there is a piece of {self.cut.rows(pieces)} "
-                    f"of the {self.size} elements of dim {self.dim}.\n\n"
+                    "Sharded.whole was called inside a step, where a replica has "
+                    f"a piece of {self.cut.rows(pieces)} of the {self.size} elements of dim "
+                    f"{self.dim}.\n\n"
+                    "Inside a step a replica has one piece of the array.\n\n"
                     "Bring the pieces together: jaxdist.partition.gather(value)."
                 )
             return self.array
@@ -244,7 +247,8 @@ class Sharded(Arithmetic):
         operand = self._operand()
         if isinstance(operand, jax.core.Tracer):
             raise ArgumentTypeError(
-                f"NumPy was given {self!r} inside a step, where its numbers are not there yet.\n\n"
+                f"NumPy was given {self!r} inside a step.\n\n"
+                "A step is traced, and NumPy needs numbers.\n\n"
                 "Use jax.numpy, which brings the pieces together: jnp.asarray(value)."
             )
         host = np.asarray(operand, dtype=dtype)

@@ -87,7 +87,7 @@ def _of_others(name: object, value: Sharded, layout: ReplicaMesh, what: str) -> 
         f"{name} is cut for other replicas: {value!r}, on {what}; this strategy has "
         f"{layout.num_replicas} replicas on {_listed(layout.devices)}.\n\n"
         "An array in pieces stays with the strategy that cut it.\n\n"
-        "Cut it anew: jaxdist.partition.place(strategy, tree, rules), or the state of a "
+        "Cut it again: jaxdist.partition.place(strategy, tree, rules), or the state of a "
         "sharded_update alone: state = jaxdist.shard_state(state, strategy)."
     )
 
@@ -112,8 +112,8 @@ def _check_axes(name: object, value: Sharded, layout: ReplicaMesh) -> None:
         raise ReplicaValueError(
             f"{name} is cut over the axes {value.axes}: {value!r}; the replica axes of this "
             f"strategy are {layout.replica_axes}.\n\n"
-            "An array in pieces stays with the strategy that cut it, or is placed anew: "
-            "jaxdist.partition.place(strategy, state, rules)."
+            "An array in pieces stays with the strategy that cut it.\n\n"
+            "Cut it again: jaxdist.partition.place(strategy, state, rules)."
         )
 
 

@@ -117,14 +117,14 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         if here.in_step is not None:
             raise ContextError(
                 f"Variable {self._label!r} was made inside a function run by strategy.run.\n\n"
-                "The function is traced once and a variable lives on, so it is made before.\n\n"
-                "Make it outside, with strategy.scope():, and use it in the function."
+                "The function is traced once, and a variable is kept for many calls.\n\n"
+                "Make it before, inside `with strategy.scope():`, and use it in the function."
             )
         if current_binding() is not None:
             raise ContextError(
                 f"Variable {self._label!r} was made inside a jaxdist.function.\n\n"
-                "The function is traced once and a variable lives on, so it is made before.\n\n"
-                "Make it outside, and use it in the function."
+                "The function is traced once, and a variable is kept for many calls.\n\n"
+                "Make it before, and use it in the function."
             )
         check_modes(self._label, synchronization, aggregation, in_scope=here.strategy is not None)
         array = initial_array(self._label, initial_value, dtype, shape)
@@ -198,8 +198,8 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         if current_binding() is not None:
             raise ContextError(
                 f"Variable {self._label!r}.values was read inside a jaxdist.function.\n\n"
-                "There the copies are not there yet.\n\n"
-                "Use value() for what they are together, or read values after the function."
+                "Per-replica values are unavailable while a function is traced.\n\n"
+                "Use value() for the combined value, or read values after the function."
             )
         return self._home.copies(self.held)
 

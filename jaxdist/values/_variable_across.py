@@ -62,7 +62,7 @@ class Across:
         if home.layout is None:
             raise ReplicaValueError(
                 f"{label} is {shown(value)}, and the variable belongs to no strategy.\n\n"
-                "It has one value.\n\n"
+                "A variable of no strategy has one value.\n\n"
                 "Combine the values first: strategy.reduce('MEAN', value, axis=None)."
             )
         placed = checked_per_replica(label, value, home.layout)
@@ -120,7 +120,7 @@ def no_sum_of_all(variable: Any, change: Change) -> ArgumentError:
     return ArgumentError(
         f"Variable {variable.label!r}.{change.value} was called across replicas, and the variable "
         "is the sum of a value on each replica.\n\n"
-        "Which of them the value should be added to has no answer.\n\n"
+        "It is unknown to which of these values it should be added.\n\n"
         "Call it inside strategy.run, or assign the new total: "
         "variable.assign(variable.read_value() + value)."
     )

@@ -24,7 +24,7 @@ def check_modes(name: str, synchronization: Any, aggregation: Any, *, in_scope: 
         if not isinstance(given, kind):
             raise ArgumentError(
                 f"Variable {name!r} was given {what}={given!r}, of type {type(given).__name__}.\n\n"
-                f"It is one of {', '.join(f'{kind.__name__}.{m.name}' for m in kind)}.\n\n"
+                f"{what} is one of {', '.join(f'{kind.__name__}.{m.name}' for m in kind)}.\n\n"
                 f"Pass for instance {what}=jaxdist.{kind.__name__}.{next(iter(kind)).name}."
             )
     if in_scope and synchronization is VariableSynchronization.NONE:
@@ -157,6 +157,12 @@ def check_fits(
         )
     if given.dtype == dtype or 0 < _rank(given.dtype) <= _rank(dtype):
         return
+    if getattr(given.dtype, "kind", "") in "OSUMm":
+        raise ArgumentTypeError(
+            f"Variable {name!r}.{caller} was given {parameter} of dtype {given.dtype}.\n\n"
+            "A variable holds arrays of numbers.\n\n"
+            f"Pass an array of numbers, of dtype {dtype}."
+        )
     raise ArgumentTypeError(
         f"Variable {name!r}.{caller} was given {parameter} of dtype {given.dtype}, and the "
         f"variable is {dtype}.\n\nValues are cast where that loses no more than precision: "
@@ -185,7 +191,7 @@ def _as_array(name: str, caller: str, parameter: str, value: Any) -> np.ndarray:
     if array.dtype.kind in "iu" and not np.array_equal(narrow, array):
         raise ArgumentError(
             f"Variable {name!r}.{caller} was given {parameter}={shown(value)}.\n\n"
-            f"It is beyond {narrow.dtype}, the integers of JAX.\n\n"
-            "Set jax.config.update('jax_enable_x64', True) for larger ones, or use floats."
+            f"Integers in JAX are {narrow.dtype}, and it is beyond {narrow.dtype}.\n\n"
+            "Pass floats, or turn on 64 bits: jax.config.update('jax_enable_x64', True)."
         )
     return narrow

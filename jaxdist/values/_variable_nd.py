@@ -54,8 +54,9 @@ def blocks_at(variable: Any, caller: str, index: Any, value: Any) -> tuple[Any, 
     """Places and values of the elements that `variable[index]` has."""
     if not variable.shape:
         raise ArgumentError(
-            f"Variable {variable.label!r}[...].{caller}: the variable is a scalar and has no "
-            "elements to choose.\n\nUse variable.assign."
+            f"Variable {variable.label!r}[...].{caller} was called, and the variable is a scalar."
+            "\n\nAn index chooses elements of an array, and a scalar has no dim.\n\n"
+            f"Use variable.{caller}({parameter_of(caller)})."
         )
     numbers = jnp.arange(variable.size).reshape(variable.shape)[index]
     name = f"{variable.label}[...]"

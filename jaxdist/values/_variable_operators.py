@@ -27,8 +27,8 @@ def _in_place(sign: str, instead: str) -> Any:
     def method(self: Any, other: Any) -> Any:
         label = self.label
         raise ContextError(
-            f"Variable {label!r} {sign} value: the name would stand for a new array, and the "
-            "variable would keep its value.\n\n"
+            f"Variable {label!r} was used in: variable {sign} value.\n\n"
+            "Python would give the name to a new array, and the variable would keep its value.\n\n"
             f"Use variable.{instead} to change the variable, or variable {sign[:-1]} value for a "
             "new array."
         )

@@ -47,13 +47,17 @@ class Scatter(enum.Enum):
         return after.astype(before.dtype)
 
 
+_OF_SCALARS = {"scatter_add": "assign_add", "scatter_sub": "assign_sub"}
+
+
 def checked_slices(variable: Any, kind: Scatter, given: Any) -> IndexedSlices:
     """Rows that fit the variable, in its dtype."""
     slices = as_indexed_slices(variable.label, kind.value, given)
     if not variable.shape:
         raise ArgumentError(
-            f"Variable {variable.label!r}.{kind.value}: the variable is a scalar and has no rows."
-            "\n\nUse assign_add or assign."
+            f"Variable {variable.label!r}.{kind.value} was called, and the variable is a scalar."
+            "\n\nIt changes rows of an array, and a scalar has no rows.\n\n"
+            f"Use variable.{_OF_SCALARS.get(kind.value, 'assign')}."
         )
     check_fits(
         variable.label,
@@ -96,5 +100,10 @@ def _check_rows(variable: Any, kind: Scatter, indices: Any) -> None:
         raise ArgumentError(
             f"Variable {variable.label!r}.{kind.value} was given the row {int(wrong[0])}, and the "
             f"variable has {count} rows: {variable.dtype}{list(variable.shape)}.\n\n"
-            f"Rows are numbered from 0 to {count - 1}."
+            "Rows are numbered from 0.\n\n"
+            + (
+                f"Pass indices from 0 to {count - 1}."
+                if count
+                else "Leave the call out, since there is no row to change."
+            )
         )

@@ -45,6 +45,9 @@ def test_a_wrong_argument_is_refused_by_name_or_is_reviewed(
     assert {v: _said(o) for v, o in outcomes.items() if o.is_raw} == {}
     unnamed = {v: o for v, o in outcomes.items() if not o.is_accepted and not o.is_signature}
     assert {v: _said(o) for v, o in unnamed.items() if not o.names(name, parameter)} == {}
+    # What was found, the rule, and the remedy.
+    named = {v: _said(o) for v, o in outcomes.items() if not o.is_accepted and not o.is_signature}
+    assert {v: text for v, text in named.items() if text.count("\n\n") != 2} == {}
     assert {v: o.left for v, o in outcomes.items() if o.left} == {}
     assert [v for v, o in outcomes.items() if o.is_accepted] == ACCEPTED[_label(row)]
 

@@ -43,11 +43,11 @@ def test_it_prints_what_was_fitted_and_saves_what_is_read_again(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sizes", "1KiB"], "two different sizes"),
-        (["--sizes", "1024", "1KiB"], "two different sizes"),
+        (["--sizes", "1KiB"], "two sizes or more"),
+        (["--sizes", "1024", "1KiB"], "two sizes or more"),
         (["--sizes", "1KB", "2KiB"], "'1KB' is no number of bytes"),
         (["--sizes", "0", "8"], "'0' is no number of bytes"),
-        (["--rounds", "0"], "from 1 on"),
+        (["--rounds", "0"], "from 1 up"),
         (["--devices", "1"], "2 devices or more"),
         (["--devices", "-3"], "2 devices or more"),
         (["--devices", "99"], "99"),

@@ -125,8 +125,8 @@ def test_a_sweep_compares_pieces_within_a_slice_where_there_are_several() -> Non
         (["--topology", "v5p:9998x1"], "v5p:16x16x24*2, or fewer chips"),
         (["--topology", "v5e:2x2x2"], "v5e:2x4 for as many chips, or v5e:2x2*2 for"),
         (["--topology", "v5e:2x2*2", "--slices", "2"], "Leave one of the two out"),
-        (["--topology", "v5e:2x2", "--slices", "0"], "from 1 on"),
-        (["--topology", "v5e:2x2", "--logical", "3x1"], "do not divide"),
+        (["--topology", "v5e:2x2", "--slices", "0"], "from 1 up"),
+        (["--topology", "v5e:2x2", "--logical", "3x1"], "divides the slice"),
         (
             ["--topology", "v5e:2x2", "--rules", "zero"],
             "rules is one of replicated, sharded_update",

@@ -55,7 +55,7 @@ def test_jobs_and_tasks_that_are_not_there_are_refused() -> None:
         SPEC.num_tasks("chief")
     with refused(NotFoundError, "task_index=2", "[1, 3]"):
         SPEC.task_address("ps", 2)
-    with refused(NotFoundError, "'empty' has no tasks"):
+    with refused(NotFoundError, "'empty', and this job has no tasks"):
         SPEC.job_tasks("empty")
     with pytest.raises(ValueError, match="chief"):
         SPEC.task_indices("chief")

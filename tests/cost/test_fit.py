@@ -58,5 +58,5 @@ def test_times_that_fall_with_size_give_no_negative_numbers() -> None:
 @pytest.mark.parametrize("samples", [[], [(1, 8)], [(1, 8), (2, 8)], [(1, 8), (1, 16)]])
 def test_too_few_samples_are_refused(samples: list[tuple[int, int]]) -> None:
     times = [cost.Sample(c, b, 1e-3) for c, b in samples]
-    with pytest.raises(ArgumentError, match="Two sizes and two counts are the least"):
+    with pytest.raises(ArgumentError, match="two sizes and two counts or more"):
         cost.fitted(cost.TABLE["pcie-4"], times, 4, 1e10, 1.0, "here")

@@ -157,7 +157,7 @@ def test_element_spec_of_one_replica_is_the_whole_batch() -> None:
 
 
 def test_element_spec_of_an_empty_dataset_says_that_it_is_empty() -> None:
-    with pytest.raises(OutOfRangeError, match="has none"):
+    with pytest.raises(OutOfRangeError, match="has no batch"):
         _ = distribute_dataset([], _layout(2)).element_spec
 
 

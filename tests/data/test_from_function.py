@@ -153,7 +153,7 @@ def test_a_function_that_returns_no_dataset_is_refused_at_once() -> None:
 
 def test_a_dataset_in_the_place_of_the_function_is_refused() -> None:
     wrong: Any = [np.zeros(2)]
-    with pytest.raises(ArgumentTypeError, match="needs a function"):
+    with pytest.raises(ArgumentTypeError, match="is a function"):
         distribute_datasets_from_function(wrong, _layout(2))
 
 

@@ -231,7 +231,7 @@ def test_a_dataset_without_positions_says_what_it_lacks() -> None:
 def test_what_is_no_state_is_refused_and_changes_nothing(state: Any) -> None:
     iterator = iter(_three_batches())
     next(iterator)
-    with pytest.raises(ArgumentError, match="not a state"):
+    with pytest.raises(ArgumentError, match="was given state="):
         iterator.set_state(state)
     assert _ids(next(iterator)) == [4, 5, 6, 7]
 

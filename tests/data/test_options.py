@@ -79,7 +79,7 @@ def test_one_dataset_cannot_be_replicated_per_replica() -> None:
 def test_a_dataset_on_the_device_must_be_per_replica(distribute: Any) -> None:
     layout = jaxdist.mesh.build(jax.devices()[:2])
     options = InputOptions(False, experimental_place_dataset_on_device=True)
-    with pytest.raises(ArgumentError, match="needs experimental_replication_mode"):
+    with pytest.raises(ArgumentError, match="Leave experimental_place_dataset_on_device out"):
         distribute(lambda *_: [np.zeros(2)], layout, options)
 
 

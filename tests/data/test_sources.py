@@ -48,7 +48,7 @@ def test_a_list_of_batches_has_positions() -> None:
 def test_a_position_in_another_list_is_refused_with_both_lengths() -> None:
     state = iter(distribute_dataset([np.zeros(2)] * 5, _layout())).get_state()
     iterator = iter(distribute_dataset([np.zeros(2)] * 3, _layout()))
-    with pytest.raises(ArgumentError, match=r"one of 5 elements; this one has 3"):
+    with pytest.raises(ArgumentError, match=r"of 5 elements, and this one has 3"):
         iterator.set_state(state)
     assert len(list(iterator)) == 3
 
@@ -57,7 +57,7 @@ def test_a_position_in_another_list_is_refused_with_both_lengths() -> None:
 def test_a_damaged_position_in_a_list_is_refused_and_changes_nothing(position: Any) -> None:
     iterator = iter(distribute_dataset([np.zeros(2)] * 3, _layout()))
     next(iterator)
-    with pytest.raises(ArgumentError, match=r"no position|refused this state: 4"):
+    with pytest.raises(ArgumentError, match=r"The source of a state|the position 4"):
         iterator.set_state({"steps": 1, "source": position})
     assert len(list(iterator)) == 2
 
@@ -312,10 +312,10 @@ def test_grain_datasets_give_each_example_once_and_resume_from_any_state(
 def test_a_state_of_another_grain_dataset_is_refused(grain: Any) -> None:
     state = iter(distribute_dataset(_grain_datasets(grain, 11, 4)["map"], _layout())).get_state()
     iterator = iter(distribute_dataset(_grain_datasets(grain, 11, 2)["map"], _layout()))
-    with pytest.raises(ArgumentError, match="one of 3 elements; this one has 6"):
+    with pytest.raises(ArgumentError, match="of 3 elements, and this one has 6"):
         iterator.set_state(state)
     loader = iter(distribute_dataset(_grain_datasets(grain, 11, 2)["loader"], _layout()))
-    with pytest.raises(ArgumentError, match="DataLoaderIterator refused this state"):
+    with pytest.raises(ArgumentError, match="a state that DataLoaderIterator refused"):
         loader.set_state(state)
     for open_iterator in (iterator, loader):
         open_iterator.close()

@@ -280,7 +280,7 @@ def test_names_of_dims_say_where_they_go() -> None:
     for axes, says in (
         ({"embed": None}, "is named 'mlp'"),
         ({"embed": "rows", "mlp": None}, "axis 'rows'"),
-        ({"embed": "logical", "mlp": "logical"}, "both go to the logical axis"),
+        ({"embed": "logical", "mlp": "logical"}, "on the logical axis"),
     ):
         with pytest.raises(ArgumentError, match=says):
             partition.place(grid(2, 4), nnx.eval_shape(model), ByNames(axes))
@@ -299,5 +299,5 @@ def test_activation_is_laid_out_by_its_name_and_left_alone_outside_a_step() -> N
     assert {s.data.shape for s in residual.addressable_shards} == {(16, 4)}
     np.testing.assert_array_equal(residual, np.full((16, 4), 9))
     np.testing.assert_array_equal(rules.constrain(np.ones(3), "residual"), np.ones(3))
-    with pytest.raises(ShapeError, match="The dim is one of"):
+    with pytest.raises(ShapeError, match="Split names a dim"):
         strategy.run(lambda x: partition.constrain(x, 2), (jnp.ones((4, 8)),))

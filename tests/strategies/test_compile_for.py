@@ -246,7 +246,7 @@ def test_a_number_of_logical_devices_is_a_box_that_divides_a_slice_or_an_error(
         if all(box) and all(n % b == 0 for n, b in zip(within, box, strict=True))
     }
     if number not in possible:
-        with pytest.raises(errors.TopologyError, match="Numbers that some box has"):
+        with pytest.raises(errors.TopologyError, match="Use one of the numbers"):
             logical_shape(described.topology, described.num_slices, number)
         return
     box = logical_shape(described.topology, described.num_slices, number)
@@ -255,17 +255,17 @@ def test_a_number_of_logical_devices_is_a_box_that_divides_a_slice_or_an_error(
 
 
 BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
-    ("v5e:4x4", {"logical": "3x1"}, errors.TopologyError, "do not divide"),
+    ("v5e:4x4", {"logical": "3x1"}, errors.TopologyError, "divides the slice"),
     ("v5e:4x4", {"logical": "8x1"}, errors.TopologyError, "Shapes of 8 that do: 2x4x1x1, 4x2x1x1"),
     ("v5e:4x4", {"logical": 7}, errors.TopologyError, "some box has: 1, 2, 4, 8"),
-    ("v5e:4x4", {"logical": "2by2"}, errors.TopologyError, "no shape of logical devices"),
+    ("v5e:4x4", {"logical": "2by2"}, errors.TopologyError, "or a shape of chips"),
     ("v5e:4x4", {"logical": 0}, errors.TopologyError, "1 logical device or more"),
     ("v5e:4x4", {"logical": 2.0}, errors.ArgumentTypeError, "type float"),
     ("v5e:4x4", {"global_batch": 33}, errors.ArgumentError, "Use 32 or 48"),
-    ("v5e:16x32", {}, errors.TopologyError, "largest of v5e has 256"),
+    ("v5e:16x32", {}, errors.TopologyError, "largest slice of v5e has 256"),
     ("v5e:3x4", {}, errors.TopologyError, "nearest slices"),
     ("v9:2x2", {}, errors.TopologyError, "Use one of v2"),
-    ("local", {}, errors.ArgumentError, "need no plan"),
+    ("local", {}, errors.ArgumentError, "TPUs that this machine does not have"),
 ]
 
 
@@ -298,7 +298,7 @@ def test_what_the_compiler_cannot_do_is_an_error_of_ours(
 
 
 def test_a_bare_topology_has_no_generation() -> None:
-    with pytest.raises(errors.ArgumentTypeError, match="which generation"):
+    with pytest.raises(errors.ArgumentTypeError, match="the generation of the TPU"):
         lowered().compile_for(tpu.slice_of("v5e:4x4").topology)
 
 

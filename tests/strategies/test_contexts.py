@@ -396,7 +396,7 @@ def test_a_cross_replica_call_inside_a_replica_says_where_it_belongs(name: str) 
         with refused(
             ContextError,
             "was called inside a replica, in a function run by MirroredStrategy.run",
-            "It belongs outside, in the cross-replica context",
+            "It is a method of the cross-replica context",
             remedy,
         ):
             call(jaxdist.get_strategy())

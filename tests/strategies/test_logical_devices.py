@@ -254,7 +254,7 @@ _REFUSED: list[tuple[Any, ...]] = [
     ((4, 8), [8, 1], ShapeError, ["4 element(s) in dim 0", "8 parts", "[1, 4]"]),
     ((2, 3), [4, 1], ShapeError, ["2 element(s) in dim 0", "No dim of [2, 3]"]),
     ((4, 8), [0, 4], ArgumentError, ["4 element(s) in dim 0, and", "0 parts of dim 0"]),
-    ((4, 8), "14", ArgumentTypeError, ["'14'", "[1, 2] splits dim 1"]),
+    ((4, 8), "14", ArgumentTypeError, ["'14'", "[1, 2], which splits dim 1"]),
     ((4, 8), [1, 4.0], ArgumentTypeError, ["[1, 4.0]"]),
 ]
 
@@ -273,7 +273,7 @@ def test_parts_that_do_not_fit_are_refused(inside: bool) -> None:
 def test_what_cannot_be_split_outside_of_a_step_is_refused() -> None:
     with refused(ShapeError, "dim 1 of tensor['w']", "6 elements", "4 parts", "4 or 8 long"):
         SPLIT({"w": np.zeros((2, 6))}, [1, 4])
-    with refused(ArgumentError, "dim 0 lies over the replicas"):
+    with refused(ArgumentError, "dim 0 is split over the replicas"):
         SPLIT(PerReplica([np.zeros((4, 2))] * 2), [4, 1])
     for wrong in ("text", object(), np.array(["a", "b", "c", "d"])):
         for call in (REPLICATE, lambda x: SPLIT(x, [4])):

@@ -424,7 +424,7 @@ def test_an_axis_outside_the_rank_is_refused_with_the_valid_ones(
         "plain": row,
     }[form]
     outside = axis[1] if isinstance(axis, tuple) else axis
-    valid = str(list(range(-rank, rank))) if rank else "pass axis=None"
+    valid = str(list(range(-rank, rank))) if rank else "Pass axis=None"
     shape = f"float32{list(row.shape)} of rank {rank}"
     with refused(ShapeError, f"axis={outside}", "value['x']", shape, valid):
         two.reduce("SUM", {"x": value}, axis=axis)

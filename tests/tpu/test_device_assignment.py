@@ -72,7 +72,7 @@ def test_modes_are_taken_by_number() -> None:
         (
             {"computation_shape": [2, 1, 1, 1], "computation_stride": [2, 1, 1, 1]},
             ValueError,
-            ["covers [4, 1, 1, 1]", "[2, 2, 1, 2]"],
+            ["product is [4, 1, 1, 1]", "[2, 2, 1, 2]"],
         ),
         ({"computation_shape": [1, 1, 1]}, ValueError, ["computation_shape has shape [3]"]),
         ({"computation_shape": [0, 1, 1, 1]}, ValueError, ["[0, 1, 1, 1]", "Use [1, 1, 1, 1]"]),
@@ -80,7 +80,7 @@ def test_modes_are_taken_by_number() -> None:
         ({"computation_stride": [1, 1]}, ValueError, ["computation_stride has shape [2]"]),
         ({"computation_shape": "ab"}, ArgumentTypeError, ["computation_shape"]),
         ({"computation_shape": [1.0] * 4}, ArgumentTypeError, ["float64"]),
-        ({"num_replicas": 9}, ValueError, ["9 replicas", "8 of", "at most 8"]),
+        ({"num_replicas": 9}, ValueError, ["num_replicas=9", "8 of", "num_replicas=8 or less"]),
         ({"num_replicas": -1}, ArgumentError, ["-1", "from 0 to 8"]),
         ({"num_replicas": 2.0}, TypeError, ["2.0", "float"]),
         ({"num_replicas": None}, TypeError, ["None"]),
@@ -107,8 +107,8 @@ def test_what_cannot_be_laid_out_is_refused(arguments: Any, error: Any, parts: l
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ({"num_replicas": 8}, ["need 8 devices", "7 are there", "at most 7"]),
-        ({"num_replicas": 4, "computation_shape": [1, 1, 1, 2]}, ["at most 3"]),
+        ({"num_replicas": 8}, ["need 8 devices", "7 are there", "num_replicas=7 or less"]),
+        ({"num_replicas": 4, "computation_shape": [1, 1, 1, 2]}, ["num_replicas=3 or less"]),
         ({"computation_stride": [2, 1, 1, 1]}, ["stride [2", "[[1, 0, 0, 0]]"]),
         ({"device_order_mode": DeviceOrderMode.RING}, ["RING", "1 device"]),
     ],
@@ -168,7 +168,7 @@ def test_numbers_of_replicas_that_are_no_integers_are_refused() -> None:
 
 
 def test_tasks_without_replicas_are_refused() -> None:
-    with refused(TopologyError, "lookup_replicas(task_id=1, logical_core=0)", "[0]"):
+    with refused(TopologyError, "task_id=1 and logical_core=0", "[0]"):
         PAIRS.lookup_replicas(1, 0)
     with refused(TopologyError, "0 to 1"):
         PAIRS.lookup_replicas(0, 2)

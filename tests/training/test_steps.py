@@ -220,7 +220,7 @@ def test_numbers_of_python_and_random_keys_are_state() -> None:
 
 
 def test_no_batches_and_a_single_array_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="no batches"):
+    with pytest.raises(ArgumentError, match="which is empty"):
         multi_step(lambda s, b: (s, b))(0, [])
     with pytest.raises(ArgumentTypeError, match="list or tuple"):
         multi_step(lambda s, b: (s, b))(0, jnp.ones((3, 4)))  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ def test_the_array_of_values_held_one_by_one_is_refused_with_the_remedy() -> Non
 
 @pytest.mark.parametrize("values", [[], (), iter([])], ids=_kind)
 def test_no_values_are_refused(values: Any) -> None:
-    with refused(ReplicaValueError, "no values", "one value for each replica"):
+    with refused(ReplicaValueError, "which is empty", "one value for each replica"):
         PerReplica(values)
 
 

@@ -98,8 +98,11 @@ def split(level: Level, local: int) -> tuple[Level, Level]:
     """
     if local < 1 or level.size % local:
         raise ArgumentError(
-            f"{level.size} replicas cannot be divided among workers of {local} each.\n\n"
-            "Every worker has the same number of replicas."
+            f"An all-reduce of two levels was asked for {level.size} replicas, with {local} "
+            "replicas for each worker.\n\n"
+            "Every worker has the same number of replicas.\n\n"
+            f"Use one of {[n for n in range(1, level.size + 1) if level.size % n == 0]} replicas "
+            "for each worker."
         )
     workers = tuple(
         group[i : i + local] for group in level.groups for i in range(0, level.size, local)

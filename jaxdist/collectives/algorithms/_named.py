@@ -28,9 +28,9 @@ def check_name(caller: str, name: Any) -> None:
     if not isinstance(name, str) or name not in NAMES:
         raise ArgumentError(
             f"{caller} was given all_reduce_spec with the algorithm {name!r}, which does not exist."
-            "\n\n"
-            f"Use one of {', '.join(map(repr, NAMES))}. Names with a slash have two levels: within "
-            "a worker, and across workers."
+            f"\n\nThe algorithms are {', '.join(map(repr, NAMES))}. Names with a slash have two "
+            "levels: within a worker, and across workers.\n\n"
+            "Pass one of them, for instance 'nccl'."
         )
 
 

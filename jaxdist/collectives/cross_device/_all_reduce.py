@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jaxdist._validate import shown
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._packing import Alone, EqualPacks, Packing, SmallInRuns
 from jaxdist.collectives._plan import Plan
@@ -52,8 +53,9 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
             "hierarchical_copy",
         ):
             raise ArgumentError(
-                f"{type(self).__name__} was given all_reduce_alg={all_reduce_alg!r}.\n\n"
-                "It is 'nccl' or 'hierarchical_copy'."
+                f"{type(self).__name__} was given all_reduce_alg={shown(all_reduce_alg)}.\n\n"
+                "all_reduce_alg is 'nccl' or 'hierarchical_copy'.\n\n"
+                "Pass all_reduce_alg='nccl', or leave it out."
             )
         self.all_reduce_alg = all_reduce_alg
         self._set_packing(num_packs, agg_small_grads_max_bytes, agg_small_grads_max_group)

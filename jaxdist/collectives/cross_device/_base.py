@@ -275,9 +275,11 @@ class CrossDeviceOps:
             checked_results(self, results, [local_shape(per_replica_value)])
             return results[0]
         raise UnsupportedError(
-            f"{type(self).__name__} has no reduce_implementation.\n\n"
-            "A subclass of CrossDeviceOps overrides reduce_implementation(reduce_op, "
-            "per_replica_value, destinations, options), or batch_reduce_implementation."
+            f"A reduction with {type(self).__name__} was asked for, and it has no "
+            "reduce_implementation.\n\n"
+            "A subclass of CrossDeviceOps says how values are reduced.\n\n"
+            "Override reduce_implementation(reduce_op, per_replica_value, destinations, options), "
+            "or batch_reduce_implementation."
         )
 
     def batch_reduce_implementation(
@@ -334,7 +336,7 @@ def _check_one(caller: str, name: str, leaf: Any) -> None:
     if isinstance(leaf, PerReplica):
         raise ArgumentError(
             f"{caller} was given {name}={leaf!r}, a PerReplica.\n\n"
-            "It has a value for each replica already; what is broadcast is one value.\n\n"
+            "What is broadcast is one value, and a PerReplica has one for each replica.\n\n"
             "Reduce it first: ops.reduce('MEAN', value, destinations)."
         )
     check_integer(f"{caller} cannot broadcast {name}", leaf)
@@ -347,14 +349,16 @@ def _check_broadcast(what: str, result: Any, tensor: Any) -> None:
     if found[1] != wanted[1]:
         raise ReplicaValueError(
             f"{what} gave {result!r}, of type {type(result).__name__}.\n\n"
-            f"It gives what it was given: {wanted[1]}."
+            "It returns the structure that it was given.\n\n"
+            f"Return a pytree with the structure {wanted[1]}."
         )
     for (path, have), (_, given) in zip(found[0], wanted[0], strict=True):
         if np.shape(have) != np.shape(given):
             raise ReplicaValueError(
                 f"{what} gave tensor{jax.tree_util.keystr(path)} of shape {list(np.shape(have))}, "
                 f"and it was given {list(np.shape(given))}.\n\n"
-                "It gives the array of this shape, on the destinations."
+                "It returns the array that it was given, on the destinations.\n\n"
+                f"Return an array of shape {list(np.shape(given))}."
             )
 
 
@@ -366,6 +370,6 @@ def checked_pairs(caller: str, pairs: Any) -> list[tuple[Any, Any]]:
         return [(v, d) for v, d in pairs]
     raise ArgumentError(
         f"{caller} was given value_destination_pairs={shown(pairs)}.\n\n"
-        "It is a list or tuple of (value, destinations) pairs.\n\n"
+        "value_destination_pairs is a list or tuple of pairs.\n\n"
         "Pass [(value, destinations), ...]."
     )

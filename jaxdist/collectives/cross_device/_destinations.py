@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxdist import mesh as meshes
 from jaxdist import runtime
 from jaxdist._typing import PyTree
+from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError, DeviceError
 from jaxdist.mesh import ReplicaMesh
 from jaxdist.values import Handle, PerReplica, Variable, owned
@@ -36,9 +37,9 @@ def target_of(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any
             return layout.replicated
         return devices[0] if len(devices) == 1 else meshes.build(devices).replicated
     raise ArgumentError(
-        f"{caller} was given destinations={destinations!r} of type {type(destinations).__name__}."
-        "\n\nDestinations are a device or the name of one ('cpu:0'), a list of them, or a "
-        "distributed value."
+        f"{caller} was given destinations={shown(destinations)}.\n\n"
+        "destinations is a device or its name, a list of them, or a distributed value.\n\n"
+        f"Pass for instance destinations='{jax.default_backend()}:0'."
     )
 
 
@@ -62,8 +63,9 @@ def target_in_strategy(caller: str, destinations: Any, layout: ReplicaMesh) -> A
     if isinstance(target, NamedSharding) and target != layout.replicated:
         raise DeviceError(
             f"{caller} was given {len(destinations)} destinations that are not the strategy's own "
-            f"devices: {[str(d) for d in destinations]}.\n\nName one device, or all of "
-            f"{[str(d) for d in layout.devices]}."
+            f"devices: {[str(d) for d in destinations]}.\n\n"
+            "The destination is one device, or all devices of the strategy.\n\n"
+            f"Pass one device, or all of {[str(d) for d in layout.devices]}."
         )
     return target
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jaxdist import runtime
+from jaxdist._validate import shown
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._plan import Plan
 from jaxdist.collectives._reduction import Summing
@@ -127,7 +128,8 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         workers = len(self.worker_devices)
         if count % workers == 0:
             return f"Pass num_gpus_per_worker={count // workers}."
-        return f"Name a number of workers that divides {count}."
+        fitting = [n for n in range(1, count + 1) if count % n == 0]
+        return f"Pass worker_devices with one of {fitting} names."
 
     def __repr__(self) -> str:
         spec = [(s.alg, s.shards, s.limit) for s in self.all_reduce_spec]
@@ -142,9 +144,9 @@ def _checked_workers(given: Any) -> tuple[str, ...]:
     names = tuple(given) if isinstance(given, (list, tuple)) else ()
     if not names or not all(isinstance(n, str) and n for n in names):
         raise ArgumentError(
-            f"{caller} was given worker_devices={given!r}.\n\n"
-            "It takes a list of device strings, one for each worker: "
-            "['/job:worker/task:0', '/job:worker/task:1']."
+            f"{caller} was given worker_devices={shown(given)}.\n\n"
+            "worker_devices is a list of device strings, one for each worker.\n\n"
+            "Pass for instance ['/job:worker/task:0', '/job:worker/task:1']."
         )
     tasks = [_TASK.match(n) for n in names]
     workers: list[Any] = []
@@ -158,14 +160,17 @@ def _checked_workers(given: Any) -> tuple[str, ...]:
         several = jax.process_count() > 1
         count = jax.process_count() if several else len(names)
         if int(task["task"]) >= count:
+            known = [f"/job:{task['job']}/task:{n}" for n in range(count)]
             what = f"the job has {count} processes" if several else f"there are {count} workers"
             raise DeviceError(
                 f"{caller} was given the worker {name!r}, and {what}.\n\n"
-                f"Tasks are numbered from 0 to {count - 1}."
+                f"Tasks are numbered from 0 to {count - 1}.\n\n"
+                f"Pass {known}."
             )
     if len(set(workers)) < len(names):
         raise ArgumentError(
             f"{caller} was given worker_devices={list(names)}, in which one comes twice.\n\n"
-            "List each worker once."
+            "worker_devices has each worker once.\n\n"
+            "Leave the second one out."
         )
     return names

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import runtime
+from jaxdist._validate import shown
 from jaxdist.collectives._dtypes import result_dtype
 from jaxdist.collectives._options import CommunicationOptions
 from jaxdist.collectives._plan import Plan
@@ -58,10 +59,9 @@ class ReductionToOneDevice(AlgorithmicOps):
     ) -> None:
         if accumulation_fn is not None and not callable(accumulation_fn):
             raise ArgumentTypeError(
-                f"ReductionToOneDevice was given accumulation_fn={accumulation_fn!r}, of type "
-                f"{type(accumulation_fn).__name__}.\n\n"
-                "It is a function of the list of the values of all replicas, or None, which adds "
-                "them."
+                f"ReductionToOneDevice was given accumulation_fn={shown(accumulation_fn)}.\n\n"
+                "accumulation_fn is a function of the list of the values of all replicas, or None, "
+                "which adds them.\n\nPass for instance accumulation_fn=sum, or leave it out."
             )
         self.reduce_to_device = (
             None
@@ -116,8 +116,8 @@ class ReductionToOneDevice(AlgorithmicOps):
         raise DeviceError(
             f"ReductionToOneDevice(reduce_to_device={str(self.reduce_to_device)!r}): no replica "
             f"runs on this device. They run on {[str(d) for d in layout.devices]}.\n\n"
-            "Values are reduced on a device of the strategy: name one of these, or leave "
-            "reduce_to_device out."
+            "Values are reduced on a device of the strategy.\n\n"
+            "Pass one of these devices, or leave reduce_to_device out."
         )
 
     def __repr__(self) -> str:

@@ -37,7 +37,7 @@ def gathered_by(
     if isinstance(result, PerReplica) or len(getattr(result, "shape", ())) != rank:
         raise ReplicaValueError(
             f"{what} gave {result!r}, of type {type(result).__name__}, for {name}.\n\n"
-            f"It gives one array of rank {rank}, the same for all replicas: their values one "
-            f"after the other on dim {axis}."
+            "It returns one array for all replicas: their values, concatenated on dim "
+            f"{axis}.\n\nReturn an array of rank {rank}."
         )
     return result

@@ -29,9 +29,9 @@ def slices_in(caller: str, name: str, value: Any) -> IndexedSlices | None:
         return None
     shapes = [p.dense_shape if isinstance(p, IndexedSlices) else p for p in parts]
     if not all(kinds) or len(set(shapes)) > 1:
-        found = "".join(f"  replica {r}: {p!r}\n" for r, p in enumerate(parts))
+        found = "\n".join(f"  replica {r}: {p!r}" for r, p in enumerate(parts))
         raise ReplicaValueError(
-            f"{caller} was given {name} that is not of one kind:\n\n{found}\n"
+            f"{caller} was given {name} that is not of one kind:\n{found}\n\n"
             "Slices are reduced with slices, of one whole array (dense_shape).\n\n"
             "Give IndexedSlices on every replica, or slices.to_dense() on each."
         )

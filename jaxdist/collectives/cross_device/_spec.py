@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from jaxdist._validate import shown
 from jaxdist.collectives.algorithms import check_name
 from jaxdist.errors import ArgumentError
 
@@ -39,9 +40,9 @@ def specs_of(given: Any) -> tuple[AllReduceSpec, ...]:
         entries = [_entry(one, given) for one in given]
     else:
         raise ArgumentError(
-            f"{_CALLER} was given all_reduce_spec={given!r}, of type {type(given).__name__}.\n\n"
-            "A tuple is expected, or a list of tuples: (algorithm, shards, limit in bytes), for "
-            "instance ('pscpu/pscpu', 2, -1)."
+            f"{_CALLER} was given all_reduce_spec={shown(given)}.\n\n"
+            "all_reduce_spec is the name of an algorithm, a tuple (algorithm, shards, limit in "
+            "bytes), or a list of such tuples.\n\nPass for instance ('pscpu/pscpu', 2, -1)."
         )
     limits = [e.limit for e in entries]
     rising = limits[:-1] == sorted(set(limits[:-1]))
@@ -57,14 +58,15 @@ def specs_of(given: Any) -> tuple[AllReduceSpec, ...]:
 def _entry(one: Any, given: Any) -> AllReduceSpec:
     if not isinstance(one, tuple):
         raise ArgumentError(
-            f"{_CALLER} was given all_reduce_spec={given!r}: a tuple is expected for each entry, "
-            f"and {one!r} is of type {type(one).__name__}.\n\n"
-            "Write [(algorithm, shards, limit in bytes), ...]."
+            f"{_CALLER} was given all_reduce_spec={given!r:.200} with the entry {shown(one)}.\n\n"
+            "Each entry is a tuple (algorithm, shards, limit in bytes).\n\n"
+            "Pass for instance [('pscpu/pscpu', 2, -1)]."
         )
     if not 1 <= len(one) <= 3:
         raise ArgumentError(
             f"{_CALLER} was given all_reduce_spec={given!r}: {one!r} has {len(one)} elements.\n\n"
-            "An entry has one to three: (algorithm, shards, limit in bytes)."
+            "An entry has one to three elements: (algorithm, shards, limit in bytes).\n\n"
+            "Pass for instance ('pscpu/pscpu', 2, -1)."
         )
     alg, shards, limit = (*one, *(1, -1)[len(one) - 1 :])
     check_name(_CALLER, alg)
@@ -72,8 +74,8 @@ def _entry(one: Any, given: Any) -> AllReduceSpec:
         if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
             raise ArgumentError(
                 f"{_CALLER} was given all_reduce_spec={given!r}, with {name}={value!r} in "
-                f"{one!r}.\n\nThe number of shards is 1 or more; the limit is a number of bytes, "
-                "or -1 for none."
+                f"{one!r}.\n\nshards is an integer from 1 up; limit is a number of bytes, or -1 "
+                f"for none.\n\nPass for instance ({alg!r}, 1, -1)."
             )
     return AllReduceSpec(str(alg), int(shards), int(limit))
 

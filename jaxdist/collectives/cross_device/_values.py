@@ -42,9 +42,8 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
     ):
         raise ReplicaValueError(
             f"{caller}: {name} is IndexedSlices.\n\n"
-            "Rows have their numbers beside them, so a gather of the rows alone loses which they "
-            "are.\n\n"
-            "Reduce them, which puts the rows of all replicas one after the other: "
+            "A gather of the rows alone would lose their indices.\n\n"
+            "Reduce them, which concatenates the rows of all replicas: "
             "ops.reduce('SUM', slices, destinations); or pass slices.to_dense()."
         )
     try:
@@ -80,7 +79,7 @@ def _check_placed(caller: str, name: str, value: Any) -> None:
         raise ReplicaValueError(
             f"{caller} was given {name}={value!r} inside a trace (jax.jit, jax.grad ...), where "
             "the layout of an array cannot be seen.\n\n"
-            "Which of its rows are of which replica is what the layout says.\n\n"
+            "The layout says which rows belong to which replica.\n\n"
             "Call strategy.reduce or strategy.gather, which know their replicas, or give the "
             "values one by one: jaxdist.PerReplica([value_of_replica_0, ...])."
         )
@@ -146,7 +145,8 @@ def layout_of(
     if len(set(counts)) > 1:
         raise ReplicaValueError(
             f"{caller} was given values of different numbers of replicas: {counts}.\n\n"
-            "Values that are reduced together are of the same replicas."
+            "Values that are reduced together are of the same replicas.\n\n"
+            "Call it once for the values of each number of replicas."
         )
     for value in values:
         found = _mesh_of(value)

@@ -39,7 +39,8 @@ def _check_logical(loaded: LoadedConfig[TopicsConfig]) -> None:
         raise ConfigError(
             f"{loaded.origin('strategy.logical_devices')}: strategy.logical_devices is "
             f"{asked!r}, which is neither a number nor a shape.\n\n"
-            'Give the devices of one replica, such as 2, or the box that they are, such as "2x1".'
+            "It is the number of devices of one replica, or their shape.\n\n"
+            'Set it for instance to 2, or to "2x1".'
         )
 
 
@@ -50,8 +51,8 @@ def _check_heads(loaded: LoadedConfig[TopicsConfig]) -> None:
     if heads not in fitting:
         near = sorted(fitting, key=lambda n: abs(n - heads))[:2]
         raise ConfigError(
-            f"{loaded.origin('model.heads')}: model.heads is {heads}, and model.width {width} "
-            "has to divide into heads of an even number of dims.\n\n"
+            f"{loaded.origin('model.heads')}: model.heads is {heads}, and model.width is {width}."
+            "\n\nAll heads have the same even number of dims.\n\n"
             + (
                 f"Set model.heads to {' or '.join(map(str, sorted(near)))}."
                 if near
@@ -68,15 +69,15 @@ def _check_partition(loaded: LoadedConfig[TopicsConfig]) -> None:
     split = "fsdp_in_slice_tensor_parallel" if "in_slice" in name else "fsdp_tensor_parallel"
     if is_split and count == 1:
         raise ConfigError(
-            f"{where}: strategy.partition is {name!r}, and strategy.logical_devices is 1, so "
-            "there is nothing to split parameters over.\n\n"
+            f"{where}: strategy.partition is {name!r}, and strategy.logical_devices is 1.\n\n"
+            "It splits parameters over the logical devices of a replica, 2 or more.\n\n"
             "Set strategy.logical_devices to 2 or more, or strategy.partition to "
             f"{name.removesuffix('_tensor_parallel') if 'fsdp' in name else 'replicated'!r}."
         )
     if not is_split and count > 1:
         raise ConfigError(
-            f"{where}: strategy.partition is {name!r}, and strategy.logical_devices is {count}: "
-            f"the {count} devices of a replica would all do the same.\n\n"
+            f"{where}: strategy.partition is {name!r}, and strategy.logical_devices is {count}."
+            f"\n\nWith it the {count} devices of a replica would all do the same work.\n\n"
             f"Set strategy.partition to 'tensor_parallel' or {split!r}, or "
             "strategy.logical_devices to 1."
         )
@@ -84,15 +85,16 @@ def _check_partition(loaded: LoadedConfig[TopicsConfig]) -> None:
     if slices > 1 and "in_slice" not in name:
         raise ConfigError(
             f"{loaded.origin('strategy.slices')}: strategy.slices is {slices}, and "
-            f"strategy.partition is {name!r}, which has no use for slices.\n\n"
+            f"strategy.partition is {name!r}.\n\n"
+            "Slices are for a partition within slices.\n\n"
             f"Set strategy.slices to 1, or strategy.partition to {in_slice!r}."
         )
     update = config.optimizer.update
     if (update == "compressed" and name != "replicated") or (update == "sharded" and is_split):
         raise ConfigError(
             f"{loaded.origin('optimizer.update')}: optimizer.update is "
-            f"{update!r}, and strategy.partition is {name!r}, which already says where the "
-            "optimizer's state is.\n\n"
+            f"{update!r}, and strategy.partition is {name!r}.\n\n"
+            "This partition decides where the state of the optimizer is.\n\n"
             "Set optimizer.update to 'replicated'; with 'fsdp' in strategy.partition the state "
             "is in pieces too."
         )
@@ -108,12 +110,15 @@ def _check_divides(loaded: LoadedConfig[TopicsConfig], count: int) -> None:
             raise ConfigError(
                 f"{loaded.origin(f'model.{entry}')}: model.{entry} is {size}, and {count} "
                 f"logical devices cannot share {what} equally.\n\n"
+                f"Each logical device has the same part: model.{entry} is a multiple of "
+                f"{count}.\n\n"
                 f"Set model.{entry} to {' or '.join(str(n) for n in (low, high) if n)}, or "
                 f"strategy.logical_devices to a divisor of {size}."
             )
     if VOCABULARY % count:
         raise ConfigError(
             f"{loaded.origin('strategy.logical_devices')}: strategy.logical_devices is {count}, "
-            f"and {VOCABULARY} bytes cannot be shared equally by them.\n\n"
-            "Set it to a power of two."
+            f"and the vocabulary has {VOCABULARY} bytes.\n\n"
+            f"Each logical device has the same number of them.\n\n"
+            f"Set it to a power of two, up to {VOCABULARY}."
         )

@@ -48,7 +48,8 @@ def rules_of(name: str, whole_below: int = 0) -> Rules:
     if name == "fsdp_in_slice_tensor_parallel":
         return partition.fsdp_tensor_parallel(min_bytes=whole_below, axes=_WITHIN)
     raise ArgumentError(
-        f"The language model has no rules {name!r}.\n\nIt has {', '.join(map(repr, NAMES))}."
+        f"The language model has no rules {name!r}.\n\n"
+        f"Its rules are {', '.join(map(repr, NAMES))}.\n\nPass one of these."
     )
 
 

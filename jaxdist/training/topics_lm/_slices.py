@@ -33,7 +33,8 @@ def told(devices: Sequence[Any]) -> int | None:
     if len(set(counts.values())) > 1:
         raise ConfigError(
             f"strategy.devices has different numbers of devices of each slice: "
-            f"{dict(sorted(counts.items()))}.\n\nName {min(counts.values())} of each."
+            f"{dict(sorted(counts.items()))}.\n\nAll slices have the same number of devices.\n\n"
+            f"Name {min(counts.values())} of each."
         )
     return len(counts)
 
@@ -55,6 +56,7 @@ def over_slices(strategy: Strategy, config: TopicsConfig, there: int | None) -> 
     if there is not None and asked not in (1, there):
         raise ConfigError(
             f"strategy.slices is {asked}, and the devices are {there} slice(s).\n\n"
+            "It is the number of slices that the devices are in.\n\n"
             f"Leave it out, or set it to {there}."
         )
     slices = there or asked
@@ -64,8 +66,9 @@ def over_slices(strategy: Strategy, config: TopicsConfig, there: int | None) -> 
         below = max(n for n in fitting if n < slices)
         near = [below, *[n for n in fitting if n > slices][:1]]
         raise ConfigError(
-            f"strategy.slices is {slices}, and {replicas} replicas do not divide into {slices} "
-            f"slices.\n\nSet strategy.slices to {' or '.join(map(str, near))}."
+            f"strategy.slices is {slices}, and there are {replicas} replicas.\n\n"
+            "All slices have the same number of replicas.\n\nSet strategy.slices to "
+            f"{' or '.join(map(str, near))}."
         )
     share_slices(strategy, slices)
     return strategy

@@ -81,8 +81,8 @@ def _mirrored(devices: Sequence[Any], config: TopicsConfig) -> Strategy:
     if len(devices) % count:
         fitting = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
         raise ConfigError(
-            f"strategy.logical_devices is {count}, and {len(devices)} devices do not divide by "
-            f"it.\n\nSet it to one of {fitting}."
+            f"strategy.logical_devices is {count}, and there are {len(devices)} devices.\n\n"
+            f"All replicas have the same number of devices.\n\nSet it to one of {fitting}."
         )
     grid = np.asarray(devices, dtype=object).reshape(-1, count)
     made = MirroredStrategy(mesh=Mesh(grid, ("replica", "logical")), replica_axes=("replica",))
