@@ -178,6 +178,6 @@ def _check_placement(caller: str, options: InputOptions) -> None:
         raise ArgumentError(
             f"{caller} was given InputOptions(experimental_place_dataset_on_device=True, "
             f"experimental_fetch_to_device={options.experimental_fetch_to_device}).\n\n"
-            "The batches of a dataset on the device are not fetched to it, and None stands for "
-            "True.\n\nPass experimental_fetch_to_device=False."
+            "A dataset that is on the device has its batches there already, so they cannot be "
+            "fetched to it. None means True.\n\nPass experimental_fetch_to_device=False."
         )

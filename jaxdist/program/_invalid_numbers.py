@@ -38,7 +38,7 @@ def invalid_number(
 
 # What makes a nan or an infinity, and how it is avoided, by the name of the operation.
 _AVOIDED = {
-    "div": "Keep the divisor from 0: x / jnp.where(y == 0, 1, y).",
+    "div": "Keep the divisor away from 0: x / jnp.where(y == 0, 1, y).",
     "log": "Keep its argument above 0: jnp.log(jnp.maximum(x, 1e-12)).",
     "sqrt": "Keep its argument from 0 up: jnp.sqrt(jnp.maximum(x, 0)).",
     "rsqrt": "Keep its argument above 0: jax.lax.rsqrt(jnp.maximum(x, 1e-12)).",

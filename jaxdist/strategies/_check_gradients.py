@@ -67,7 +67,9 @@ def check(
         with Renamed("strategy.run ", "Strategy.check_gradients "):
             options = checked(options)._replace(donate_argnums=())
     if any_variable():
-        _refuse_variables(strategy.lower(fn, args, kwargs, options))
+        with Renamed("strategy.lower ", "Strategy.check_gradients "):
+            program = strategy.lower(fn, args, kwargs, options)
+        _refuse_variables(program)
     on_many = _Copy(args, kwargs)
     on_one = _Copy(args, kwargs)
     on_one.put_together()

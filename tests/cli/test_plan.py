@@ -120,8 +120,8 @@ def test_a_sweep_compares_pieces_within_a_slice_where_there_are_several() -> Non
     ("arguments", "words"),
     [
         (["--topology", "v5e:3x2"], "nearest slices"),
-        (["--topology", "v5e:64x64"], "largest of v5e has 256"),
-        (["--topology", "v5e:2x2", "--slices", "512"], "takes 511 at most"),
+        (["--topology", "v5e:64x64"], "largest slice of v5e has 256 chips"),
+        (["--topology", "v5e:2x2", "--slices", "512"], "takes 511 slices at most"),
         (["--topology", "v5p:9998x1"], "v5p:16x16x24*2, or fewer chips"),
         (["--topology", "v5e:2x2x2"], "v5e:2x4 for as many chips, or v5e:2x2*2 for"),
         (["--topology", "v5e:2x2*2", "--slices", "2"], "Leave one of the two out"),
@@ -134,8 +134,8 @@ def test_a_sweep_compares_pieces_within_a_slice_where_there_are_several() -> Non
         (["--topology", "v5e:2x2", "--rules", "replicated", "--sweep"], "tries all rules"),
         (["--topology", "v5e:2x2", "--global-batch", "6"], "Use 4 or 8"),
         (["--topology", "v5e:2x2", "--png", "nowhere/at/all.png"], "there is no folder"),
-        (["--topology", "v5e:2x2", "--png", "plan.abc"], "Use 'plan.png', or one of"),
-        (["--topology", "v5e:2x2", "--png", "plan"], "Use 'plan.png', or one of"),
+        (["--topology", "v5e:2x2", "--png", "plan.abc"], "Use 'plan.png'."),
+        (["--topology", "v5e:2x2", "--png", "plan"], "Use 'plan.png'."),
         (["--topology", "v5e:2x2", "--png", "docs"], "Name a file in it: 'docs/plan.png'"),
     ],
 )

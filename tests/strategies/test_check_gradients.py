@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 import jaxdist
-from jaxdist import PerReplica, RunOptions, get_replica_context
+from jaxdist import PerReplica, RunOptions, errors, get_replica_context
 from jaxdist.nn import compute_average_loss
 from jaxdist.strategies._gradient_meanings import Setting
 from jaxdist.strategies._gradient_report import GradientReport, LeafComparison
@@ -485,6 +485,15 @@ def test_a_long_list_of_leaves_is_cut() -> None:
     report = GradientReport(Setting(8), leaves)
     assert "and 2 more" in repr(report)
     assert "neither the number of replicas" in repr(report)
+
+
+@pytest.mark.parametrize("number", [10**30, 2**40])
+def test_arguments_are_refused_by_its_name_where_variables_exist_elsewhere(number: int) -> None:
+    strategy = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
+    elsewhere = jaxdist.Variable(1.0)
+    with pytest.raises(errors.ArgumentError, match=r"^Strategy\.check_gradients was given args"):
+        strategy.check_gradients(lambda x: x, ([number],))
+    assert float(elsewhere.value()) == 1
 
 
 def test_a_step_with_variables_is_refused_and_they_stay_as_they_are() -> None:
