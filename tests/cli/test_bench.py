@@ -51,8 +51,8 @@ def test_it_prints_what_was_fitted_and_saves_what_is_read_again(
         (["--devices", "1"], "2 devices or more"),
         (["--devices", "-3"], "2 devices or more"),
         (["--devices", "99"], "99"),
-        (["--devices", "8", "--sizes", "1KiB", "1GiB"], "may be 67,108,864 bytes"),
-        (["--devices", "8", "--sizes", "32MiB", "64MiB"], "the smallest 4,194,304"),
+        (["--devices", "8", "--sizes", "1KiB", "1GiB"], "up to 67,108,864 bytes"),
+        (["--devices", "8", "--sizes", "32MiB", "64MiB"], "the smallest up to 4,194,304"),
         (["--save", "/no/such/folder/x.json"], "there is no folder '/no/such/folder'"),
     ],
 )

@@ -248,12 +248,12 @@ class _Aggregation(enum.Enum):
 
 @pytest.mark.parametrize("op", ["max", None, _Aggregation.SUM, 0], ids=repr)
 def test_an_unknown_op_is_refused_with_the_valid_ones(two: Strategy, op: Any) -> None:
-    with refused(ArgumentError, "ReplicaContext.all_reduce", repr(op), "ReduceOp.SUM", "'MEAN'"):
+    with refused(ArgumentError, "ReplicaContext.all_reduce", repr(op), "jaxdist.ReduceOp", "'MEAN'"):
         two.run(lambda x: _all_reduce(op, x), (_documented(),))
 
 
 def test_an_unknown_op_is_refused_outside_every_strategy_too() -> None:
-    with refused(ArgumentError, "'max'", "ReduceOp.SUM"):
+    with refused(ArgumentError, "'max'", "'SUM'"):
         _all_reduce("max", 1.0)
 
 
