@@ -248,7 +248,7 @@ class _Aggregation(enum.Enum):
 
 @pytest.mark.parametrize("op", ["max", None, _Aggregation.SUM, 0], ids=repr)
 def test_an_unknown_op_is_refused_with_the_valid_ones(two: Strategy, op: Any) -> None:
-    with refused(ArgumentError, "ReplicaContext.all_reduce", repr(op), "jaxdist.ReduceOp", "'MEAN'"):
+    with refused(ArgumentError, "ReplicaContext.all_reduce", repr(op), "a jaxdist.ReduceOp"):
         two.run(lambda x: _all_reduce(op, x), (_documented(),))
 
 

@@ -30,7 +30,11 @@ UNKNOWN: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "long_double": (np.ones(2, "g"), ArgumentTypeError, ("float128", "astype('float64')")),
     "other_endian": (np.ones(2, ">f4"), ArgumentTypeError, (">f4", "astype('float32')")),
     "other_endian_ints": (np.ones(2, ">i2"), ArgumentTypeError, (">i2", "astype('int16')")),
-    "masked": (np.ma.masked_array([1, 2], [False, True]), ArgumentTypeError, ("masked array", "filled")),
+    "masked": (
+        np.ma.masked_array([1, 2], [False, True]),
+        ArgumentTypeError,
+        ("a masked", "filled"),
+    ),
     "shape": (jax.ShapeDtypeStruct((2,), "float32"), ArgumentTypeError, ("without numbers",)),
     "big_integer": (BIG, ReplicaValueError, (str(BIG), "int32 ends at")),
     "per_replica": (PerReplica([1.0, 2.0]), ContextError, ("a PerReplica", "args=(value, ...)")),
