@@ -19,6 +19,7 @@ from jaxdist.program._invalid_numbers import invalid_number
 from jaxdist.program._merge_once import MergeCall, Merged
 from jaxdist.program._replication import named_axes
 from jaxdist.program._turns import Finished
+from jaxdist.values import how_to_cast
 
 _MEMBERS = "jaxdist_members"
 
@@ -191,8 +192,7 @@ def _check_shapes(brought: Sequence[Collective]) -> None:
 
 def _to_one_kind(brought: Sequence[Collective]) -> str:
     if len({tuple(x.shape for x in b.operands) for b in brought}) == 1:
-        wide = jnp.result_type(*(x.dtype for b in brought for x in b.operands))
-        return f"Cast the values before: value.astype({wide.name!r})."
+        return how_to_cast("value", (x.dtype for b in brought for x in b.operands))
     return (
         "Reduce over the rows first (value.sum(axis=0)), or use all_gather, which takes different "
         "numbers of rows."

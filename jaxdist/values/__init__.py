@@ -28,6 +28,7 @@ from jaxdist.values._mean import mean_of_shares as mean_of_shares
 from jaxdist.values._mean import power_of_two_from as power_of_two_from
 from jaxdist.values._mean import share_of_mean as share_of_mean
 from jaxdist.values._numbers import check_integers as check_integers
+from jaxdist.values._numbers import how_to_cast as how_to_cast
 from jaxdist.values._numbers import is_python as is_python
 from jaxdist.values._numbers import too_large as too_large
 from jaxdist.values._owned import aligned_empty as aligned_empty

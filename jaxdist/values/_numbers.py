@@ -1,8 +1,10 @@
 """Python integers as values of replicas."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdist.errors import ReplicaValueError
@@ -26,6 +28,15 @@ def check_integers(name: object, replica: int, value: Any) -> None:
                 f"{name} is a PerReplica whose value on replica {replica} has the Python integer "
                 f"{outside[0]}, and {too_large(int(outside[0]), bounds)}"
             )
+
+
+def how_to_cast(name: str, dtypes: Iterable[Any]) -> str:
+    """What makes values of several dtypes values of one; random keys have none in common."""
+    try:
+        wide = jnp.result_type(*(jax.dtypes.canonicalize_dtype(dtype) for dtype in dtypes))
+    except (TypeError, ValueError):
+        return "Give every replica values of the same dtype."
+    return f"Cast them to one dtype first: {name}.astype({wide.name!r})."
 
 
 def too_large(number: int, bounds: "np.iinfo[Any]") -> str:

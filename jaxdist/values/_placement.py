@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxdist import _compat
 from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist.mesh import ReplicaMesh
-from jaxdist.values._numbers import check_integers
+from jaxdist.values._numbers import check_integers, how_to_cast
 from jaxdist.values._owned import owned
 from jaxdist.values._per_replica import Form, PerReplica
 from jaxdist.values._variable_binding import origin_of
@@ -283,8 +283,7 @@ def _placed_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> 
             "that are too many (drop_remainder=True)."
         )
         if len({dtype for _, dtype in shapes}) > 1:
-            wide = jax.numpy.result_type(*(a.dtype for a in arrays))
-            remedy = f"Cast them to one dtype first: x.astype({wide.name!r})."
+            remedy = how_to_cast("x", (a.dtype for a in arrays))
         raise ShapeError(
             f"{name} is a PerReplica whose values differ in shape or dtype: {found}.\n\n"
             "Inside a function that JAX traces, such as one under jax.jit, and where a replica has "

@@ -109,9 +109,9 @@ def test_rows_that_virtual_replicas_cannot_share_are_refused_with_both_numbers()
     x = jax.device_put(np.zeros((12, 3), np.float32), strategy.per_replica_sharding)
     with _refused(ShapeError, "args[0]['x'] is float32[12, 3]", "8 virtual", "12 rows", "8 or 16"):
         strategy.run(lambda batch: batch["x"], ({"x": x},))
-    with _refused(ShapeError, "args[0]", "[12, 3]", "multiple of 8: 8 or 16 rows"):
+    with _refused(ShapeError, "args[0]", "[12, 3]", "multiple of 8.\n\nUse 8 or 16 rows."):
         strategy.run(lambda x: x, (PerReplica.of_global(x),))
-    with _refused(ShapeError, "multiple of 8: 8 rows"):
+    with _refused(ShapeError, "multiple of 8.\n\nUse 8 rows."):
         strategy.run(lambda x: x, (PerReplica.of_global(np.zeros(2)),))
 
 

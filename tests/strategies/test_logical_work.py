@@ -392,7 +392,7 @@ def test_a_logical_device_that_is_not_there_is_refused() -> None:
             on(wrong)
     with refused(ArgumentTypeError, "is a function"):
         on(1)(3)  # type: ignore[arg-type]
-    with refused(ArgumentTypeError, "tensor[0] is a str"):
+    with refused(ArgumentTypeError, "tensor[0] is of type str"):
         FOUR_BY_TWO.lower(lambda x: assign(["text", x], 0), (1.0,))
     with refused(ArgumentTypeError, "result['y'] of named is of type str"):
 

@@ -307,7 +307,7 @@ def test_replica_axes_without_a_mesh_are_refused() -> None:
 
 
 def test_what_is_no_mesh_is_refused() -> None:
-    with refused(ArgumentTypeError, "jax.sharding.Mesh", "list was given"):
+    with refused(ArgumentTypeError, "mesh is a jax.sharding.Mesh", "mesh=[1], of type list"):
         MirroredStrategy(mesh=[1], replica_axes="data")  # type: ignore[arg-type]
 
 

@@ -293,7 +293,11 @@ def test_sums_of_python_integers_are_exact_or_refused(ops: str) -> None:
             strategy.reduce("SUM", {"n": PerReplica(pair)}, axis=None)
     for op in ReduceOp:
         for number in (2**31, least - 1, 2**70):
-            with refused(ReplicaValueError, "value['n']", "replica 1", str(number), "int32", "x64"):
+            # 64 bits do not hold the last one.
+            remedy = () if number == 2**70 else ("x64",)
+            with refused(
+                ReplicaValueError, "value['n']", "replica 1", str(number), "int32", *remedy
+            ):
                 strategy.reduce(op, {"n": PerReplica([1, number])}, axis=None)
 
 
@@ -394,8 +398,7 @@ def test_an_unknown_op_is_refused_with_the_valid_ones(two: Strategy, op: Any, ax
         ArgumentError,
         "Strategy.reduce",
         repr(op),
-        "ReduceOp.SUM",
-        "ReduceOp.MEAN",
+        "a jaxdist.ReduceOp",
         "'SUM'",
         "'MEAN'",
     ):
