@@ -271,7 +271,7 @@ def _placed_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> 
         raise ReplicaValueError(
             f"{name} is a PerReplica with {len(values)} values, and the strategy has {expected} "
             "replicas in this process.\n\nA PerReplica has one value for each replica.\n\n"
-            f"Give it {expected} value(s)."
+            f"Pass a PerReplica of {expected} value(s)."
         )
     arrays = [owned(_as_array(name, i, v)) for i, v in enumerate(values)]
     shapes = {(a.shape, str(a.dtype)) for a in arrays}

@@ -613,7 +613,7 @@ def test_a_per_replica_argument_with_the_wrong_number_of_values_is_named(count: 
         "args[0]['batch'][0]",
         f"with {count} values",
         "2 replicas",
-        "Give one value for each replica: 2 values",
+        "Pass a PerReplica of 2 value(s)",
     ):
         _two().run(lambda b: b, (given,))
 
