@@ -20,6 +20,7 @@ from jaxdist.errors import (
     OutOfRangeError,
     ShapeError,
 )
+from jaxdist.program import _options
 from tests.strategies_under_test import Row
 
 
@@ -396,8 +397,10 @@ def test_older_names_are_the_same_objects() -> None:
 
 
 def test_options_of_xla_are_taken_and_logged_as_without_effect(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # It is said once in a process.
+    monkeypatch.setattr(_options, "_TOLD", set())
     options = jaxdist.RunOptions(
         experimental_xla_options=jaxdist.tpu.XLAOptions(use_shardy_partitioner=True)
     )
