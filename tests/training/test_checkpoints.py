@@ -114,7 +114,7 @@ def test_nothing_to_restore_is_none_and_a_step_is_saved_once(tmp_path: Path) -> 
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.restore_latest(like={}) is None
         checkpoints.save(1, {"w": jnp.zeros(2)}, {})
-        with pytest.raises(CheckpointError, match="was given step=1, and .* exists"):
+        with pytest.raises(CheckpointError, match=r"was given step=1, and .* exists"):
             checkpoints.save(1, {"w": jnp.ones(2)}, {})
         restored = checkpoints.restore(1, like={"w": jnp.zeros(2)})
     assert restored.state["w"].tolist() == [0, 0]
