@@ -41,43 +41,32 @@ def api(n: int) -> Loop:
     return Loop(loop, prepare)
 
 
-def as_numpy(n: int) -> Loop:
-    """Reading the global array."""
+def by_hand(n: int, ends_in_jax: bool) -> Loop:
+    """Reading the global array, and making a JAX array of it if asked for."""
     values: list[Any] = []
 
     def prepare(steps: int) -> None:
         made = fresh_values(n, jnp.zeros((2 * n, 4)), steps)
         values[:] = jax.tree.leaves(made)
 
-    def loop(_: int) -> None:
+    def to_numpy(_: int) -> None:
         for value in values:
             np.asarray(value)
 
-    return Loop(loop, prepare)
-
-
-def as_array(n: int) -> Loop:
-    """Reading the global array, and making a JAX array of it."""
-    values: list[Any] = []
-
-    def prepare(steps: int) -> None:
-        made = fresh_values(n, jnp.zeros((2 * n, 4)), steps)
-        values[:] = jax.tree.leaves(made)
-
-    def loop(_: int) -> None:
+    def to_jax(_: int) -> None:
         for value in values:
             jax.device_put(np.asarray(value))
 
-    return Loop(loop, prepare)
+    return Loop(to_jax if ends_in_jax else to_numpy, prepare)
 
 
 def run(bench: Bench) -> Iterator[Line]:
     """Compare."""
     skipped = bench.without_tensorflow("gather against TensorFlow's")
     for n in bench.options.sizes(1, 2, 4, 8):
-        arms = {"gather": arm(api, n=n), "np.asarray": arm(as_numpy, n=n)}
+        arms = {"gather": arm(api, n=n), "np.asarray": arm(by_hand, n=n, ends_in_jax=False)}
         if n > 1:
-            arms["array by hand"] = arm(as_array, n=n)
+            arms["array by hand"] = arm(by_hand, n=n, ends_in_jax=True)
         steps = {label: bench.options.steps(200) for label in arms}
         if not skipped and n > 1:
             arms["tf gather"] = tensorflow_arm(_tensorflow.gather, n=n)
