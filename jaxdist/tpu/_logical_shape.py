@@ -47,7 +47,7 @@ def logical_shape(topology: Topology, num_slices: int, logical: Any) -> Box:
     if bad:
         count = math.prod(box)
         raise TopologyError(
-            f"compile_for was given logical={_text(box)}, and the slice has {_text(within)} in "
+            f"compile_for was given logical={logical!r}, and the slice has {_text(within)} in "
             f"{', '.join(AXES)}: {'; '.join(bad)}.\n\n"
             f"The shape of a replica divides the slice.\n\n{_those_that_fit(within, count)}"
         )

@@ -322,7 +322,7 @@ def test_a_batch_that_replicas_cannot_share_names_the_option_and_the_nearest_tha
     with pytest.raises(ConfigError) as caught:
         _check(here, "data.batch_size=100")
     message = str(caught.value)
-    assert "--set data.batch_size=100: data.batch_size is 100, and 8 replicas" in message
+    assert "--set data.batch_size=100: data.batch_size is 100, and there are 8 replicas" in message
     assert "Set data.batch_size to 96 or 104." in message
     with pytest.raises(ConfigError, match=r"batch_size to 8\."):
         _check(here, "data.batch_size=3")

@@ -145,12 +145,12 @@ def test_a_steady_loop_compiles_once() -> None:
 def test_what_it_cannot_take_is_refused() -> None:
     with refused(ArgumentError, "'int4'"):
         compressed_update(optax.sgd(0.1), "int4")
-    with refused(ArgumentTypeError, "compressed_update(tx) takes an optax.GradientTransformation"):
+    with refused(ArgumentTypeError, "tx is an optax.GradientTransformation"):
         compressed_update("adam")  # pyrefly: ignore
     with refused(ArgumentTypeError, "workers='2'"):
         compressed_update(optax.sgd(0.1), workers="2")  # pyrefly: ignore
     strategy = MirroredStrategy()
-    with strategy.scope(), refused(ArgumentError, "workers=3", "[1, 2, 4, 8]"):
+    with strategy.scope(), refused(ArgumentError, "workers=3", "workers=1 or 2 or 4 or 8"):
         compressed_update(optax.sgd(0.1), workers=3).init(jnp.ones(2))
     tx = compressed_update(optax.sgd(0.1), workers=2)
     with strategy.scope():
