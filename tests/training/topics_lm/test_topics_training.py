@@ -171,8 +171,8 @@ def test_tpus_that_say_their_slice_are_put_in_its_order_and_counted() -> None:
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        (["strategy.slices=3"], r"slices is 3, and 8 replicas(.|\n)*slices to 2 or 4\."),
-        (["strategy.slices=9"], r"slices is 9, and 8 replicas(.|\n)*slices to 8\."),
+        (["strategy.slices=3"], r"slices is 3, and there are 8 replicas(.|\n)*slices to 2 or 4\."),
+        (["strategy.slices=9"], r"slices is 9, and there are 8 replicas(.|\n)*slices to 8\."),
         (
             ["strategy.virtual_slice=v5e:2x2*2", "strategy.slices=4"],
             r"slices is 4, and the devices are 2(.|\n)*set it to 2\.",
