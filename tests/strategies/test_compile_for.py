@@ -256,15 +256,15 @@ def test_a_number_of_logical_devices_is_a_box_that_divides_a_slice_or_an_error(
 
 BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("v5e:4x4", {"logical": "3x1"}, errors.TopologyError, "divides the slice"),
-    ("v5e:4x4", {"logical": "8x1"}, errors.TopologyError, "Shapes of 8 that do: 2x4x1x1, 4x2x1x1"),
-    ("v5e:4x4", {"logical": 7}, errors.TopologyError, "some box has: 1, 2, 4, 8"),
+    ("v5e:4x4", {"logical": "8x1"}, errors.TopologyError, "Use one of 2x4x1x1, 4x2x1x1"),
+    ("v5e:4x4", {"logical": 7}, errors.TopologyError, "one of the numbers 1, 2, 4, 8"),
     ("v5e:4x4", {"logical": "2by2"}, errors.TopologyError, "or a shape of chips"),
     ("v5e:4x4", {"logical": 0}, errors.TopologyError, "1 logical device or more"),
     ("v5e:4x4", {"logical": 2.0}, errors.ArgumentTypeError, "type float"),
     ("v5e:4x4", {"global_batch": 33}, errors.ArgumentError, "Use 32 or 48"),
     ("v5e:16x32", {}, errors.TopologyError, "largest slice of v5e has 256"),
     ("v5e:3x4", {}, errors.TopologyError, "nearest slices"),
-    ("v9:2x2", {}, errors.TopologyError, "Use one of v2"),
+    ("v9:2x2", {}, errors.TopologyError, "The generations are v2"),
     ("local", {}, errors.ArgumentError, "TPUs that this machine does not have"),
 ]
 
