@@ -7,7 +7,7 @@ import os
 import jax
 from jax.experimental import topologies
 
-from jaxdist import mesh
+from jaxdist import _mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +32,13 @@ def has_tpu_compiler() -> bool:
     return found is not None and found.origin is not None
 
 
-def layout_of(name: str) -> mesh.ReplicaMesh:
+def layout_of(name: str) -> _mesh.ReplicaMesh:
     """A replica on each device: of a description by its name, or of so many CPU devices.
 
     libtpu is set up by the first description that a process asks for.
     """
     if name.startswith("cpu"):
-        return mesh.build(jax.devices()[: int(name.split()[1])])
+        return _mesh.build(jax.devices()[: int(name.split()[1])])
     described = DESCRIPTIONS[name]
     os.environ.update(
         TPU_SKIP_MDS_QUERY="1",
@@ -51,4 +51,4 @@ def layout_of(name: str) -> mesh.ReplicaMesh:
     topology = topologies.get_topology_desc(
         platform="tpu", topology_name=described.topology, **more
     )
-    return mesh.build(topology.devices)
+    return _mesh.build(topology.devices)

@@ -18,9 +18,11 @@ import jaxdist
 from benchmarks._joined import joined
 from benchmarks._loop import Loop
 from benchmarks._steps import strategy
-from jaxdist import cost, hlo, mesh
-from jaxdist.collectives import CommunicationOptions
-from jaxdist.collectives._default_sum import default_summing
+from jaxdist import cost
+from jaxdist import hlo
+from jaxdist import _mesh
+from jaxdist._collectives import CommunicationOptions
+from jaxdist._collectives.sums.default_sum import default_summing
 
 Shapes = Sequence[Sequence[int]]
 # As many as jaxdist lets a loop have by itself.
@@ -40,17 +42,17 @@ def api(n: int, shapes: Shapes, links: str) -> Loop:
 
 def per_leaf(n: int, shapes: Shapes) -> Loop:
     """By hand: one `psum` of the list of leaves."""
-    return _by_hand(mesh.build(jax.devices()[:n]), shapes, psum_each)
+    return _by_hand(_mesh.build(jax.devices()[:n]), shapes, psum_each)
 
 
 def flat(n: int, shapes: Shapes) -> Loop:
     """By hand: all leaves as one vector."""
-    return _by_hand(mesh.build(jax.devices()[:n]), shapes, psum_flat)
+    return _by_hand(_mesh.build(jax.devices()[:n]), shapes, psum_flat)
 
 
 def floor(n: int, shapes: Shapes) -> Loop:
     """No all-reduce: one more than every element, which reads and writes as much memory."""
-    layout = mesh.build(jax.devices()[:n])
+    layout = _mesh.build(jax.devices()[:n])
     call = mapped(layout, lambda xs: [x + 1 for x in xs], layout.replica_spec)
     given = leaves(layout, shapes)
     return loop(lambda: call(given), layout)
@@ -96,18 +98,18 @@ def _in_words(text: str) -> str:
 
 def psum_each(arrays: list[jax.Array]) -> list[jax.Array]:
     """A sum for each array."""
-    return list(jax.lax.psum(arrays, mesh.REPLICA_AXIS))
+    return list(jax.lax.psum(arrays, _mesh.REPLICA_AXIS))
 
 
 def psum_flat(arrays: list[jax.Array]) -> list[jax.Array]:
     """One sum of all arrays end to end."""
-    total = jax.lax.psum(jnp.concatenate([x.ravel() for x in arrays]), mesh.REPLICA_AXIS)
+    total = jax.lax.psum(jnp.concatenate([x.ravel() for x in arrays]), _mesh.REPLICA_AXIS)
     ends = np.cumsum([x.size for x in arrays])[:-1]
     parts = jnp.split(total, ends)
     return [p.reshape(x.shape) for p, x in zip(parts, arrays, strict=True)]
 
 
-def mapped(layout: mesh.ReplicaMesh, fn: Any, out_specs: Any) -> Any:
+def mapped(layout: _mesh.ReplicaMesh, fn: Any, out_specs: Any) -> Any:
     """`jit(shard_map(fn))` over the rows of all replicas."""
     return jax.jit(
         jax.shard_map(
@@ -120,7 +122,7 @@ def mapped(layout: mesh.ReplicaMesh, fn: Any, out_specs: Any) -> Any:
     )
 
 
-def leaves(layout: mesh.ReplicaMesh, shapes: Shapes) -> list[jax.Array]:
+def leaves(layout: _mesh.ReplicaMesh, shapes: Shapes) -> list[jax.Array]:
     """Leaf i is i + r + 1 on replica r: sums that floats hold exactly.
 
     Loops of one process read the same arrays: where they lie in memory makes some percent.
@@ -129,7 +131,7 @@ def leaves(layout: mesh.ReplicaMesh, shapes: Shapes) -> list[jax.Array]:
 
 
 @functools.lru_cache(maxsize=1)
-def _leaves(layout: mesh.ReplicaMesh, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
+def _leaves(layout: _mesh.ReplicaMesh, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
     count = layout.num_replicas
 
     def made(number: int, shape: Sequence[int]) -> jax.Array:
@@ -150,13 +152,13 @@ def expected_sum(n: int, shapes: Shapes) -> float:
     return float(sum(n * i + n * (n + 1) // 2 for i in range(len(shapes))))
 
 
-def _by_hand(layout: mesh.ReplicaMesh, shapes: Shapes, how: Summing) -> Loop:
+def _by_hand(layout: _mesh.ReplicaMesh, shapes: Shapes, how: Summing) -> Loop:
     given = leaves(layout, shapes)
     call = mapped(layout, lambda xs: list(how(xs)), PartitionSpec())
     return loop(lambda: call(given), layout)
 
 
-def loop(call: Callable[[], Any], layout: mesh.ReplicaMesh) -> Loop:
+def loop(call: Callable[[], Any], layout: _mesh.ReplicaMesh) -> Loop:
     """One all-reduce after the other."""
     wait_every = STEPS_IN_FLIGHT if layout.is_local else 1
 

@@ -18,7 +18,7 @@ from benchmarks._bench import Bench
 from benchmarks._descriptions import V5E, V5P, has_tpu_compiler, layout_of
 from benchmarks._lines import CountLine, Line, SkipLine
 from benchmarks._resnet import resnet50_shapes
-from jaxdist.collectives import plan_packs
+from jaxdist._collectives import plan_packs
 from jaxdist.experimental import CommunicationOptions
 
 ROW = "9"

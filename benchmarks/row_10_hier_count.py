@@ -20,7 +20,7 @@ from benchmarks import _formulas
 from benchmarks._bench import Bench
 from benchmarks._lines import CountLine, Line
 from benchmarks._steps import strategy
-from jaxdist.collectives import HierarchicalCopyAllReduce
+from jaxdist._collectives import HierarchicalCopyAllReduce
 
 ROW = "10"
 COUNT = 8

@@ -4,5 +4,5 @@ from jaxdist.cluster_resolver import (
     experimental_connect_to_cluster as experimental_connect_to_cluster,
 )
 from jaxdist.cost import links as links
-from jaxdist.program import run_eagerly as run_eagerly
-from jaxdist.program import steps_run_eagerly as steps_run_eagerly
+from jaxdist._program import run_eagerly as run_eagerly
+from jaxdist._program import steps_run_eagerly as steps_run_eagerly

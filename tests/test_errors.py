@@ -49,9 +49,9 @@ WARNINGS = {"RetraceWarning", "StateDivergenceWarning", "UnevenMeanWarning"}
 
 # Built-ins that Python's own protocols ask for, and one in the words of JAX.
 PROTOCOLS = {
-    ("values/_sharded.py", "AttributeError"),
-    ("values/_variable_documented.py", "AttributeError"),
-    ("values/_variable_operators.py", "AttributeError"),
+    ("_values/sharded/sharded.py", "AttributeError"),
+    ("_values/variable/documented.py", "AttributeError"),
+    ("_values/variable/operators.py", "AttributeError"),
     ("_compat/_arrays.py", "RuntimeError"),
     ("errors.py", "AttributeError"),
 }

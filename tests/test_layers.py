@@ -109,7 +109,7 @@ def test_user_input_never_meets_an_assert(path: pathlib.Path) -> None:
     ("here", "source", "fault"),
     [
         ("values", "from jaxdist.strategies import Strategy", "lower row"),
-        ("values", "def f():\n    import jaxdist.program._trace", "lower row"),
+        ("values", "def f():\n    import jaxdist._program.trace.trace", "lower row"),
         ("mesh", "if TYPE_CHECKING:\n    from jaxdist.values import PerReplica", "lower row"),
         ("replica", "from jaxdist import strategies", "lower row"),
         ("strategies", "from jaxdist import MirroredStrategy", "lower row"),
@@ -132,8 +132,8 @@ def test_planted_import_is_found(here: str, source: str, fault: str) -> None:
     ("here", "source"),
     [
         ("collectives", "from jaxdist.values import PerReplica"),
-        ("program", "from jaxdist.replica import ReplicaContext"),
-        ("program", "from jaxdist.program._trace import trace"),
+        ("program", "from jaxdist._replica import ReplicaContext"),
+        ("program", "from jaxdist._program.trace.trace import trace"),
         ("_compat", "from jax._src import core"),
         ("_compat", "from jaxdist._compat._tracing import inside_trace"),
         ("__init__", "from jaxdist import testing as testing"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from jaxdist import mesh as meshes
+from jaxdist import _mesh as meshes
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 from tests.strategies.oracle import refused
 

@@ -7,7 +7,9 @@ import jax
 import pytest
 
 import jaxdist
-from jaxdist import MirroredStrategy, PerReplica, runtime
+from jaxdist import MirroredStrategy
+from jaxdist import PerReplica
+from jaxdist._devices import runtime
 from jaxdist.errors import ArgumentTypeError, DeviceError
 from tests.strategies.oracle import refused
 

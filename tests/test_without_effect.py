@@ -14,10 +14,10 @@ import pytest
 import jaxdist
 from jaxdist import PerReplica, Variable, _validate, tpu
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver, TPUClusterResolver
-from jaxdist.collectives import _hints
+from jaxdist._collectives.options import hints as _hints
 from jaxdist.compat import v1
 from jaxdist.experimental import CommunicationImplementation, CommunicationOptions
-from jaxdist.program import _options
+from jaxdist._program.arguments import options as _options
 
 
 def _two() -> Any:
@@ -162,7 +162,7 @@ def test_nothing_is_told_where_nothing_was_asked(caplog: pytest.LogCaptureFixtur
 
 
 # Of entries of a configuration that belong to another entry, which are checked there.
-_ELSEWHERE = {"training/_schema.py"}
+_ELSEWHERE = {"jobs/_config/schema.py"}
 
 
 def test_every_argument_that_is_documented_without_effect_is_in_the_table() -> None:

@@ -13,7 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from jaxdist import cost, mesh, runtime
+from jaxdist import cost
+from jaxdist import _mesh
+from jaxdist._devices import runtime
 from jaxdist.cli._measure import COUNTS, MAX_BYTES, measure
 from jaxdist.errors import ArgumentError, BackendStartedError
 
@@ -104,7 +106,7 @@ def bench_collectives(arguments: argparse.Namespace) -> int:
             f"measured with {max(COUNTS)} arrays as well.\n\n"
             f"Pass sizes up to {limit:,} bytes, the smallest up to {limit // max(COUNTS):,}."
         )
-    layout = mesh.build(devices)
+    layout = _mesh.build(devices)
     known = cost.links_of(layout).inner
     console = Console(file=sys.stdout)
     with Progress(

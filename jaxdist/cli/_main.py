@@ -10,7 +10,7 @@ from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.cli._plan import add_plan
 from jaxdist.cli._train import train
 from jaxdist.errors import JaxdistError
-from jaxdist.training import versions
+from jaxdist.jobs import versions
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it

@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxdist.cost import Medium, Sample
-from jaxdist.mesh import ReplicaMesh
+from jaxdist._mesh import ReplicaMesh
 
 # What makes more arrays than this slow is compiling, not communicating.
 COUNTS = (1, 16)

@@ -11,6 +11,7 @@ import jax
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from jaxdist import jobs
 from jaxdist import training
 from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.errors import ArgumentError
@@ -80,7 +81,7 @@ def plan(arguments: argparse.Namespace) -> int:
     if getattr(jax.config, "jax_platforms", None) is None:
         # Everything is shapes. A TPU of this machine stays free for others.
         jax.config.update("jax_platforms", "cpu")
-    job = training.load_job(arguments.config, arguments.overrides)
+    job = jobs.load_job(arguments.config, arguments.overrides)
     console = Console(file=sys.stdout)
     found = _found(job, topology, arguments)
     console.print(found.text(), markup=False, highlight=False, soft_wrap=True)
@@ -99,9 +100,9 @@ def _found(job: Any, topology: str, arguments: argparse.Namespace) -> Plan | Swe
             "report": report,
         }
         if arguments.sweep:
-            return training.sweep_job(job, topology, **given)
+            return jobs.sweep_job(job, topology, **given)
         given |= {"rules": arguments.rules, "quick": arguments.quick}
-        return training.plan_job(job, topology, **given)
+        return jobs.plan_job(job, topology, **given)
 
 
 @contextlib.contextmanager

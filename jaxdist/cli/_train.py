@@ -7,25 +7,26 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from jaxdist import runtime, training
+from jaxdist._devices import runtime
+from jaxdist import jobs
 from jaxdist.errors import BackendStartedError
-from jaxdist.training import TrainingReport
+from jaxdist.jobs import TrainingReport
 
 
 def train(arguments: argparse.Namespace) -> int:
     """Run the main job and print how it ended; 130 where Ctrl-C ended it."""
-    loaded = training.load_job_config(arguments.config, arguments.overrides)
+    loaded = jobs.load_job_config(arguments.config, arguments.overrides)
     config = loaded.values
     console = Console(file=sys.stdout)
-    finished = training.finished_run(loaded, accept_changes=arguments.accept_changes)
+    finished = jobs.finished_run(loaded, accept_changes=arguments.accept_changes)
     if finished is not None:
-        _print(console, training.finished_line(finished, loaded))
+        _print(console, jobs.finished_line(finished, loaded))
         _print(console, final_line(finished))
         return 0
-    _ask_for_cpu_devices(training.kind_of(config).num_cpu_devices(config))
-    report = training.train(
+    _ask_for_cpu_devices(jobs.kind_of(config).num_cpu_devices(config))
+    report = jobs.train(
         loaded,
-        training.make_strategy(config),
+        jobs.make_strategy(config),
         console=console,
         skip_damaged=arguments.resume_from_previous,
         accept_changes=arguments.accept_changes,

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from jaxdist import _chips
+from jaxdist._devices import chips
 from jaxdist._validate import as_integer, check_text, shown
 from jaxdist.cluster_resolver._resolver import ClusterResolver
 from jaxdist.errors import ArgumentError, ArgumentTypeError
@@ -52,15 +52,15 @@ def experimental_connect_to_cluster(
         check_text(caller, "job_name", job_name, "worker")
     if task_index is not None:
         task_index = as_integer(caller, "task_index", task_index, least=0)
-    if _chips.is_connected():
+    if chips.is_connected():
         return
     tasks = _in_order(resolver)
     if getattr(resolver, "tpu_name", None) == "local":
         hosts = [job for job, _ in tasks if job == resolver.task_type]
         if len(hosts) > 1 or int(os.environ.get("MEGASCALE_NUM_SLICES") or 1) > 1:
-            _chips.connect()
+            chips.connect()
         elif not hosts:
-            _chips.connect_where_detected()
+            chips.connect_where_detected()
         return
     if len(tasks) < 2:
         return
@@ -75,7 +75,7 @@ def experimental_connect_to_cluster(
             f"Say which: SimpleClusterResolver(..., task_type={next(iter(tasks))[0]!r}, "
             f"task_id={next(iter(tasks))[1]!r})."
         )
-    _chips.connect(
+    chips.connect(
         coordinator_address=next(iter(tasks.values())),
         num_processes=len(tasks),
         process_id=list(tasks).index(me),

@@ -3,7 +3,7 @@
 import abc
 from typing import Any
 
-from jaxdist import _chips
+from jaxdist._devices import chips
 from jaxdist._validate import as_integer, check_instance, tell_without_effect
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 
@@ -65,7 +65,7 @@ class ClusterResolver(abc.ABC):
             config_proto: Settings of a TensorFlow session; JAX has none, and it changes nothing.
         """
         tell_unused(config_proto)
-        return _chips.accelerators(None if task_type is None else task_id)
+        return chips.accelerators(None if task_type is None else task_id)
 
     @property
     def environment(self) -> str:

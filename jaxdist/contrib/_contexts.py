@@ -1,9 +1,10 @@
 """Asking for the context of the caller, as `tf.contrib.distribute` does."""
 
-from jaxdist import replica
+from jaxdist import _replica
 from jaxdist.errors import ContextError
-from jaxdist.replica import ReplicaContext
-from jaxdist.strategies import Strategy, get_replica_context
+from jaxdist._replica import ReplicaContext
+from jaxdist._strategies import Strategy
+from jaxdist._strategies import get_replica_context
 
 
 def get_cross_replica_context() -> Strategy | None:
@@ -20,7 +21,7 @@ def get_cross_replica_context() -> Strategy | None:
     Source:
         `tf.contrib.distribute.get_cross_replica_context`.
     """
-    frame = replica.current_frame()
+    frame = _replica.current_frame()
     if frame is None or frame.replica is not None:
         return None
     strategy: Strategy = frame.strategy

@@ -12,7 +12,7 @@ from jaxdist.cost._link import Link, Links
 from jaxdist.cost._measured import link_named
 from jaxdist.cost._table import TABLE
 from jaxdist.errors import ArgumentTypeError
-from jaxdist.mesh import ReplicaMesh
+from jaxdist._mesh import ReplicaMesh
 
 # (words of a device kind, link inside a machine, link between machines as NVIDIA builds them)
 _GPUS = (

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 
 from jaxdist import _validate
-from jaxdist.data._assemble import GROUP_CALLER, SPLIT_CALLER, Drops
-from jaxdist.data._cardinality import cardinality_of_steps
+from jaxdist.data._reading.assemble import GROUP_CALLER
+from jaxdist.data._reading.assemble import SPLIT_CALLER
+from jaxdist.data._reading.assemble import Drops
+from jaxdist.data._reading.cardinality import cardinality_of_steps
 from jaxdist.data._context import InputContext
 from jaxdist.data._dataset import CheckContext, DistributedDataset
 from jaxdist.data._group import Grouper
@@ -18,12 +20,14 @@ from jaxdist.data._options import (
     check_for_function,
     checked_options,
 )
-from jaxdist.data._partial_batch import PartialBatch
+from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.data._place import Placer
-from jaxdist.data._readers import GroupReader, ParallelReader, Reader
-from jaxdist.data._sources import Source
+from jaxdist.data._reading.readers import GroupReader
+from jaxdist.data._reading.readers import ParallelReader
+from jaxdist.data._reading.readers import Reader
+from jaxdist.data._reading.sources import Source
 from jaxdist.data._split import Splitter
-from jaxdist.mesh import ReplicaMesh
+from jaxdist._mesh import ReplicaMesh
 
 
 def distribute_dataset(
@@ -66,7 +70,7 @@ def distribute_dataset(
             than those before it, or one that `partial_batch` does not allow.
 
     Example:
-        >>> layout = jaxdist.mesh.build(jax.devices())
+        >>> layout = jaxdist._mesh.build(jax.devices())
         >>> for batch in distribute_dataset([{"x": np.arange(16)}], layout):
         ...     batch["x"].values[1].tolist()
         [2, 3]
@@ -135,7 +139,7 @@ def distribute_datasets_from_function(
         >>> def dataset_fn(context):
         ...     size = context.get_per_replica_batch_size(16)
         ...     return jaxdist.data.batches(np.arange(32), size)
-        >>> layout = jaxdist.mesh.build(jax.devices())
+        >>> layout = jaxdist._mesh.build(jax.devices())
         >>> first = next(iter(distribute_datasets_from_function(dataset_fn, layout)))
         >>> first.values[1].tolist()
         [2, 3]

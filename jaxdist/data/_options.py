@@ -4,7 +4,7 @@ import enum
 from typing import Any, NamedTuple
 
 from jaxdist._validate import as_flag, as_integer, check_instance, shown
-from jaxdist.data._partial_batch import PartialBatch
+from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.errors import ArgumentError, UnsupportedError
 
 

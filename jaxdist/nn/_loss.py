@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist import replica
+from jaxdist import _replica
 from jaxdist._validate import as_array, shown
-from jaxdist.collectives import note_averaged
+from jaxdist._collectives import note_averaged
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
-from jaxdist.values import PerReplica
+from jaxdist._values import PerReplica
 
 
 def compute_average_loss(
@@ -117,7 +117,7 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 def _num_replicas(caller: str, remedy: str) -> int:
-    frame = replica.current_frame()
+    frame = _replica.current_frame()
     if frame is None:
         return 1
     if frame.replica is None:

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist import replica
+from jaxdist import _replica
 from jaxdist._validate import as_integer, shown
-from jaxdist.collectives import current_log
+from jaxdist._collectives import current_log
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
 
@@ -61,7 +61,7 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
         most=(1 << 31) - 1,
         remedy="Pass x.shape[0] of this replica's batch; it is a Python integer, as in all shapes.",
     )
-    frame = replica.current_frame()
+    frame = _replica.current_frame()
     if frame is not None and frame.replica is None:
         raise ContextError(
             f"nn.example_keys was called {frame.describe()}.\n\n"

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from jaxdist import replica
+from jaxdist import _replica
 from jaxdist._validate import as_array, check_has_arrays, shown
 from jaxdist.errors import ArgumentTypeError, ShapeError
 from jaxdist.partition._placements import Placement, Replicate, Split
@@ -44,7 +44,7 @@ def constrain(value: Any, placement: Placement | int) -> Any:
         placement = Split(placement)
     placement = checked_activation("partition.constrain", placement)
     check_has_arrays("partition.constrain", "value", value)
-    frame = replica.current_frame()
+    frame = _replica.current_frame()
     if frame is None or not frame.inside_step or frame.strategy.layout.num_logical == 1:
         return value
     axes = frame.strategy.layout.logical_axes

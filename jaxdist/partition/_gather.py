@@ -6,10 +6,14 @@ import jax
 from flax import nnx
 from jax.extend.core import Primitive
 
-from jaxdist import replica
+from jaxdist import _replica
 from jaxdist._validate import check_has_arrays, check_instance, shown
 from jaxdist.errors import ArgumentTypeError
-from jaxdist.values import GATHERED, PerReplica, Sharded, gathered, is_sharded
+from jaxdist._values import GATHERED
+from jaxdist._values import PerReplica
+from jaxdist._values import Sharded
+from jaxdist._values import gathered
+from jaxdist._values import is_sharded
 
 T = TypeVar("T")
 
@@ -46,7 +50,7 @@ def gather(tree: T) -> T:
         Array(1., dtype=float32)
     """
     check_has_arrays("partition.gather", "tree", tree, "a pytree of arrays, or an NNX object")
-    frame = replica.current_frame()
+    frame = _replica.current_frame()
     layout = None if frame is None or not frame.inside_step else frame.strategy.layout
 
     def whole(x: Any) -> Any:

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import cost
 from jaxdist.errors import ArgumentError, ShapeError
-from jaxdist.mesh import ReplicaMesh
+from jaxdist._mesh import ReplicaMesh
 from jaxdist.partition._placements import (
     LOGICAL,
     REPLICA,
@@ -18,7 +18,7 @@ from jaxdist.partition._placements import (
     Shard,
     Split,
 )
-from jaxdist.values import Cut
+from jaxdist._values import Cut
 
 # A dim is not cut without being asked for where padding would make the leaf longer than this.
 _MOST_PADDING = 1.5

@@ -3,4 +3,4 @@
 No room of jaxdist leans on it.
 """
 
-from jaxdist.runtime import virtual_devices as virtual_devices
+from jaxdist._devices import virtual_devices as virtual_devices

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from jaxdist import _chips
+from jaxdist._devices import chips
 from jaxdist._compat import inside_trace
 from jaxdist._validate import shown
 from jaxdist.errors import ArgumentTypeError, ContextError
@@ -84,7 +84,7 @@ def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
     system_of(name, "shutdown_tpu_system(cluster_resolver=...)")
     _FOUND.pop(name, None)
     _INITIALIZED.discard(name)
-    _chips.clear_caches()
+    chips.clear_caches()
 
 
 def system_of(name: str, caller: str) -> TPUSystem:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from jaxdist import _chips
+from jaxdist._devices import chips
 from jaxdist.errors import NotFoundError, TopologyError
 from jaxdist.tpu._from_devices import topology_of
 from jaxdist.tpu._hardware import HardwareFeature
@@ -107,7 +107,7 @@ def find(name: str, caller: str) -> TPUSystem:
 
 def _virtual(name: str) -> TPUSystem:
     layout = slice_of(name.removeprefix(VIRTUAL))
-    cpus = _chips.cpus()
+    cpus = chips.cpus()
     if len(cpus) < layout.num_cores:
         raise NotFoundError(
             f"{name!r} needs {layout.num_cores} CPU devices, one for each core, and JAX shows "
@@ -123,8 +123,8 @@ def _virtual(name: str) -> TPUSystem:
 def _described(name: str) -> list[Any]:
     layout = slice_of(name.removeprefix(DESCRIBED))
     try:
-        return _chips.described(layout.name, layout.num_slices)
-    except _chips.NotDescribedError as error:
+        return chips.described(layout.name, layout.num_slices)
+    except chips.NotDescribedError as error:
         raise TopologyError(
             f"libtpu {error.version} does not describe {layout.name!r}: {error}\n\n"
             "A slice can be described where the installed libtpu knows it.\n\n"
@@ -133,7 +133,7 @@ def _described(name: str) -> list[Any]:
 
 
 def _on_this_machine(caller: str) -> list[Any]:
-    devices, reason = _chips.tpus()
+    devices, reason = chips.tpus()
     if not devices:
         raise NotFoundError(
             f"No TPU was found for {caller}. What was looked for: the TPU chips of this machine, "

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._validate import Renamed, as_array, is_callable, shown
-from jaxdist.collectives import ReduceOp
+from jaxdist._collectives import ReduceOp
 from jaxdist.data import InputOptions, PartialBatch
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
-from jaxdist.strategies import Strategy, get_replica_context
-from jaxdist.training._checks import check_strategy
+from jaxdist._strategies import Strategy
+from jaxdist._strategies import get_replica_context
+from jaxdist.jobs._config.checks import check_strategy
 
 WEIGHT = "weight"
 

@@ -12,6 +12,7 @@ import numpy as np
 import rich.console
 
 import jaxdist
+from jaxdist import jobs
 from jaxdist import training
 from tests.bad_inputs.call import Call, strategy
 
@@ -37,13 +38,13 @@ def _new_folder() -> pathlib.Path:
     return pathlib.Path(tempfile.mkdtemp(dir=_folder()))
 
 
-def _loaded() -> training.LoadedConfig[Any]:
+def _loaded() -> jobs.LoadedConfig[Any]:
     folder = _new_folder()
-    return training.load_job_config(CONFIG, [*_SMALL, f'output.directory="{folder}"'])
+    return jobs.load_job_config(CONFIG, [*_SMALL, f'output.directory="{folder}"'])
 
 
 def _job() -> Any:
-    return training.load_job(CONFIG, _SMALL)
+    return jobs.load_job(CONFIG, _SMALL)
 
 
 def _state() -> dict[str, Any]:
@@ -93,26 +94,26 @@ CALLS = {
         lambda: _loaded().origin, lambda: {"name": "training.steps"}
     ),
     "jaxdist.training.load_config": Call(
-        lambda: training.load_config,
-        lambda: {"schema": training.DigitsConfig, "path": CONFIG, "overrides": _SMALL},
+        lambda: jobs.load_config,
+        lambda: {"schema": jobs.DigitsConfig, "path": CONFIG, "overrides": _SMALL},
     ),
     "jaxdist.training.load_job_config": Call(
-        lambda: training.load_job_config, lambda: {"path": CONFIG, "overrides": _SMALL}
+        lambda: jobs.load_job_config, lambda: {"path": CONFIG, "overrides": _SMALL}
     ),
     "jaxdist.training.load_job": Call(
-        lambda: training.load_job, lambda: {"path": CONFIG, "overrides": _SMALL}
+        lambda: jobs.load_job, lambda: {"path": CONFIG, "overrides": _SMALL}
     ),
     "jaxdist.training.kind_of": Call(
-        lambda: training.kind_of, lambda: {"config": _loaded().values}
+        lambda: jobs.kind_of, lambda: {"config": _loaded().values}
     ),
     "jaxdist.training.make_strategy": Call(
-        lambda: training.make_strategy, lambda: {"config": _loaded().values}
+        lambda: jobs.make_strategy, lambda: {"config": _loaded().values}
     ),
     "jaxdist.training.mirrored_strategy": Call(
-        lambda: training.mirrored_strategy, lambda: {"config": _loaded().values}
+        lambda: jobs.mirrored_strategy, lambda: {"config": _loaded().values}
     ),
     "jaxdist.training.train": Call(
-        lambda: training.train,
+        lambda: jobs.train,
         lambda: {
             "loaded": _loaded(),
             "strategy": strategy(),
@@ -156,19 +157,19 @@ CALLS = {
             "first_step": 0,
         },
     ),
-    "jaxdist.training.versions": Call(lambda: training.versions),
+    "jaxdist.training.versions": Call(lambda: jobs.versions),
     "jaxdist.training.plan_job": Call(
-        lambda: training.plan_job,
+        lambda: jobs.plan_job,
         lambda: {"job": _job(), "topology": "v5e:1x1", "quick": True},
     ),
     "jaxdist.training.sweep_job": Call(
-        lambda: training.sweep_job, lambda: {"job": _job(), "topology": "v5e:1x1"}
+        lambda: jobs.sweep_job, lambda: {"job": _job(), "topology": "v5e:1x1"}
     ),
     "jaxdist.training.DigitsConfig": Call(
-        lambda: training.DigitsConfig,
-        use=lambda config: training.DigitsJob(training.LoadedConfig(config, {})).rules,
+        lambda: jobs.DigitsConfig,
+        use=lambda config: jobs.DigitsJob(jobs.LoadedConfig(config, {})).rules,
     ),
-    "jaxdist.training.DigitsJob": Call(lambda: training.DigitsJob, lambda: {"loaded": _loaded()}),
+    "jaxdist.training.DigitsJob": Call(lambda: jobs.DigitsJob, lambda: {"loaded": _loaded()}),
     "jaxdist.training.DigitsJob.step": Call(
         lambda: _job().step,
         lambda: {"strategy": strategy(), "rows": 8, "rules": "replicated"},

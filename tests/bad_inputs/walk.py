@@ -16,7 +16,7 @@ import jaxdist.data
 import jaxdist.program
 import jaxdist.training
 import jaxdist.update
-from jaxdist.values._variable_slice import VariableSlice
+from jaxdist._values.variable.slices import VariableSlice
 
 MODULES = (
     jaxdist,
@@ -38,8 +38,8 @@ MODULES = (
 # Classes of which users hold objects, under a name that no public module lists.
 RETURNED = {
     "jaxdist.Variable(...)[...]": VariableSlice,
-    "jaxdist.function(...)": jaxdist.program.Function,
-    "jaxdist.sharded_update(...)": jaxdist.update.ShardedUpdate,
+    "jaxdist.function(...)": jaxdist._program.Function,
+    "jaxdist.sharded_update(...)": jaxdist._update.ShardedUpdate,
 }
 # Functions that users hold likewise.
 MADE = {

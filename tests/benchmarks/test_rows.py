@@ -12,7 +12,7 @@ from benchmarks.__main__ import main
 from benchmarks._bench import Race
 from benchmarks._lines import CountLine, Need
 from benchmarks._rows import MODULES, ROWS
-from jaxdist.collectives.algorithms import NAMES
+from jaxdist._collectives.algorithms import NAMES
 
 FOLDER = pathlib.Path(benchmarks.__file__).parent
 COUNTED = "6,8,9,10,11,12,13,14,20,21,24,28,variables"

@@ -9,7 +9,7 @@ from jaxdist.cli import _main as main_module
 from jaxdist.cli import main
 from jaxdist.cli._train import final_line, interrupted_line
 from jaxdist.errors import ConfigError
-from jaxdist.training import TrainingReport
+from jaxdist.jobs import TrainingReport
 
 
 def _report(**changes: Any) -> TrainingReport:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxdist import _chips, errors, training
+from jaxdist._devices import chips
+from jaxdist import errors
+from jaxdist import jobs
 from jaxdist.cli import main
-from jaxdist.training import _plan_job
+from jaxdist.jobs import _plan
 
 pytest.importorskip("libtpu")
 
@@ -40,8 +42,8 @@ def test_plan_prints_memory_work_collectives_bounds_and_draws(
 
 
 def test_parameters_and_work_of_the_digits_are_those_counted_by_hand() -> None:
-    job = training.load_job(DIGITS, ["data.batch_size=64"])
-    plan = training.plan_job(job, "v5e:2x2", quick=True)
+    job = jobs.load_job(DIGITS, ["data.batch_size=64"])
+    plan = jobs.plan_job(job, "v5e:2x2", quick=True)
     # 3x3 convolutions 1 to 16 and 16 to 32, then 128 to 64 and 64 to 10, all with biases.
     numbers = (9 * 16 + 16) + (9 * 16 * 32 + 32) + (128 * 64 + 64) + (64 * 10 + 10)
     assert plan.memory.parameters == 4 * numbers
@@ -57,7 +59,7 @@ def test_parameters_and_work_of_the_digits_are_those_counted_by_hand() -> None:
 
 def test_work_of_the_language_model_is_that_counted_by_hand() -> None:
     layers, width, hidden, length, rows, letters = 2, 32, 128, 64, 4, 256
-    job = training.load_job(
+    job = jobs.load_job(
         TOPICS,
         [
             f"model.layers={layers}",
@@ -67,7 +69,7 @@ def test_work_of_the_language_model_is_that_counted_by_hand() -> None:
             f"data.batch_size={8 * rows}",
         ],
     )
-    plan = training.plan_job(job, "v5e:2x2", quick=True)
+    plan = jobs.plan_job(job, "v5e:2x2", quick=True)
     blocks = 4 * width**2 + 2 * width * hidden  # query, key, value, out; up, down
     attention = 2 * length * width  # scores, and values by scores
     products = layers * (blocks + attention) + width * letters
@@ -108,9 +110,9 @@ def test_two_slices_have_pieces_within_a_slice(capsys: pytest.CaptureFixture[str
 
 
 def test_a_sweep_compares_pieces_within_a_slice_where_there_are_several() -> None:
-    job = training.load_job(TOPICS)
+    job = jobs.load_job(TOPICS)
     one, two = (
-        {rules for rules, _ in _plan_job._layouts(job, name, None)}
+        {rules for rules, _ in _plan._layouts(job, name, None)}
         for name in ("v5e:2x4", "v5e:2x4*2")
     )
     assert two - one == {"fsdp_in_slice", "fsdp_in_slice_tensor_parallel"}
@@ -149,7 +151,7 @@ def test_what_cannot_be_planned_is_an_error_in_words(
 def test_without_libtpu_the_command_that_installs_it_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_chips, "_libtpu_version", lambda: None)
+    monkeypatch.setattr(chips, "_libtpu_version", lambda: None)
     assert main(["plan", DIGITS, "--topology", "v6e:2x4*3"]) == 2
     assert "pip install libtpu" in capsys.readouterr().err
 
@@ -158,9 +160,9 @@ def test_a_libtpu_that_is_too_old_is_told_with_its_version(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def old(name: str, num_slices: int) -> list[object]:
-        raise _chips.NotDescribedError("Invalid TPU external name", "0.0.1")
+        raise chips.NotDescribedError("Invalid TPU external name", "0.0.1")
 
-    monkeypatch.setattr(_chips, "described", old)
+    monkeypatch.setattr(chips, "described", old)
     assert main(["plan", DIGITS, "--topology", "tpu7x:2x2x3"]) == 2
     told = capsys.readouterr().err
     assert "libtpu 0.0.1 does not describe 'tpu7x:2x2x3'" in told
@@ -228,4 +230,4 @@ def test_ctrl_c_does_not_wait_for_the_compiler_and_each_stage_is_told() -> None:
 
 def test_errors_of_plan_are_ours() -> None:
     with pytest.raises(errors.ArgumentError, match="rules is one of"):
-        training.plan_job(training.load_job(DIGITS), "v5e:2x2", rules="other")
+        jobs.plan_job(jobs.load_job(DIGITS), "v5e:2x2", rules="other")

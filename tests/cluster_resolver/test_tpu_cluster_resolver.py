@@ -11,7 +11,8 @@ import jax
 import pytest
 
 import jaxdist
-from jaxdist import _chips, tpu
+from jaxdist._devices import chips
+from jaxdist import tpu
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver, TPUClusterResolver
 from jaxdist.config import experimental_connect_to_cluster
 from jaxdist.errors import (
@@ -38,7 +39,7 @@ def _nothing_of_a_tpu_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 def connected(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What JAX's processes were told to meet by, without meeting."""
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(_chips, "connect", lambda **how: calls.append(how))
+    monkeypatch.setattr(chips, "connect", lambda **how: calls.append(how))
     return calls
 
 
@@ -101,7 +102,7 @@ def test_hosts_that_only_the_metadata_server_knows_are_left_to_jax(
 ) -> None:
     experimental_connect_to_cluster(TPUClusterResolver(""))
     assert connected == [], "a machine without chips is alone"
-    monkeypatch.setattr(_chips, "chips_of_this_machine", lambda: ["/dev/accel0"])
+    monkeypatch.setattr(chips, "chips_of_this_machine", lambda: ["/dev/accel0"])
     experimental_connect_to_cluster(TPUClusterResolver(""))
     assert connected == [{}]
     monkeypatch.setenv("MEGASCALE_NUM_SLICES", "2")
@@ -117,8 +118,8 @@ def test_a_host_that_finds_no_others_goes_on_alone(
     def nobody() -> None:
         raise ValueError("coordinator_address should be defined.")
 
-    monkeypatch.setattr(_chips, "chips_of_this_machine", lambda: ["/dev/accel0"])
-    monkeypatch.setattr(_chips, "connect", nobody)
+    monkeypatch.setattr(chips, "chips_of_this_machine", lambda: ["/dev/accel0"])
+    monkeypatch.setattr(chips, "connect", nobody)
     with caplog.at_level(logging.INFO, "jaxdist"):
         experimental_connect_to_cluster(TPUClusterResolver(""))
     assert "coordinator_address" in caplog.text
@@ -150,7 +151,7 @@ def test_a_machine_without_tpus_says_what_was_looked_for_and_where() -> None:
 
 def test_a_machine_with_one_chip_is_a_topology_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     chip = tpu.slice_of("v5e:1x1").cores
-    monkeypatch.setattr(_chips, "tpus", lambda: (list(chip), ""))
+    monkeypatch.setattr(chips, "tpus", lambda: (list(chip), ""))
     try:
         assert repr(initialize_tpu_system()) == "Topology(1x1x1 chips, 1 core each, 1 task)"
         resolver = TPUClusterResolver()
@@ -176,7 +177,7 @@ def test_a_virtual_slice_that_is_too_large_says_how_to_get_more_devices() -> Non
 def test_a_description_without_libtpu_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_chips, "_libtpu_version", lambda: None)
+    monkeypatch.setattr(chips, "_libtpu_version", lambda: None)
     with refused(MissingExtraError, "pip install libtpu", "v5p:2x2x2"):
         initialize_tpu_system(TPUClusterResolver("described:v5p:2x2x2"))
 
@@ -185,9 +186,9 @@ def test_a_libtpu_that_knows_no_such_slice_says_how_to_get_a_newer_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def old(name: str, num_slices: int) -> Any:
-        raise _chips.NotDescribedError("Invalid TPU external name", "0.0.1")
+        raise chips.NotDescribedError("Invalid TPU external name", "0.0.1")
 
-    monkeypatch.setattr(_chips, "described", old)
+    monkeypatch.setattr(chips, "described", old)
     with refused(TopologyError, "libtpu 0.0.1", "Invalid TPU", "pip install -U libtpu"):
         initialize_tpu_system(TPUClusterResolver("described:v6e:2x2"))
 

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdist import hlo, mesh
-from jaxdist.collectives.algorithms import (
-    NAMES,
-    Algorithm,
-    HalvingDoubling,
-    InShards,
-    named,
-    split,
-    whole,
-)
+from jaxdist import hlo
+from jaxdist import _mesh
+from jaxdist._collectives.algorithms import NAMES
+from jaxdist._collectives.algorithms import Algorithm
+from jaxdist._collectives.algorithms import HalvingDoubling
+from jaxdist._collectives.algorithms import InShards
+from jaxdist._collectives.algorithms import named
+from jaxdist._collectives.algorithms import split
+from jaxdist._collectives.algorithms import whole
 from jaxdist.errors import ArgumentError
 
 # No algorithm looks at the dtype, so only one dtype comes in every size. Booleans are counted:
@@ -47,8 +46,8 @@ def _algorithm(name: str, count: int) -> Algorithm:
     return named("test", name, local=local, platform="cpu")
 
 
-def _mapped(fn: Any, count: int) -> tuple[Any, mesh.ReplicaMesh]:
-    layout = mesh.build(jax.devices()[:count])
+def _mapped(fn: Any, count: int) -> tuple[Any, _mesh.ReplicaMesh]:
+    layout = _mesh.build(jax.devices()[:count])
     rows = layout.replica_spec
     program = jax.shard_map(fn, mesh=layout.mesh, in_specs=rows, out_specs=rows, check_vma=False)
     return jax.jit(program), layout
@@ -197,7 +196,7 @@ def test_shards_are_as_many_all_reduces(name: str, shards: int) -> None:
 
 
 def test_levels_divide_replicas_into_workers_and_ranks() -> None:
-    six = whole(mesh.build(jax.devices()[:6]))
+    six = whole(_mesh.build(jax.devices()[:6]))
     within, across = split(six, 2)
     assert within.groups == ((0, 1), (2, 3), (4, 5))
     assert across.groups == ((0, 2, 4), (1, 3, 5))
@@ -215,7 +214,7 @@ def test_an_unknown_name_is_refused_with_the_eight_that_there_are() -> None:
 def test_a_ring_of_many_is_a_loop_and_not_as_many_operations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jaxdist.collectives.algorithms._repeated.WRITTEN_OUT", 2)
+    monkeypatch.setattr("jaxdist._collectives.algorithms.repeated.WRITTEN_OUT", 2)
 
     def each(x: jax.Array) -> jax.Array:
         return _algorithm("xring", 8).all_reduce(x[0], whole(layout))[None]
@@ -229,9 +228,9 @@ def test_a_ring_of_many_is_a_loop_and_not_as_many_operations(
 def test_replicas_may_lie_over_two_axes_in_either_order() -> None:
     devices = np.asarray(jax.devices(), dtype=object).reshape(2, 4)
     for axes in (("a", "b"), ("b", "a")):
-        layout = mesh.adopt(jax.sharding.Mesh(devices, ("a", "b")), axes)
+        layout = _mesh.adopt(jax.sharding.Mesh(devices, ("a", "b")), axes)
 
-        def each(x: jax.Array, layout: mesh.ReplicaMesh = layout) -> list[jax.Array]:
+        def each(x: jax.Array, layout: _mesh.ReplicaMesh = layout) -> list[jax.Array]:
             return [_algorithm(n, 8).all_reduce(x[0], whole(layout))[None] for n in EVERY]
 
         program = jax.jit(

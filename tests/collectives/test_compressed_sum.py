@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdist import hlo, mesh
-from jaxdist.collectives import CompressedSum, Errors, compression_of
+from jaxdist import hlo
+from jaxdist import _mesh
+from jaxdist._collectives import CompressedSum
+from jaxdist._collectives import Errors
+from jaxdist._collectives import compression_of
 from jaxdist.errors import ArgumentError
 from tests.strategies.oracle import refused
 
@@ -40,7 +43,7 @@ def test_zeros_stay_zeros_and_codes_have_fewer_bytes() -> None:
 
 
 def _program(name: str, count: int, local: int) -> tuple[Any, CompressedSum]:
-    layout = mesh.build(jax.devices()[:count])
+    layout = _mesh.build(jax.devices()[:count])
     how = CompressedSum(compression_of("test", name), layout, local)
 
     def each(x: jax.Array, given: jax.Array, summed: jax.Array) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jaxdist.mesh
+import jaxdist._mesh
 from jaxdist.data import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -20,13 +20,13 @@ from jaxdist.data import (
     distribute_dataset,
 )
 from jaxdist.errors import ArgumentTypeError, ContextError, OutOfRangeError, ShapeError
-from jaxdist.values import PerReplica
+from jaxdist._values import PerReplica
 
 ERROR = InputOptions(partial_batch=PartialBatch.ERROR)
 
 
-def _layout(num_replicas: int) -> jaxdist.mesh.ReplicaMesh:
-    return jaxdist.mesh.build(jax.devices()[:num_replicas])
+def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:
+    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _locals(batch: Any) -> list[list[int]]:

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jaxdist.mesh
+import jaxdist._mesh
 from jaxdist.data import (
     InputContext,
     InputOptions,
@@ -20,14 +20,14 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ShapeError
-from jaxdist.values import PerReplica
+from jaxdist._values import PerReplica
 
 replicas = st.sampled_from([1, 2, 3, 5, 8])
 keeping = st.sampled_from([PartialBatch.UNEVEN, PartialBatch.PAD])
 
 
-def _layout(num_replicas: int) -> jaxdist.mesh.ReplicaMesh:
-    return jaxdist.mesh.build(jax.devices()[:num_replicas])
+def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:
+    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _rows(leaf: Any) -> np.ndarray:

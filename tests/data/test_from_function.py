@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-import jaxdist.mesh
+import jaxdist._mesh
 from jaxdist.data import (
     InputContext,
     InputOptions,
@@ -16,14 +16,14 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
-from jaxdist.values import PerReplica
+from jaxdist._values import PerReplica
 
 ERROR = InputOptions(partial_batch=PartialBatch.ERROR)
 PER_REPLICA = InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)
 
 
-def _layout(num_replicas: int) -> jaxdist.mesh.ReplicaMesh:
-    return jaxdist.mesh.build(jax.devices()[:num_replicas])
+def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:
+    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _locals(batch: Any) -> list[Any]:

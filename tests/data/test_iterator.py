@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jaxdist.mesh
+import jaxdist._mesh
 from jaxdist.data import (
     DistributedIterator,
     InputOptions,
@@ -28,8 +28,8 @@ from jaxdist.errors import (
 )
 
 
-def _layout(num_replicas: int) -> jaxdist.mesh.ReplicaMesh:
-    return jaxdist.mesh.build(jax.devices()[:num_replicas])
+def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:
+    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _ids(batch: Any) -> list[int]:

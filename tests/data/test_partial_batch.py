@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxdist
-import jaxdist.mesh
+import jaxdist._mesh
 from jaxdist.data import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -22,15 +22,15 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ShapeError
-from jaxdist.values import PerReplica
+from jaxdist._values import PerReplica
 
 PAD = InputOptions(partial_batch=PartialBatch.PAD)
 DROP = InputOptions(partial_batch=PartialBatch.DROP)
 PER_REPLICA = InputReplicationMode.PER_REPLICA
 
 
-def _layout(num_replicas: int) -> jaxdist.mesh.ReplicaMesh:
-    return jaxdist.mesh.build(jax.devices()[:num_replicas])
+def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:
+    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _locals(batch: Any) -> list[Any]:

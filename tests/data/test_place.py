@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxdist.mesh
+import jaxdist._mesh
 from jaxdist.data import (
     InputOptions,
     InputReplicationMode,
@@ -16,16 +16,16 @@ from jaxdist.data import (
     distribute_dataset,
     distribute_datasets_from_function,
 )
-from jaxdist.data._host import aligned_empty
-from jaxdist.values import PerReplica
+from jaxdist.data._reading.host import aligned_empty
+from jaxdist._values import PerReplica
 
 # (8,) is one number per device; the larger shares are aligned, as JAX needs them to be to take
 # a buffer over without a copy.
 SHAPES = [(8,), (64, 16), (512, 784)]
 
 
-def _layout(num_replicas: int) -> jaxdist.mesh.ReplicaMesh:
-    return jaxdist.mesh.build(jax.devices()[:num_replicas])
+def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:
+    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _on_host(leaf: Any) -> np.ndarray:
@@ -95,7 +95,7 @@ def test_batches_lie_in_the_per_replica_layout(num_replicas: int) -> None:
 
 
 def test_logical_devices_of_one_replica_hold_the_same_rows() -> None:
-    layout = jaxdist.mesh.build(jax.devices(), num_logical=2)
+    layout = jaxdist._mesh.build(jax.devices(), num_logical=2)
     batch = next(iter(distribute_dataset([np.arange(8)], layout)))
     held = {s.device: s.data.tolist() for s in batch.array.addressable_shards}
     for replica in range(4):
@@ -114,7 +114,7 @@ def test_jax_arrays_and_typed_keys_are_laid_out_over_the_replicas(num_replicas: 
 
 
 def test_jax_arrays_from_a_function_go_to_their_replicas() -> None:
-    layout = jaxdist.mesh.build(jax.devices(), num_logical=2)
+    layout = jaxdist._mesh.build(jax.devices(), num_logical=2)
     elements = [{"x": jnp.full((2,), i), "s": jnp.float32(i)} for i in range(4)]
     batch = next(iter(distribute_datasets_from_function(lambda _: elements, layout)))
     assert [v.tolist() for v in batch["x"].values] == [[i, i] for i in range(4)]

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-import jaxdist.mesh
+import jaxdist._mesh
 from jaxdist.data import InputOptions, batches, distribute_dataset
 from jaxdist.data._prefetch import THREAD_NAME
 from jaxdist.errors import ContextError, ShapeError
@@ -24,7 +24,7 @@ PATIENCE_S = 30
 
 
 def _distribute(source: Any, depth: int = 1) -> Any:
-    layout = jaxdist.mesh.build(jax.devices()[:2])
+    layout = jaxdist._mesh.build(jax.devices()[:2])
     options = InputOptions(experimental_per_replica_buffer_size=depth)
     return distribute_dataset(source, layout, options)
 
@@ -268,10 +268,10 @@ def test_a_program_that_ends_with_a_pass_open_ends_well() -> None:
         import os
         os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
         import jax, numpy as np
-        import jaxdist.mesh
+        import jaxdist._mesh
         from jaxdist.data import batches, distribute_dataset
         data = distribute_dataset(
-            batches(np.zeros((64, 784)), 64, repeat=None), jaxdist.mesh.build(jax.devices())
+            batches(np.zeros((64, 784)), 64, repeat=None), jaxdist._mesh.build(jax.devices())
         )
         iterator = iter(data)
         next(iterator)

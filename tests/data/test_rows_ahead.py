@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jaxdist.mesh
+import jaxdist._mesh
 from jaxdist import PerReplica
 from jaxdist.data import (
     DistributedDataset,
@@ -20,15 +20,16 @@ from jaxdist.data import (
     distribute_dataset,
     distribute_datasets_from_function,
 )
-from jaxdist.values import Ahead, steps_ahead
+from jaxdist._values import Ahead
+from jaxdist._values import steps_ahead
 from tests.tables import examples
 
 SEEDS = st.integers(0, 10**6)
 EXAMPLES = settings(max_examples=examples(25, long=400), deadline=None)
 
 
-def _layout(num_replicas: int) -> jaxdist.mesh.ReplicaMesh:
-    return jaxdist.mesh.build(jax.devices()[:num_replicas])
+def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:
+    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _rows(batch: Any) -> tuple[int, ...]:

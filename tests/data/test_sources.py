@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-import jaxdist.mesh
+import jaxdist._mesh
 from jaxdist.data import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -20,11 +20,11 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError
-from jaxdist.values import PerReplica
+from jaxdist._values import PerReplica
 
 
-def _layout(num_replicas: int = 2) -> jaxdist.mesh.ReplicaMesh:
-    return jaxdist.mesh.build(jax.devices()[:num_replicas])
+def _layout(num_replicas: int = 2) -> jaxdist._mesh.ReplicaMesh:
+    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _ids(batch: Any) -> list[int]:

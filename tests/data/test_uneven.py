@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxdist
-import jaxdist.mesh
+import jaxdist._mesh
 from jaxdist.data import (
     InputContext,
     InputOptions,
@@ -17,11 +17,11 @@ from jaxdist.data import (
     distribute_dataset,
     distribute_datasets_from_function,
 )
-from jaxdist.values import PerReplica
+from jaxdist._values import PerReplica
 
 
-def _layout(num_replicas: int) -> jaxdist.mesh.ReplicaMesh:
-    return jaxdist.mesh.build(jax.devices()[:num_replicas])
+def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:
+    return jaxdist._mesh.build(jax.devices()[:num_replicas])
 
 
 def _locals(batch: Any) -> list[Any]:
@@ -97,7 +97,7 @@ def test_values_lie_on_their_replicas_and_empty_ones_keep_dtype_and_dims() -> No
 
 
 def test_values_lie_on_all_logical_devices_of_their_replica() -> None:
-    layout = jaxdist.mesh.build(jax.devices(), num_logical=2)
+    layout = jaxdist._mesh.build(jax.devices(), num_logical=2)
     (batch,) = distribute_dataset([np.arange(7)], layout)
     assert _locals(batch) == [[0, 1], [2, 3], [4, 5], [6]]
     for value, devices in zip(batch.values, layout.device_grid, strict=True):

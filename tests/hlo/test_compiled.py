@@ -271,7 +271,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jaxdist import cost, hlo, mesh
 from jaxdist.collectives import Told
-from jaxdist.program._explanation import explained
+from jaxdist._program.report.explanation import explained
 
 for slices in (1, 2):
     description = topologies.get_topology_desc(

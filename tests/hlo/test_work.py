@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdist import _chips, hlo
+from jaxdist._devices import chips
+from jaxdist import hlo
 
 STEPS, ROWS, WIDTH = 6, 256, 512
 PRODUCT = 2 * ROWS * WIDTH * WIDTH
@@ -43,7 +44,7 @@ def strided(kernel: Any, x: Any) -> Any:
 
 
 def _described(*shapes: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
-    mesh = Mesh(np.array(_chips.described("v5e:2x2", 1)), ("x",))
+    mesh = Mesh(np.array(chips.described("v5e:2x2", 1)), ("x",))
     everywhere = NamedSharding(mesh, PartitionSpec())
     return tuple(jax.ShapeDtypeStruct(s, jnp.float32, sharding=everywhere) for s in shapes)
 

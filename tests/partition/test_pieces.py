@@ -39,7 +39,7 @@ def train(names: Any, txs: Any, held: Any, rows: Any) -> Any:
         own, grads = jax.value_and_grad(loss)(trained(params), rows)
         value = context.all_reduce("mean", own)
         tx = txs[name]
-        if not isinstance(tx, jaxdist.update.ShardedUpdate):
+        if not isinstance(tx, jaxdist._update.ShardedUpdate):
             grads = context.all_reduce("mean", grads)
         updates, state = tx.update(grads, state, params, **extra(name, grads, value, rows))
         after[name] = (optax.apply_updates(params, updates), state)

@@ -226,7 +226,7 @@ def test_largest_dim_that_the_replicas_divide_is_cut_and_else_the_least_padding(
 
 
 def test_small_leaves_stay_whole_as_for_the_sharded_update() -> None:
-    from jaxdist.update._cuts import worth_cutting
+    from jaxdist._update.cuts import worth_cutting
 
     strategy = grid(4, 1)
     least = worth_cutting(strategy.layout)

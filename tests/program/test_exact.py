@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxdist
-from jaxdist.program._exact import exact
+from jaxdist._program.arguments.exact import exact
 from tests.tables import examples, sampled
 
 OTHER_NAN = struct.unpack("d", struct.pack("Q", 0x7FF8000000000001))[0]

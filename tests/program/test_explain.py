@@ -19,8 +19,9 @@ from rich.console import Console
 
 import jaxdist
 from jaxdist import cost
-from jaxdist.collectives import Told
-from jaxdist.program import _explanation, _primitives
+from jaxdist._collectives import Told
+from jaxdist._program.report import explanation
+from jaxdist._program.jaxprs import primitives
 from tests.hlo.test_compiled import EXPECTED, every_collective
 
 X = jaxdist.PerReplica([np.arange(16.0, dtype="float32")] * 8)
@@ -214,7 +215,7 @@ mlir.register_lowering(
 def test_algorithm_of_an_all_reduce_is_shown_with_what_was_not_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(_primitives.CALLS, ALL_REDUCE.name, "jaxpr")
+    monkeypatch.setitem(primitives.CALLS, ALL_REDUCE.name, "jaxpr")
     plan = Plan("xring", "large", (("xring", 2e-3), ("xla", 3e-3)), ("timeout_seconds: no",))
 
     def step(x: Any) -> Any:
@@ -276,11 +277,11 @@ def test_links_between_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None
 def test_program_whose_lines_xla_lost_is_not_guessed_at() -> None:
     program = jaxdist.MirroredStrategy().lower(lambda x: lax.psum(x, "replica"), (X,))
     text = re.sub(r"metadata=\{[^}]*\}", "", program.compile().as_text())
-    report = _explanation.explained("f", program.layout, program.traced_collectives, Told(), text)
+    report = explanation.explained("f", program.layout, program.traced_collectives, Told(), text)
     assert [a.outcome for a in report.asked] == ["compiled"], "kind and size are alike"
     [asked] = program.traced_collectives
     other = dataclasses.replace(asked, bytes_per_device=4)
-    report = _explanation.explained("f", program.layout, (other,), Told(), text)
+    report = explanation.explained("f", program.layout, (other,), Told(), text)
     assert [a.outcome for a in report.asked] == ["unknown"]
     assert not any(c.added for c in report.compiled)
 
@@ -291,7 +292,7 @@ def test_what_the_reader_does_not_know_is_named_and_what_it_knows_is_not() -> No
     assert program.compile().explain().unknown == ()
     line = '  %other = f32[] custom-call(), custom_call_target="my_kernel"\n'
     changed = re.sub(r"(?m)^(ENTRY .*)$", r"\1\n" + line, text)
-    report = _explanation.explained("f", program.layout, (), Told(), changed)
+    report = explanation.explained("f", program.layout, (), Told(), changed)
     assert report.unknown == ("custom-call to my_kernel",)
     told = "it may communicate\n  custom-call to my_kernel"
     assert told in str(report)

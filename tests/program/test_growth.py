@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxdist.program._growth import Growth, growth
+from jaxdist._program.proof.dependence import Growth
+from jaxdist._program.proof.dependence import growth
 
 V = np.float32(2)
 X = np.arange(4, dtype=np.float32)

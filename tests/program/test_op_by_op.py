@@ -30,7 +30,7 @@ from jaxdist.errors import (
     ShapeError,
     StateDivergenceError,
 )
-from jaxdist.program import _op_by_op
+from jaxdist._program.op_by_op import executor
 
 COUNT = 4
 ROWS = np.arange(8.0, dtype=np.float32).reshape(COUNT, 2)
@@ -337,7 +337,7 @@ def test_uneven_batches_run_too() -> None:
 def test_every_replica_computes_on_its_own_device_where_devices_have_memory_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_op_by_op, "SHARES_MEMORY", frozenset())
+    monkeypatch.setattr(executor, "SHARES_MEMORY", frozenset())
     strategy = _strategy()
     devices = []
 

@@ -17,7 +17,7 @@ from jax.extend.core import primitives as public
 from jax.sharding import PartitionSpec
 
 import jaxdist
-from jaxdist.program import _primitives as known
+from jaxdist._program.jaxprs import primitives as known
 
 for _module in (
     "jax.scipy.special",

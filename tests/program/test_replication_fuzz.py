@@ -13,8 +13,9 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import jaxdist
 from jaxdist.errors import DivergentCollectiveError
-from jaxdist.program._build import input_differences, replica_axes_of
-from jaxdist.program._replication import analyse
+from jaxdist._program.compile.build import input_differences
+from jaxdist._program.compile.build import replica_axes_of
+from jaxdist._program.proof.replication import analyse
 from tests.program.random_programs import OPERATIONS, SIZE, Block, Instruction, draw
 
 MESHES = {

@@ -27,7 +27,7 @@ from jaxdist.errors import (
     MixedStrategyError,
     StateDivergenceError,
 )
-from jaxdist.program._step import Step
+from jaxdist._program.run.step import Step
 from tests.program.counting import compilations
 
 pytestmark = pytest.mark.both_executors

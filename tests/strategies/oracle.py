@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist import PerReplica, Strategy, replica
+from jaxdist import PerReplica
+from jaxdist import Strategy
+from jaxdist import _replica
 from jaxdist.errors import JaxdistError
 
 
@@ -68,14 +70,14 @@ def is_free(value: jax.Array) -> bool:
 @contextlib.contextmanager
 def refused(error: type[JaxdistError], *parts: str) -> Iterator[pytest.ExceptionInfo[JaxdistError]]:
     """The block raises exactly `error`, says all the `parts`, and leaves the context as it was."""
-    before = replica.current_frame()
+    before = _replica.current_frame()
     with pytest.raises(error) as caught:
         yield caught
     assert type(caught.value) is error or issubclass(type(caught.value), error)
     message = str(caught.value)
     for part in parts:
         assert part in message, f"{part!r} is missing from:\n{message}"
-    assert replica.current_frame() is before
+    assert _replica.current_frame() is before
 
 
 def where() -> tuple[Any, bool, Any, bool]:

@@ -15,8 +15,9 @@ from flax import nnx
 import jaxdist
 from jaxdist import PerReplica, RunOptions, errors, get_replica_context
 from jaxdist.nn import compute_average_loss
-from jaxdist.strategies._gradient_meanings import Setting
-from jaxdist.strategies._gradient_report import GradientReport, LeafComparison
+from jaxdist._checks.gradient_meanings import Setting
+from jaxdist._checks.gradient_report import GradientReport
+from jaxdist._checks.gradient_report import LeafComparison
 
 FOUR = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(4)])
 _RNG = np.random.default_rng(0)

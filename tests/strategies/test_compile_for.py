@@ -16,9 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxdist
-from jaxdist import cost, errors, explain, mesh, partition, tpu
-from jaxdist.program._compiled_program import CompiledProgram
-from jaxdist.strategies._slice_axes import Axes
+from jaxdist import cost
+from jaxdist import errors
+from jaxdist import explain
+from jaxdist import _mesh
+from jaxdist import partition
+from jaxdist import tpu
+from jaxdist._program.report.compiled_program import CompiledProgram
+from jaxdist._planning.slice_axes import Axes
 from jaxdist.tpu._logical_shape import logical_shape
 
 pytest.importorskip("libtpu")
@@ -370,7 +375,7 @@ def test_state_in_pieces_within_a_slice_is_planned_for_slices() -> None:
 def test_axes_over_a_slice_keep_its_replicas_in_order(
     replica: str, names: list[str], kept: int, logical: int
 ) -> None:
-    layout = mesh.build(jax.devices(), num_logical=logical)
+    layout = _mesh.build(jax.devices(), num_logical=logical)
     sizes = dict.fromkeys(names, kept)
     of_logical = [name for name in names if name not in replica]
     sizes |= dict.fromkeys(of_logical, 1) | {of_logical[-1]: logical}
@@ -385,7 +390,7 @@ def test_axes_over_a_slice_keep_its_replicas_in_order(
     assert made.replica_axes == tuple(replica)
     assert (made.device_grid == layout.device_grid).all()
     assert all(made.mesh.shape[name] == kept for name in replica[:-1])
-    assert axes.of_one.applied(mesh.build(jax.devices()[:1]), 1).num_replicas == 1
+    assert axes.of_one.applied(_mesh.build(jax.devices()[:1]), 1).num_replicas == 1
 
 
 @pytest.mark.parametrize(

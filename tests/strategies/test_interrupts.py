@@ -10,7 +10,12 @@ import pytest
 from flax import nnx
 
 import jaxdist
-from jaxdist import MirroredStrategy, PerReplica, RunOptions, Strategy, replica, runtime
+from jaxdist import MirroredStrategy
+from jaxdist import PerReplica
+from jaxdist import RunOptions
+from jaxdist import Strategy
+from jaxdist import _replica
+from jaxdist._devices import runtime
 from tests.strategies.oracle import assert_each, per_replica
 
 
@@ -43,10 +48,10 @@ def test_ctrl_c_while_a_step_is_traced_leaves_the_context_and_the_strategy(
 
     x = per_replica(strategy, lambda r: 1.0)
     with strategy.scope():
-        before = replica.current_frame()
+        before = _replica.current_frame()
         with pytest.raises(KeyboardInterrupt):
             strategy.run(step, (x,))
-        assert replica.current_frame() is before
+        assert _replica.current_frame() is before
         assert float(strategy.run(step, (x,))) == strategy.num_replicas_in_sync
 
 
@@ -59,7 +64,7 @@ def test_ctrl_c_in_a_merge_function_leaves_the_context(two: Strategy) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         two.run(step)
-    assert replica.current_frame() is None
+    assert _replica.current_frame() is None
     assert not jaxdist.has_strategy()
 
 

@@ -11,14 +11,12 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxdist
-from jaxdist import (
-    MirroredStrategy,
-    OneDeviceStrategy,
-    PerReplica,
-    Strategy,
-    TPUStrategy,
-    runtime,
-)
+from jaxdist import MirroredStrategy
+from jaxdist import OneDeviceStrategy
+from jaxdist import PerReplica
+from jaxdist import Strategy
+from jaxdist import TPUStrategy
+from jaxdist._devices import runtime
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, DeviceError
 from tests.strategies.oracle import assert_each, is_plain, refused
 from tests.strategies_under_test import STRATEGIES, Row

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxdist import tpu
-from jaxdist.strategies._slice_axes import assignment_of_slices
+from jaxdist._planning.slice_axes import assignment_of_slices
 from jaxdist.tpu.experimental import DeviceAssignment
 
 

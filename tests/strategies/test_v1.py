@@ -20,7 +20,7 @@ from jaxdist.errors import (
     OutOfRangeError,
     ShapeError,
 )
-from jaxdist.program import _options
+from jaxdist._program.arguments import options as _options
 from tests.strategies_under_test import Row
 
 

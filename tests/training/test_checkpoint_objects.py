@@ -14,7 +14,8 @@ from flax import nnx
 import jaxdist
 from jaxdist import partition
 from jaxdist.errors import ArgumentTypeError, CheckpointError, DamagedCheckpointError
-from jaxdist.training import Checkpoints, _saved_objects
+from jaxdist.training import Checkpoints
+from jaxdist._checkpoints import objects as _saved_objects
 
 
 class Net(nnx.Module):

@@ -20,7 +20,7 @@ import pytest
 import jaxdist
 from jaxdist.errors import ArgumentTypeError, CheckpointError, DamagedCheckpointError
 from jaxdist.training import Checkpoints
-from jaxdist.training import _checkpoints as checkpoints_module
+from jaxdist._checkpoints import checkpoints as checkpoints_module
 
 
 def _state(scale: float = 1.0) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdist.errors import ConfigError
-from jaxdist.training import DigitsConfig, load_config, load_job_config
-from jaxdist.training._config_sources import find_lines
+from jaxdist.jobs import DigitsConfig
+from jaxdist.jobs import load_config
+from jaxdist.jobs import load_job_config
+from jaxdist.jobs._config.sources import find_lines
 
 ROOT = Path(__file__).parents[2]
 

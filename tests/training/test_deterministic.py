@@ -13,15 +13,13 @@ from flax import nnx
 from rich.console import Console
 
 from jaxdist.errors import ArgumentError
-from jaxdist.training import (
-    Checkpoints,
-    DigitsConfig,
-    load_config,
-    mirrored_strategy,
-    train,
-)
-from jaxdist.training._optimizer import make_optimizer
-from jaxdist.training.digits._recipe import DigitsNet
+from jaxdist.training import Checkpoints
+from jaxdist.jobs import DigitsConfig
+from jaxdist.jobs import load_config
+from jaxdist.jobs import mirrored_strategy
+from jaxdist.jobs import train
+from jaxdist.jobs._optimizer import make_optimizer
+from jaxdist.jobs.digits._recipe import DigitsNet
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
 

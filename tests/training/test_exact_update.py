@@ -12,12 +12,14 @@ from flax import nnx
 
 import jaxdist
 from jaxdist import PerReplica
-from jaxdist.training import DigitsConfig, load_config
-from jaxdist.training._optimizer import make_optimizer
-from jaxdist.training.digits._recipe import DigitsNet
-from jaxdist.training.digits._recipe import train_step as digits_step
-from jaxdist.training.topics_lm import TopicsConfig, Transformer
-from jaxdist.training.topics_lm._steps import train_step as topics_step
+from jaxdist.jobs import DigitsConfig
+from jaxdist.jobs import load_config
+from jaxdist.jobs._optimizer import make_optimizer
+from jaxdist.jobs.digits._recipe import DigitsNet
+from jaxdist.jobs.digits._recipe import train_step as digits_step
+from jaxdist.jobs.topics_lm import TopicsConfig
+from jaxdist.jobs.topics_lm import Transformer
+from jaxdist.jobs.topics_lm._steps import train_step as topics_step
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ROWS = (3, 2, 3, 0)

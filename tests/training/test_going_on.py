@@ -12,12 +12,16 @@ import pytest
 from rich.console import Console
 
 import jaxdist
+from jaxdist import jobs
 from jaxdist import training
 from jaxdist.errors import CheckpointError, ConfigError
-from jaxdist.training import TASKS, DigitsConfig, TrainingReport, load_config
-from jaxdist.training._changes import changed_entries
-from jaxdist.training._config import as_dict
-from jaxdist.training._schema import Change
+from jaxdist.jobs import TASKS
+from jaxdist.jobs import DigitsConfig
+from jaxdist.jobs import TrainingReport
+from jaxdist.jobs import load_config
+from jaxdist.jobs._config.changes import changed_entries
+from jaxdist.jobs._config.load import as_dict
+from jaxdist.jobs._config.schema import Change
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
 SMALL = (
@@ -37,7 +41,7 @@ def _train(folder: Path, *overrides: str, accept: bool = False) -> tuple[Trainin
     out = io.StringIO()
     console = Console(file=out, width=200)
     strategy = jaxdist.OneDeviceStrategy("cpu:0")
-    return training.train(loaded, strategy, console=console, accept_changes=accept), out.getvalue()
+    return jobs.train(loaded, strategy, console=console, accept_changes=accept), out.getvalue()
 
 
 def _metrics(folder: Path) -> dict[str, Any]:
@@ -129,7 +133,7 @@ def test_metrics_of_another_run_are_not_written_over(copy: Path) -> None:
 
 def test_a_checkpoint_without_a_configuration_is_gone_on_from_and_says_so(copy: Path) -> None:
     """Of a version that did not save it; its checksums are as that version wrote them."""
-    from jaxdist.training._saved_leaves import json_checksum
+    from jaxdist._checkpoints.leaves import json_checksum
 
     folder = copy / "checkpoints" / "5"
     notes = json.loads((folder / "notes" / "metadata").read_text())

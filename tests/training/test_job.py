@@ -4,10 +4,11 @@ import pytest
 from flax import nnx
 
 import jaxdist
-from jaxdist import training
-from jaxdist.training._optimizer import make_optimizer
-from jaxdist.training.digits._recipe import DigitsNet, train_step
-from jaxdist.training.digits._task import load_digits
+from jaxdist import jobs
+from jaxdist.jobs._optimizer import make_optimizer
+from jaxdist.jobs.digits._recipe import DigitsNet
+from jaxdist.jobs.digits._recipe import train_step
+from jaxdist.jobs.digits._task import load_digits
 
 CONFIG = "configs/digits_mirrored.toml"
 
@@ -16,11 +17,11 @@ CONFIG = "configs/digits_mirrored.toml"
 def test_the_step_of_a_job_is_the_step_that_training_runs(rules: str) -> None:
     strategy = jaxdist.MirroredStrategy()
     update = {"replicated": "replicated", "sharded_update": "sharded"}[rules]
-    job = training.load_job(CONFIG, [f"optimizer.update={update}"])
+    job = jobs.load_job(CONFIG, [f"optimizer.update={update}"])
     assert job.rules[0] == rules
     planned = job.step(strategy, rows=2, rules=rules)
-    config = training.load_config(
-        training.DigitsConfig, CONFIG, [f"optimizer.update={update}"]
+    config = jobs.load_config(
+        jobs.DigitsConfig, CONFIG, [f"optimizer.update={update}"]
     ).values
     with strategy.scope():
         net = DigitsNet(config.model, rngs=nnx.Rngs(0))
@@ -36,4 +37,4 @@ def test_the_step_of_a_job_is_the_step_that_training_runs(rules: str) -> None:
 
 def test_rows_of_a_replica_are_those_of_the_configured_replicas() -> None:
     overrides = ["data.batch_size=96", "strategy.virtual_cpu_devices=4"]
-    assert training.load_job(CONFIG, overrides).rows_per_replica == 24
+    assert jobs.load_job(CONFIG, overrides).rows_per_replica == 24

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from jaxdist.errors import CheckpointError
-from jaxdist.training import _job_lock
-from jaxdist.training._job_lock import JOB_ID, JobLock
+from jaxdist._checkpoints import folder_lock
+from jaxdist._checkpoints.folder_lock import JOB_ID
+from jaxdist._checkpoints.folder_lock import JobLock
 
 ROOT = Path(__file__).parents[2]
 # Without the packages around the module: they import JAX, and take seconds.
@@ -22,7 +23,7 @@ for name in "jaxdist", "jaxdist.training":
     package = sys.modules[name] = types.ModuleType(name)
     package.__path__ = [sys.argv[2] + "/" + name.replace(".", "/")]
 from jaxdist.errors import CheckpointError
-from jaxdist.training._job_lock import JobLock
+from jaxdist._checkpoints.folder_lock import JobLock
 try:
     lock = JobLock(sys.argv[1]).__enter__()
 except CheckpointError as error:
@@ -140,6 +141,6 @@ def test_a_file_system_that_cannot_lock_is_told_and_nobody_is_kept_out(
     monkeypatch.setattr(fcntl, "flock", refuse)
     with caplog.at_level("WARNING", "jaxdist"), JobLock(tmp_path):
         assert "is not locked: [Errno 95] Operation not supported" in caplog.text
-    monkeypatch.setattr(_job_lock, "_fcntl", lambda: None)
+    monkeypatch.setattr(folder_lock, "_fcntl", lambda: None)
     with caplog.at_level("WARNING", "jaxdist"), JobLock(tmp_path):
         assert "this system has no flock" in caplog.text

@@ -6,7 +6,8 @@ import pytest
 
 from jaxdist.errors import ArgumentError
 from jaxdist.training import Every, run_loop
-from jaxdist.training._interrupts import Interrupts, interrupts_wait
+from jaxdist._checkpoints.interrupts import Interrupts
+from jaxdist._checkpoints.interrupts import interrupts_wait
 
 
 def _add(state: int, x: int) -> tuple[int, int]:

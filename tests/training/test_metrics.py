@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from jaxdist.errors import ArgumentError, MissingExtraError
-from jaxdist.training import EXTRAS, require_extra, versions
-from jaxdist.training._metrics import History, draw_learning_curve, replace_file, write_metrics
-from jaxdist.training._task import Curve
+from jaxdist.training import EXTRAS
+from jaxdist.training import require_extra
+from jaxdist.jobs import versions
+from jaxdist.jobs._run.metrics import History
+from jaxdist.jobs._run.metrics import draw_learning_curve
+from jaxdist.jobs._run.metrics import replace_file
+from jaxdist.jobs._run.metrics import write_metrics
+from jaxdist.jobs._task import Curve
 
 _HISTORY = History([2.0, 1.0, 0.5], [{"step": 3, "loss": 0.6, "accuracy": 0.9}])
 _CURVE = Curve("accuracy", "held-out accuracy (%)", factor=100.0)

@@ -19,17 +19,15 @@ import jaxdist
 from jaxdist.data import batches
 from jaxdist.data._prefetch import THREAD_NAME
 from jaxdist.errors import CheckpointError, ConfigError, DivergedError, MissingExtraError
-from jaxdist.training import (
-    DigitsConfig,
-    TrainingReport,
-    _output,
-    _run,
-    load_config,
-    mirrored_strategy,
-    train,
-)
-from jaxdist.training._checks import check_job
-from jaxdist.training.digits._task import load_digits
+from jaxdist.jobs import DigitsConfig
+from jaxdist.jobs import TrainingReport
+from jaxdist.jobs._run import output
+from jaxdist.jobs._run import run
+from jaxdist.jobs import load_config
+from jaxdist.jobs import mirrored_strategy
+from jaxdist.jobs import train
+from jaxdist.jobs._config.checks import check_job
+from jaxdist.jobs.digits._task import load_digits
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
 
@@ -187,7 +185,7 @@ def _record_batches(
     monkeypatch: pytest.MonkeyPatch, seen: list[np.ndarray], *, error_at: int | None = None
 ) -> None:
     """Keep the images of each step, and raise in the one that is numbered `error_at` from 0."""
-    step = _run.Run._step
+    step = run.Run._step
 
     def recorded(self: Any, state: None, batch: Any) -> Any:
         if len(seen) == error_at:
@@ -195,7 +193,7 @@ def _record_batches(
         seen.append(np.concatenate([np.asarray(v) for v in _values(batch["image"])]))
         return step(self, state, batch)
 
-    monkeypatch.setattr(_run.Run, "_step", recorded)
+    monkeypatch.setattr(run.Run, "_step", recorded)
 
 
 def _values(leaf: Any) -> tuple[Any, ...]:
@@ -268,7 +266,7 @@ def test_ctrl_c_in_the_kth_step_saves_nothing_half_way_and_the_next_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_losses: list[float], k: int
 ) -> None:
     small = [*_SMALL, "training.steps=10"]
-    step = _run.Run._step
+    step = run.Run._step
     calls = []
 
     def interrupted(self: Any, state: None, batch: Any) -> Any:
@@ -278,7 +276,7 @@ def test_ctrl_c_in_the_kth_step_saves_nothing_half_way_and_the_next_run_goes_on(
             raise KeyboardInterrupt
         return out
 
-    monkeypatch.setattr(_run.Run, "_step", interrupted)
+    monkeypatch.setattr(run.Run, "_step", interrupted)
     report, _ = _train(tmp_path, *small)
     monkeypatch.undo()
     assert report.was_interrupted
@@ -293,14 +291,14 @@ def test_ctrl_c_in_the_kth_step_saves_nothing_half_way_and_the_next_run_goes_on(
 def test_ctrl_c_that_python_loses_in_a_callback_ends_training_after_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = _run.Run._step
+    step = run.Run._step
 
     def interrupted(self: Any, state: None, batch: Any) -> Any:
         with contextlib.suppress(KeyboardInterrupt):  # as a callback of the garbage collector does
             signal.raise_signal(signal.SIGINT)
         return step(self, state, batch)
 
-    monkeypatch.setattr(_run.Run, "_step", interrupted)
+    monkeypatch.setattr(run.Run, "_step", interrupted)
     handler = signal.getsignal(signal.SIGINT)
     report, _ = _train(tmp_path, *_SMALL, "training.steps=10", replicas=2)
     assert (report.was_interrupted, report.steps, report.next_step) == (True, 1, None)
@@ -398,7 +396,7 @@ def test_a_disk_that_fills_up_while_files_are_written_is_told_with_what_is_kept(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(_output, "write_metrics", full)
+    monkeypatch.setattr(output, "write_metrics", full)
     with pytest.raises(ConfigError, match=r"No space left(.|\n)*checkpoint of step 1 is complete"):
         _train(tmp_path, *_SMALL, "training.steps=1", replicas=2)
 

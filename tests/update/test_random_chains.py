@@ -33,7 +33,7 @@ def step_of(tx: Any) -> Any:
             return sum(jnp.sum(whole[n] * rows[n][0]) for n in whole)
 
         grads = jax.grad(loss)(params)
-        if not isinstance(tx, jaxdist.update.ShardedUpdate):
+        if not isinstance(tx, jaxdist._update.ShardedUpdate):
             grads = context.all_reduce("mean", grads)
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state

@@ -20,7 +20,7 @@ from jaxdist.errors import (
     ShapeError,
     StateDivergenceError,
 )
-from jaxdist.values import as_held
+from jaxdist._values import as_held
 from tests.program.counting import compilations
 from tests.strategies.oracle import refused
 
@@ -55,7 +55,7 @@ def loss_of(params: Any, batch: Any) -> jax.Array:
 TX = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
 
 
-def sharded(**options: Any) -> jaxdist.update.ShardedUpdate:
+def sharded(**options: Any) -> jaxdist._update.ShardedUpdate:
     return jaxdist.sharded_update(TX, min_bytes=0, **options)
 
 

@@ -5,17 +5,17 @@ from typing import Any, final
 
 import jax
 
-from jaxdist import strategies
+from jaxdist import _strategies
 from jaxdist._typing import PyTree
 from jaxdist._validate import tell_without_effect
 from jaxdist.cluster_resolver import TPUClusterResolver
-from jaxdist.collectives import ReduceOp
+from jaxdist._collectives import ReduceOp
 from jaxdist.errors import ArgumentError, ArgumentTypeError
-from jaxdist.strategies._tpu import check_assignment
+from jaxdist._strategies import check_assignment
 from jaxdist.tpu.experimental import DeviceAssignment
 
 
-class Strategy(strategies.Strategy):
+class Strategy(_strategies.Strategy):
     """A strategy as version 1 of `tf.distribute` has it; made through its subclasses.
 
     Example:
@@ -50,7 +50,7 @@ class Strategy(strategies.Strategy):
             reduce_op, value, axis, options, experimental_hints=experimental_hints
         )
 
-    def _run_as(self, other: strategies.Strategy) -> None:
+    def _run_as(self, other: _strategies.Strategy) -> None:
         self._set_up(other.layout, other.communication)
 
 
@@ -78,7 +78,7 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str | jax.Device] | None = None,
         cross_device_ops: Any = None,
     ) -> None:
-        self._run_as(strategies.MirroredStrategy(devices, cross_device_ops))
+        self._run_as(_strategies.MirroredStrategy(devices, cross_device_ops))
 
 
 @final
@@ -100,7 +100,7 @@ class OneDeviceStrategy(Strategy):
     """
 
     def __init__(self, device: str | jax.Device) -> None:
-        self._run_as(strategies.OneDeviceStrategy(device))
+        self._run_as(_strategies.OneDeviceStrategy(device))
 
     @property
     def _unwraps(self) -> bool:
@@ -142,7 +142,7 @@ class TPUStrategy(Strategy):
     ) -> None:
         self._steps_per_run = _checked_steps(steps_per_run)
         check_assignment("device_assignment", device_assignment)
-        self._newer = strategies.TPUStrategy(tpu_cluster_resolver, device_assignment)
+        self._newer = _strategies.TPUStrategy(tpu_cluster_resolver, device_assignment)
         self._run_as(self._newer)
 
     @property

@@ -11,8 +11,12 @@ import pytest
 from flax import nnx
 
 import jaxdist
-from jaxdist.training.topics_lm import ModelConfig, Transformer, byte_losses, generate
-from jaxdist.training.topics_lm._attention import Attention, rotate
+from jaxdist.jobs.topics_lm import ModelConfig
+from jaxdist.jobs.topics_lm import Transformer
+from jaxdist.jobs.topics_lm import byte_losses
+from jaxdist.jobs.topics_lm import generate
+from jaxdist.jobs.topics_lm._attention import Attention
+from jaxdist.jobs.topics_lm._attention import rotate
 
 _SMALL = ModelConfig(layers=2, width=16, heads=2, hidden=32)
 

@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdist.training.topics_lm._text import (
-    SEPARATOR,
-    Text,
-    baselines,
-    held_out_windows,
-    load_text,
-    training_windows,
-)
+from jaxdist.jobs.topics_lm._text import SEPARATOR
+from jaxdist.jobs.topics_lm._text import Text
+from jaxdist.jobs.topics_lm._text import baselines
+from jaxdist.jobs.topics_lm._text import held_out_windows
+from jaxdist.jobs.topics_lm._text import load_text
+from jaxdist.jobs.topics_lm._text import training_windows
 
 _BYTES = st.binary(min_size=2, max_size=300).map(lambda b: np.frombuffer(b, np.uint8))
 

@@ -16,14 +16,16 @@ from flax import nnx
 from rich.console import Console
 
 import jaxdist
+from jaxdist import jobs
 from jaxdist import training
 from jaxdist.cli import main
 from jaxdist.data import batches
 from jaxdist.errors import CheckpointError, ConfigError
-from jaxdist.training import _optimizer, topics_lm
+from jaxdist.jobs import _optimizer
+from jaxdist.jobs import topics_lm
 from jaxdist.training._evaluate import evaluate
-from jaxdist.training._optimizer import make_optimizer
-from jaxdist.training.topics_lm import _slices
+from jaxdist.jobs._optimizer import make_optimizer
+from jaxdist.jobs.topics_lm import _slices
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("topics_lm_*.toml"))
 DATA_PARALLEL = next(path for path in CONFIGS if "data_parallel" in path.name)
@@ -46,7 +48,7 @@ _ONE = "strategy.virtual_slice=v5e:1x1"
 
 
 def _loaded(*overrides: str, path: Path = DATA_PARALLEL) -> Any:
-    return training.load_job_config(path, [*_TINY, *overrides])
+    return jobs.load_job_config(path, [*_TINY, *overrides])
 
 
 def _partition(layout: str) -> str:
@@ -66,7 +68,7 @@ class _Trained:
 def _trained(*overrides: str, steps: int) -> _Trained:
     """The steps of a job without its loop."""
     config = _loaded(*overrides).values
-    strategy, task = training.make_strategy(config), topics_lm.TopicsTask(config)
+    strategy, task = jobs.make_strategy(config), topics_lm.TopicsTask(config)
     model, optimizer = task.recipe.made(strategy)
     source = batches(task.train, 16, shuffle=True, drop_remainder=True, repeat=None)
     with iter(strategy.experimental_distribute_dataset(source)) as data:
@@ -155,7 +157,7 @@ _LISTED = "strategy.devices=['cpu:3', 'cpu:1', 'cpu:5', 'cpu:0']"
     ids=["halves", "quarters", "named", "listed"],
 )
 def test_slices_are_rows_of_the_mesh(entries: list[str], rows: list[list[int]]) -> None:
-    strategy = training.make_strategy(_loaded(*_IN_SLICE, *entries).values)
+    strategy = jobs.make_strategy(_loaded(*_IN_SLICE, *entries).values)
     assert strategy.layout.replica_axes == ("slice", "replica")
     assert [[d.id for d in row.ravel()] for row in strategy.mesh.devices] == rows
 
@@ -182,7 +184,7 @@ def test_tpus_that_say_their_slice_are_put_in_its_order_and_counted() -> None:
 )
 def test_slices_that_the_devices_do_not_have_are_named(entries: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        training.make_strategy(_loaded(*_IN_SLICE, *entries).values)
+        jobs.make_strategy(_loaded(*_IN_SLICE, *entries).values)
 
 
 def test_slices_that_do_not_divide_end_the_command_with_2(
@@ -201,8 +203,8 @@ def _train(folder: Path, *overrides: str) -> tuple[dict[str, Any], str]:
     here = [f"output.directory='{folder}'", f"checkpoint.directory='{folder / 'checkpoints'}'"]
     loaded = _loaded(*here, "output.picture=", "optimizer.schedule=constant", *overrides)
     out = io.StringIO()
-    strategy = training.make_strategy(loaded.values)
-    training.train(loaded, strategy, console=Console(file=out, width=200))
+    strategy = jobs.make_strategy(loaded.values)
+    jobs.train(loaded, strategy, console=Console(file=out, width=200))
     metrics: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
     return metrics, out.getvalue()
 
@@ -256,13 +258,13 @@ def test_the_first_file_names_every_entry_and_what_it_says_is_the_default() -> N
     assert {s: set(body) for s, body in document.items()} == {
         s: set(body) for s, body in schema.items()
     }
-    assert training.load_job_config(DATA_PARALLEL).values == topics_lm.TopicsConfig()
+    assert jobs.load_job_config(DATA_PARALLEL).values == topics_lm.TopicsConfig()
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_a_shipped_file_has_a_strategy_that_shares_its_batch(path: Path) -> None:
-    config = training.load_job_config(path).values
-    strategy = training.make_strategy(config)
+    config = jobs.load_job_config(path).values
+    strategy = jobs.make_strategy(config)
     assert config.data.batch_size % strategy.num_replicas_in_sync == 0
     assert strategy.mesh.devices.size == topics_lm.num_cpu_devices(config) == 8
     assert config.output.directory == f"runs/{path.stem}"
@@ -315,21 +317,21 @@ def test_entries_that_do_not_fit_tensor_parallelism_are_named(
 )
 def test_logical_devices_that_do_not_fill_the_slice_are_refused(asked: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        training.make_strategy(_loaded(*_SPLIT, f"strategy.logical_devices={asked}").values)
+        jobs.make_strategy(_loaded(*_SPLIT, f"strategy.logical_devices={asked}").values)
 
 
 def test_logical_devices_are_boxes_of_the_slice_or_neighbours_in_the_list() -> None:
     boxes = {"2": [0, 1], "1x2": [0, 2], "4": [0, 1, 2, 3]}
     for asked, first in boxes.items():
         config = _loaded(*_SPLIT, f"strategy.logical_devices={asked}").values
-        strategy = training.make_strategy(config)
+        strategy = jobs.make_strategy(config)
         assert sorted(d.id for d in strategy.mesh.devices[0]) == first
         assert strategy.num_replicas_in_sync == 8 // len(first)
     listed = [*_SPLIT, "strategy.devices=['cpu:3', 'cpu:1', 'cpu:5', 'cpu:0']"]
-    strategy = training.make_strategy(_loaded(*listed, "strategy.logical_devices=2").values)
+    strategy = jobs.make_strategy(_loaded(*listed, "strategy.logical_devices=2").values)
     assert [[d.id for d in row] for row in strategy.mesh.devices] == [[3, 1], [5, 0]]
     with pytest.raises(ConfigError, match=r"is 8, and there are 4 devices(.|\n)*\[1, 2, 4\]"):
-        training.make_strategy(_loaded(*listed, "strategy.logical_devices=8").values)
+        jobs.make_strategy(_loaded(*listed, "strategy.logical_devices=8").values)
 
 
 # What is planned
@@ -337,11 +339,11 @@ def test_logical_devices_are_boxes_of_the_slice_or_neighbours_in_the_list() -> N
 
 def test_the_planned_step_is_the_one_that_is_trained() -> None:
     loaded = _loaded()
-    strategy = training.make_strategy(loaded.values)
-    job = training.TASKS["topics_lm"].make_job(loaded)
+    strategy = jobs.make_strategy(loaded.values)
+    job = jobs.TASKS["topics_lm"].make_job(loaded)
     assert job.rows_per_replica == 2
     both = _loaded("strategy.partition=fsdp", "optimizer.update=sharded")
-    assert training.TASKS["topics_lm"].make_job(both).rules[0] == "fsdp"
+    assert jobs.TASKS["topics_lm"].make_job(both).rules[0] == "fsdp"
     planned = job.step(strategy, rows=2, rules="replicated")
     task = topics_lm.TopicsTask(loaded.values)
     with strategy.scope():

@@ -1,0 +1,8 @@
+"""Checkpoints that are complete or absent, and name what is damaged."""
+
+from jaxdist._checkpoints.checkpoints import Checkpoints as Checkpoints
+from jaxdist._checkpoints.checkpoints import Restored as Restored
+from jaxdist._checkpoints.folder_lock import JobLock as JobLock
+from jaxdist._checkpoints.interrupts import Interrupts as Interrupts
+from jaxdist._checkpoints.manifest import find_missing as find_missing
+from jaxdist._checkpoints.orbax import notes_without_orbax as notes_without_orbax

@@ -1,0 +1,455 @@
+"""Orbax checkpoints that are complete or absent, and say so when they are damaged."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, overload
+
+import jax
+from jax.sharding import Sharding
+
+from jaxdist._typing import PyTree
+from jaxdist._validate import Noted, as_flag, as_integer, as_path, shown
+from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, DamagedCheckpointError
+from jaxdist._checkpoints import errors as _checkpoint_errors
+from jaxdist._checkpoints.interrupts import interrupts_wait
+from jaxdist._checkpoints.folder_lock import JobLock
+from jaxdist._checkpoints.manifest import MANIFESTS
+from jaxdist._checkpoints.manifest import find_damage
+from jaxdist._checkpoints.manifest import remove_other_manifests
+from jaxdist._checkpoints.manifest import write_manifest
+from jaxdist._checkpoints.orbax import UnreadableError
+from jaxdist._checkpoints.orbax import open_manager
+from jaxdist._checkpoints.orbax import read_arrays
+from jaxdist._checkpoints.orbax import read_notes
+from jaxdist._checkpoints.orbax import write
+from jaxdist._checkpoints.compression_errors import as_saved
+from jaxdist._checkpoints.compression_errors import moved_pairs
+from jaxdist._checkpoints.compression_errors import put_in_place
+from jaxdist._checkpoints.leaves import check_leaves
+from jaxdist._checkpoints.leaves import differences
+from jaxdist._checkpoints.leaves import named_leaves
+from jaxdist._checkpoints.leaves import rebuilt
+from jaxdist._checkpoints.leaves import record_of
+from jaxdist._checkpoints.objects import copied
+from jaxdist._checkpoints.objects import plain
+from jaxdist._checkpoints.objects import put_into
+from jaxdist._checkpoints.pieces import cut_like
+from jaxdist._checkpoints.pieces import layouts_of_pieces
+from jaxdist._checkpoints.pieces import whole_arrays
+from jaxdist._checkpoints.pieces import whole_shapes
+
+_NOTHING: Any = object()
+_LAST_STEP = (1 << 63) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What a checkpoint gave back.
+
+    Attributes:
+        step: The step that it was saved after.
+        state: Like the state that was asked for.
+        notes: What was saved beside it.
+        set_aside: Damaged checkpoints that were newer, where they are now.
+    """
+
+    step: int
+    state: PyTree
+    notes: dict[str, Any]
+    set_aside: tuple[Path, ...] = ()
+
+
+# [Note: complete or absent]
+# Orbax writes a checkpoint into a directory with another name and renames it when all of it is
+# there, so a directory named by its step is complete, whenever the process was killed. Old
+# checkpoints are deleted after that, oldest first. A checkpoint holds the arrays, the notes, and
+# a checksum of each leaf, so these are complete or absent together. The manifest (size and
+# checksum of each file) is written after the rename and may be missing after a kill; the
+# checksums of the leaves then still tell damage, without the name of the file.
+
+
+class Checkpoints:
+    """Numbered checkpoints in one directory: `save(step, (model, optimizer))` and `restore`.
+
+    The state is any pytree of arrays, Flax NNX objects and variables; notes beside it are JSON.
+    `restore((model, optimizer))` writes the newest checkpoint into these same objects.
+
+    Guarantees:
+        A checkpoint is complete or absent, whatever happens while it is written: SIGKILL, a full
+        disk, Ctrl-C (which waits until the checkpoint is written).
+        What `restore` gives is bit for bit what `save` was given; anything else is an error, and
+        leaves the objects as they were.
+        One job writes at a time: from its first `save` on, another job's is refused.
+        Neither pickle nor any other code from the files is run.
+
+    Cost:
+        `save` waits until the files are written (40 ms for a small state) and has no thread
+        afterwards. `restore` reads the files twice, once to compare them with their manifest.
+
+    Args:
+        directory: Made where it does not exist.
+        keep: How many of the newest to keep; older ones are deleted.
+
+    Raises:
+        CheckpointError: The directory cannot be made or read.
+
+    Example:
+        >>> import tempfile
+        >>> with Checkpoints(tempfile.mkdtemp(), keep=2) as checkpoints:
+        ...     for step in 1, 2, 3:
+        ...         checkpoints.save(step, {"w": jnp.full(3, step)}, {"epoch": 0})
+        ...     kept = checkpoints.steps()
+        ...     restored = checkpoints.restore({"w": jnp.zeros(3, int)})
+        >>> kept, restored.state["w"].tolist(), restored.notes
+        ((2, 3), [3, 3, 3], {'epoch': 0})
+
+        In a training loop:
+
+        >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+        >>> optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+        >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
+        ...     restored = checkpoints.restore((model, optimizer))
+        ...     first_step = 0 if restored is None else restored.step
+        ...     checkpoints.save(first_step + 100, (model, optimizer))
+
+    Source:
+        Takes the place of `tf.train.CheckpointManager`; Orbax does the work.
+    """
+
+    def __init__(self, directory: str | Path, *, keep: int = 3) -> None:
+        caller = "training.Checkpoints"
+        self.directory = Path(as_path(caller, "directory", directory, "runs/job")).absolute()
+        keep = as_integer(caller, "keep", keep, least=1)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._manager = open_manager(self.directory, keep=keep)
+            self._keep, self._lock = keep, JobLock(self.directory)
+            self._is_writing = False
+        except Exception as error:
+            raise _checkpoint_errors.cannot_be_used(self.directory, error) from error
+
+    def steps(self) -> tuple[int, ...]:
+        """The steps of the complete checkpoints, oldest first."""
+        return tuple(sorted(self._manager.all_steps()))
+
+    def path(self, step: int) -> Path:
+        """The directory of a checkpoint."""
+        step = as_integer("Checkpoints.path", "step", step, least=0)
+        return self.directory / str(step)
+
+    def save(self, step: int, state: PyTree, notes: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint, whole.
+
+        Args:
+            step: Steps done; its name.
+            state: Pytree of arrays, numbers, Flax NNX objects (modules, optimizers, metrics, keys)
+                and variables.
+            notes: What JSON can hold.
+
+        Raises:
+            CheckpointError: There is one of this step, it cannot be written, or another job writes
+                checkpoints here.
+            ArgumentTypeError: A leaf is no array and no number; its path is named.
+            ArgumentError: A variable has a value on each replica and says not how to combine them.
+
+        Example:
+            >>> import tempfile
+            >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
+            ...     checkpoints.save(7, (nnx.Linear(2, 1, rngs=nnx.Rngs(0)), {"w": jnp.zeros(3)}))
+            ...     checkpoints.steps()
+            (7,)
+        """
+        caller = "Checkpoints.save"
+        step = as_integer(caller, "step", step, least=0, most=_LAST_STEP)
+        if notes is not None and not isinstance(notes, Mapping):
+            raise ArgumentTypeError(
+                f"{caller} was given notes={shown(notes)}.\n\n"
+                "notes are a dict that JSON can hold, or None.\n\n"
+                "Pass for instance notes={'epoch': 1}."
+            )
+        if step in self.steps():
+            raise CheckpointError(
+                f"Checkpoints.save was given step={step}, and {self.path(step)} exists.\n\n"
+                "The checkpoint of a step is written once.\n\n"
+                f"Resume from it, pass a step from {self.steps()[-1] + 1} up, or choose another "
+                "directory."
+            )
+        written = _plain_json(notes or {})
+        state = whole_arrays(plain(state))
+        check_leaves(state)
+        self._begin_to_write()
+        with interrupts_wait():
+            try:
+                write(self._manager, step, state, written)
+                self._write_manifest(step)
+            except Exception as error:
+                others = [s for s in self.steps() if s != step]
+                raise _checkpoint_errors.cannot_be_written(
+                    self.directory, step, others, error
+                ) from error
+
+    def _begin_to_write(self) -> None:
+        """Keep other jobs out, and remove what a killed one left half written."""
+        if self._is_writing:
+            return
+        self._lock.__enter__()
+        self._manager.close()
+        self._manager = open_manager(self.directory, keep=self._keep, clean=True)
+        self._is_writing = True
+
+    @overload
+    def restore(
+        self,
+        state: PyTree,
+        *,
+        step: int | None = None,
+        sharding: Sharding | None = None,
+        skip_damaged: bool = False,
+    ) -> Restored | None: ...
+
+    @overload
+    def restore(
+        self, state: int, *, like: PyTree, sharding: Sharding | None = None
+    ) -> Restored: ...
+
+    def restore(
+        self,
+        state: PyTree,
+        *,
+        step: int | None = None,
+        like: PyTree = _NOTHING,
+        sharding: Sharding | None = None,
+        skip_damaged: bool = False,
+    ) -> Restored | None:
+        """Read a checkpoint back into the objects that were saved.
+
+        Shapes:
+            Every leaf global, as in `state`. The number of devices may be another than it was
+            saved with.
+
+        Args:
+            state: What was given to `save`: NNX objects and variables in it are updated in place,
+                arrays come back as new ones. If `like` is given, the step to read, and nothing
+                is updated.
+            step: One of `steps()`; None takes the newest.
+            like: As in `restore_latest`.
+            sharding: Layout of every leaf, such as `strategy.replicated_sharding`; None takes
+                that of each leaf.
+            skip_damaged: As in `restore_latest`.
+
+        Returns:
+            The step, the state, with the same objects, and the notes; None where there is no
+            checkpoint.
+
+        Raises:
+            DamagedCheckpointError: Its files are not what was written; the files are named.
+            CheckpointError: There is none of that step, or it is of another model: leaves differ,
+                listed with both shapes. Whatever is raised, the objects are as they were.
+
+        Example:
+            >>> import tempfile
+            >>> model, other = (nnx.Linear(2, 1, rngs=nnx.Rngs(seed)) for seed in (0, 1))
+            >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
+            ...     checkpoints.save(7, {"model": model, "epoch": jnp.array(3)})
+            ...     restored = checkpoints.restore({"model": other, "epoch": jnp.array(0)})
+            >>> restored.step, restored.state["epoch"].item(), restored.state["model"] is other
+            (7, 3, True)
+            >>> (model.kernel[...] == other.kernel[...]).all().item()
+            True
+
+        Source:
+            The `restore` of `tf.train.Checkpoint`.
+        """
+        caller = "Checkpoints.restore"
+        _check_sharding(caller, sharding)
+        as_flag(caller, "skip_damaged", skip_damaged)
+        if like is not _NOTHING:
+            if step is not None or isinstance(state, bool) or not isinstance(state, int):
+                found = f"state={shown(state)}" if step is None else f"step={shown(step)}"
+                raise ArgumentError(
+                    f"{caller} was given like=, and {found}.\n\n"
+                    "With like, state is the number of the checkpoint, and there is no step.\n\n"
+                    "Call restore(state, step=7) to update objects in place, or "
+                    "restore(7, like=state) for new ones."
+                )
+            if skip_damaged:
+                raise _skips_nothing(caller, state)
+            with Noted(f"It was raised by {caller}(like=...)."):
+                return self._restore_like(state, like, sharding)
+        if step is not None:
+            step = as_integer(caller, "step", step, least=0)
+            if skip_damaged:
+                raise _skips_nothing(caller, step)
+        shapes = plain(state)
+        with Noted(f"It was raised by {caller}(state, step={step})."):
+            if step is None:
+                found = self._newest(shapes, sharding, skip_damaged)
+                if found is None:
+                    return None
+            else:
+                found = self._restore_like(step, shapes, sharding)
+        return dataclasses.replace(found, state=put_into(state, found.state))
+
+    def _restore_like(self, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
+        if step not in self.steps():
+            raise _checkpoint_errors.not_there(self.directory, step, self.steps())
+        wanted = self._restore_plain(step, plain(like), sharding)
+        return dataclasses.replace(wanted, state=copied(like, wanted.state))
+
+    def _restore_plain(self, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
+        damage = find_damage(self._manifest(step), self.path(step))
+        if damage:
+            raise self._damaged(step, damage)
+        wanted = named_leaves(whole_shapes(like))
+        try:
+            records, notes = read_notes(self._manager, step)
+            pairs = moved_pairs(records, wanted)
+            now = {name: wanted[name] for pair in pairs for name in pair}
+            wanted.update((name, as_saved(records, name)) for name in now)
+            problems = differences(records, wanted)
+            if problems:
+                raise _checkpoint_errors.of_another_model(self.directory, step, problems)
+            arrays = read_arrays(
+                self._manager, step, wanted, sharding, _but(layouts_of_pieces(like), now)
+            )
+        except UnreadableError as error:
+            raise self._damaged(step, [str(error)]) from None
+        changed = _changed(records, arrays)
+        if changed:
+            raise self._damaged(step, changed)
+        put_in_place(arrays, pairs, now)
+        return Restored(step, cut_like(rebuilt(arrays, whole_shapes(like)), like), notes)
+
+    def restore_latest(
+        self, *, like: PyTree, sharding: Sharding | None = None, skip_damaged: bool = False
+    ) -> Restored | None:
+        """Read the newest checkpoint back as a new pytree, or the newest that is not damaged.
+
+        Args:
+            like: Pytree of arrays, `jax.ShapeDtypeStruct`s and NNX objects: structure, shapes and
+                dtypes. Nothing in it is updated; the result has NNX objects of its own.
+            sharding: As in `restore`.
+            skip_damaged: Go back to the one before where the newest is damaged, and move the
+                damaged one into `damaged/`. Nothing is moved unless a good one is found.
+
+        Returns:
+            What was restored; None where there is no checkpoint.
+
+        Raises:
+            DamagedCheckpointError: The newest is damaged (all of them, with `skip_damaged`).
+            CheckpointError: It is of another model.
+
+        Example:
+            >>> import tempfile
+            >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
+            ...     print(checkpoints.restore_latest(like={"w": jnp.zeros(3)}))
+            None
+        """
+        caller = "Checkpoints.restore_latest"
+        _check_sharding(caller, sharding)
+        as_flag(caller, "skip_damaged", skip_damaged)
+        with Noted(f"It was raised by {caller}(like=...)."):
+            return self._newest(like, sharding, skip_damaged)
+
+    def _newest(
+        self, like: PyTree, sharding: Sharding | None, skip_damaged: bool
+    ) -> Restored | None:
+        damaged: list[int] = []
+        for step in reversed(self.steps()):
+            try:
+                restored = self._restore_like(step, like, sharding)
+            except DamagedCheckpointError:
+                if not skip_damaged or step == self.steps()[0]:
+                    raise
+                damaged.append(step)
+                continue
+            return dataclasses.replace(restored, set_aside=tuple(map(self._set_aside, damaged)))
+        return None
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._manager.close()
+        self._lock.close()
+        self._is_writing = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Damage
+
+    def _manifest(self, step: int) -> Path:
+        return self.directory / MANIFESTS / f"{step}.json"
+
+    def _write_manifest(self, step: int) -> None:
+        if jax.process_index() == 0:
+            write_manifest(self._manifest(step), self.path(step))
+            remove_other_manifests(self.directory / MANIFESTS, self.steps())
+
+    def _damaged(self, step: int, problems: list[str]) -> DamagedCheckpointError:
+        before = [s for s in self.steps() if s < step]
+        return _checkpoint_errors.damaged(self.directory, step, before, problems)
+
+    def _set_aside(self, step: int) -> Path:
+        folder = self.directory / _checkpoint_errors.DAMAGED
+        folder.mkdir(exist_ok=True)
+        target = folder / str(step)
+        if target.exists():
+            shutil.rmtree(target)
+        self.path(step).rename(target)
+        self._manifest(step).unlink(missing_ok=True)
+        self._manager.reload()
+        return target
+
+
+def _skips_nothing(caller: str, step: int) -> ArgumentError:
+    return ArgumentError(
+        f"{caller} was given skip_damaged=True, and the step {step}.\n\n"
+        "skip_damaged goes back from the newest checkpoint; one of a given step is read or not."
+        "\n\nLeave the step out, or skip_damaged."
+    )
+
+
+def _check_sharding(caller: str, sharding: Any) -> None:
+    if sharding is not None and not isinstance(sharding, Sharding):
+        raise ArgumentTypeError(
+            f"{caller} was given sharding={shown(sharding)}.\n\n"
+            "sharding is a jax.sharding.Sharding, or None for the layout of each leaf.\n\n"
+            "Pass for instance sharding=strategy.replicated_sharding."
+        )
+
+
+def _plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """The notes as they will come back: tuples as lists, keys as strings."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(notes)))
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(
+            f"Checkpoints.save was given notes={shown(notes)}: {error}.\n\n"
+            "notes are what JSON can hold.\n\n"
+            "Turn arrays into lists or numbers, or put them in the state."
+        ) from error
+    return plain
+
+
+def _changed(records: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
+    return [
+        f"The values of {name} are not those that were saved."
+        for name, array in arrays.items()
+        if record_of(array)["crc32"] != records[name]["crc32"]
+    ]
+
+
+def _but(layouts: dict[str, Sharding], names: Mapping[str, Any]) -> dict[str, Sharding]:
+    return {n: s for n, s in layouts.items() if n not in names}

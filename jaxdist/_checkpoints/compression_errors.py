@@ -1,0 +1,53 @@
+"""What `compressed_update` has not sent yet, saved on another number of replicas."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._update import are_errors
+from jaxdist._update import moved_errors
+
+_LOG = logging.getLogger("jaxdist")
+_GIVEN, _SUMMED = "given", "summed"
+
+
+def moved_pairs(records: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The names of the two arrays of errors, where those that were saved are of other replicas."""
+    found = []
+    for given in wanted:
+        parts = given.split(".")
+        for place in (i for i, part in enumerate(parts) if part == _GIVEN):
+            summed = ".".join([*parts[:place], _SUMMED, *parts[place + 1 :]])
+            pair = (given, summed)
+            if not all(n in records and n in wanted for n in pair):
+                continue
+            saved = (tuple(records[given]["shape"]), tuple(records[summed]["shape"]))
+            now = (tuple(wanted[given].shape), tuple(wanted[summed].shape))
+            if saved != now and are_errors(saved) and are_errors(now):
+                found.append(pair)
+    return found
+
+
+def as_saved(records: Mapping[str, Any], name: str) -> jax.ShapeDtypeStruct:
+    """What to read for a leaf that was saved in another shape."""
+    return jax.ShapeDtypeStruct(tuple(records[name]["shape"]), records[name]["dtype"])
+
+
+def put_in_place(
+    arrays: dict[str, Any], pairs: list[tuple[str, str]], wanted: Mapping[str, Any]
+) -> None:
+    """Cut the errors that were read for the replicas that there are now."""
+    for pair in pairs:
+        given, summed = (np.asarray(arrays[n]) for n in pair)
+        shapes = (tuple(wanted[pair[0]].shape), tuple(wanted[pair[1]].shape))
+        arrays.update(zip(pair, moved_errors(given, summed, shapes), strict=True))
+        _LOG.info(
+            "%s: what compressed_update had not sent yet was kept by %d replicas, and is divided "
+            "among %d",
+            pair[0],
+            given.shape[0],
+            shapes[0][0],
+        )

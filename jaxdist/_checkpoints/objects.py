@@ -1,0 +1,92 @@
+"""NNX objects and variables in what is saved: as plain pytrees, and back into the same objects."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxdist._typing import PyTree
+from jaxdist._values import Variable
+
+
+def plain(state: PyTree) -> PyTree:
+    """The state with a dict of arrays in the place of each NNX object, and values of variables.
+
+    An array that several objects share stands in the first of them only.
+    """
+    units, treedef = _units(state)
+    objects = [x for x in units if _is_object(x)]
+    dicts = iter(_dicts(objects))
+    found = [
+        next(dicts) if _is_object(x) else x.read_value() if isinstance(x, Variable) else x
+        for x in units
+    ]
+    return jax.tree.unflatten(treedef, found)
+
+
+def copied(like: PyTree, restored: PyTree) -> PyTree:
+    """What was restored, with new NNX objects in the places where `like` has some."""
+    units, treedef = _units(like)
+    objects = [x for x in units if _is_object(x)]
+    if not objects:
+        return restored
+    parts = treedef.flatten_up_to(restored)
+    graph, held = nnx.split(tuple(objects))
+    # A state shares its variables with the objects; mapped, it has its own.
+    copies = nnx.merge(graph, jax.tree.map(lambda x: x, held))
+    _fill(copies, [part for x, part in zip(units, parts, strict=True) if _is_object(x)])
+    new = iter(copies)
+    found = [next(new) if _is_object(x) else part for x, part in zip(units, parts, strict=True)]
+    return jax.tree.unflatten(treedef, found)
+
+
+def put_into(target: PyTree, restored: PyTree) -> PyTree:
+    """Write what was restored into the NNX objects and variables of `target`.
+
+    Returns:
+        The target with these same objects, and new arrays in other places.
+    """
+    units, treedef = _units(target)
+    parts = treedef.flatten_up_to(restored)
+    pairs = list(zip(units, parts, strict=True))
+    objects = tuple(x for x in units if _is_object(x))
+    values = [(x, part, x.read_value()) for x, part in pairs if isinstance(x, Variable)]
+    before = _dicts(objects)
+    try:
+        _fill(objects, [part for x, part in pairs if _is_object(x)])
+        for variable, new, _ in values:
+            variable.assign(new)
+    except BaseException:
+        _fill(objects, before)
+        for variable, _, old in values:
+            variable.assign(old)
+        raise
+    kept = [x if _is_object(x) or isinstance(x, Variable) else part for x, part in pairs]
+    return jax.tree.unflatten(treedef, kept)
+
+
+def _units(state: PyTree) -> tuple[list[Any], Any]:
+    return jax.tree.flatten(state, is_leaf=_is_unit)
+
+
+def _is_unit(x: Any) -> bool:
+    # The variables of an `nnx.State` are leaves of a pytree, which is given back as a new one.
+    return _is_object(x) or isinstance(x, (Variable, nnx.State))
+
+
+def _is_object(x: Any) -> bool:
+    return isinstance(x, (nnx.Pytree, nnx.Variable)) and not isinstance(x, nnx.State)
+
+
+def _dicts(objects: Sequence[Any]) -> list[Any]:
+    found: dict[Any, Any] = nnx.to_pure_dict(nnx.state(tuple(objects))) if objects else {}
+    return [found.get(i, {}) for i in range(len(objects))]
+
+
+def _fill(objects: Sequence[Any], dicts: Sequence[Any]) -> None:
+    if not objects:
+        return
+    state = nnx.state(tuple(objects))
+    nnx.replace_by_pure_dict(state, {i: d for i, d in enumerate(dicts) if i in state})
+    nnx.update(tuple(objects), state)

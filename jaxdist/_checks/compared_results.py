@@ -1,0 +1,187 @@
+"""Results of a step on the replicas, paired with those on one device."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.tree_util import keystr
+
+from jaxdist._typing import PyTree
+from jaxdist.errors import ArgumentError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._checks.gradient_report import LeafComparison
+from jaxdist._checks.gradient_report import compare
+from jaxdist._checks.gradient_report import without_rounding
+from jaxdist._values import Kind
+from jaxdist._values import PerReplica
+from jaxdist._values import placement_of
+
+
+def compared_results(
+    given: PyTree, many: PyTree, one: PyTree, layout: ReplicaMesh, rtol: float
+) -> tuple[list[LeafComparison], list[str]]:
+    """Each result that is the same on all replicas, and the names of the others.
+
+    Args:
+        given: What the step was called with.
+        many: What it returned on the replicas.
+        one: What it returned on one device.
+        layout: The replicas.
+        rtol: How far a leaf may be off.
+    """
+    if _structure(many) != _structure(one):
+        raise ArgumentError(
+            "Strategy.check_gradients was given a step that returns another structure on one "
+            f"device.\n{layout.num_replicas} replicas: {_structure(many)}\n"
+            f"one device: {_structure(one)}\n\n"
+            "Results are compared leaf by leaf.\n\n"
+            "Return the same structure for any number of replicas."
+        )
+    comparison = _Comparison(given, layout, rtol)
+    comparison.visit("result", many, one)
+    return comparison.leaves, comparison.not_compared
+
+
+_Pair = tuple[str, Any, Any, Any]
+
+
+def _structure(tree: PyTree) -> Any:
+    return jax.tree.structure(tree, is_leaf=is_per_replica)
+
+
+class _Comparison:
+    """Goes through the results, largest parts first, and finds what each part was before."""
+
+    def __init__(self, given: PyTree, layout: ReplicaMesh, rtol: float) -> None:
+        self._layout = layout
+        self._rtol = rtol
+        self._parts: dict[Any, list[list[Any]]] = {}
+        self._list_parts(given)
+        self._taken: set[int] = set()
+        self.leaves: list[LeafComparison] = []
+        self.not_compared: list[str] = []
+
+    def _list_parts(self, tree: PyTree) -> None:
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_whole)
+        self._parts.setdefault(treedef, []).append(leaves)
+        for _, child in _children(tree, is_whole):
+            self._list_parts(child)
+
+    def visit(self, name: str, many: PyTree, one: PyTree) -> None:
+        """Compare one part of the results, as a whole or child by child."""
+        before = self._before(many)
+        children = _children(many, is_per_replica)
+        if before is None and children:
+            others = _children(one, is_per_replica)
+            for (path, a), (_, b) in zip(children, others, strict=True):
+                self.visit(name + keystr(path), a, b)
+            return
+        found, rest = _pairs(name, before, many, one)
+        self.leaves += _judged(found, self._rtol)
+        if before is not None and len(found) + len(rest) > 1:
+            remark = "different on each replica"
+            self.leaves += [LeafComparison(n, is_equal=False, remark=remark) for n in rest]
+        else:
+            self.not_compared += rest
+
+    def _before(self, result: PyTree) -> list[Any] | None:
+        """The leaves of the part of the arguments that `result` carries on, if there is one."""
+        leaves, treedef = jax.tree.flatten(result, is_leaf=is_per_replica)
+        if not any(map(_is_result, leaves)):
+            return None
+        for before in self._parts.get(treedef, ()):
+            pairs = list(zip(before, leaves, strict=True))
+            if any(id(x) in self._taken for x in before if is_number(x)):
+                continue
+            if all(_carries_on(a, b, self._layout) for a, b in pairs):
+                self._taken.update(map(id, before))
+                return before
+        return None
+
+
+def _children(tree: PyTree, is_leaf: Callable[[Any], bool]) -> list[tuple[Any, Any]]:
+    """The parts that a pytree node directly holds, with their keys; none for a leaf."""
+    if is_leaf(tree) or jax.tree_util.all_leaves([tree]):
+        return []
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)[0]
+
+
+def _carries_on(before: Any, after: Any, layout: ReplicaMesh) -> bool:
+    local = after.values[0] if isinstance(after, PerReplica) else after
+    if not is_number(local):
+        return not is_number(before)
+    if not is_number(before) and not isinstance(before, (int, float, complex)):
+        return False
+    if _is_exact(before) != _is_exact(local):
+        return False
+    is_mirrored = placement_of(before, layout).kind is Kind.MIRRORED
+    return is_mirrored and np.shape(before) == np.shape(local)
+
+
+def _is_exact(x: Any) -> bool:
+    return jax.dtypes.issubdtype(jax.numpy.result_type(x), np.integer)
+
+
+def _pairs(
+    name: str, before: list[Any] | None, many: PyTree, one: PyTree
+) -> tuple[list[_Pair], list[str]]:
+    flat, _ = jax.tree_util.tree_flatten_with_path(many, is_leaf=is_per_replica)
+    others = jax.tree.leaves(one, is_leaf=is_per_replica)
+    starts = before if before is not None else [None] * len(flat)
+    found: list[_Pair] = []
+    rest: list[str] = []
+    for (path, a), b, start in zip(flat, others, starts, strict=True):
+        if isinstance(a, PerReplica):
+            rest.append(name + keystr(path))
+        elif is_number(a):
+            found.append((name + keystr(path), start, on_host(a), on_host(b)))
+    return found, rest
+
+
+def _judged(pairs: list[_Pair], rtol: float) -> list[LeafComparison]:
+    """Compare results as new state where they may be that, and as values.
+
+    Gradients have the structure of the parameters too, and which of the two a result is shows in
+    which way of looking at it gives factors. Equal is what is equal in both.
+    """
+    values = without_rounding([compare(n, None, a, b, rtol) for n, _, a, b in pairs])
+    if all(start is None for _, start, _, _ in pairs):
+        return list(values)
+    moved = without_rounding(
+        [compare(n, None if s is None else on_host(s), a, b, rtol) for n, s, a, b in pairs]
+    )
+    if not any(x.differs for x in moved) or _num_scaled(values) > _num_scaled(moved):
+        return list(values)
+    return list(moved)
+
+
+def _num_scaled(leaves: Sequence[LeafComparison]) -> int:
+    return sum(x.differs and x.is_uniform for x in leaves)
+
+
+def _is_result(x: Any) -> bool:
+    return isinstance(x, PerReplica) or is_number(x)
+
+
+def is_number(x: Any) -> bool:
+    """Whether `x` is an array that can be subtracted, and no random key."""
+    if not isinstance(x, (jax.Array, np.ndarray, np.generic)):
+        return False
+    return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def on_host(x: Any) -> np.ndarray:
+    """A copy of the whole array in the memory of the host."""
+    return np.asarray(x)
+
+
+def is_per_replica(x: Any) -> bool:
+    """Whether `x` is a value for each replica."""
+    return isinstance(x, PerReplica)
+
+
+def is_whole(x: Any) -> bool:
+    """Whether flattening of arguments stops at `x`."""
+    return isinstance(x, (PerReplica, nnx.Pytree))

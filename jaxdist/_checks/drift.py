@@ -1,0 +1,117 @@
+"""Finding replicas whose copies of one value are no longer the same bits."""
+
+import functools
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import PartitionSpec
+from jax.tree_util import keystr
+
+from jaxdist._typing import PyTree
+from jaxdist.errors import ArgumentError, ReplicaDriftError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import Kind
+from jaxdist._values import PerReplica
+from jaxdist._values import placement_of_sharding
+
+
+class DriftChecks:
+    """Compares checksums across the replicas of one strategy, at every n-th call."""
+
+    def __init__(self, layout: ReplicaMesh) -> None:
+        self._layout = layout
+        self._calls: Counter[Any] = Counter()
+
+    def check(self, state: PyTree, every: int) -> bool:
+        """Compare, if it is the turn; whether anything was compared."""
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise ArgumentError(
+                f"check_replicas was given every={every!r}.\n\n"
+                "every is the number of calls from one comparison to the next: an integer from 1 "
+                "up.\n\nPass for instance every=100."
+            )
+        plain = jax.tree.map(_without_graph, state, is_leaf=_is_graph)
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(plain, is_leaf=_is_per_replica)
+        self._calls[treedef] += 1
+        if (self._calls[treedef] - 1) % every:
+            return False
+        mirrored = [(p, x) for p, x in leaves if self._is_mirrored(x)]
+        if self._layout.num_places == 1 or not mirrored:
+            return False
+        sums = _checksums(tuple(x for _, x in mirrored), self._layout)
+        table = np.asarray(sums).reshape(self._layout.num_places, len(mirrored), 2)
+        drifted = {
+            keystr(path): np.flatnonzero((table[:, i] != table[0, i]).any(axis=-1)).tolist()
+            for i, (path, _) in enumerate(mirrored)
+            if (table[:, i] != table[0, i]).any()
+        }
+        if drifted:
+            raise ReplicaDriftError(_drift_message(drifted, len(mirrored)))
+        return True
+
+    def _is_mirrored(self, leaf: Any) -> bool:
+        if not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
+            return False
+        if leaf.is_deleted() or not leaf.size:
+            return False
+        placed = placement_of_sharding(leaf.sharding, leaf.ndim, self._layout)
+        return placed is not None and placed.kind is Kind.MIRRORED and leaf.is_fully_replicated
+
+
+def _is_per_replica(x: Any) -> bool:
+    return isinstance(x, PerReplica)
+
+
+def _is_graph(x: Any) -> bool:
+    return isinstance(x, (PerReplica, nnx.Pytree))
+
+
+def _without_graph(x: Any) -> Any:
+    return nnx.to_pure_dict(nnx.state(x)) if isinstance(x, nnx.Pytree) else x
+
+
+@functools.partial(jax.jit, static_argnums=(1,))
+def _checksums(arrays: tuple[jax.Array, ...], layout: ReplicaMesh) -> jax.Array:
+    """Two 32-bit sums of every array, of each replica's own copy: `[R * n, 2]`."""
+
+    def replica(*local: jax.Array) -> jax.Array:
+        return jnp.stack([_checksum(x) for x in local])
+
+    return jax.shard_map(
+        replica,
+        mesh=layout.mesh,
+        in_specs=(PartitionSpec(),) * len(arrays),
+        out_specs=layout.replica_spec,
+        axis_names=frozenset(layout.mesh.axis_names),
+        check_vma=False,
+    )(*arrays)
+
+
+def _checksum(x: jax.Array) -> jax.Array:
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = jnp.stack([x.real, x.imag])
+    words = jax.lax.bitcast_convert_type(x.ravel(), jnp.uint8).ravel().astype(jnp.uint32)
+    place = jnp.arange(words.size, dtype=jnp.uint32)
+    # The second sum depends on the order, so that two elements that changed places are seen.
+    weighted = words * (place * jnp.uint32(2654435761) + jnp.uint32(1))
+    return jnp.stack([words.sum(dtype=jnp.uint32), weighted.sum(dtype=jnp.uint32)])
+
+
+def _drift_message(drifted: dict[str, list[int]], count: int) -> str:
+    rows = [f"state{name}: replicas {who} differ from replica 0" for name, who in drifted.items()]
+    more = f"\nand {len(rows) - 10} more" if len(rows) > 10 else ""
+    return (
+        f"check_replicas found {len(drifted)} of {count} mirrored arrays that are not the same on "
+        "all replicas.\n" + "\n".join(rows[:10]) + more + "\n\n"
+        "Mirrored state must be bit-equal, or the replicas train different models.\n\n"
+        "Look for a wrong jaxdist.assume_replicated, or a device that does not compute "
+        "deterministically; go back to the last checkpoint."
+    )

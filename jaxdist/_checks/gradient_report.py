@@ -1,0 +1,231 @@
+"""What a step does on R replicas against what it does on one device, leaf by leaf."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist.errors import StateDivergenceError
+from jaxdist._checks.gradient_meanings import Setting
+from jaxdist._checks.gradient_meanings import is_near
+from jaxdist._checks.gradient_meanings import meanings
+
+# Rounding of sums, in units of the last place of what was summed.
+_ROUNDING = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafComparison:
+    """One array: how far it moved on R replicas against how far on one device."""
+
+    name: str
+    is_equal: bool
+    factor: float | None = None  # median of the ratios; None where one device does not move it
+    is_uniform: bool = False  # whether all its elements have that factor
+    scale: float = 0.0  # the larger of the two largest movements
+    noise: float = 0.0  # movements below this are rounding
+    remark: str = ""
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether it moves by more than rounding."""
+        return bool(self.remark) or self.scale > self.noise
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two differ by more than the tolerance and than rounding."""
+        return self.is_resolved and not self.is_equal
+
+    def __repr__(self) -> str:
+        if self.remark:
+            return f"{self.name}: {self.remark}"
+        if self.factor is None:
+            return f"{self.name}: moves on the replicas only"
+        return f"{self.name}: {self.factor:.4g} times{'' if self.is_uniform else ', not uniform'}"
+
+
+def compare(
+    name: str, before: np.ndarray | None, many: np.ndarray, one: np.ndarray, rtol: float
+) -> LeafComparison:
+    """Compare the movement from `before` (or the value, where that is None)."""
+    if many.shape != one.shape:
+        found = f"of shape {list(many.shape)} on the replicas, {list(one.shape)} on one device"
+        return LeafComparison(name, is_equal=False, remark=found)
+    exact = np.issubdtype(one.dtype, np.integer) or one.dtype == bool
+    noise = 0.0
+    a, b = _numbers(many), _numbers(one)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        same = bool(np.array_equal(a, b, equal_nan=True))
+        return LeafComparison(name, is_equal=same, remark="not finite")
+    if before is not None:
+        start = _numbers(before)
+        if not exact:
+            noise = _ROUNDING * _eps(one.dtype) * max(_largest(x) for x in (start, a, b))
+        a, b = a - start, b - start
+    scale = max(_largest(a), _largest(b))
+    bound = 0.0 if exact else rtol * scale + noise
+    is_equal = _largest(a - b) <= bound
+    chosen = np.abs(b) > max(0.01 * _largest(b), noise)
+    if not chosen.any():
+        return LeafComparison(name, is_equal, None, False, scale, noise)
+    factor = float(np.median((a[chosen] / b[chosen]).real))
+    off = _largest(a - factor * b)
+    is_uniform = off <= rtol * max(_largest(a), _largest(b) * abs(factor)) + noise * (1 + factor**2)
+    return LeafComparison(name, is_equal, factor, bool(is_uniform), scale, noise)
+
+
+def without_rounding(leaves: Sequence[LeafComparison]) -> tuple[LeafComparison, ...]:
+    """Leaves of one argument, with those taken as unmoved that hold the rounding of the others.
+
+    The gradient of some parameters is zero (the bias of attention keys), and what is computed of
+    it is the rounding error of larger numbers.
+    """
+    largest = max((x.scale for x in leaves), default=0.0)
+    floor = _ROUNDING * _eps(np.dtype(np.float32)) * largest
+    return tuple(
+        x if x.remark or x.scale > floor else dataclasses.replace(x, noise=max(x.noise, floor))
+        for x in leaves
+    )
+
+
+def _numbers(x: np.ndarray) -> np.ndarray:
+    wide = np.complex128 if np.issubdtype(x.dtype, np.complexfloating) else np.float64
+    return x.astype(wide)
+
+
+def _eps(dtype: Any) -> float:
+    return float(jnp.finfo(dtype).eps)
+
+
+def _largest(x: np.ndarray) -> float:
+    return float(np.abs(x).max()) if x.size else 0.0
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class GradientReport:
+    """What `Strategy.check_gradients` found; printing it says what and why.
+
+    Args:
+        setting: What is known of the step.
+        leaves: Every array that was compared.
+        not_compared: Results that are different on each replica, so that there is no one value.
+
+    Example:
+        >>> def step(w, x):
+        ...     return w - 0.1 * get_replica_context().all_reduce("sum", w * x.mean())
+        >>> strategy = MirroredStrategy()
+        >>> x = jax.device_put(np.arange(8.0, dtype="float32"), strategy.per_replica_sharding)
+        >>> report = strategy.check_gradients(step, (1.0, x))
+        >>> report.is_equal, round(report.factor)
+        (False, 8)
+    """
+
+    setting: Setting
+    leaves: tuple[LeafComparison, ...]
+    not_compared: tuple[str, ...] = ()
+
+    @property
+    def different(self) -> tuple[LeafComparison, ...]:
+        """Leaves that differ by more than the tolerance, and move by more than rounding."""
+        return tuple(x for x in self.leaves if x.differs)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the step does the same on R replicas as on one device."""
+        return not self.different
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether one factor explains every difference.
+
+        The second moment of an adaptive optimizer has the square of the factor.
+        """
+        return self._common_factor() is not None
+
+    @property
+    def factor(self) -> float | None:
+        """How many times too far the step goes: the common factor, or the median; 1.0 if equal."""
+        if self.is_equal:
+            return 1.0
+        common = self._common_factor()
+        if common is not None:
+            return common
+        factors = [x.factor for x in self.different if x.factor is not None]
+        return float(np.median(factors)) if factors else None
+
+    def _common_factor(self) -> float | None:
+        factors = [x.factor for x in self.different if x.is_uniform and x.factor]
+        if not factors or len(factors) < len(self.different):
+            return None
+        for candidate in sorted(factors, key=lambda f: abs(np.log(abs(f)))):
+            if all(is_near(f, candidate) or is_near(f, candidate**2) for f in factors):
+                return candidate
+        return None
+
+    @property
+    def _has_local_state(self) -> bool:
+        return any(x.remark.startswith("different on each") for x in self.different)
+
+    def raise_if_different(self) -> None:
+        """Raise where the step does not do the same on R replicas as on one device.
+
+        Raises:
+            StateDivergenceError: Something differs; the message is the report.
+
+        Example:
+            >>> def step(w, x):
+            ...     return w - 0.1 * get_replica_context().all_reduce("mean", w * x.mean())
+            >>> strategy = MirroredStrategy()
+            >>> x = jax.device_put(np.arange(8.0, dtype="float32"), strategy.per_replica_sharding)
+            >>> strategy.check_gradients(step, (1.0, x)).raise_if_different()
+        """
+        if not self.is_equal:
+            raise StateDivergenceError(repr(self))
+
+    def __repr__(self) -> str:
+        lines = [self._headline(), *self._rows()]
+        still = sum(not x.is_resolved for x in self.leaves)
+        if still:
+            lines.append(f"  moved by no more than rounding, so nothing to compare: {still}")
+        if self.not_compared:
+            lines.append(f"  different on each replica, not compared: {_listed(self.not_compared)}")
+        if self.setting.is_adaptive:
+            lines += ["", _ADAPTIVE]
+        if not self.is_equal:
+            lines += [
+                "",
+                *meanings(
+                    self.setting, self._common_factor(), has_local_state=self._has_local_state
+                ),
+            ]
+        return "\n".join(lines)
+
+    def _headline(self) -> str:
+        against = f"GradientReport: {self.setting.num_replicas} replicas against one device, "
+        if self.is_equal:
+            return f"{against}equal in all {len(self.leaves)} leaves"
+        what = f"different in {len(self.different)} of {len(self.leaves)} leaves"
+        factor = self.factor
+        if factor is None:
+            return against + what
+        how = "by the factor" if self.is_uniform else "by no uniform factor; the median is"
+        return f"{against}{what}, {how} {factor:.4g}"
+
+    def _rows(self) -> list[str]:
+        rows = [f"  {x!r}" for x in self.different[:10]]
+        more = len(self.different) - len(rows)
+        return [*rows, *([f"  and {more} more"] if more > 0 else [])]
+
+
+_ADAPTIVE = (
+    "The optimizer is adaptive (Adam and its kin): how far it moves the parameters hardly depends "
+    "on the scale of the gradients. A wrong scale shows in its state (mu, nu), where the step "
+    "returns or updates that; else check a function that returns the all-reduced gradients."
+)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(names[:10]) + more

@@ -1,0 +1,262 @@
+"""One step on R replicas, and the same on one device with the same global batch."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import AxisType, Mesh
+from jax.tree_util import keystr
+
+from jaxdist import _replica
+from jaxdist._validate import Renamed
+from jaxdist.errors import ArgumentError, ContextError, ShapeError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program import Program
+from jaxdist._program import RunOptions
+from jaxdist._program import closed_over
+from jaxdist._program import checked
+from jaxdist._checks.compared_results import compared_results
+from jaxdist._checks.compared_results import is_number
+from jaxdist._checks.compared_results import is_per_replica
+from jaxdist._checks.compared_results import is_whole
+from jaxdist._checks.compared_results import on_host
+from jaxdist._checks.gradient_report import GradientReport
+from jaxdist._checks.gradient_report import LeafComparison
+from jaxdist._checks.gradient_report import Setting
+from jaxdist._checks.gradient_report import compare
+from jaxdist._checks.gradient_report import without_rounding
+from jaxdist._checks.sharded_arrays import in_one_piece
+from jaxdist._checks.sharded_arrays import whole_arrays
+from jaxdist._values import Kind
+from jaxdist._values import PerReplica
+from jaxdist._values import any_variable
+from jaxdist._values import is_sharded
+from jaxdist._values import placement_of
+
+# State of optimizers that divide by the size of past gradients.
+_ADAPTIVE = frozenset({"nu", "nu_max", "v_row", "v_col", "sum_of_squares", "e_g", "e_x"})
+
+
+def check(
+    strategy: Any,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    options: RunOptions | None,
+    rtol: float,
+) -> GradientReport:
+    """Run `fn` both ways on copies, and compare; see `Strategy.check_gradients`."""
+    layout: ReplicaMesh = strategy.layout
+    if not isinstance(rtol, float) or not 0 < rtol < 1:
+        raise ArgumentError(
+            f"Strategy.check_gradients was given rtol={rtol!r}.\n\n"
+            "rtol is the largest difference that counts as equal, relative to the largest change "
+            "of the leaf: a float between 0 and 1.\n\nPass for instance rtol=1e-3."
+        )
+    if not layout.is_local:
+        raise ContextError(
+            "Strategy.check_gradients was called on a strategy of several processes.\n\n"
+            "It brings the batches of all replicas to one device, and this process has only "
+            f"{len(layout.local_replicas)} of {layout.num_replicas} replicas.\n\n"
+            "Check the step in one process: jaxdist.testing.virtual_devices"
+            f"({layout.num_replicas}), then the same step on a MirroredStrategy."
+        )
+    if options is not None:
+        with Renamed("strategy.run ", "Strategy.check_gradients "):
+            options = checked(options)._replace(donate_argnums=())
+    if any_variable():
+        with Renamed("strategy.lower ", "Strategy.check_gradients "):
+            program = strategy.lower(fn, args, kwargs, options)
+        _refuse_variables(program)
+    on_many = _Copy(args, kwargs)
+    on_one = _Copy(args, kwargs)
+    on_one.put_together()
+    joined = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _joined(_name(path), leaf) if is_per_replica(leaf) else leaf,
+        in_one_piece((on_one.args, on_one.kwargs)),
+        is_leaf=is_whole,
+    )
+    with Renamed("strategy.run ", "Strategy.check_gradients "):
+        many = strategy.run(fn, on_many.args, on_many.kwargs, options)
+    twin = _on_first_device(strategy)
+    # The strategy's own scope would refuse another strategy.
+    with _replica.entered(None):
+        one = twin.run(fn, joined[0], joined[1], options)
+    leaves = [*on_many.compared_with(on_one, rtol)]
+    given = whole_arrays((tuple(args), kwargs), layout)
+    many, one = whole_arrays(many, layout), whole_arrays(one, twin.layout)
+    results, not_compared = compared_results(given, many, one, layout, rtol)
+    leaves += results
+    if not leaves:
+        raise ArgumentError(
+            "Strategy.check_gradients found nothing to compare: fn(*args) updates no NNX object, "
+            "and returns no array that is the same on all replicas"
+            f"{' (' + ', '.join(not_compared[:5]) + ' differ)' if not_compared else ''}.\n\n"
+            "It compares the state that a step updates, and results that are equal on all "
+            "replicas.\n\n"
+            "Return the new state, or the all-reduced gradients."
+        )
+    strategies = tuple(name for name, value in closed_over(fn).items() if value is strategy)
+    setting = _setting(args, kwargs, layout, on_many.kinds, strategies)
+    seen = any(_ADAPTIVE & set(re.findall(r"\w+", x.name)) for x in leaves if x.is_resolved)
+    if setting.is_adaptive and seen and all(not x.differs for x in leaves):
+        setting = dataclasses.replace(setting, is_adaptive=False)
+    return GradientReport(setting, tuple(leaves), tuple(not_compared))
+
+
+def _refuse_variables(program: Program) -> None:
+    if program.variables:
+        written, read = program.variables.names
+        names = [*written, *read]
+        raise ArgumentError(
+            f"Strategy.check_gradients was given a step that uses {len(names)} variable(s): "
+            f"{names[:5]}.\n\n"
+            "The step runs twice, on copies of its arguments; variables that it finds by itself "
+            "would be changed by both runs, and belong to one strategy.\n\n"
+            "Write the step as a function of state, or of NNX objects, that are arguments."
+        )
+
+
+def _on_first_device(strategy: Any) -> Any:
+    """A strategy of the same type and the same axis names on the first device alone."""
+    layout: ReplicaMesh = strategy.layout
+    names = layout.mesh.axis_names
+    grid = np.asarray(layout.devices[:1], dtype=object).reshape((1,) * len(names))
+    mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+    twin = object.__new__(type(strategy))
+    twin._set_up(ReplicaMesh(mesh, layout.replica_axes))
+    twin.stands_for = strategy
+    return twin
+
+
+def _name(path: Any) -> str:
+    return ("args", "kwargs")[path[0].idx] + keystr(path[1:])
+
+
+def _joined(name: str, value: PerReplica) -> Any:
+    """The rows of all replicas, one after the other."""
+    is_scalar = not value.is_global and np.ndim(value.values[0]) == 0
+    if not is_scalar and value.is_global:
+        is_scalar = value.values[0].ndim == 0
+    if not is_scalar:
+        return np.concatenate([np.asarray(v) for v in value.values])
+    values = [np.asarray(v) for v in value.values]
+    if any(v != values[0] for v in values):
+        raise ShapeError(
+            f"Strategy.check_gradients cannot join {name}: {value!r} is a scalar on each replica."
+            "\n\nOn one device the rows of all replicas are concatenated on dim 0, and scalars "
+            "have no rows.\n\n"
+            f"Give each replica one row of shape [1], and all of them [{len(values)}]."
+        )
+    return values[0]
+
+
+class _Copy:
+    """Arguments of a call with NNX objects of their own, so that the caller's stay as they are."""
+
+    def __init__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        flat, treedef = jax.tree_util.tree_flatten_with_path(
+            (tuple(args), kwargs), is_leaf=is_whole
+        )
+        nodes: dict[int, Any] = {}
+        self._names: list[str] = []
+        for path, leaf in flat:
+            if isinstance(leaf, nnx.Pytree) and id(leaf) not in nodes:
+                nodes[id(leaf)] = leaf
+                self._names.append(_name(path))
+        # Split and merged together, so that what they share stays shared.
+        graphdef, state = nnx.split(tuple(nodes.values()))
+        own_variables = jax.tree.map(lambda x: x, state)
+        self._nodes: tuple[Any, ...] = nnx.merge(graphdef, own_variables)
+        self._before = self._values()
+        copies = dict(zip(nodes, self._nodes, strict=True))
+        leaves = [copies.get(id(leaf), leaf) for _, leaf in flat]
+        self.args, self.kwargs = jax.tree.unflatten(treedef, leaves)
+        self.kinds = tuple(sorted({kind.__name__ for kind, _ in self._before.values()}))
+
+    def _values(self) -> dict[str, tuple[type, list[Any]]]:
+        flat = nnx.to_flat_state(nnx.state(self._nodes)) if self._nodes else ()
+        found = {}
+        for path, variable in flat:
+            head, *rest = tuple(path)
+            parts = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in rest)
+            found[f"{self._names[int(str(head))]}{parts}"] = (
+                type(variable),
+                [
+                    np.asarray(x.whole()) if is_sharded(x) else x
+                    for x in jax.tree.leaves(variable, is_leaf=is_sharded)
+                ],
+            )
+        return found
+
+    def put_together(self) -> None:
+        """Make arrays in pieces whole, for one replica."""
+        for _, value in nnx.iter_graph(self._nodes):
+            if isinstance(value, nnx.Variable) and is_sharded(value.get_raw_value()):
+                value.set_raw_value(in_one_piece(value.get_raw_value()))
+
+    def compared_with(self, other: "_Copy", rtol: float) -> list[LeafComparison]:
+        """Each variable's movement here against that in `other`."""
+        theirs = other._values()
+        groups: dict[str, list[LeafComparison]] = {}
+        for name, (kind, many) in self._values().items():
+            # Batch statistics and random streams are per replica by their own rules.
+            if issubclass(kind, (nnx.BatchStat, nnx.RngState)):
+                continue
+            before = self._before[name][1]
+            for old, a, b in zip(before, many, theirs[name][1], strict=True):
+                if is_number(a):
+                    found = compare(name, on_host(old), on_host(a), on_host(b), rtol)
+                    groups.setdefault(name.split(".")[0], []).append(found)
+        return [leaf for leaves in groups.values() for leaf in without_rounding(leaves)]
+
+
+def _setting(
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    layout: ReplicaMesh,
+    kinds: Sequence[str],
+    strategies: tuple[str, ...],
+) -> Setting:
+    flat, _ = jax.tree_util.tree_flatten_with_path((tuple(args), kwargs), is_leaf=is_whole)
+    per_replica = [x for _, x in flat if is_per_replica(x)]
+    rows = [[len(v) if np.ndim(v) else 1 for v in x.values] for x in per_replica if len(x.values)]
+    counts = next((r for r in rows if len(set(r)) > 1), None)
+    real = None if counts is None else (sum(counts), max(counts) * layout.num_replicas)
+    if real is None:
+        real = _by_mask([x for _, x in flat], layout)
+    names = {str(getattr(k, "name", getattr(k, "key", ""))) for path, _ in flat for k in path}
+    for leaf in (x for _, x in flat if isinstance(x, nnx.Pytree)):
+        names.update(str(p) for path, _ in nnx.to_flat_state(nnx.state(leaf)) for p in path)
+    num_real, num_rows = real if real is not None else (None, None)
+    more = ("random key",) if any(_is_key(x) for _, x in flat) else ()
+    return Setting(
+        layout.num_replicas,
+        num_real,
+        num_rows,
+        num_real != num_rows,
+        (*kinds, *more),
+        bool(names & _ADAPTIVE),
+        strategies,
+    )
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _by_mask(leaves: Sequence[Any], layout: ReplicaMesh) -> tuple[int, int] | None:
+    """Real examples and rows, from a mask: a vector of booleans with a part for each replica."""
+    for leaf in leaves:
+        if not is_per_replica(leaf) and not isinstance(leaf, jax.Array):
+            continue
+        if placement_of(leaf, layout).kind is not Kind.PER_REPLICA:
+            continue
+        mask = _joined("mask", leaf) if isinstance(leaf, PerReplica) else leaf
+        if mask.dtype == bool and mask.ndim == 1:
+            return int(np.asarray(mask).sum()), int(mask.size)
+    return None

@@ -1,0 +1,1 @@
+"""Reducing and gathering values of all replicas from outside a step."""

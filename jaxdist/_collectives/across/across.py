@@ -1,0 +1,393 @@
+"""Reducing and gathering values of all replicas from outside a step."""
+
+import functools
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jaxdist import _compat
+from jaxdist._validate import shown
+from jaxdist._collectives.options.dtypes import check_known
+from jaxdist._collectives.options.dtypes import check_numeric
+from jaxdist._collectives.options.dtypes import of_sum
+from jaxdist._collectives.options.dtypes import result_dtype
+from jaxdist._collectives.options.dtypes import to_sum
+from jaxdist._collectives.in_replica import gather_dim
+from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist._collectives.across.together import check_sum
+from jaxdist._collectives.across.together import check_together
+from jaxdist._collectives.sums.tree import tree_reduced
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import Form
+from jaxdist._values import Kind
+from jaxdist._values import PerReplica
+from jaxdist._values import checked_global
+from jaxdist._values import checked_per_replica
+from jaxdist._values import is_mirrored
+from jaxdist._values import origin_of
+from jaxdist._values import placement_of
+from jaxdist._values import refuse_leaked
+
+# Up to this size the host adds the local values faster than a program on the devices can start.
+HOST_BYTES = 64 * 1024
+
+
+def reduce_across(op: ReduceOp, name: str, value: Any, axis: Any, layout: ReplicaMesh) -> Any:
+    """`Strategy.reduce` of one leaf."""
+    dims = None if axis is None else _dims(name, axis)
+    if isinstance(value, PerReplica):
+        return _reduce_per_replica(op, name, value, dims, layout)
+    check_numeric("Strategy.reduce", name, value)
+    kind = placement_of(value, layout).kind if isinstance(value, jax.Array) else None
+    if kind is Kind.PER_REPLICA:
+        return _reduce_per_replica(op, name, PerReplica.of_global(value), dims, layout)
+    return _reduce_same(op, name, value, dims, layout)
+
+
+def _reduce_same(
+    op: ReduceOp, name: str, value: Any, dims: tuple[int, ...] | None, layout: ReplicaMesh
+) -> Any:
+    """Reduce a value that every replica has alike."""
+    refuse_leaked("Strategy.reduce", name, value)
+    if dims is not None:
+        array = jnp.asarray(value)
+        on = _checked_dims(name, array, dims)
+        if op is ReduceOp.MEAN:
+            count = math.prod(array.shape[d] for d in on)
+            shares = to_sum(op, array, count)
+            total = jnp.sum(shares, axis=on, dtype=_wide(shares.dtype))
+            return settled(of_sum(op, total, array.dtype, count))
+        total = jnp.sum(array, axis=on, dtype=result_dtype(op, array.dtype))
+        return settled(total * jnp.asarray(layout.num_replicas, total.dtype))
+    if op is ReduceOp.MEAN or layout.num_replicas == 1:
+        return value
+    if is_mirrored(value, layout):
+        array = jnp.asarray(value)
+        array = array.astype(result_dtype(op, array.dtype))
+        return settled(array * jnp.asarray(layout.num_replicas, array.dtype))
+    if isinstance(value, (int, float, np.ndarray, np.generic)) and not np.any(value):
+        return value
+    raise ArgumentError(
+        f"Strategy.reduce(SUM, ...) was given {name}, a {type(value).__name__} that is not "
+        f"distributed: it has one value, and the strategy has {layout.num_replicas} replicas.\n\n"
+        "Only a PerReplica, an array laid out over the replicas, or one that is replicated over "
+        "the strategy's devices can be summed over replicas.\n\n"
+        f"Multiply by {layout.num_replicas} if that is meant, use 'MEAN' (which gives it back), or "
+        "replicate it with jax.device_put(value, strategy.replicated_sharding)."
+    )
+
+
+def _reduce_per_replica(
+    op: ReduceOp, name: str, value: PerReplica, dims: tuple[int, ...] | None, layout: ReplicaMesh
+) -> Any:
+    if not value.is_global and _is_traced(value):
+        for part in value.values:
+            refuse_leaked("Strategy.reduce", name, part)
+        value = checked_per_replica(name, value, layout)
+    if not value.is_global:
+        return _reduce_held(op, name, value, dims, layout)
+    array = checked_global(name, value, layout)
+    check_numeric("Strategy.reduce", name, array)
+    local = (array.shape[0] // layout.num_replicas, *array.shape[1:])
+    scalars = value.form is Form.SCALARS
+    on = None if dims is None else _checked_local(name, array, () if scalars else local, dims)
+    shape = (layout.num_replicas,) if scalars else (layout.num_replicas, *local)
+    over = (0,) if on is None else (0, *(d + 1 for d in on))
+    dtype = result_dtype(op, array.dtype)
+    if layout.num_virtual is not None:
+        return _reduce_virtual(op, array, shape, over, dtype, layout)
+    small = array.size * array.dtype.itemsize <= HOST_BYTES
+    if not isinstance(array, jax.Array) or (small and _is_here(array)):
+        rows = _rows_on_host(array, layout).reshape(shape)
+        return _from_host(_host_reduce(op, rows, over, dtype))
+    result = _device_reduce(array, op, shape, over, dtype)
+    return result if isinstance(result, jax.core.Tracer) else settled(result)
+
+
+def _reduce_virtual(
+    op: ReduceOp,
+    array: Any,
+    shape: tuple[int, ...],
+    over: tuple[int, ...],
+    dtype: Any,
+    layout: ReplicaMesh,
+) -> Any:
+    """The values of virtual replicas in the order of their tree, whoever holds them."""
+    count = math.prod(shape[d] for d in over)
+    if isinstance(array, jax.core.Tracer) or (isinstance(array, jax.Array) and not _is_here(array)):
+        return _tree_on_devices(array, op, shape, over, dtype, layout)
+    rows = np.asarray(array).reshape(shape)
+    total = _host_sum(to_sum(op, rows, count), over[1:], dtype)
+    with np.errstate(all="ignore"):
+        while total.shape[0] > 1:
+            total = np.add(total[0::2], total[1::2])
+    return _from_host(_combined(op, total[0], count, rows.dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
+def _tree_on_devices(
+    array: jax.Array,
+    op: ReduceOp,
+    shape: tuple[int, ...],
+    over: tuple[int, ...],
+    dtype: Any,
+    layout: ReplicaMesh,
+) -> jax.Array:
+    def device(local: jax.Array) -> jax.Array:
+        count = math.prod(shape[d] for d in over)
+        rows = to_sum(op, local.reshape(layout.replicas_per_place, *shape[1:]), count)
+        sums = jax.lax.map(lambda x: jnp.sum(x, [d - 1 for d in over[1:]], _wide(dtype)), rows)
+        (total,) = tree_reduced([sums], jax.lax.add, layout.replica_axes, layout.num_places)
+        whole: jax.Array = of_sum(op, total, local.dtype, count)
+        return whole
+
+    whole: jax.Array = jax.shard_map(
+        device,
+        mesh=layout.mesh,
+        in_specs=layout.replica_spec,
+        out_specs=PartitionSpec(),
+        axis_names=frozenset(layout.mesh.axis_names),
+        check_vma=False,
+    )(array)
+    return whole
+
+
+def _is_traced(value: PerReplica) -> bool:
+    return any(isinstance(v, jax.core.Tracer) for v in value.values)
+
+
+def _rows_on_host(array: Any, layout: ReplicaMesh) -> np.ndarray:
+    """A global array, read shard by shard where each device holds the rows of one replica.
+
+    `np.asarray` does the same for every layout, in twice the time.
+    """
+    if not isinstance(array, jax.Array) or not layout.pieces_are_replicas:
+        return np.asarray(array)
+    if array.sharding != layout.per_replica:
+        return np.asarray(array)
+    return np.concatenate([np.asarray(piece) for piece in _compat.pieces_of(array)])
+
+
+def _is_here(array: jax.Array) -> bool:
+    """Whether this process can read the whole array now."""
+    return not isinstance(array, jax.core.Tracer) and array.is_fully_addressable
+
+
+def _wide(dtype: Any) -> np.dtype[Any]:
+    """The dtype in which values of `dtype` are added up: float32 for half precision."""
+    is_half = jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize < 4
+    return np.dtype(np.float32) if is_half else np.dtype(dtype)
+
+
+def _host_reduce(op: ReduceOp, rows: np.ndarray, over: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """NumPy's sum or mean, added up as XLA does."""
+    count = math.prod(rows.shape[d] for d in over)
+    return _combined(op, _host_sum(to_sum(op, rows, count), over, dtype), count, rows.dtype)
+
+
+def _host_sum(shares: np.ndarray, over: tuple[int, ...], dtype: Any) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return np.asarray(np.add.reduce(shares, axis=over, dtype=_wide(dtype)))
+
+
+def _combined(op: ReduceOp, total: np.ndarray, count: int, dtype: Any) -> np.ndarray:
+    """The reduction of values of `dtype`; a mean is nan where there was nothing to count."""
+    with np.errstate(all="ignore"):
+        return np.asarray(of_sum(op, total, dtype, count))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _device_reduce(
+    array: jax.Array, op: ReduceOp, shape: tuple[int, ...], over: tuple[int, ...], dtype: Any
+) -> jax.Array:
+    count = math.prod(shape[d] for d in over)
+    total = jnp.sum(to_sum(op, array.reshape(shape), count), axis=over, dtype=_wide(dtype))
+    result: jax.Array = of_sum(op, total, array.dtype, count)
+    return result
+
+
+def _reduce_held(
+    op: ReduceOp, name: str, value: PerReplica, dims: tuple[int, ...] | None, layout: ReplicaMesh
+) -> Any:
+    """Values held one by one: not placed yet, or of different shapes."""
+    _check_count(name, value, layout, "Strategy.reduce")
+    check_reducible({name: value}, dims)
+    for v in value.values:
+        check_numeric("Strategy.reduce", name, v)
+    arrays = [np.asarray(v) for v in value.values]
+    dtype = result_dtype(op, jax.dtypes.canonicalize_dtype(arrays[0].dtype))
+    if op is ReduceOp.SUM:
+        check_sum(name, value, dims)
+    if dims is None:
+        return _from_host(_host_reduce(op, np.stack(arrays), (0,), dtype))
+    over = [_checked_dims(name, a, dims) for a in arrays]
+    count = sum(math.prod(a.shape[d] for d in on) for a, on in zip(arrays, over, strict=True))
+    pairs = zip(arrays, over, strict=True)
+    sums = np.stack([_host_sum(to_sum(op, a, count), on, dtype) for a, on in pairs])
+    return _from_host(_combined(op, _host_sum(sums, (0,), dtype), count, arrays[0].dtype))
+
+
+def check_reducible(named: Mapping[str, Any], axis: Any) -> None:
+    """Refuse values that `Strategy.reduce` cannot add up over the replicas, naming all of them."""
+    given = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    free = tuple(d.__index__() for d in given if hasattr(d, "__index__"))
+    told = axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis
+    remedy = "Reduce the other dims too, or pad them first."
+    if axis is None:
+        remedy = "Give axis=0 to reduce the rows of all replicas together."
+    check_together(f"Strategy.reduce(axis={told})", named, free, remedy=remedy)
+
+
+def gather_across(
+    name: str, value: Any, axis: int, layout: ReplicaMesh, caller: str = "Strategy.gather"
+) -> Any:
+    """`Strategy.gather` of one leaf."""
+    if not isinstance(value, PerReplica):
+        refuse_leaked(caller, name, value)
+        if isinstance(value, jax.Array):
+            placed = placement_of(value, layout)
+            if placed.kind is Kind.PER_REPLICA:
+                return gather_across(name, PerReplica.of_global(value), axis, layout, caller)
+            is_traced = isinstance(value, jax.core.Tracer)
+            is_known = not is_traced or origin_of(value) is not None
+            if layout.num_replicas > 1 and is_known and is_mirrored(value, layout):
+                dim = gather_dim(caller, name, value, axis)
+                if is_traced:
+                    return jnp.concatenate([value] * layout.num_replicas, axis=dim)
+                copies = [_to_host(value)] * layout.num_replicas
+                return _from_host(np.concatenate(copies, axis=dim), like=value)
+        return value
+    if not value.is_global and _is_traced(value):
+        for part in value.values:
+            refuse_leaked(caller, name, part)
+        value = checked_per_replica(name, value, layout)
+    if not value.is_global:
+        return _gather_held(name, value, axis, layout, caller)
+    array = checked_global(name, value, layout)
+    scalars = value.form is Form.SCALARS
+    local = () if scalars else (array.shape[0] // layout.num_replicas, *array.shape[1:])
+    if type(axis) is int and 0 <= axis < len(local):
+        dim = axis
+    else:
+        dim = gather_dim(caller, name, jax.ShapeDtypeStruct(local, array.dtype), axis)
+    if isinstance(array, jax.core.Tracer):
+        return _concatenated(array, dim, layout.num_replicas)
+    if isinstance(array, jax.Array) and not _is_here(array):
+        moved = jax.jit(_concatenated, static_argnums=(1, 2), out_shardings=layout.replicated)
+        return moved(array, dim, layout.num_replicas)
+    # The dtype of random keys is no NumPy dtype.
+    is_plain = isinstance(array.dtype, np.dtype)
+    held = _rows_on_host(array, layout) if is_plain else _to_host(array)
+    if dim:
+        held = np.concatenate(np.split(held, layout.num_replicas), axis=dim)
+    return _from_host(held, like=array)
+
+
+def _concatenated(array: jax.Array, dim: int, num_replicas: int) -> jax.Array:
+    if not dim:
+        return array
+    return jnp.concatenate(jnp.split(array, num_replicas), axis=dim)
+
+
+def _gather_held(name: str, value: PerReplica, axis: int, layout: ReplicaMesh, caller: str) -> Any:
+    _check_count(name, value, layout, caller)
+    for v in value.values:
+        check_known(f"{caller} cannot gather {name}", v)
+    arrays = [v if hasattr(v, "dtype") else np.asarray(v) for v in value.values]
+    dim = min(gather_dim(caller, name, a, axis) for a in arrays)
+    check_gatherable(caller, {name: value}, axis)
+    return _from_host(np.concatenate([_to_host(a) for a in arrays], axis=dim), like=arrays[0])
+
+
+def check_gatherable(caller: str, named: Mapping[str, Any], axis: Any) -> None:
+    """Refuse values that cannot be put one after the other, naming all of them."""
+    free = (axis.__index__(),) if hasattr(axis, "__index__") else ()
+    remedy = "Gather on the dim that differs, or pad the others first."
+    check_together(f"{caller}(axis={axis})", named, free, remedy=remedy)
+
+
+def _check_count(name: str, value: PerReplica, layout: ReplicaMesh, caller: str) -> None:
+    if len(value.values) != len(layout.local_replicas):
+        raise ReplicaValueError(
+            f"{caller} was given {name}, a PerReplica with {len(value.values)} values, and the "
+            "strategy has "
+            f"{len(layout.local_replicas)} replicas in this process.\n\n"
+            "A PerReplica has one value for each replica of the strategy that made it.\n\n"
+            "Use the strategy that made the value."
+        )
+
+
+def _dims(name: str, axis: Any) -> tuple[int, ...]:
+    given: Sequence[Any] = axis if isinstance(axis, tuple) else (axis,)
+    try:
+        if any(isinstance(a, (bool, np.bool_)) for a in given):
+            raise TypeError
+        return tuple(operator.index(a) for a in given)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"Strategy.reduce was given axis={shown(axis)}, for {name}.\n\n"
+            "axis is None, an integer, or a tuple of integers.\n\n"
+            "Pass axis=None to reduce over the replicas only, or axis=0 over their rows as well."
+        ) from None
+
+
+def reduced_dims(name: str, array: Any, axis: Any) -> tuple[int, ...]:
+    """`axis` of a reduction as dims of a local array, counted from the front, or a named error."""
+    return _checked_dims(name, array, _dims(name, axis))
+
+
+def _checked_dims(name: str, array: Any, dims: tuple[int, ...]) -> tuple[int, ...]:
+    return _checked_local(name, array, tuple(array.shape), dims)
+
+
+def _checked_local(
+    name: str, array: Any, local: tuple[int, ...], dims: tuple[int, ...]
+) -> tuple[int, ...]:
+    rank = len(local)
+    outside = [d for d in dims if not -rank <= d < rank]
+    if outside:
+        advice = "A scalar has no dims.\n\nPass axis=None."
+        if rank:
+            advice = f"axis is a dim of that value.\n\nPass one of {[*range(-rank, rank)]}."
+        raise ShapeError(
+            f"Strategy.reduce was given axis={outside[0]} for {name}, whose value on a replica is "
+            f"{array.dtype}{list(local)} of rank {rank}.\n\n{advice}"
+        )
+    found = tuple(dict.fromkeys(d % rank for d in dims))
+    return found
+
+
+def _to_host(array: Any) -> np.ndarray:
+    """The values of an array; of random keys, their bits."""
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    return np.asarray(array)
+
+
+def _from_host(array: np.ndarray, like: Any = None) -> jax.Array:
+    """An array of this process's default device, tied to none; random keys if `like` is."""
+    placed = _compat.put_uncommitted(array) if _exists(array.dtype) else jnp.asarray(array)
+    if like is not None and not isinstance(like.dtype, np.dtype):
+        return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(like))
+    return placed
+
+
+def settled(array: jax.Array) -> jax.Array:
+    """A result of the mesh as one plain array: the piece on its first device, tied to none."""
+    if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
+        return array
+    if not array.is_fully_replicated:
+        return _from_host(np.asarray(array))
+    return _compat.as_uncommitted(array.addressable_data(0))
+
+
+def _exists(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of this dtype are taken as they are; 64 bits depend on `jax_enable_x64`."""
+    return dtype.itemsize < 8 or dtype == jax.dtypes.canonicalize_dtype(dtype)

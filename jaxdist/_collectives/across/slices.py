@@ -1,0 +1,161 @@
+"""Reducing rows of an array: those of all replicas, one after the other."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist._typing import AxisNames, PyTree
+from jaxdist._collectives.across.across import gather_across
+from jaxdist._collectives.across.across import reduce_across
+from jaxdist._collectives.options.dtypes import result_dtype
+from jaxdist._collectives.in_replica import all_reduce
+from jaxdist._collectives.in_replica import gathered
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist.errors import ArgumentTypeError, UnsupportedError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import IndexedSlices
+from jaxdist._values import Kind
+from jaxdist._values import PerReplica
+from jaxdist._values import close_containers
+from jaxdist._values import divided
+from jaxdist._values import is_container
+from jaxdist._values import is_mirrored
+from jaxdist._values import is_sharded
+from jaxdist._values import open_containers
+from jaxdist._values import placement_of
+
+
+def slices_of_all(value: Any) -> Any:
+    """`IndexedSlices` of per-replica parts, where a `PerReplica` has slices for each replica."""
+    if isinstance(value, PerReplica) and not value.is_global:
+        parts = value.values
+        if all(isinstance(p, IndexedSlices) for p in parts):
+            first = parts[0]
+            return first.with_parts(
+                PerReplica([p.values for p in parts]), PerReplica([p.indices for p in parts])
+            )
+    return value
+
+
+def reduce_slices_across(
+    op: ReduceOp, name: str, slices: IndexedSlices, axis: Any, layout: ReplicaMesh
+) -> IndexedSlices:
+    """`Strategy.reduce` of rows that each replica has."""
+    if axis is not None:
+        raise ArgumentTypeError(
+            f"Strategy.reduce was given axis={axis!r} and {name}, which is IndexedSlices.\n\n"
+            "The rows of all replicas are concatenated; there is no dim to reduce over.\n\n"
+            "Leave axis=None, or reduce slices.to_dense()."
+        )
+    parts = (("values", slices.values), ("indices", slices.indices))
+    if not any(_is_distributed(own, layout) for _, own in parts):
+        # One value: a mean gives it back, a sum is refused.
+        reduce_across(op, name, slices.values, None, layout)
+        return slices
+    values, indices = (gather_across(f"{name}.{part}", own, 0, layout) for part, own in parts)
+    return slices.with_parts(scaled(op, values, layout.num_replicas), indices)
+
+
+def all_reduce_slices(
+    op: ReduceOp, slices: IndexedSlices, axes: AxisNames, num_replicas: int
+) -> IndexedSlices:
+    """The rows of all replicas, as seen from inside a step; two all-gathers."""
+    values, indices = jnp.asarray(slices.values), jnp.asarray(slices.indices)
+    if num_replicas > 1:
+        values, indices = gathered(values, 0, axes), gathered(indices, 0, axes)
+    return slices.with_parts(scaled(op, values, num_replicas), indices)
+
+
+def all_reduce_tree(
+    caller: str,
+    op: ReduceOp,
+    value: PyTree,
+    layout: ReplicaMesh,
+    options: CommunicationOptions,
+    ops: Any = None,
+) -> PyTree:
+    """`all_reduce` of a pytree in which there may be `IndexedSlices`."""
+    leaves, treedef = jax.tree.flatten(value, is_leaf=_is_whole)
+    if any(map(is_container, leaves)):
+        inner = open_containers(value, "value", is_leaf=_is_whole)
+        return close_containers(all_reduce_tree(caller, op, inner, layout, options, ops))
+    for leaf in leaves:
+        refuse_sparse(caller, leaf)
+    if not any(map(is_slices, leaves)):
+        return all_reduce(caller, op, value, layout, options, ops)
+    dense = [x for x in leaves if not is_slices(x)]
+    reduced = iter(all_reduce(caller, op, dense, layout, options, ops))
+    axes, count = layout.replica_axes, layout.num_replicas
+    return jax.tree.unflatten(
+        treedef,
+        [all_reduce_slices(op, x, axes, count) if is_slices(x) else next(reduced) for x in leaves],
+    )
+
+
+def _is_whole(x: Any) -> bool:
+    return is_slices(x) or is_sharded(x) or is_sparse(x)
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether `value` is one of JAX's sparse matrices, whose parts are leaves of pytrees."""
+    return _is_sparse_kind(type(value))
+
+
+@functools.lru_cache(maxsize=256)
+def _is_sparse_kind(kind: type) -> bool:
+    return kind.__module__.startswith("jax.experimental.sparse") and hasattr(kind, "todense")
+
+
+def refuse_sparse(caller: str, value: Any) -> None:
+    """Refuse a sparse matrix of JAX: its indices would be combined as its numbers are.
+
+    Raises:
+        UnsupportedError: It is one.
+    """
+    if is_sparse(value):
+        kind = type(value).__name__
+        raise UnsupportedError(
+            f"{caller} was given a {kind}: {value!r}.\n\n"
+            "Its indices are arrays like its numbers, and would be combined with those of other "
+            "replicas.\n\n"
+            "Pass jaxdist.IndexedSlices(value.data, value.indices[:, 0], value.shape) for rows; "
+            f"value.todense(); or value.data alone, where the {kind}s of all replicas have the "
+            "same indices."
+        )
+
+
+def refuse_slices(caller: str, name: str, value: Any) -> None:
+    """Refuse rows of an array where whole arrays are put one after the other.
+
+    Raises:
+        UnsupportedError: It is `IndexedSlices`, or a `PerReplica` of them, or a sparse matrix.
+    """
+    refuse_sparse(caller, value)
+    if is_slices(slices_of_all(value)):
+        raise UnsupportedError(
+            f"{caller} was given {name}, which is IndexedSlices.\n\n"
+            "IndexedSlices of all replicas, concatenated, mean the sum of the arrays, and not the "
+            "arrays one after the other.\n\n"
+            "Gather the arrays: slices.to_dense(). For the sum use reduce('SUM', slices); for the "
+            "rows themselves gather slices.values and slices.indices."
+        )
+
+
+def is_slices(value: Any) -> bool:
+    """Whether flattening stops at `value`, to keep its rows and their numbers together."""
+    return isinstance(value, IndexedSlices)
+
+
+def _is_distributed(value: Any, layout: ReplicaMesh) -> bool:
+    if isinstance(value, PerReplica) or is_mirrored(value, layout):
+        return True
+    return isinstance(value, jax.Array) and placement_of(value, layout).kind is Kind.PER_REPLICA
+
+
+def scaled(op: ReduceOp, values: jax.Array, count: int) -> jax.Array:
+    """Rows of `count` replicas, in the dtype of their sum or mean, divided for a mean."""
+    rows = values.astype(result_dtype(op, values.dtype))
+    return divided(rows, count) if op is ReduceOp.MEAN else rows

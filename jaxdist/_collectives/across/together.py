@@ -1,0 +1,101 @@
+"""Whether the values of the replicas can be put together."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist.errors import ReplicaValueError, ShapeError
+from jaxdist._values import IndexedSlices
+from jaxdist._values import PerReplica
+from jaxdist._values import check_integers
+from jaxdist._values import is_python
+from jaxdist._values import too_large
+
+_MOST_LISTED = 10
+
+
+def check_together(
+    caller: str, named: Mapping[str, Any], free: tuple[int, ...] = (), *, remedy: str = ""
+) -> None:
+    """Refuse values whose shapes or dtypes differ between replicas, naming all of them.
+
+    Args:
+        caller: For the message.
+        named: Values by their names; only those that are held one by one can differ.
+        free: Dims that may differ.
+        remedy: What to do about shapes, where padding is not the first thing to think of.
+
+    Raises:
+        ShapeError: Some differ.
+        ReplicaValueError: A Python integer that JAX's integer dtype does not hold.
+    """
+    wrong: list[str] = []
+    shapes = dtypes = False
+    for name, value in named.items():
+        if not isinstance(value, PerReplica) or value.is_global:
+            continue
+        if any(isinstance(v, IndexedSlices) for v in value.values):
+            continue
+        for replica, v in enumerate(value.values):
+            check_integers(f"{caller}: {name}", replica, v)
+        own = [np.shape(v) for v in value.values]
+        kinds = [_dtype(v) for v in value.values]
+        differ = len({_fixed(s, free) for s in own}) > 1, len(set(kinds)) > 1
+        shapes, dtypes = shapes or differ[0], dtypes or differ[1]
+        if any(differ):
+            holders: dict[str, list[int]] = {}
+            for replica, (kind, shape) in enumerate(zip(kinds, own, strict=True)):
+                holders.setdefault(f"{kind}{list(shape)}", []).append(replica)
+            each = ", ".join(f"replicas {have}: {what}" for what, have in holders.items())
+            wrong.append(f"{name}: {each}")
+    if not wrong:
+        return
+    more = len(wrong) - _MOST_LISTED
+    listed = "\n".join([*wrong[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
+    advice = ["Cast them to one dtype first (x.astype)."] if dtypes else []
+    advice += [remedy or "Pad them to one shape first, with a mask."] if shapes else []
+    but_for = f", but for dim {', '.join(map(str, free))}" if free else ""
+    raise ShapeError(
+        f"{caller} was given {len(wrong)} value{'s' * (len(wrong) > 1)} that "
+        f"differ{'s' * (len(wrong) == 1)} between replicas:\n{listed}\n\n"
+        f"What is put together has one dtype and one shape on all replicas{but_for}.\n\n"
+        + " ".join(advice)
+    )
+
+
+def check_sum(
+    name: str,
+    value: PerReplica,
+    dims: int | tuple[int, ...] | None,
+    caller: str = "Strategy.reduce",
+) -> None:
+    """Refuse a sum of Python integers that JAX's integer dtype does not hold."""
+    if value.is_global or not all(is_python(v) for v in value.values):
+        return
+    held = [np.asarray(v, object) for v in value.values]
+    if not all(type(n) is int for a in held for n in a.flat):
+        return
+    total = np.asarray(sum(np.asarray(a.sum(axis=dims) if dims is not None else a) for a in held))
+    bounds = np.iinfo(_dtype(0))
+    for n in total.flat:
+        if not bounds.min <= n <= bounds.max:
+            raise ReplicaValueError(
+                f"{caller}(SUM, ...) of {name} gives {n}, and {too_large(int(n), bounds)}"
+            )
+
+
+def _fixed(shape: tuple[int, ...], free: tuple[int, ...]) -> tuple[Any, ...]:
+    rank = len(shape)
+    dims = {d % rank for d in free if -rank <= d < rank}
+    return tuple(None if i in dims else n for i, n in enumerate(shape))
+
+
+def _dtype(value: Any) -> Any:
+    """The dtype that a value gets as an array of JAX."""
+    if isinstance(value, int):
+        return jax.dtypes.canonicalize_dtype(bool if isinstance(value, bool) else int)
+    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    plain = isinstance(dtype, np.dtype) and dtype.kind not in "OSUM"
+    return jax.dtypes.canonicalize_dtype(dtype) if plain else dtype

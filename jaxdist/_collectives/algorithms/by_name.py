@@ -1,0 +1,59 @@
+"""Algorithms by the names that specs give them."""
+
+from typing import Any
+
+from jaxdist._collectives.algorithms.algorithm import Algorithm
+from jaxdist._collectives.algorithms.algorithm import Scattering
+from jaxdist._collectives.algorithms.halving_doubling import HalvingDoubling
+from jaxdist._collectives.algorithms.host import Host
+from jaxdist._collectives.algorithms.one_device import OneDevice
+from jaxdist._collectives.algorithms.ring import Ring
+from jaxdist._collectives.algorithms.two_level import TwoLevel
+from jaxdist._collectives.algorithms.xla import Xla
+from jaxdist.errors import ArgumentError
+
+NAMES = (
+    "nccl",
+    "nccl/xring",
+    "nccl/rechd",
+    "nccl/pscpu",
+    "xring",
+    "pscpu",
+    "psgpu",
+    "pscpu/pscpu",
+)
+
+
+def check_name(caller: str, name: Any) -> None:
+    """Refuse what is none of the eight names."""
+    if not isinstance(name, str) or name not in NAMES:
+        raise ArgumentError(
+            f"{caller} was given all_reduce_spec with the algorithm {name!r}, which does not exist."
+            f"\n\nThe algorithms are {', '.join(map(repr, NAMES))}. Names with a slash have two "
+            "levels: within a worker, and across workers.\n\n"
+            "Pass one of them, for instance 'nccl'."
+        )
+
+
+def named(caller: str, name: str, *, local: int, platform: str) -> Algorithm:
+    """The algorithm of a name.
+
+    Args:
+        caller: For messages.
+        name: One of `NAMES`.
+        local: Replicas of each worker, for names with a slash.
+        platform: Platform of the devices.
+
+    Raises:
+        ArgumentError: Another name.
+    """
+    check_name(caller, name)
+    within: dict[str, Scattering] = {"nccl": Xla(), "pscpu": Host(platform)}
+    alone: dict[str, Algorithm] = {
+        **within,
+        "xring": Ring(),
+        "rechd": HalvingDoubling(),
+        "psgpu": OneDevice(),
+    }
+    inner, slash, outer = name.partition("/")
+    return TwoLevel(within[inner], alone[outer], local) if slash else alone[inner]

@@ -1,0 +1,111 @@
+"""Which replicas communicate with one another."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist.errors import ArgumentError
+from jaxdist._mesh import ReplicaMesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """Groups of replicas, all of one size, within each of which something is reduced.
+
+    Replicas are counted over `axes`, the last axis fastest. The order within a group is the order
+    of its members in everything that is concatenated.
+    """
+
+    axes: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
+    # The sizes of the axes, in the order in which the mesh has them.
+    on_mesh: tuple[tuple[str, int], ...]
+
+    @property
+    def size(self) -> int:
+        """Replicas in a group."""
+        return len(self.groups[0])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all replicas are one group."""
+        return len(self.groups) == 1
+
+    @property
+    def name(self) -> Any:
+        """What JAX's collectives take as `axis_name`."""
+        return self.axes[0] if len(self.axes) == 1 else self.axes
+
+    @property
+    def index_groups(self) -> list[list[int]] | None:
+        """What JAX's collectives take as `axis_index_groups`."""
+        in_order = self.is_whole and self.groups[0] == tuple(range(self.size))
+        return None if in_order else [list(g) for g in self.groups]
+
+    def place(self) -> jax.Array:
+        """This replica's number in its group, traced."""
+        number = jax.lax.axis_index(self.name)
+        if self.index_groups is None:
+            return number
+        places = {r: i for group in self.groups for i, r in enumerate(group)}
+        return jnp.asarray([places[r] for r in range(len(places))], jnp.int32)[number]
+
+    def sent(self, array: jax.Array, routes: Iterable[tuple[int, int]]) -> jax.Array:
+        """`array` from place to place within every group; zeros where nothing arrives."""
+        numbers = self._numbers_on_mesh()
+        pairs = [(numbers[g[a]], numbers[g[b]]) for a, b in routes for g in self.groups]
+        names = tuple(name for name, _ in self.on_mesh)
+        return jax.lax.ppermute(array, names[0] if len(names) == 1 else names, pairs)
+
+    def _numbers_on_mesh(self) -> list[int]:
+        """The number of each replica where the axes are in the order of the mesh.
+
+        Of JAX's collectives, `ppermute` alone counts so, whatever order its axes are given in.
+        """
+        sizes = dict(self.on_mesh)
+        grid = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+        order = [list(sizes).index(a) for a in self.axes]
+        numbers: list[int] = grid.transpose(order).ravel().tolist()
+        return numbers
+
+    def turned(self, by: int) -> "Level":
+        """The same groups, counted from another member."""
+        by %= self.size
+        return dataclasses.replace(self, groups=tuple(g[by:] + g[:by] for g in self.groups))
+
+
+def whole(layout: ReplicaMesh) -> Level:
+    """All replicas together."""
+    on_mesh = tuple(
+        (a, int(layout.mesh.shape[a])) for a in layout.mesh.axis_names if a in layout.replica_axes
+    )
+    return Level(layout.replica_axes, (tuple(range(layout.num_replicas)),), on_mesh)
+
+
+def split(level: Level, local: int) -> tuple[Level, Level]:
+    """The levels within workers of `local` replicas each, and across the workers.
+
+    Replicas of one worker stand next to one another. Across, the first of every worker make a
+    group, the second, and so on.
+
+    Raises:
+        ArgumentError: The replicas cannot be divided so.
+    """
+    if local < 1 or level.size % local:
+        raise ArgumentError(
+            f"An all-reduce of two levels was asked for {level.size} replicas, with {local} "
+            "replicas for each worker.\n\n"
+            "Every worker has the same number of replicas.\n\n"
+            f"Use one of {[n for n in range(1, level.size + 1) if level.size % n == 0]} replicas "
+            "for each worker."
+        )
+    workers = tuple(
+        group[i : i + local] for group in level.groups for i in range(0, level.size, local)
+    )
+    across = tuple(group[i::local] for group in level.groups for i in range(local))
+    return dataclasses.replace(level, groups=workers), dataclasses.replace(level, groups=across)

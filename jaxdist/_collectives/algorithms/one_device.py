@@ -1,0 +1,55 @@
+"""At one device, and back."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist._collectives.algorithms.algorithm import Scattering
+from jaxdist._collectives.algorithms.algorithm import padded
+from jaxdist._collectives.algorithms.level import Level
+
+
+@dataclasses.dataclass(frozen=True)
+class OneDevice(Scattering):
+    """A tree of messages adds everything up at the first place, another one hands it out.
+
+    Cost:
+        `2 ceil(log2 n)` permutes of all bytes; the first place has log2 n of them come in.
+
+    Source:
+        `psgpu` in `tf.contrib.distribute.MultiWorkerAllReduce`;
+        `tf.distribute.ReductionToOneDevice`.
+    """
+
+    @property
+    def name(self) -> str:
+        """As in specs."""
+        return "psgpu"
+
+    def all_reduce(self, vector: jax.Array, level: Level) -> jax.Array:
+        """Up the binomial tree, and down again."""
+        n, here = level.size, level.place()
+        distances = [1 << i for i in range((n - 1).bit_length())]
+        for d in distances:
+            vector = vector + level.sent(vector, [(i + d, i) for i in range(0, n - d, 2 * d)])
+        for d in reversed(distances):
+            given = level.sent(vector, [(i, i + d) for i in range(0, n - d, 2 * d)])
+            vector = jnp.where(here % (2 * d) == d, given, vector)
+        return vector
+
+    def reduce_scatter(self, vector: jax.Array, level: Level) -> jax.Array:
+        """Every place adds up its own part: an all-to-all."""
+        n = level.size
+        parts = padded(vector, n).reshape(n, -1)
+        mine = jax.lax.all_to_all(
+            parts, level.name, 0, 0, axis_index_groups=level.index_groups, tiled=True
+        )
+        return jnp.sum(mine, axis=0, dtype=vector.dtype)
+
+    def all_gather(self, part: jax.Array, level: Level) -> jax.Array:
+        """Every place hands its part to all others."""
+        whole: jax.Array = jax.lax.all_gather(
+            part, level.name, axis_index_groups=level.index_groups, tiled=True
+        )
+        return whole

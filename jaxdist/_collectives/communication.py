@@ -1,0 +1,51 @@
+"""What a strategy was told about how to communicate."""
+
+import dataclasses
+from typing import Any
+
+from jaxdist._collectives.options.hints import given_hints
+from jaxdist._collectives.options.hints import hints_of
+from jaxdist._collectives.options.hints import tell_ignored
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.cross_device import CrossDeviceOps
+from jaxdist.errors import ArgumentTypeError
+
+
+@dataclasses.dataclass(frozen=True)
+class Communication:
+    """The `CrossDeviceOps` of a strategy, None for XLA's own, and its default options."""
+
+    ops: CrossDeviceOps | None = None
+    options: CommunicationOptions = dataclasses.field(default_factory=CommunicationOptions)
+
+    def asked(
+        self, caller: str, options: Any, experimental_hints: Any, *, packs: bool = False
+    ) -> CommunicationOptions:
+        """The options of one call: its own, and the strategy's where it says nothing."""
+        given = given_hints(caller, options, experimental_hints)
+        tell_ignored(caller, given, packs=packs)
+        # Those of the strategy are for every call, so some follow `bytes_per_pack` and some do not.
+        tell_ignored("the strategy", self.options, packs=True)
+        asks_nothing = options is None and experimental_hints is None
+        return self.options if asks_nothing else self.options.merged(given)
+
+
+def communication_of(
+    caller: str, cross_device_ops: Any, options: Any, experimental_hints: Any
+) -> Communication:
+    """What a constructor was given, checked.
+
+    Raises:
+        ArgumentTypeError: `cross_device_ops` is no `CrossDeviceOps`.
+        ArgumentError: Both options and hints.
+    """
+    if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
+        raise ArgumentTypeError(
+            f"{caller} was given cross_device_ops={cross_device_ops!r}, of type "
+            f"{type(cross_device_ops).__name__}.\n\n"
+            "cross_device_ops is a jaxdist.CrossDeviceOps, or an object of a subclass.\n\n"
+            "Pass for instance jaxdist.NcclAllReduce(num_packs=2), or leave it out."
+        )
+    return Communication(
+        cross_device_ops, hints_of(caller, options, experimental_hints, packs=True)
+    )

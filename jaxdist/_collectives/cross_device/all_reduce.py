@@ -1,0 +1,123 @@
+"""The older all-reduce ops, by the name of an algorithm."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxdist._validate import shown
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.sums.packing import Alone
+from jaxdist._collectives.sums.packing import EqualPacks
+from jaxdist._collectives.sums.packing import Packing
+from jaxdist._collectives.sums.packing import SmallInRuns
+from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.reduction import Summing
+from jaxdist._collectives.sums.sum_by_size import Entry
+from jaxdist._collectives.sums.sum_by_size import SumBySize
+from jaxdist._collectives.algorithms import Algorithm
+from jaxdist._collectives.algorithms import InShards
+from jaxdist._collectives.algorithms import TwoLevel
+from jaxdist._collectives.algorithms import Xla
+from jaxdist._collectives.algorithms import whole
+from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
+from jaxdist._collectives.cross_device.checks import checked_count
+from jaxdist._collectives.cross_device.hierarchical import groups_of
+from jaxdist.errors import ArgumentError
+from jaxdist._mesh import ReplicaMesh
+
+
+class AllReduceCrossDeviceOps(AlgorithmicOps):
+    """An all-reduce by name, with packs of leaves.
+
+    Args:
+        all_reduce_alg: `'nccl'` (XLA's own) or `'hierarchical_copy'` (as
+            `HierarchicalCopyAllReduce`).
+        num_packs: All leaves of one dtype are put end to end and cut into this many vectors; 0
+            leaves each alone.
+        agg_small_grads_max_bytes: With `num_packs=0`: leaves of up to this many bytes that follow
+            one another share a vector; 0 leaves each alone.
+        agg_small_grads_max_group: The most leaves in such a vector.
+
+    Raises:
+        ArgumentError: An unknown algorithm, or numbers below 0 (a group has at least one leaf).
+
+    Example:
+        >>> ops = jaxdist.contrib.AllReduceCrossDeviceOps("nccl", num_packs=2)
+        >>> ops.reduce("MEAN", PerReplica([1.0, 2.0]), "cpu:0")
+        Array(1.5, dtype=float32)
+
+    Source:
+        `tf.contrib.distribute.AllReduceCrossDeviceOps`.
+    """
+
+    def __init__(
+        self,
+        all_reduce_alg: str = "nccl",
+        num_packs: int = 1,
+        agg_small_grads_max_bytes: int = 0,
+        agg_small_grads_max_group: int = 10,
+    ) -> None:
+        if not isinstance(all_reduce_alg, str) or all_reduce_alg not in (
+            "nccl",
+            "hierarchical_copy",
+        ):
+            raise ArgumentError(
+                f"{type(self).__name__} was given all_reduce_alg={shown(all_reduce_alg)}.\n\n"
+                "all_reduce_alg is 'nccl' or 'hierarchical_copy'.\n\n"
+                "Pass all_reduce_alg='nccl', or leave it out."
+            )
+        self.all_reduce_alg = all_reduce_alg
+        self._set_packing(num_packs, agg_small_grads_max_bytes, agg_small_grads_max_group)
+
+    def _set_packing(self, num_packs: Any, max_bytes: Any, max_group: Any) -> None:
+        name = type(self).__name__
+        self.num_packs = checked_count(name, "num_packs", num_packs, least=0)
+        self.agg_small_grads_max_bytes = checked_count(
+            name, "agg_small_grads_max_bytes", max_bytes, least=0
+        )
+        self.agg_small_grads_max_group = checked_count(
+            name, "agg_small_grads_max_group", max_group, least=1
+        )
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether leaves share vectors.
+
+        Example:
+            >>> jaxdist.contrib.AllReduceCrossDeviceOps(num_packs=0).is_packed
+            False
+        """
+        return bool(self.num_packs or self.agg_small_grads_max_bytes)
+
+    @property
+    def packing(self) -> Packing:
+        """How leaves become vectors.
+
+        Example:
+            >>> jaxdist.contrib.AllReduceCrossDeviceOps(num_packs=3).packing
+            EqualPacks(count=3)
+        """
+        if self.num_packs:
+            return EqualPacks(self.num_packs)
+        if self.agg_small_grads_max_bytes:
+            return SmallInRuns(self.agg_small_grads_max_bytes, self.agg_small_grads_max_group)
+        return Alone()
+
+    def summing(
+        self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
+    ) -> tuple[Plan, Summing]:
+        """One algorithm for all."""
+        algorithm: Algorithm = Xla()
+        if self.all_reduce_alg == "hierarchical_copy" and (local := groups_of(layout)):
+            algorithm = TwoLevel(Xla(), Xla(), local)
+        level = whole(layout)
+        entry = Entry(InShards(algorithm, 1), -1)
+        return Plan(algorithm.name, repr(self)), SumBySize(
+            level, (entry,), self.packing, self.is_packed
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"AllReduceCrossDeviceOps({self.all_reduce_alg!r}, num_packs={self.num_packs}, "
+            f"agg_small_grads_max_bytes={self.agg_small_grads_max_bytes}, "
+            f"agg_small_grads_max_group={self.agg_small_grads_max_group})"
+        )

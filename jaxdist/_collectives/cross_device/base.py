@@ -1,0 +1,380 @@
+"""The base of everything that reduces values of replicas."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._validate import shown
+from jaxdist._collectives.across.across import gather_across
+from jaxdist._collectives.options.dtypes import check_integer
+from jaxdist._collectives.options.dtypes import check_known
+from jaxdist._collectives.options.hints import hints_of
+from jaxdist._collectives.in_replica import checked_results
+from jaxdist._collectives.in_replica import gather_dim
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist._collectives.options.reduce_op import reduce_op
+from jaxdist._collectives.across.together import check_together
+from jaxdist._collectives.cross_device.destinations import placed
+from jaxdist._collectives.cross_device.destinations import target_of
+from jaxdist._collectives.cross_device.sparse import reduce_slices
+from jaxdist._collectives.cross_device.sparse import slices_in
+from jaxdist._collectives.cross_device.values import as_per_replica
+from jaxdist._collectives.cross_device.values import gather_handle
+from jaxdist._collectives.cross_device.values import layout_of
+from jaxdist._collectives.cross_device.values import local_shape
+from jaxdist.errors import ArgumentError, ReplicaValueError, UnsupportedError
+from jaxdist._values import Handle
+from jaxdist._values import IndexedSlices
+from jaxdist._values import PerReplica
+
+
+class CrossDeviceOps:
+    """Reduces, gathers and broadcasts values of replicas; made to be subclassed.
+
+    A subclass passed as `MirroredStrategy(cross_device_ops=...)` is what `run`, `reduce` and
+    `reduce_to` use. It overrides `reduce_implementation`, or `batch_reduce_implementation` to see
+    all leaves of an all-reduce at once. Inside a step these are called once while the step is
+    traced, in cross-replica context, with `PerReplica` handles: `.values` of one are the values
+    of all replicas (an all-gather), and what is returned is what every replica gets.
+
+    Example:
+        >>> class Largest(CrossDeviceOps):
+        ...     def reduce_implementation(self, op, value, destinations, options):
+        ...         return jnp.max(jnp.stack(value.values), axis=0)
+        >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=Largest())
+        >>> def step(x):
+        ...     return get_replica_context().all_reduce("sum", x)
+        >>> int(strategy.run(step, (PerReplica([3, 7]),)))
+        7
+
+    Source:
+        `tf.distribute.CrossDeviceOps`.
+    """
+
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        per_replica_value: Any,
+        destinations: Any,
+        options: Any = None,
+        *,
+        experimental_hints: Any = None,
+    ) -> Any:
+        """Combine the values of all replicas, and put the result on `destinations`.
+
+        Shapes:
+            `[...]` on each replica gives `[...]`. `IndexedSlices` of `n_r` rows on replica r give
+            `n_0 + n_1 + ...` rows, in replica order; for a mean divided by the replicas.
+
+        Args:
+            reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
+            per_replica_value: A `PerReplica`, also of `IndexedSlices`, or an array laid out over
+                replicas. Any other array is the value of one replica, and comes back.
+            destinations: A device or its name; or a distributed value or list of devices, and
+                then the result lies on all of them.
+            options: `experimental.CommunicationOptions`; they never change the result.
+            experimental_hints: The older name of `options`.
+
+        Returns:
+            An array on the destinations, or `IndexedSlices` of arrays there.
+
+        Raises:
+            ReplicaValueError: What cannot be a `PerReplica`, or too few devices for its values;
+                slices on some replicas alone, or of different arrays; a class of yours that gives
+                something else than an array of its shape.
+            ContextError: In a step, outside of a merge function.
+            ArgumentError: An op or destinations that do not exist.
+            ShapeError: Values whose shapes or dtypes differ between replicas.
+            UnsupportedError: The class says nothing of how.
+
+        Example:
+            >>> total = NcclAllReduce().reduce("SUM", PerReplica([1, 2]), ["cpu:0", "cpu:1"])
+            >>> int(total), len(total.devices())
+            (3, 2)
+
+        Source:
+            `tf.distribute.CrossDeviceOps.reduce`.
+        """
+        caller = f"{type(self).__name__}.reduce"
+        op, chosen = self._checked(caller, reduce_op, options, experimental_hints)
+        target_of(caller, destinations, None)
+        slices = slices_in(caller, "per_replica_value", per_replica_value)
+        if slices is not None:
+            return self._reduced_slices("per_replica_value", op, slices, destinations, chosen)
+        value = as_per_replica(caller, "per_replica_value", per_replica_value)
+        check_together(caller, {"per_replica_value": value})
+        result = self.reduce_implementation(op, value, destinations, chosen)
+        checked_results(self, [result], [local_shape(value)])
+        return result
+
+    def batch_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: Any = None,
+        *,
+        experimental_hints: Any = None,
+    ) -> list[Any]:
+        """`reduce` for several pairs of value and destinations, together.
+
+        Args:
+            reduce_op: As for `reduce`.
+            value_destination_pairs: List or tuple of `(value, destinations)`.
+            options: As for `reduce`.
+            experimental_hints: As for `reduce`.
+
+        Returns:
+            The results, in the order of the pairs.
+
+        Raises:
+            ArgumentError: Not a list or tuple of pairs.
+            ShapeError: Values that differ between replicas; all are named.
+
+        Example:
+            >>> a, b = PerReplica([1, 2]), PerReplica([3, 4])
+            >>> devices = ["cpu:0", "cpu:1"]
+            >>> [int(x) for x in NcclAllReduce().batch_reduce("SUM", [(a, devices), (b, devices)])]
+            [3, 7]
+
+        Source:
+            `tf.distribute.CrossDeviceOps.batch_reduce`.
+        """
+        caller = f"{type(self).__name__}.batch_reduce"
+        op, chosen = self._checked(caller, reduce_op, options, experimental_hints)
+        pairs = checked_pairs(caller, value_destination_pairs)
+        for _, d in pairs:
+            target_of(caller, d, None)
+        names = [f"value_destination_pairs[{i}][0]" for i in range(len(pairs))]
+        sparse = [slices_in(caller, n, v) for n, (v, _) in zip(names, pairs, strict=True)]
+        named = {
+            i: (as_per_replica(caller, names[i], v), d)
+            for i, (v, d) in enumerate(pairs)
+            if sparse[i] is None
+        }
+        check_together(caller, {f"value {i}": v for i, (v, _) in named.items()})
+        dense: list[Any] = []
+        if named or not pairs:
+            dense = self.batch_reduce_implementation(op, list(named.values()), chosen)
+            checked_results(self, dense, [local_shape(v) for v, _ in named.values()])
+        found = dict(zip(named, dense, strict=True))
+        return [
+            found[i]
+            if slices is None
+            else self._reduced_slices(names[i], op, slices, pairs[i][1], chosen)
+            for i, slices in enumerate(sparse)
+        ]
+
+    def _reduced_slices(
+        self,
+        name: str,
+        op: ReduceOp,
+        slices: IndexedSlices,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> IndexedSlices:
+        caller = f"{type(self).__name__}.reduce"
+
+        def gather(part: PerReplica) -> Any:
+            gather_dim(caller, name, local_shape(part), 0)
+            return self.gather_implementation(part, destinations, 0, options)
+
+        return reduce_slices(caller, name, op, slices, gather)
+
+    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+        """One value on all of `destinations`.
+
+        Cost:
+            A copy to each device; inside a step none.
+
+        Args:
+            tensor: An array.
+            destinations: As for `reduce`.
+
+        Returns:
+            The array on the destinations.
+
+        Raises:
+            ArgumentError: A `PerReplica`, or destinations that are none.
+            ArgumentTypeError: What JAX has no arrays of.
+            ReplicaValueError: A class of yours that gives something else than what it got.
+
+        Example:
+            >>> len(CrossDeviceOps().broadcast(1.0, ["cpu:0", "cpu:1"]).devices())
+            2
+
+        Source:
+            `tf.distribute.CrossDeviceOps.broadcast`.
+        """
+        caller = f"{type(self).__name__}.broadcast"
+        target_of(caller, destinations, None)
+        leaves = jax.tree.flatten_with_path(tensor, is_leaf=lambda x: isinstance(x, PerReplica))[0]
+        for path, leaf in leaves:
+            _check_one(caller, "tensor" + jax.tree_util.keystr(path), leaf)
+        result = self.broadcast_implementation(tensor, destinations)
+        _check_broadcast(f"{type(self).__name__}.broadcast_implementation", result, tensor)
+        return result
+
+    def gather(
+        self,
+        per_replica_value: Any,
+        destinations: Any,
+        axis: int,
+        options: Any = None,
+        *,
+        experimental_hints: Any = None,
+    ) -> Any:
+        """The values of all replicas one after the other on `axis`, on `destinations`.
+
+        Shapes:
+            `[..., n_r, ...]` on replica r gives `[..., n_0 + n_1 + ..., ...]`.
+
+        Args:
+            per_replica_value: As for `reduce`.
+            destinations: As for `reduce`.
+            axis: Dim to concatenate on.
+            options: As for `reduce`.
+            experimental_hints: As for `reduce`.
+
+        Returns:
+            An array on the destinations.
+
+        Raises:
+            ShapeError: Scalars, an axis outside the rank, or shapes that differ elsewhere.
+
+        Example:
+            >>> rows = PerReplica([np.zeros(1), np.ones(2)])
+            >>> CrossDeviceOps().gather(rows, "cpu:0", axis=0).tolist()
+            [0.0, 1.0, 1.0]
+
+        Source:
+            `tf.distribute.CrossDeviceOps._gather`.
+        """
+        caller = f"{type(self).__name__}.gather"
+        _, chosen = self._checked(caller, ReduceOp.SUM, options, experimental_hints)
+        value = as_per_replica(caller, "per_replica_value", per_replica_value)
+        target_of(caller, destinations, None)
+        gather_dim(caller, "per_replica_value", local_shape(value), axis)
+        return self.gather_implementation(value, destinations, axis, chosen)
+
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: Any,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> Any:
+        """Override this to say how one value is reduced; arguments are those of `reduce`, checked.
+
+        Raises:
+            UnsupportedError: It is not overridden.
+
+        Source:
+            `tf.distribute.CrossDeviceOps.reduce_implementation`.
+        """
+        if type(self).batch_reduce_implementation is not CrossDeviceOps.batch_reduce_implementation:
+            pairs = [(per_replica_value, destinations)]
+            results = self.batch_reduce_implementation(reduce_op, pairs, options)
+            checked_results(self, results, [local_shape(per_replica_value)])
+            return results[0]
+        raise UnsupportedError(
+            f"A reduction with {type(self).__name__} was asked for, and it has no "
+            "reduce_implementation.\n\n"
+            "A subclass of CrossDeviceOps says how values are reduced.\n\n"
+            "Override reduce_implementation(reduce_op, per_replica_value, destinations, options), "
+            "or batch_reduce_implementation."
+        )
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions,
+    ) -> list[Any]:
+        """Override this to reduce several values together; by default one by one.
+
+        Source:
+            `tf.distribute.CrossDeviceOps.batch_reduce_implementation`.
+        """
+        return [
+            self.reduce_implementation(reduce_op, value, destinations, options)
+            for value, destinations in value_destination_pairs
+        ]
+
+    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+        """Override this to say how a value gets to its destinations.
+
+        Source:
+            `tf.distribute.CrossDeviceOps.broadcast_implementation`.
+        """
+        caller = f"{type(self).__name__}.broadcast"
+        return placed(tensor, target_of(caller, destinations, None))
+
+    def gather_implementation(
+        self, per_replica_value: Any, destinations: Any, axis: int, options: CommunicationOptions
+    ) -> Any:
+        """Override this to say how values are concatenated.
+
+        Source:
+            `tf.distribute.CrossDeviceOps._gather_implementation`.
+        """
+        caller = f"{type(self).__name__}.gather"
+        if isinstance(per_replica_value, Handle):
+            return gather_handle(caller, per_replica_value, axis)
+        layout = layout_of(caller, [per_replica_value], [destinations])
+        whole = gather_across("per_replica_value", per_replica_value, axis, layout, caller)
+        return placed(whole, target_of(caller, destinations, layout))
+
+    def _checked(
+        self, caller: str, op: Any, options: Any, hints: Any
+    ) -> tuple[ReduceOp, CommunicationOptions]:
+        return reduce_op(caller, op), hints_of(caller, options, hints, packs=True)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def _check_one(caller: str, name: str, leaf: Any) -> None:
+    """Refuse what is not one array."""
+    if isinstance(leaf, PerReplica):
+        raise ArgumentError(
+            f"{caller} was given {name}={leaf!r}, a PerReplica.\n\n"
+            "What is broadcast is one value, and a PerReplica has one for each replica.\n\n"
+            "Reduce it first: ops.reduce('MEAN', value, destinations)."
+        )
+    check_integer(f"{caller} cannot broadcast {name}", leaf)
+    check_known(f"{caller} cannot broadcast {name}", leaf)
+
+
+def _check_broadcast(what: str, result: Any, tensor: Any) -> None:
+    """Refuse a result that is not what was broadcast, by its structure and shapes."""
+    wanted, found = (jax.tree.flatten_with_path(x) for x in (tensor, result))
+    if found[1] != wanted[1]:
+        raise ReplicaValueError(
+            f"{what} gave {result!r}, of type {type(result).__name__}.\n\n"
+            "It returns the structure that it was given.\n\n"
+            f"Return a pytree with the structure {wanted[1]}."
+        )
+    for (path, have), (_, given) in zip(found[0], wanted[0], strict=True):
+        if np.shape(have) != np.shape(given):
+            raise ReplicaValueError(
+                f"{what} gave tensor{jax.tree_util.keystr(path)} of shape {list(np.shape(have))}, "
+                f"and it was given {list(np.shape(given))}.\n\n"
+                "It returns the array that it was given, on the destinations.\n\n"
+                f"Return an array of shape {list(np.shape(given))}."
+            )
+
+
+def checked_pairs(caller: str, pairs: Any) -> list[tuple[Any, Any]]:
+    """`pairs` as a list, or an error that says what it is instead."""
+    if isinstance(pairs, (list, tuple)) and all(
+        isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs
+    ):
+        return [(v, d) for v, d in pairs]
+    raise ArgumentError(
+        f"{caller} was given value_destination_pairs={shown(pairs)}.\n\n"
+        "value_destination_pairs is a list or tuple of pairs.\n\n"
+        "Pass [(value, destinations), ...]."
+    )

@@ -1,0 +1,92 @@
+"""Where the result of a reduction goes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdist import _mesh as meshes
+from jaxdist._devices import runtime
+from jaxdist._typing import PyTree
+from jaxdist._validate import shown
+from jaxdist.errors import ArgumentError, DeviceError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import Handle
+from jaxdist._values import PerReplica
+from jaxdist._values import Variable
+from jaxdist._values import owned
+
+
+def target_of(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any:
+    """A device, or the replicated layout over several; None where only a distributed value says.
+
+    Args:
+        caller: For messages.
+        destinations: A device or its name, a distributed value, or a list of devices.
+        layout: The mesh of the values, if it is known.
+
+    Raises:
+        ArgumentError: Something else, or nothing.
+        DeviceError: Devices that do not exist.
+    """
+    if isinstance(destinations, (str, jax.Device)) and destinations != "":
+        return runtime.device_from_name(destinations, f"{caller}(destinations=...)")
+    if isinstance(destinations, (PerReplica, Variable, jax.Array)):
+        return _of_value(destinations, layout)
+    if isinstance(destinations, (list, tuple)) and destinations:
+        devices = runtime.distinct_devices(caller, destinations, "destinations")
+        if layout is not None and set(devices) == layout.device_set:
+            return layout.replicated
+        return devices[0] if len(devices) == 1 else meshes.build(devices).replicated
+    raise ArgumentError(
+        f"{caller} was given destinations={shown(destinations)}.\n\n"
+        "destinations is a device or its name, a list of them, or a distributed value.\n\n"
+        f"Pass for instance destinations='{jax.default_backend()}:0'."
+    )
+
+
+def _of_value(value: Any, layout: ReplicaMesh | None) -> Any:
+    if layout is not None:
+        return layout.replicated
+    if isinstance(value, PerReplica):
+        value = value.array if value.is_global and not isinstance(value, Handle) else None
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        sharding = value.sharding
+        if isinstance(sharding, NamedSharding):
+            return NamedSharding(sharding.mesh, PartitionSpec())
+        if len(sharding.device_set) == 1:
+            return next(iter(sharding.device_set))
+    return None
+
+
+def target_in_strategy(caller: str, destinations: Any, layout: ReplicaMesh) -> Any:
+    """Like `target_of`, for a strategy: several devices have to be all of its own."""
+    target = target_of(caller, destinations, layout)
+    if isinstance(target, NamedSharding) and target != layout.replicated:
+        raise DeviceError(
+            f"{caller} was given {len(destinations)} destinations that are not the strategy's own "
+            f"devices: {[str(d) for d in destinations]}.\n\n"
+            "The destination is one device, or all devices of the strategy.\n\n"
+            f"Pass one device, or all of {[str(d) for d in layout.devices]}."
+        )
+    return target
+
+
+def placed(value: PyTree, target: Any) -> PyTree:
+    """A pytree of arrays on a target; what is traced stays where it is."""
+
+    def put(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, jax.core.Tracer) else jax.device_put(owned(leaf), target)
+
+    return jax.tree.map(put, value)
+
+
+def devices_of(destinations: Any) -> Sequence[jax.Device]:
+    """The devices that destinations name; none if they do not say."""
+    if isinstance(destinations, (list, tuple)):
+        return [runtime.device_from_name(d) for d in destinations]
+    target = target_of("", destinations, None)
+    if isinstance(target, NamedSharding):
+        return list(target.mesh.devices.ravel())
+    return [target] if isinstance(target, jax.Device) else []

@@ -1,0 +1,85 @@
+"""Within groups first, then across them."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.sums.packing import Alone
+from jaxdist._collectives.sums.packing import EqualPacks
+from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.reduction import Summing
+from jaxdist._collectives.sums.sum_by_size import Entry
+from jaxdist._collectives.sums.sum_by_size import SumBySize
+from jaxdist._collectives.algorithms import Algorithm
+from jaxdist._collectives.algorithms import InShards
+from jaxdist._collectives.algorithms import TwoLevel
+from jaxdist._collectives.algorithms import Xla
+from jaxdist._collectives.algorithms import whole
+from jaxdist._collectives.algorithms import workers_of_equal_size
+from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
+from jaxdist._collectives.cross_device.checks import checked_count
+from jaxdist._mesh import ReplicaMesh
+
+
+@final
+class HierarchicalCopyAllReduce(AlgorithmicOps):
+    """Reduces within groups of near devices, then across the groups, then back.
+
+    The groups are the processes of the job; in one process, two halves of the replicas (as on a
+    machine with two islands of four GPUs). Where no such groups can be made (an odd number
+    of replicas, two of them, or one in each process), it is XLA's all-reduce.
+
+    Args:
+        num_packs: All leaves of one dtype are put end to end and cut into this many vectors. With
+            0 every leaf is reduced alone.
+
+    Raises:
+        ArgumentError: `num_packs` below 0.
+
+    Cost:
+        For each vector a reduce-scatter within groups, an all-reduce of `1/local` of it across,
+        an all-gather within; and two copies of the leaves, if they are packed.
+
+    Example:
+        >>> strategy = MirroredStrategy(cross_device_ops=HierarchicalCopyAllReduce(num_packs=0))
+        >>> def step(x):
+        ...     return get_replica_context().all_reduce("sum", x)
+        >>> x = PerReplica(np.ones((8, 4), "float32"))
+        >>> [c.kind for c in strategy.lower(step, (x,)).compile().collectives]
+        ['reduce-scatter', 'all-reduce', 'all-gather']
+
+    Source:
+        `tf.distribute.HierarchicalCopyAllReduce`.
+    """
+
+    def __init__(self, num_packs: int = 1) -> None:
+        caller = "HierarchicalCopyAllReduce"
+        self.num_packs = checked_count(caller, "num_packs", num_packs, least=0)
+
+    def summing(
+        self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
+    ) -> tuple[Plan, Summing]:
+        """A vector for each pack, in two levels."""
+        count = layout.num_replicas
+        algorithm: Algorithm = Xla()
+        reason = f"{self!r}: no groups of several replicas each"
+        local = groups_of(layout)
+        if local:
+            algorithm = TwoLevel(Xla(), Xla(), local)
+            reason = f"{self!r}: {count // local} groups of {local} replicas"
+        packing = EqualPacks(self.num_packs) if self.num_packs else Alone()
+        entry = Entry(InShards(algorithm, 1), -1)
+        level = whole(layout)
+        how = SumBySize(level, (entry,), packing, apart=self.num_packs > 0)
+        return Plan(algorithm.name, reason), how
+
+    def __repr__(self) -> str:
+        return f"HierarchicalCopyAllReduce(num_packs={self.num_packs})"
+
+
+def groups_of(layout: ReplicaMesh) -> int:
+    """How many replicas stand near one another; 0 where no groups of several can be made."""
+    count = layout.num_replicas
+    owners = [layout.device_grid[r, 0].process_index for r in range(count)]
+    local = workers_of_equal_size(owners) or (count // 2 if count % 2 == 0 else 1)
+    return local if 1 < local < count else 0

@@ -1,0 +1,180 @@
+"""All-reduce algorithms for several workers."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxdist._devices import runtime
+from jaxdist._validate import shown
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.reduction import Summing
+from jaxdist._collectives.sums.sum_by_size import Entry
+from jaxdist._collectives.sums.sum_by_size import SumBySize
+from jaxdist._collectives.algorithms import InShards
+from jaxdist._collectives.algorithms import named
+from jaxdist._collectives.algorithms import whole
+from jaxdist._collectives.cross_device.all_reduce import AllReduceCrossDeviceOps
+from jaxdist._collectives.cross_device.checks import checked_count
+from jaxdist._collectives.cross_device.spec import AllReduceSpec
+from jaxdist._collectives.cross_device.spec import specs_of
+from jaxdist.errors import ArgumentError, DeviceError
+from jaxdist._mesh import ReplicaMesh
+
+_TASK = re.compile(r"/job:(?P<job>\w+)(/replica:\d+)?/task:(?P<task>\d+)$", re.IGNORECASE)
+
+
+class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
+    """All-reduce algorithms that know which replicas are of one worker.
+
+    A worker is a group of replicas that stand next to one another: the first
+    `num_gpus_per_worker` replicas are those of the first worker, and so on. Between processes the
+    workers are the processes; on one machine they are groups of its devices.
+
+    Args:
+        worker_devices: Device strings of the workers: tasks (`'/job:worker/task:0'`), or one
+            device of each (`'cpu:0'`).
+        num_gpus_per_worker: Replicas of each worker. 0 is one replica, on the CPU of the worker.
+        all_reduce_spec: A tuple, a named tuple, or a list of tuples:
+
+            - The name of the algorithm: `'nccl'`, `'nccl/xring'`, `'nccl/rechd'`, `'nccl/pscpu'`,
+              `'xring'`, `'pscpu'`, `'psgpu'` or `'pscpu/pscpu'`. Of two names with a slash, the
+              first reduces within a worker and the second across workers.
+            - The number of shards: each tensor after packing is split into so many shards, which
+              are reduced by as many all-reduces side by side.
+            - The largest tensor, in bytes, that this entry takes. Limits increase from entry to
+              entry, and the last is -1, which is no limit.
+        num_packs: As for `AllReduceCrossDeviceOps`.
+        agg_small_grads_max_bytes: As for `AllReduceCrossDeviceOps`.
+        agg_small_grads_max_group: As for `AllReduceCrossDeviceOps`.
+
+    Raises:
+        ArgumentError: A spec that is not as said; no workers, or the same one twice; when it is
+            used, another number of replicas than the workers have together.
+        DeviceError: Workers that do not exist.
+
+    Cost:
+        For `R` replicas and `S` bytes: `nccl` an all-reduce; `xring` `2 (R-1)` permutes of `S/R`;
+        `psgpu` and `pscpu` `2 ceil(log2 R)` permutes of `S` (`pscpu` on TPU and GPU an
+        all-gather, and a sum on the hosts). In two levels, with `G` replicas in a worker, `S/G`
+        of each device crosses between workers.
+
+    Example:
+        >>> ops = jaxdist.contrib.MultiWorkerAllReduce(
+        ...     ["/job:worker/task:0", "/job:worker/task:1"], num_gpus_per_worker=4,
+        ...     all_reduce_spec=[("nccl", 1, 1024), ("nccl/xring", 2, -1)])
+        >>> strategy = MirroredStrategy(cross_device_ops=ops)
+        >>> def step(x):
+        ...     return get_replica_context().all_reduce("sum", x)
+        >>> strategy.run(step, (PerReplica(np.ones((8, 3), "float32")),)).tolist()
+        [8.0, 8.0, 8.0]
+
+    Source:
+        `tf.contrib.distribute.MultiWorkerAllReduce`.
+    """
+
+    def __init__(
+        self,
+        worker_devices: Sequence[str],
+        num_gpus_per_worker: int,
+        all_reduce_spec: Any = ("pscpu/pscpu", 2, -1),
+        num_packs: int = 0,
+        agg_small_grads_max_bytes: int = 0,
+        agg_small_grads_max_group: int = 10,
+    ) -> None:
+        self.worker_devices = _checked_workers(worker_devices)
+        self.num_gpus_per_worker = checked_count(
+            "MultiWorkerAllReduce", "num_gpus_per_worker", num_gpus_per_worker, least=0
+        )
+        self.all_reduce_spec: tuple[AllReduceSpec, ...] = specs_of(all_reduce_spec)
+        self.all_reduce_alg = self.all_reduce_spec[-1].alg
+        self._set_packing(num_packs, agg_small_grads_max_bytes, agg_small_grads_max_group)
+
+    @property
+    def replicas_per_worker(self) -> int:
+        """Replicas of each worker.
+
+        Example:
+            >>> jaxdist.contrib.MultiWorkerAllReduce(["cpu:0"], 0).replicas_per_worker
+            1
+        """
+        return max(self.num_gpus_per_worker, 1)
+
+    def summing(
+        self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
+    ) -> tuple[Plan, Summing]:
+        """An algorithm for each entry of the spec."""
+        local, workers = self.replicas_per_worker, len(self.worker_devices)
+        if local * workers != layout.num_replicas:
+            raise ArgumentError(
+                f"{self!r} has {workers} worker(s) of {local} replica(s), {local * workers} "
+                f"together, and it is used with {layout.num_replicas} replicas.\n\n"
+                "All replicas are those of the workers.\n\n" + self._remedy(layout.num_replicas)
+            )
+        entries = tuple(
+            Entry(
+                InShards(named(repr(self), s.alg, local=local, platform=layout.platform), s.shards),
+                s.limit,
+            )
+            for s in self.all_reduce_spec
+        )
+        on_cpu = layout.platform == "cpu" and any("pscpu" in s.alg for s in self.all_reduce_spec)
+        reason = repr(self) + (
+            "; on CPU the host is the device, so pscpu reduces at the first replica" * on_cpu
+        )
+        level = whole(layout)
+        name = ", ".join(f"{s.alg} x {s.shards}" for s in self.all_reduce_spec)
+        return Plan(name, reason), SumBySize(level, entries, self.packing, self.is_packed)
+
+    def _remedy(self, count: int) -> str:
+        workers = len(self.worker_devices)
+        if count % workers == 0:
+            return f"Pass num_gpus_per_worker={count // workers}."
+        fitting = [n for n in range(1, count + 1) if count % n == 0]
+        return f"Pass worker_devices with one of {fitting} names."
+
+    def __repr__(self) -> str:
+        spec = [(s.alg, s.shards, s.limit) for s in self.all_reduce_spec]
+        return (
+            f"MultiWorkerAllReduce({list(self.worker_devices)}, {self.num_gpus_per_worker}, "
+            f"{spec}, num_packs={self.num_packs})"
+        )
+
+
+def _checked_workers(given: Any) -> tuple[str, ...]:
+    caller = "MultiWorkerAllReduce"
+    names = tuple(given) if isinstance(given, (list, tuple)) else ()
+    if not names or not all(isinstance(n, str) and n for n in names):
+        raise ArgumentError(
+            f"{caller} was given worker_devices={shown(given)}.\n\n"
+            "worker_devices is a list of device strings, one for each worker.\n\n"
+            "Pass for instance ['/job:worker/task:0', '/job:worker/task:1']."
+        )
+    tasks = [_TASK.match(n) for n in names]
+    workers: list[Any] = []
+    for name, task in zip(names, tasks, strict=True):
+        if task is None:
+            workers.append(
+                runtime.device_from_name(name, "MultiWorkerAllReduce(worker_devices=...)")
+            )
+            continue
+        workers.append((task["job"].lower(), int(task["task"])))
+        several = jax.process_count() > 1
+        count = jax.process_count() if several else len(names)
+        if int(task["task"]) >= count:
+            known = [f"/job:{task['job']}/task:{n}" for n in range(count)]
+            what = f"the job has {count} processes" if several else f"there are {count} workers"
+            raise DeviceError(
+                f"{caller} was given the worker {name!r}, and {what}.\n\n"
+                f"Tasks are numbered from 0 to {count - 1}.\n\n"
+                f"Pass {known}."
+            )
+    if len(set(workers)) < len(names):
+        raise ArgumentError(
+            f"{caller} was given worker_devices={list(names)}, in which one comes twice.\n\n"
+            "worker_devices has each worker once.\n\n"
+            "Leave the second one out."
+        )
+    return names

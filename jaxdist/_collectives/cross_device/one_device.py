@@ -1,0 +1,167 @@
+"""Reduction at one device, and a broadcast."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist._devices import runtime
+from jaxdist._validate import shown
+from jaxdist._collectives.options.dtypes import result_dtype
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist._collectives.marks.reduction import Summing
+from jaxdist._collectives.sums.sum_by_size import Entry
+from jaxdist._collectives.sums.sum_by_size import SumBySize
+from jaxdist._collectives.options.users_code import users_code
+from jaxdist._collectives.algorithms import InShards
+from jaxdist._collectives.algorithms import OneDevice
+from jaxdist._collectives.algorithms import whole
+from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
+from jaxdist.errors import ArgumentTypeError, DeviceError, ShapeError
+from jaxdist._mesh import ReplicaMesh
+
+
+@final
+class ReductionToOneDevice(AlgorithmicOps):
+    """Copies values to one device, adds them up there, and copies the sum to all.
+
+    Args:
+        reduce_to_device: The device, or its name; None is that of the first replica. It has to be
+            the device of a replica.
+        accumulation_fn: Called with the list of the values of all replicas, in their order, it
+            gives their sum, of the same shape and dtype; None adds. For a mean its result is
+            divided by their number. Every replica calls it, on values that an all-gather brought.
+
+    Raises:
+        DeviceError: A device that does not exist; when it is used, one that no replica has.
+        ShapeError: When it is used, an `accumulation_fn` that gives another shape or dtype.
+        ArgumentTypeError: `accumulation_fn` is not callable.
+
+    Cost:
+        `2 ceil(log2 R)` permutes of all bytes; with an `accumulation_fn` an all-gather,
+        `R - 1` times the bytes into each device.
+
+    Example:
+        >>> product = ReductionToOneDevice(accumulation_fn=lambda values: values[0] * values[1])
+        >>> values = PerReplica([np.array([1.0, 2.0]), np.array([3.0, 5.0])])
+        >>> product.reduce("SUM", values, "cpu:0").tolist()
+        [3.0, 10.0]
+
+    Source:
+        `tf.distribute.ReductionToOneDevice`.
+    """
+
+    def __init__(
+        self,
+        reduce_to_device: str | jax.Device | None = None,
+        accumulation_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        if accumulation_fn is not None and not callable(accumulation_fn):
+            raise ArgumentTypeError(
+                f"ReductionToOneDevice was given accumulation_fn={shown(accumulation_fn)}.\n\n"
+                "accumulation_fn is a function of the list of the values of all replicas, or None, "
+                "which adds them.\n\nPass for instance accumulation_fn=sum, or leave it out."
+            )
+        self.reduce_to_device = (
+            None
+            if reduce_to_device is None
+            else runtime.device_from_name(
+                reduce_to_device, "ReductionToOneDevice(reduce_to_device=...)"
+            )
+        )
+        self.accumulation_fn = accumulation_fn
+
+    def summing(
+        self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
+    ) -> tuple[Plan, Summing]:
+        """A tree of messages."""
+        level = whole(layout).turned(self._first(layout))
+        entry = Entry(InShards(OneDevice(), 1), -1)
+        return Plan("psgpu", f"{self!r}"), SumBySize(level, (entry,))
+
+    def sums(
+        self, arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
+    ) -> list[jax.Array]:
+        """A tree of messages, or the given function of what an all-gather brings."""
+        accumulate = self.accumulation_fn
+        if accumulate is None:
+            return super().sums(arrays, layout, options)
+        self._first(layout)
+        return [_accumulated(accumulate, x, layout) for x in arrays]
+
+    def all_reduced(
+        self,
+        op: ReduceOp,
+        local: Sequence[jax.Array],
+        layout: ReplicaMesh,
+        options: CommunicationOptions,
+    ) -> list[jax.Array]:
+        """A function of the user's gets the values as they are, and not shares of a mean."""
+        if self.accumulation_fn is None:
+            return super().all_reduced(op, local, layout, options)
+        arrays = [jnp.asarray(x) for x in local]
+        arrays = [x.astype(result_dtype(op, x.dtype)) for x in arrays]
+        if layout.num_replicas > 1:
+            arrays = self.sums(arrays, layout, options)
+        return [x / layout.num_replicas if op is ReduceOp.MEAN else x for x in arrays]
+
+    def _first(self, layout: ReplicaMesh) -> int:
+        """The replica that the reduction ends at."""
+        if self.reduce_to_device is None:
+            return 0
+        for replica in range(layout.num_replicas):
+            if self.reduce_to_device in layout.device_grid[replica]:
+                return replica
+        raise DeviceError(
+            f"ReductionToOneDevice(reduce_to_device={str(self.reduce_to_device)!r}): no replica "
+            f"runs on this device. They run on {[str(d) for d in layout.devices]}.\n\n"
+            "Values are reduced on a device of the strategy.\n\n"
+            "Pass one of these devices, or leave reduce_to_device out."
+        )
+
+    def __repr__(self) -> str:
+        given = (
+            [] if self.reduce_to_device is None else [f"reduce_to_device={self.reduce_to_device}"]
+        )
+        given += (
+            []
+            if self.accumulation_fn is None
+            else [f"accumulation_fn={_name(self.accumulation_fn)}"]
+        )
+        return f"ReductionToOneDevice({', '.join(given)})"
+
+
+def _accumulated(
+    accumulate: Callable[[list[Any]], Any], array: jax.Array, layout: ReplicaMesh
+) -> jax.Array:
+    """A function of the values of all replicas in place of their sum."""
+    rows = jax.lax.all_gather(array, layout.replica_axes)
+    what = f"The accumulation_fn {_name(accumulate)} of ReductionToOneDevice"
+    kind = f"{array.dtype}{list(array.shape)}"
+    with users_code(what, f"{layout.num_replicas} values {kind}"):
+        result = accumulate([rows[i] for i in range(layout.num_replicas)])
+    if isinstance(result, (int, float, complex)):
+        # A number that the dtype does not hold is told below.
+        with contextlib.suppress(TypeError, OverflowError):
+            result = jnp.asarray(result, array.dtype)
+    if not hasattr(result, "dtype") or not hasattr(result, "shape"):
+        found = f"{result!r}, of type {type(result).__name__},"
+    else:
+        result = jnp.asarray(result)
+        found = f"{result.dtype}{list(result.shape)}"
+        if found == kind:
+            return result
+    raise ShapeError(
+        f"{what} gave {found} for {layout.num_replicas} values {kind}.\n\n"
+        f"It gives one array of the shape and dtype of each value: {kind}.\n\n"
+        "Reduce over the list alone, for instance sum(values), and cast what it gives: "
+        "result.astype(values[0].dtype)."
+    )
+
+
+def _name(fn: Any) -> str:
+    return str(getattr(fn, "__name__", fn))

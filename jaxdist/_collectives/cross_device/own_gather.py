@@ -1,0 +1,44 @@
+"""`CrossDeviceOps` that say themselves how values are gathered or broadcast."""
+
+from typing import Any
+
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.options.users_code import users_code
+from jaxdist._collectives.cross_device.base import CrossDeviceOps
+from jaxdist.errors import ReplicaValueError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import Handle
+from jaxdist._values import PerReplica
+
+
+def overrides(ops: CrossDeviceOps | None, method: str) -> bool:
+    """Whether the class of `ops` has a method of its own in the place of the base's."""
+    return ops is not None and getattr(type(ops), method) is not getattr(CrossDeviceOps, method)
+
+
+def gathered_by(
+    ops: CrossDeviceOps,
+    name: str,
+    value: PerReplica,
+    axis: int,
+    layout: ReplicaMesh,
+    options: CommunicationOptions,
+) -> Any:
+    """What the class of a user makes of one value, on all devices of the strategy.
+
+    Raises:
+        ReplicaValueError: It is no array of the rank of the value.
+    """
+    what = f"{type(ops).__name__}.gather_implementation"
+    first = value.local if isinstance(value, Handle) else value.values[0]
+    rank = len(first.shape) if hasattr(first, "shape") else 0
+    everywhere = value if isinstance(value, Handle) else list(layout.devices)
+    with users_code(what, name):
+        result = ops.gather(value, everywhere, axis, options)
+    if isinstance(result, PerReplica) or len(getattr(result, "shape", ())) != rank:
+        raise ReplicaValueError(
+            f"{what} gave {result!r}, of type {type(result).__name__}, for {name}.\n\n"
+            "It returns one array for all replicas: their values, concatenated on dim "
+            f"{axis}.\n\nReturn an array of rank {rank}."
+        )
+    return result

@@ -1,0 +1,53 @@
+"""Rows of an array as `CrossDeviceOps` reduce them: those of all replicas, one after the other."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist._collectives.across.slices import scaled
+from jaxdist._collectives.cross_device.values import as_per_replica
+from jaxdist._collectives.cross_device.values import count_of
+from jaxdist.errors import ReplicaValueError
+from jaxdist._values import IndexedSlices
+from jaxdist._values import PerReplica
+
+# Concatenates one part over the replicas, on the destinations.
+Gather = Callable[[PerReplica], Any]
+
+
+def slices_in(caller: str, name: str, value: Any) -> IndexedSlices | None:
+    """`value` as slices whose parts are of all replicas; None where it is no slices.
+
+    Raises:
+        ReplicaValueError: Slices on some replicas alone, or of different whole arrays.
+    """
+    if isinstance(value, IndexedSlices):
+        return value
+    if not isinstance(value, PerReplica) or value.is_global:
+        return None
+    parts = value.values
+    kinds = [isinstance(p, IndexedSlices) for p in parts]
+    if not any(kinds):
+        return None
+    shapes = [p.dense_shape if isinstance(p, IndexedSlices) else p for p in parts]
+    if not all(kinds) or len(set(shapes)) > 1:
+        found = "\n".join(f"  replica {r}: {p!r}" for r, p in enumerate(parts))
+        raise ReplicaValueError(
+            f"{caller} was given {name} that is not of one kind:\n{found}\n\n"
+            "Slices are reduced with slices, of one whole array (dense_shape).\n\n"
+            "Give IndexedSlices on every replica, or slices.to_dense() on each."
+        )
+    first: IndexedSlices = parts[0]
+    return first.with_parts(
+        PerReplica([p.values for p in parts]), PerReplica([p.indices for p in parts])
+    )
+
+
+def reduce_slices(
+    caller: str, name: str, op: ReduceOp, slices: IndexedSlices, gather: Gather
+) -> IndexedSlices:
+    """The rows of all replicas and their numbers; for a mean divided by the number of replicas."""
+    values = as_per_replica(caller, f"{name}.values", slices.values)
+    indices = as_per_replica(caller, f"{name}.indices", slices.indices)
+    rows, numbers = gather(values), gather(indices)
+    return slices.with_parts(scaled(op, rows, count_of(values)), numbers)

@@ -1,0 +1,84 @@
+"""`all_reduce_spec`: which algorithm, in how many shards, for tensors up to which size."""
+
+import dataclasses
+from typing import Any
+
+from jaxdist._validate import shown
+from jaxdist._collectives.algorithms import check_name
+from jaxdist.errors import ArgumentError
+
+_CALLER = "MultiWorkerAllReduce"
+
+
+@dataclasses.dataclass(frozen=True)
+class AllReduceSpec:
+    """One entry of a spec; -1 is no limit."""
+
+    alg: str
+    shards: int = 1
+    limit: int = -1
+
+
+def specs_of(given: Any) -> tuple[AllReduceSpec, ...]:
+    """A name, a tuple, a named tuple or a list of tuples as entries.
+
+    Raises:
+        ArgumentError: Other types or lengths, unknown algorithms, shards below 1, limits that do
+            not increase or do not end in -1.
+    """
+    if isinstance(given, str):
+        entries = [_entry((given,), given)]
+    elif isinstance(given, tuple) and given and all(isinstance(one, tuple) for one in given):
+        raise ArgumentError(
+            f"{_CALLER} was given all_reduce_spec={given!r}, a tuple of tuples.\n\n"
+            "A tuple is one entry, (algorithm, shards, limit in bytes); several are a list.\n\n"
+            f"Write a list: {list(given)!r}."
+        )
+    elif isinstance(given, tuple):
+        entries = [_entry(given, given)]
+    elif isinstance(given, list) and given:
+        entries = [_entry(one, given) for one in given]
+    else:
+        raise ArgumentError(
+            f"{_CALLER} was given all_reduce_spec={shown(given)}.\n\n"
+            "all_reduce_spec is the name of an algorithm, a tuple (algorithm, shards, limit in "
+            "bytes), or a list of such tuples.\n\nPass for instance ('pscpu/pscpu', 2, -1)."
+        )
+    limits = [e.limit for e in entries]
+    rising = limits[:-1] == sorted(set(limits[:-1]))
+    if limits[-1] != -1 or -1 in limits[:-1] or not rising:
+        raise ArgumentError(
+            f"{_CALLER} was given all_reduce_spec={given!r}, with the limits {limits}.\n\n"
+            "Limits increase from entry to entry, and the last one is -1, for all larger "
+            f"tensors.\n\nPass for instance limits {_mended(limits)}."
+        )
+    return tuple(entries)
+
+
+def _entry(one: Any, given: Any) -> AllReduceSpec:
+    if not isinstance(one, tuple):
+        raise ArgumentError(
+            f"{_CALLER} was given all_reduce_spec={given!r:.200} with the entry {shown(one)}.\n\n"
+            "Each entry is a tuple (algorithm, shards, limit in bytes).\n\n"
+            "Pass for instance [('pscpu/pscpu', 2, -1)]."
+        )
+    if not 1 <= len(one) <= 3:
+        raise ArgumentError(
+            f"{_CALLER} was given all_reduce_spec={given!r}: {one!r} has {len(one)} elements.\n\n"
+            "An entry has one to three elements: (algorithm, shards, limit in bytes).\n\n"
+            "Pass for instance ('pscpu/pscpu', 2, -1)."
+        )
+    alg, shards, limit = (*one, *(1, -1)[len(one) - 1 :])
+    check_name(_CALLER, alg)
+    for name, value, least in (("shards", shards, 1), ("limit", limit, -1)):
+        if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+            raise ArgumentError(
+                f"{_CALLER} was given all_reduce_spec={given!r}, with {name}={value!r} in "
+                f"{one!r}.\n\nshards is an integer from 1 up; limit is a number of bytes, or -1 "
+                f"for none.\n\nPass for instance ({alg!r}, 1, -1)."
+            )
+    return AllReduceSpec(str(alg), int(shards), int(limit))
+
+
+def _mended(limits: list[int]) -> list[int]:
+    return [*sorted({n for n in limits if n >= 0})[: len(limits) - 1], -1]

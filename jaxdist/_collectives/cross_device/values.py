@@ -1,0 +1,188 @@
+"""Values of replicas as `CrossDeviceOps` take them, and the mesh that they are reduced on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from jaxdist import _mesh as meshes
+from jaxdist._devices import runtime
+from jaxdist._collectives.options.dtypes import check_numeric
+from jaxdist._collectives.in_replica import gather_dim
+from jaxdist._collectives.in_replica import gathered
+from jaxdist._collectives.cross_device.destinations import devices_of
+from jaxdist.errors import ArgumentTypeError, ContextError, ReplicaValueError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import Form
+from jaxdist._values import Handle
+from jaxdist._values import IndexedSlices
+from jaxdist._values import PerReplica
+from jaxdist._values import Variable
+from jaxdist._values import checked_per_replica
+from jaxdist._values import site
+
+
+def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
+    """`value` as a `PerReplica`; what is not distributed is the value of one replica.
+
+    Raises:
+        ContextError: It is what one replica has, in a step.
+        ReplicaValueError: It is nothing that a replica could have, or traced, and where it lies
+            cannot be seen.
+    """
+    if isinstance(value, Variable):
+        value = value.distributed
+    _check_placed(caller, name, value)
+    rows = isinstance(value, PerReplica) and not value.is_global
+    if isinstance(value, IndexedSlices) or (
+        rows and any(isinstance(v, IndexedSlices) for v in value.values)
+    ):
+        raise ReplicaValueError(
+            f"{caller}: {name} is IndexedSlices.\n\n"
+            "A gather of the rows alone would lose their indices.\n\n"
+            "Reduce them, which concatenates the rows of all replicas: "
+            "ops.reduce('SUM', slices, destinations); or pass slices.to_dense()."
+        )
+    try:
+        found = value if isinstance(value, PerReplica) else _distributed(value)
+        for v in (found.array,) if found.is_global and not isinstance(found, Handle) else ():
+            check_numeric(caller, name, v)
+        for v in () if found.is_global else found.values:
+            check_numeric(caller, name, v)
+    except (ArgumentTypeError, TypeError) as error:
+        raise ReplicaValueError(
+            f"{caller} was given {name}={value!r}, of type {type(value).__name__}.\n\n"
+            "It takes a PerReplica of numbers, with one value for each replica.\n\n"
+            "Make one: jaxdist.PerReplica([value_of_replica_0, value_of_replica_1, ...])."
+        ) from error
+    return found
+
+
+def _check_placed(caller: str, name: str, value: Any) -> None:
+    """Refuse what is of no known replicas while something is traced."""
+    if isinstance(value, Handle):
+        return
+    is_traced = isinstance(value, jax.core.Tracer)
+    if site().in_replica and (is_traced or isinstance(value, PerReplica)):
+        raise ContextError(
+            f"{caller} was called in a step, and {name} is no value of all replicas there: "
+            f"{value!r}.\n\n"
+            "In a step, a replica has its own value alone; a merge function gets those of all.\n\n"
+            "Call get_replica_context().all_reduce(op, value) or .all_gather(value, axis), or "
+            f"{caller} in merge_fn of get_replica_context().merge_call(merge_fn, args=(value,))."
+        )
+    rows = value.array if isinstance(value, PerReplica) and value.is_global else value
+    if isinstance(rows, jax.core.Tracer):
+        raise ReplicaValueError(
+            f"{caller} was given {name}={value!r} inside a trace (jax.jit, jax.grad ...), where "
+            "the layout of an array cannot be seen.\n\n"
+            "The layout says which rows belong to which replica.\n\n"
+            "Call strategy.reduce or strategy.gather, which know their replicas, or give the "
+            "values one by one: jaxdist.PerReplica([value_of_replica_0, ...])."
+        )
+
+
+def _distributed(value: Any) -> PerReplica:
+    if isinstance(value, jax.Array) and isinstance(value.sharding, NamedSharding):
+        spec = tuple(value.sharding.spec)
+        if spec and spec[0] is not None and not any(spec[1:]):
+            return PerReplica.of_global(value)
+        if value.is_fully_replicated:
+            return PerReplica([value.addressable_data(0)] * len(value.sharding.device_set))
+    # Python numbers stay what they are: integers are checked as such.
+    if not hasattr(value, "dtype") and not isinstance(value, (int, float, complex)):
+        value = np.asarray(value)
+    return PerReplica([value])
+
+
+def local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:
+    """What the first replica has of a value."""
+    if isinstance(value, Handle):
+        first: Any = value.local
+    elif value.is_global:
+        rows = value.array
+        if value.form is Form.SCALARS:
+            return jax.ShapeDtypeStruct((), rows.dtype)
+        return jax.ShapeDtypeStruct((rows.shape[0] // count_of(value), *rows.shape[1:]), rows.dtype)
+    else:
+        first = value.values[0]
+    kind = first if hasattr(first, "dtype") else np.asarray(first)
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype)
+
+
+def count_of(value: PerReplica) -> int:
+    """How many replicas a value is of."""
+    found = _mesh_of(value)
+    return len(value.values) if found is None else found.num_replicas
+
+
+def _mesh_of(value: PerReplica) -> ReplicaMesh | None:
+    if isinstance(value, Handle):
+        return value.layout
+    array = value.array if value.is_global else None
+    if not isinstance(array, jax.Array) or not isinstance(array.sharding, NamedSharding):
+        return None
+    spec = tuple(array.sharding.spec)
+    axes = spec[0] if spec else None
+    mesh = array.sharding.mesh
+    if axes is None or not isinstance(mesh, Mesh):
+        return None
+    return meshes.adopt(mesh, axes)
+
+
+def layout_of(
+    caller: str, values: Sequence[PerReplica], destinations: Sequence[Any]
+) -> ReplicaMesh:
+    """The mesh on which values are reduced: their own, that of the destinations, or a new one.
+
+    Raises:
+        ReplicaValueError: Values of different numbers of replicas, or too few devices.
+    """
+    counts = [count_of(v) for v in values]
+    if len(set(counts)) > 1:
+        raise ReplicaValueError(
+            f"{caller} was given values of different numbers of replicas: {counts}.\n\n"
+            "Values that are reduced together are of the same replicas.\n\n"
+            "Call it once for the values of each number of replicas."
+        )
+    for value in values:
+        found = _mesh_of(value)
+        if found is not None:
+            return found
+    count = counts[0]
+    for devices in (*map(_own_devices, values), *map(devices_of, destinations)):
+        if len(devices) == count:
+            return meshes.build(devices)
+    present = runtime.default_devices()
+    if count > len(present):
+        raise ReplicaValueError(
+            f"{caller} was given a PerReplica of {count} values, and this process has "
+            f"{len(present)} device(s).\n\nEach value is reduced on a device of its own.\n\n"
+            f"Ask for more CPU devices before JAX starts: jaxdist.testing.virtual_devices({count})."
+        )
+    return meshes.build(present[:count])
+
+
+def _own_devices(value: PerReplica) -> list[jax.Device]:
+    if value.is_global:
+        return []
+    sets = [
+        v.devices()
+        for v in value.values
+        if isinstance(v, jax.Array) and not isinstance(v, jax.core.Tracer)
+    ]
+    alone = [next(iter(s)) for s in sets if len(s) == 1]
+    return alone if len(set(alone)) == len(value.values) else []
+
+
+def on_mesh(caller: str, values: Sequence[PerReplica], layout: ReplicaMesh) -> list[PerReplica]:
+    """The values as global arrays on the mesh, with dim 0 laid out over the replicas."""
+    return [checked_per_replica(f"{caller}: value {i}", v, layout) for i, v in enumerate(values)]
+
+
+def gather_handle(caller: str, handle: Handle, axis: int) -> jax.Array:
+    """`gather` while a step is traced: an all-gather."""
+    dim = gather_dim(caller, "per_replica_value", handle.local, axis)
+    return gathered(handle.local, dim, handle.layout.replica_axes)

@@ -1,0 +1,238 @@
+"""Collectives as seen from inside a step: every replica calls them with its own value."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist._typing import AxisNames, PyTree
+from jaxdist._validate import as_integer
+from jaxdist._collectives.sums.default_sum import summed_by_default
+from jaxdist._collectives.options.dtypes import check_integer
+from jaxdist._collectives.options.dtypes import check_known
+from jaxdist._collectives.options.dtypes import check_numeric
+from jaxdist._collectives.options.dtypes import of_sum
+from jaxdist._collectives.options.dtypes import result_dtype
+from jaxdist._collectives.options.dtypes import to_sum
+from jaxdist._collectives.marks.replicated import assume_replicated
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist._collectives.uneven_gather import current_log
+from jaxdist._collectives.uneven_gather import note_asked
+from jaxdist._collectives.uneven_gather import uneven_all_gather
+from jaxdist._collectives.options.users_code import users_code
+from jaxdist._collectives.algorithms import opaque
+from jaxdist.errors import ContextError, ReplicaValueError, ShapeError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import Handle
+from jaxdist._values import PerReplica
+from jaxdist._values import Sharded
+from jaxdist._values import close_containers
+from jaxdist._values import is_container
+from jaxdist._values import is_sharded
+from jaxdist._values import mean_of_shares
+from jaxdist._values import open_containers
+from jaxdist._values import share_of_mean
+from jaxdist._values import undeclared
+
+T = TypeVar("T")
+
+_DEFAULT = CommunicationOptions()
+
+
+def all_reduce(
+    caller: str,
+    op: ReduceOp,
+    value: PyTree,
+    layout: ReplicaMesh,
+    options: CommunicationOptions = _DEFAULT,
+    ops: Any = None,
+) -> PyTree:
+    """Sum or mean over the replicas of every leaf.
+
+    `ops` are the `CrossDeviceOps` of the strategy; with None it is XLA that reduces.
+    """
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
+    pieces = [leaf if is_sharded(leaf) else None for _, leaf in leaves]
+    if any(p is not None for p in pieces):
+        rest = [leaf for (_, leaf), p in zip(leaves, pieces, strict=True) if p is None]
+        sums = iter(all_reduce(caller, op, rest, layout, options, ops))
+        return treedef.unflatten(
+            next(sums) if p is None else _reduced_pieces(caller, op, path, p, layout)
+            for (path, _), p in zip(leaves, pieces, strict=True)
+        )
+    arrays = [_reducible(caller, path, leaf) for path, leaf in leaves]
+    if not arrays:
+        return value
+    if current_log() is not None:
+        names = ("value" + jax.tree_util.keystr(path) for path, _ in leaves)
+        note_asked(caller, dict(zip(names, arrays, strict=True)))
+    if ops is not None:
+        return jax.tree.unflatten(treedef, reduced_by(ops, op, arrays, layout, options))
+    # XLA keeps an all-reduce of one replica on CPU.
+    if layout.num_replicas > 1:
+        dtypes = [x.dtype for x in arrays]
+        shares = [to_sum(op, x, layout.num_replicas) for x in arrays]
+        sums = summed_by_default(shares, layout, options)
+        pairs = zip(sums, dtypes, strict=True)
+        return treedef.unflatten(of_sum(op, s, d, layout.num_replicas) for s, d in pairs)
+    return treedef.unflatten(x.astype(result_dtype(op, x.dtype)) for x in arrays)
+
+
+def _reduced_pieces(
+    caller: str, op: ReduceOp, path: Any, value: Sharded, layout: ReplicaMesh
+) -> Sharded:
+    """One array in pieces is what all replicas hold: the mean is itself, the sum R times it."""
+    check_numeric(caller, "value" + jax.tree_util.keystr(path), value.held)
+    held = value.held.astype(result_dtype(op, value.held.dtype))
+    return undeclared(held if op is ReduceOp.MEAN else held * layout.num_replicas, value.cut)
+
+
+def reduced_by(
+    ops: Any,
+    op: ReduceOp,
+    local: list[jax.Array],
+    layout: ReplicaMesh,
+    options: CommunicationOptions,
+) -> list[jax.Array]:
+    """What `CrossDeviceOps` make of the leaves of this replica, checked."""
+    handles = [Handle(x, layout) for x in local]
+    kinds = ", ".join(f"{x.dtype}{list(x.shape)}" for x in local[:4]) + ", ..." * (len(local) > 4)
+    with users_code(_whose(ops), f"{len(local)} value(s) of replicas, {kinds}"):
+        results = ops.batch_reduce(op, [(h, h) for h in handles], options)
+    return checked_results(ops, results, local)
+
+
+def checked_results(ops: Any, results: Any, shapes: Sequence[Any]) -> list[jax.Array]:
+    """What `batch_reduce` of ops gave for values of these shapes and dtypes, checked."""
+    name = _whose(ops)
+    if not isinstance(results, (list, tuple)) or len(results) != len(shapes):
+        raise ReplicaValueError(
+            f"{name} gave {_brief(results)} for {len(shapes)} (value, destinations) pairs.\n\n"
+            "It returns a list with one array for each pair.\n\n"
+            f"Return a list of {len(shapes)} array(s)."
+        )
+    pairs = zip(results, shapes, strict=True)
+    return [_result_of(name, i, r, x) for i, (r, x) in enumerate(pairs)]
+
+
+def _whose(ops: Any) -> str:
+    """The method in which the class of some `CrossDeviceOps` says how values are reduced."""
+    methods = ("batch_reduce", "batch_reduce_implementation", "reduce_implementation")
+    own = next(m for cls in type(ops).__mro__ for m in methods if m in vars(cls))
+    return f"{type(ops).__name__}.{own}"
+
+
+def _result_of(name: str, number: int, result: Any, given: Any) -> jax.Array:
+    own = result
+    if isinstance(own, (int, float, complex)):
+        own = jnp.asarray(own)
+    fits = getattr(own, "shape", None) == given.shape and hasattr(own, "dtype")
+    if isinstance(own, PerReplica) or not fits:
+        raise ReplicaValueError(
+            f"{name} gave {_brief(result)} for value {number}, which is "
+            f"{given.dtype}{list(given.shape)} on each replica.\n\n"
+            "It returns one array of that shape, the same for all replicas.\n\n"
+            f"Return an array of shape {list(given.shape)}."
+        )
+    return jnp.asarray(own)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, PerReplica):
+        return "a PerReplica, which is a value for each replica"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"an array {value.dtype}{list(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{value!r}, of type {type(value).__name__}"
+
+
+def _reducible(caller: str, path: Any, leaf: Any) -> Any:
+    name = "value" + jax.tree_util.keystr(path)
+    _check_own(caller, name, leaf)
+    check_integer(f"{caller} cannot reduce {name}", leaf)
+    check_numeric(caller, name, leaf)
+    return jnp.asarray(leaf)
+
+
+def _is_whole(value: Any) -> bool:
+    return is_sharded(value) or isinstance(value, PerReplica)
+
+
+def _check_own(caller: str, name: str, leaf: Any) -> None:
+    """Refuse the values of all replicas in the place of the one that a replica has."""
+    if isinstance(leaf, PerReplica):
+        raise ContextError(
+            f"{caller} was given {name}, a PerReplica, in a step.\n\n"
+            "In a step each replica has its own value, and a PerReplica is those of all.\n\n"
+            "Pass it to the step, strategy.run(step, args=(value, ...)), and use what the step "
+            "gets for it."
+        )
+
+
+def summed(value: T, axes: AxisNames) -> T:
+    """The sum over the replicas of every array of a pytree."""
+    leaves, treedef = jax.tree.flatten(value)
+    whole: T = jax.tree.unflatten(treedef, jax.lax.psum([opaque(x) for x in leaves], axes))
+    return whole
+
+
+def mean_over(array: jax.Array, axes: AxisNames) -> jax.Array:
+    """The mean over the replicas of one array, by the rule of `_values/mean.py`."""
+    count = jax.lax.axis_size(axes)
+    total = jax.lax.psum(opaque(share_of_mean(array, count)), axes)
+    mean: jax.Array = mean_of_shares(total, array.dtype, count)
+    return mean
+
+
+def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree:
+    """Every leaf of all replicas, concatenated on `axis` in replica order."""
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
+    if any(is_container(leaf) for _, leaf in leaves):
+        inner = open_containers(value, "value", is_leaf=_is_whole)
+        return close_containers(all_gather(caller, inner, axis, axes))
+    named = {"value" + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+    for name, leaf in named.items():
+        _check_own(caller, name, leaf)
+        check_integer(f"{caller} cannot concatenate {name}", leaf)
+        check_known(f"{caller} cannot concatenate {name}", leaf)
+    named = {name: jnp.asarray(leaf) for name, leaf in named.items()}
+    dims = [gather_dim(caller, name, array, axis) for name, array in named.items()]
+    note_asked(caller, named, tuple(sorted(set(dims))))
+    pairs = zip(named.values(), dims, strict=True)
+    return jax.tree.unflatten(treedef, [gathered(array, dim, axes) for array, dim in pairs])
+
+
+def gathered(array: jax.Array, dim: int, axes: AxisNames) -> jax.Array:
+    """`array` of all replicas, concatenated on `dim`."""
+    log = current_log()
+    if log is not None:
+        return uneven_all_gather(array, dim, axes, log.next(array.shape[dim]))
+    if not array.size:
+        # JAX cannot lower an all-gather of nothing.
+        return assume_replicated(jnp.concatenate([array] * jax.lax.axis_size(axes), axis=dim))
+    whole: jax.Array = jax.lax.all_gather(array, axes, axis=dim, tiled=True)
+    return whole
+
+
+def gather_dim(caller: str, name: str, array: Any, axis: Any) -> int:
+    """`axis` as a dim of `array` counted from the front, or a named error."""
+    dim = as_integer(
+        caller, "axis", axis, remedy="Pass axis=0 to concatenate rows.", wrong_type=ShapeError
+    )
+    if not array.ndim:
+        raise ShapeError(
+            f"{caller} cannot concatenate {name}: it is a scalar, {array.dtype}[].\n\n"
+            "Only arrays with a dim can be concatenated.\n\n"
+            "Pass value[None], an array of one row, or use reduce."
+        )
+    if not -array.ndim <= dim < array.ndim:
+        raise ShapeError(
+            f"{caller} was given axis={dim}, and {name} is {array.dtype}{list(array.shape)} of "
+            f"rank {array.ndim}.\n\n"
+            f"axis is a dim of {name}.\n\n"
+            f"Pass one of {list(range(-array.ndim, array.ndim))}."
+        )
+    return dim % array.ndim

@@ -1,0 +1,1 @@
+"""Marks that a trace carries, and notes about the trace."""

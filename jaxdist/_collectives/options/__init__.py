@@ -1,0 +1,1 @@
+"""What a collective may be told: the reduce op, hints, dtypes."""

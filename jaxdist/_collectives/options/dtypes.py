@@ -1,0 +1,133 @@
+"""Which dtype a reduction gives."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist.errors import ArgumentTypeError, ReplicaValueError
+from jaxdist._values import mean_dtype
+from jaxdist._values import mean_of_shares
+from jaxdist._values import share_of_mean
+from jaxdist._values import too_large
+
+
+def result_dtype(op: ReduceOp, dtype: Any) -> Any:
+    """Dtype of a reduction over replicas.
+
+    Floats and complex keep theirs. Booleans are counted (int32). The mean of integers or
+    booleans is true division into JAX's default float: float32, or float64 with x64 on.
+    """
+    if op is ReduceOp.MEAN:
+        return mean_dtype(dtype)
+    if dtype == np.bool_:
+        return np.dtype(np.int32)
+    return dtype
+
+
+def to_sum(op: ReduceOp, array: Any, count: int) -> Any:
+    """What is added up for the reduction of `count` arrays of this dtype."""
+    if op is ReduceOp.MEAN:
+        return share_of_mean(array, count)
+    return array.astype(result_dtype(op, array.dtype))
+
+
+def of_sum(op: ReduceOp, total: Any, dtype: Any, count: int) -> Any:
+    """The reduction, from the sum of what `to_sum` gave for arrays of `dtype`."""
+    if op is ReduceOp.MEAN:
+        return mean_of_shares(total, dtype, count)
+    return total.astype(result_dtype(op, dtype))
+
+
+def check_numeric(caller: str, name: str, leaf: Any) -> None:
+    """Refuse what has no sum: typed random keys, strings, objects, what JAX has no arrays of."""
+    # Too large for any integer dtype, it is an object to NumPy.
+    check_integer(f"{caller} cannot reduce {name}", leaf)
+    dtype = _dtype_of(leaf)
+    extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+    is_number = dtype == np.bool_ or (jnp.issubdtype(dtype, np.number) and dtype.kind != "m")
+    if extended or not is_number:
+        raise ArgumentTypeError(
+            f"{caller} cannot reduce {name}: it is {type(leaf).__name__} of dtype {dtype}.\n\n"
+            "Only numbers and booleans have a sum or a mean.\n\n"
+            "Take it out of the structure, or gather it instead."
+        )
+    check_known(f"{caller} cannot reduce {name}", leaf)
+
+
+def check_known(refused: str, leaf: Any) -> None:
+    """Refuse what JAX has no arrays of.
+
+    Args:
+        refused: How the message begins: who cannot do what to which leaf.
+        leaf: An array, or what can be made one.
+    """
+    dtype = _dtype_of(leaf)
+    found = f"it is {type(leaf).__name__} of dtype {dtype}"
+    rule = (
+        "JAX has arrays of numbers and booleans, with up to 64 bits for a real number, in the byte "
+        "order of the machine."
+    )
+    if isinstance(leaf, np.ma.MaskedArray):
+        found, rule = "it is a masked array", "JAX has no masked arrays."
+        remedy = "Pass value.filled(0), and the mask as an array beside it."
+    elif isinstance(leaf, jax.ShapeDtypeStruct):
+        found = "it is a jax.ShapeDtypeStruct, a shape without numbers"
+        rule = "A collective needs the numbers of an array."
+        remedy = "Pass an array of this shape."
+    elif isinstance(dtype, np.dtype) and is_below_a_byte(dtype):
+        rule = "XLA has no collectives of numbers of less than a byte."
+        wider = "float16" if jnp.issubdtype(dtype, np.floating) else "int8"
+        remedy = f"Cast it first: value.astype({wider!r})."
+    elif not isinstance(dtype, np.dtype) or _exists(dtype):
+        return
+    elif dtype.kind in "fc":
+        same = np.dtype(f"{dtype.kind}{min(dtype.itemsize, 8 if dtype.kind == 'f' else 16)}")
+        remedy = f"Cast it first: value.astype({same.name!r})."
+    elif dtype.kind in "iu":
+        remedy = f"Cast it first: value.astype({dtype.newbyteorder('=').name!r})."
+    else:
+        remedy = (
+            "Take it out of the structure; outside of a step, "
+            "strategy.experimental_local_results(value) gives the values of the replicas."
+        )
+    raise ArgumentTypeError(f"{refused}: {found}.\n\n{rule}\n\n{remedy}")
+
+
+def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
+    """Whether several numbers share a byte (`int4`, `float4_e2m1fn`)."""
+    if dtype.kind == "m":  # time, which NumPy counts among the integers
+        return False
+    if jnp.issubdtype(dtype, np.integer):
+        return bool(jnp.iinfo(dtype).bits < 8)
+    return bool(jnp.issubdtype(dtype, np.floating) and jnp.finfo(dtype).bits < 8)
+
+
+def check_integer(refused: str, leaf: Any) -> None:
+    """Refuse a Python integer that JAX's integer dtype does not hold.
+
+    Args:
+        refused: As for `check_known`.
+        leaf: Anything.
+    """
+    if not isinstance(leaf, int) or isinstance(leaf, bool):
+        return
+    bounds = np.iinfo(jax.dtypes.canonicalize_dtype(int))
+    if not bounds.min <= leaf <= bounds.max:
+        raise ReplicaValueError(
+            f"{refused}: it is the Python integer {leaf}, and {too_large(leaf, bounds)}"
+        )
+
+
+def _dtype_of(leaf: Any) -> Any:
+    dtype = getattr(leaf, "dtype", None)
+    return np.asarray(leaf).dtype if dtype is None else dtype
+
+
+def _exists(dtype: np.dtype[Any]) -> bool:
+    """Whether JAX has arrays of it, be it after 64 bits have become 32."""
+    if dtype.kind in "OSUMm" or dtype.type is np.void or not dtype.isnative:
+        return False
+    return dtype.kind not in "fc" or dtype.itemsize <= (8 if dtype.kind == "f" else 16)

@@ -1,0 +1,70 @@
+"""Options of a collective, in their two documented spellings."""
+
+import logging
+from typing import Any
+
+from jaxdist._validate import shown
+from jaxdist._collectives.options.options import CommunicationImplementation
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.marks.trace_notes import note_ignored
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+
+_LOG = logging.getLogger("jaxdist")
+_TOLD: set[tuple[str, str]] = set()
+_DEFAULT = CommunicationOptions()
+
+
+def hints_of(
+    caller: str, options: Any, experimental_hints: Any, *, packs: bool = False
+) -> CommunicationOptions:
+    """`given_hints`, with `tell_ignored` of what they are."""
+    given = given_hints(caller, options, experimental_hints)
+    tell_ignored(caller, given, packs=packs)
+    return given
+
+
+def given_hints(caller: str, options: Any, experimental_hints: Any) -> CommunicationOptions:
+    """The one of `options` and the older `experimental_hints` that was given.
+
+    Raises:
+        ArgumentError: Both.
+        ArgumentTypeError: Something else than `CommunicationOptions`.
+    """
+    if options is None and experimental_hints is None:
+        return _DEFAULT
+    if options is not None and experimental_hints is not None:
+        raise ArgumentError(
+            f"{caller} was given both options and experimental_hints.\n\n"
+            "experimental_hints is an older name for options.\n\nPass options alone."
+        )
+    named = "experimental_hints" if options is None else "options"
+    given = experimental_hints if options is None else options
+    if not isinstance(given, CommunicationOptions):
+        raise ArgumentTypeError(
+            f"{caller} was given {named}={shown(given)}.\n\n"
+            f"{named} is a jaxdist.experimental.CommunicationOptions.\n\n"
+            f"Pass for instance {named}=jaxdist.experimental.CommunicationOptions("
+            "bytes_per_pack=50 * 1024 * 1024), or leave it out."
+        )
+    return given
+
+
+def tell_ignored(caller: str, options: CommunicationOptions, *, packs: bool) -> None:
+    """Log once for each caller, and note for `explain`, what has no effect.
+
+    `packs` says that `bytes_per_pack` has one.
+    """
+    if options.bytes_per_pack and not packs:
+        _tell(caller, options, "bytes_per_pack", "the leaves are not reduced by one collective")
+    if options.timeout_seconds is not None:
+        _tell(caller, options, "timeout_seconds", "all replicas are in this process")
+    if options.implementation is not CommunicationImplementation.AUTO:
+        _tell(caller, options, "implementation", "XLA chooses by platform")
+
+
+def _tell(caller: str, options: CommunicationOptions, field: str, why: str) -> None:
+    # An option is handed down from call to call; the one that it was given to tells it.
+    note_ignored(f"{field} given to {caller}: {why}", (field, getattr(options, field), why))
+    if (caller, field) not in _TOLD:
+        _TOLD.add((caller, field))
+        _LOG.info("%s: %s of the communication options has no effect: %s", caller, field, why)

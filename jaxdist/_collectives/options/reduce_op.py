@@ -1,0 +1,66 @@
+"""How values are combined."""
+
+import enum
+from typing import Any
+
+from jaxdist._validate import shown
+from jaxdist.errors import ArgumentError
+from jaxdist._values import VariableAggregation
+
+
+class ReduceOp(enum.Enum):
+    """How the values of the replicas become one.
+
+    Wherever one is taken, its name as a string is taken too, in any case.
+
+    Example:
+        >>> ReduceOp.SUM.value
+        'SUM'
+
+    Source:
+        `tf.distribute.ReduceOp`.
+    """
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+    @staticmethod
+    def from_variable_aggregation(aggregation: VariableAggregation) -> "ReduceOp":
+        """The op that combines the values that replicas give to a variable.
+
+        Args:
+            aggregation: `VariableAggregation.SUM` or `MEAN`.
+
+        Raises:
+            ArgumentError: Another aggregation, or something else: there is no such op.
+
+        Example:
+            >>> ReduceOp.from_variable_aggregation(VariableAggregation.MEAN).name
+            'MEAN'
+
+        Source:
+            `tf.distribute.ReduceOp.from_variable_aggregation`.
+        """
+        if aggregation is VariableAggregation.SUM:
+            return ReduceOp.SUM
+        if aggregation is VariableAggregation.MEAN:
+            return ReduceOp.MEAN
+        raise ArgumentError(
+            f"ReduceOp.from_variable_aggregation was given {aggregation!r}.\n\n"
+            "A ReduceOp is a sum or a mean, and only two aggregations are one: NONE combines "
+            "nothing, and ONLY_FIRST_REPLICA takes one value.\n\n"
+            "Pass VariableAggregation.SUM or VariableAggregation.MEAN."
+        )
+
+
+def reduce_op(caller: str, op: Any) -> ReduceOp:
+    """The `ReduceOp` that `op` names, or an error that lists the valid ones."""
+    if isinstance(op, ReduceOp):
+        return op
+    if isinstance(op, str) and op.upper() in ReduceOp.__members__:
+        return ReduceOp[op.upper()]
+    raise ArgumentError(
+        f"{caller} was given reduce_op={shown(op)}.\n\n"
+        "reduce_op is a jaxdist.ReduceOp, or the name of one.\n\n"
+        f"Pass {' or '.join(f'{o.value!r}' for o in ReduceOp)}."
+    )

@@ -1,0 +1,1 @@
+"""Sums of many leaves: packed, by size, compressed, in a fixed order."""

@@ -1,0 +1,130 @@
+"""How an all-reduce goes where nothing else is asked for."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxdist import cost
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.sums.packing import Alone
+from jaxdist._collectives.sums.packing import Packing
+from jaxdist._collectives.sums.packing import SmallTogether
+from jaxdist._collectives.sums.packs import LeafPacks
+from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.reduction import Summing
+from jaxdist._collectives.marks.reduction import reduced
+from jaxdist._collectives.sums.sum_by_size import Entry
+from jaxdist._collectives.sums.sum_by_size import SumBySize
+from jaxdist._collectives.marks.trace_notes import note_ignored
+from jaxdist._collectives.marks.trace_notes import note_plan
+from jaxdist._collectives.algorithms import Auto
+from jaxdist._collectives.algorithms import InShards
+from jaxdist._collectives.algorithms import auto
+from jaxdist._collectives.algorithms import whole
+from jaxdist._mesh import ReplicaMesh
+
+XLA = "xla"
+# A vector of small leaves is closed when starting its all-reduce is this part of copying it.
+_LATENCY_PART = 16
+
+
+def default_summing(
+    leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
+) -> tuple[Plan, Summing]:
+    """The plan for leaves that are given by shape and dtype."""
+    if options.bytes_per_pack:
+        packs = LeafPacks(layout.replica_axes, math.ceil(options.bytes_per_pack))
+        count = len(packs.packs(leaves))
+        reason = f"bytes_per_pack={options.bytes_per_pack}: {count} all-reduce(s), last leaf first"
+        times = _times(leaves, layout)
+        return Plan(XLA, reason, times, pack_bytes=packs.largest(leaves)), packs
+    packing = _packing(leaves, layout)
+    choice = auto(layout)
+    names = _chosen(leaves, packing or Alone(), choice, layout.num_replicas)
+    if packing is None and names == {XLA}:
+        return _plain(leaves, layout), LeafPacks(layout.replica_axes)
+    plan = Plan(", ".join(sorted(names)), _why(leaves, packing, layout), _times(leaves, layout))
+    entry = Entry(InShards(choice, 1), -1)
+    return plan, SumBySize(whole(layout), (entry,), packing or Alone())
+
+
+def summed_by_default(
+    arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
+) -> Sequence[jax.Array]:
+    """The sums over the replicas; a bare `psum` where XLA is left to do all of it."""
+    if layout.num_virtual is not None:
+        return _by_the_tree(arrays, layout, options)
+    plan, how = default_summing(arrays, layout, options)
+    if how == LeafPacks(layout.replica_axes):
+        sizes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+        note_plan(lambda: _plain(sizes, layout, timed=True))
+        return how(arrays)
+    return reduced(arrays, plan, how)
+
+
+def _by_the_tree(
+    arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
+) -> Sequence[jax.Array]:
+    """Sums that virtual replicas take apart themselves, in an order that no packing may change."""
+    if options.bytes_per_pack:
+        note_ignored("bytes_per_pack: with deterministic=True sums go by one tree")
+    note_plan(lambda: Plan("tree", "deterministic=True: pairs, and pairs of pairs, on any devices"))
+    return LeafPacks(layout.replica_axes)(arrays)
+
+
+def _packing(leaves: Sequence[Any], layout: ReplicaMesh) -> SmallTogether | None:
+    """Small leaves in common vectors, where that is faster; None where there are none.
+
+    TPUs and GPUs do not need it: there XLA puts leaves together without copies. Over several
+    logical devices, leaves lie in layouts of their own, which end where a common buffer begins.
+    """
+    if layout.platform != "cpu" or layout.num_logical > 1:
+        return None
+    link = cost.links_of(layout).across
+    below = cost.pack_below(link)
+    kinds = [str(x.dtype) for x in leaves if 0 < _bytes(x) < below]
+    if len(set(kinds)) == len(kinds):
+        return None
+    return SmallTogether(below, int(_LATENCY_PART * link.alpha * link.memory_bytes_per_second))
+
+
+def _chosen(leaves: Sequence[Any], packing: Packing, choice: Auto, count: int) -> set[str]:
+    """The names of the algorithms that the cost model takes for the vectors."""
+    sizes = {
+        sum((p.stop - p.start) * leaves[p.leaf].dtype.itemsize for p in pack)
+        for pack in packing.packs(leaves)
+    }
+    return {choice.chosen(count, size).name for size in sizes} or {XLA}
+
+
+def _plain(leaves: Sequence[Any], layout: ReplicaMesh, timed: bool = False) -> Plan:
+    if layout.num_logical > 1:
+        reason = "leaves may lie in different layouts over the logical devices"
+    elif layout.platform == "cpu":
+        below = cost.pack_below(cost.links_of(layout).across)
+        reason = f"no two leaves of one dtype are below {below:,} bytes, so each goes alone"
+    else:
+        reason = f"on {layout.platform} XLA puts leaves together without copies"
+    return Plan(XLA, reason, _times(leaves, layout) if timed else ())
+
+
+def _why(leaves: Sequence[Any], packing: SmallTogether | None, layout: ReplicaMesh) -> str:
+    if packing is None:
+        return "the fastest by the cost model"
+    link = cost.links_of(layout).across
+    small = sum(0 < _bytes(x) < packing.below for x in leaves)
+    return (
+        f"{small} of {len(leaves)} leaves are below {packing.below:,} bytes, where copying them "
+        f"together costs less than starting an all-reduce for each ({link.name}: "
+        f"{link.alpha * 1e6:.0f} us, {link.memory_bytes_per_second / 1e9:.1f} GB/s)"
+    )
+
+
+def _times(leaves: Sequence[Any], layout: ReplicaMesh) -> tuple[tuple[str, float], ...]:
+    return tuple(auto(layout).times(layout.num_replicas, sum(map(_bytes, leaves))))
+
+
+def _bytes(leaf: Any) -> int:
+    return int(leaf.size) * int(leaf.dtype.itemsize)

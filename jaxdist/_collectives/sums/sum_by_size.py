@@ -1,0 +1,54 @@
+"""The sum of many leaves, by algorithms that are chosen by size."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxdist._collectives.marks.after import after
+from jaxdist._collectives.sums.packing import Alone
+from jaxdist._collectives.sums.packing import Packing
+from jaxdist._collectives.algorithms import InShards
+from jaxdist._collectives.algorithms import Level
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """The algorithm for leaves of up to `limit` bytes; -1 is no limit."""
+
+    algorithm: InShards
+    limit: int
+
+    def takes(self, leaf: Any) -> bool:
+        """Whether a leaf is small enough."""
+        return self.limit < 0 or leaf.size * leaf.dtype.itemsize <= self.limit
+
+
+@dataclasses.dataclass(frozen=True)
+class SumBySize:
+    """Gives each leaf to the first entry that takes it, packs those of each, and sums.
+
+    Leaves keep their order, whoever takes them.
+    """
+
+    level: Level
+    entries: tuple[Entry, ...]
+    packing: Packing = dataclasses.field(default_factory=Alone)
+    apart: bool = False  # vectors one after the other, or XLA would put all-reduces together
+
+    def __call__(self, arrays: list[jax.Array]) -> Sequence[jax.Array]:
+        """The sums, on every replica."""
+        results: list[Any] = list(arrays)
+        left = list(range(len(arrays)))
+        for entry in self.entries:
+            mine = [i for i in left if entry.takes(arrays[i])]
+            left = [i for i in left if i not in set(mine)]
+            packed = self.packing.packed([arrays[i] for i in mine])
+            sums: list[jax.Array] = []
+            for vector in packed.vectors:
+                own = after(sums[-1:], [vector])[0] if self.apart and sums else vector
+                sums.append(entry.algorithm.all_reduce(own, self.level))
+            for i, total in zip(mine, packed.unpacked(sums), strict=True):
+                results[i] = total
+        return results

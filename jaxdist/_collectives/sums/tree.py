@@ -1,0 +1,100 @@
+"""Reductions in one fixed order, whatever number of devices holds the values.
+
+The values of `V` replicas, `V` a power of two, are combined in pairs, the pairs in pairs, and so
+on: one binary tree over the replicas. A device that holds `V/R` of them combines its own subtree;
+the devices then exchange what they have with their neighbours in the tree, 1, 2, 4, ... places
+away. Every addition has the same operands in the same places for every `R`, so the bits of the
+result are the same.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist._typing import AxisNames
+from jaxdist._collectives.marks.replicated import assume_replicated
+from jaxdist._values import Combine
+from jaxdist._values import in_pairs
+
+# Leaves up to this many bytes travel together in one buffer; an exchange of a small one costs its
+# latency. Larger ones gain nothing from a copy.
+PACKED_BYTES = 64 * 1024
+# Buffers up to this many bytes are exchanged all at once: one latency instead of `log2 R`.
+GATHERED_BYTES = 256 * 1024
+
+
+def tree_reduced(
+    stacks: Sequence[jax.Array], combine: Combine, axes: AxisNames, num_places: int
+) -> list[jax.Array]:
+    """Combine the rows of all devices, in the order of the tree, inside `shard_map`.
+
+    Shapes:
+        In: `[V/R, ...]` on each of `R` devices. Out: `[...]`, the same on all.
+
+    Cost:
+        `log2 R` exchanges of the bytes of one row; small arrays of one dtype travel together.
+
+    Args:
+        stacks: Arrays of the rows of this device's replicas.
+        combine: An elementwise, commutative operation of two arrays.
+        axes: The mesh axes of the devices.
+        num_places: `R`, a power of two.
+    """
+    # A product that is fused with the first sum would be rounded once instead of twice.
+    held = jax.lax.optimization_barrier(tuple(stacks))
+    whole = list(jax.lax.optimization_barrier(tuple(in_pairs(rows, combine) for rows in held)))
+    for numbers in _packs(whole) if num_places > 1 else ():
+        if len(numbers) == 1:
+            (number,) = numbers
+            whole[number] = _exchanged(whole[number], combine, axes, num_places)
+            continue
+        joined = jnp.concatenate([whole[i].ravel() for i in numbers])
+        flat, start = _exchanged(joined, combine, axes, num_places), 0
+        for i in numbers:
+            size = whole[i].size
+            whole[i] = flat[start : start + size].reshape(whole[i].shape)
+            start += size
+    same = jax.lax.optimization_barrier(tuple(map(_with_one_nan, whole)))
+    return [assume_replicated(x) for x in same]
+
+
+def _packs(arrays: Sequence[jax.Array]) -> list[list[int]]:
+    """Which arrays travel together."""
+    small: dict[Any, list[int]] = {}
+    packs: list[list[int]] = []
+    for i, array in enumerate(arrays):
+        if array.size * array.dtype.itemsize > PACKED_BYTES:
+            packs.append([i])
+        else:
+            small.setdefault(array.dtype, []).append(i)
+    return [*small.values(), *packs]
+
+
+def _exchanged(own: jax.Array, combine: Combine, axes: AxisNames, num_places: int) -> jax.Array:
+    """What the devices have, combined in the order of their subtrees.
+
+    A butterfly: after the step of distance `d`, blocks of `2 d` devices hold their subtree. Small
+    arrays are gathered instead, and every device does the rest of the tree.
+    """
+    if not own.size:
+        return own
+    if own.size * own.dtype.itemsize <= GATHERED_BYTES:
+        rows = jax.lax.all_gather(own, axes)
+        return in_pairs(jax.lax.optimization_barrier(rows), combine)
+    distance = 1
+    while distance < num_places:
+        pairs = [(i, i ^ distance) for i in range(num_places)]
+        own = combine(own, jax.lax.ppermute(own, axes, pairs))
+        distance *= 2
+    return own
+
+
+def _with_one_nan(array: jax.Array) -> jax.Array:
+    """Of two NaNs hardware keeps the bits of the first, and which is first is up to the device."""
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        return jax.lax.complex(_with_one_nan(array.real), _with_one_nan(array.imag))
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    return jnp.where(jnp.isnan(array), jnp.full_like(array, jnp.nan), array)

@@ -1,0 +1,135 @@
+"""The arguments of a program as shapes, for the replicas of another layout."""
+
+import collections
+import math
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdist.errors import ArgumentError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program import unflatten
+from jaxdist._program import InSlot
+from jaxdist._program import Program
+from jaxdist._values import Kind
+from jaxdist._values import PerReplica
+from jaxdist._values import Sharded
+
+
+def rows_per_replica(program: Program) -> int | None:
+    """Rows of a batch that a replica gets; None where no input is per-replica.
+
+    Of inputs of different lengths, the length that most have.
+    """
+    counts = collections.Counter(
+        slot.shape[0] // program.layout.num_replicas
+        for slot in program.signature.inputs
+        if slot.kind is Kind.PER_REPLICA and not slot.is_scalar
+    )
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def abstract_call(
+    program: Program, layout: ReplicaMesh, rows: int | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the same structure for `layout`, with so many rows for each replica.
+
+    Raises:
+        ArgumentError: Other rows than now where inputs have different lengths; variables from a
+            closure, and values of different shapes.
+    """
+    _check(program)
+    signature = program.signature
+    own = rows_per_replica(program)
+    if rows is not None and rows != own:
+        _check_one_length(program, rows)
+    graph_size = len(signature.graph.paths) if signature.graph else 0
+    made = [_abstract(slot, program.layout, layout, rows) for slot in signature.inputs]
+    nodes = signature.graph.merge(made[:graph_size]) if signature.graph else ()
+    given = [
+        _wrapped(x, slot)
+        for x, slot in zip(made[graph_size:], signature.inputs[graph_size:], strict=True)
+    ]
+    call: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(
+        signature.treedef, signature.slots, given, nodes
+    )
+    return call
+
+
+def _abstract(
+    slot: InSlot, before: ReplicaMesh, layout: ReplicaMesh, rows: int | None
+) -> jax.ShapeDtypeStruct:
+    shape = slot.shape
+    if slot.cut is not None:
+        pieces = slot.cut.pieces(layout)
+        dim, length = slot.cut.dim, slot.cut.rows(pieces) * pieces
+        shape = (*shape[:dim], length, *shape[dim + 1 :])
+    elif slot.kind is Kind.PER_REPLICA:
+        local = shape[0] // before.num_replicas
+        length = local if rows is None or slot.is_scalar else rows
+        shape = (length * layout.num_replicas, *shape[1:])
+    return jax.ShapeDtypeStruct(
+        shape, slot.dtype, weak_type=slot.weak_type, sharding=_sharding(slot, layout)
+    )
+
+
+def _sharding(slot: InSlot, layout: ReplicaMesh) -> NamedSharding | None:
+    """The layout over logical devices, which the other mesh has under the same names."""
+    if slot.kind is Kind.PER_REPLICA or not any(slot.sharding.spec):
+        return None
+    mesh = slot.sharding.mesh
+    if mesh.axis_names == layout.mesh.axis_names:
+        return NamedSharding(layout.mesh, PartitionSpec(*slot.sharding.spec))
+    # Split over several dims, it lies on a mesh with the logical axis in factors.
+    entries = [e if isinstance(e, tuple) else (e,) for e in tuple(slot.sharding.spec)]
+    parts = [math.prod(mesh.shape[a] for a in axes if a is not None) for axes in entries]
+    return layout.tiles(parts) if math.prod(parts) == layout.num_logical else None
+
+
+def _wrapped(array: jax.ShapeDtypeStruct, slot: InSlot) -> Any:
+    if slot.cut is not None:
+        return Sharded(array, *slot.cut)
+    if slot.kind is Kind.PER_REPLICA:
+        held: Any = array
+        return PerReplica.of_global(held, scalars=slot.is_scalar)
+    return array
+
+
+def _check(program: Program) -> None:
+    name = program.name
+    if program.variables:
+        names = [n for group in program.variables.names for n in group]
+        raise ArgumentError(
+            f"compile_for was called on {name}, which uses {', '.join(names[:4])} from a closure."
+            "\n\nVariables belong to the devices of one strategy, and a plan is for others.\n\n"
+            "Pass their values as arguments of the step, or hold them in an NNX object."
+        )
+    if program.signature.uneven:
+        raise ArgumentError(
+            f"compile_for was called on {name}, whose replicas have values of different shapes.\n\n"
+            "A plan is for replicas with values of one shape.\n\n"
+            "Pass values of one shape to strategy.lower."
+        )
+    if program.layout.num_virtual is not None:
+        raise ArgumentError(
+            f"compile_for was called on {name} of a strategy with deterministic=True.\n\n"
+            "TPUs have no virtual replicas.\n\n"
+            "Call lower of a strategy without deterministic."
+        )
+
+
+def _check_one_length(program: Program, rows: int) -> None:
+    count = program.layout.num_replicas
+    lengths = {
+        n: s.shape[0] // count
+        for n, s in zip(program.input_names, program.signature.inputs, strict=True)
+        if s.kind is Kind.PER_REPLICA and not s.is_scalar
+    }
+    if len(set(lengths.values())) > 1:
+        raise ArgumentError(
+            f"compile_for was given a global_batch of {rows} rows for each replica, and the "
+            f"per-replica inputs of {program.name} have different numbers of rows: {lengths}.\n\n"
+            "global_batch sets the number of rows of all per-replica inputs.\n\n"
+            "Pass the batch of that size to strategy.lower, and leave global_batch out."
+        )

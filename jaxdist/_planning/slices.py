@@ -1,0 +1,162 @@
+"""Strategies on slices of TPUs that are only described."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jaxdist._validate import Renamed, check_text, shown
+from jaxdist.cluster_resolver import TPUClusterResolver
+from jaxdist.cost import CHIPS, Chip, chip_of
+from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
+from jaxdist._strategies import Strategy
+from jaxdist._planning.slice_axes import Axes
+from jaxdist._planning.slice_axes import assignment_of_slices
+from jaxdist._strategies import TPUStrategy
+from jaxdist.tpu import Slice, TPUSystem, slice_of
+from jaxdist.tpu._logical_shape import boxes, logical_shape
+from jaxdist.tpu.experimental import DeviceAssignment, Topology
+
+# With more, the compiler of libtpu ends the process (kMaxNumSlices).
+_MOST_SLICES = 511
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A slice with a strategy on it that compiles, and what one of its devices has."""
+
+    name: str
+    strategy: TPUStrategy
+    assignment: DeviceAssignment
+    chip: Chip
+    devices_per_chip: int
+    num_slices: int
+
+    @property
+    def device(self) -> Chip:
+        """The share of one device."""
+        return self.chip.per_device(self.devices_per_chip)
+
+
+def place(
+    topology: Any, logical: Any, like: Strategy | None = None, axes: Axes | None = None
+) -> Place:
+    """A strategy on all cores of a slice.
+
+    Args:
+        topology: The slice.
+        logical: Logical devices of a replica.
+        like: A strategy whose axes it has, and whose options of communication.
+        axes: Its axes, where they are not those of `like`.
+
+    Raises:
+        TopologyError: No such slice, or one that is larger than a pod; logical devices that do not
+            divide it.
+        MissingExtraError: libtpu is not installed.
+        ArgumentTypeError: What does not name a slice.
+        ArgumentError: Axes that the slice cannot be shared between.
+    """
+    described = _named(topology)
+    _check_pod(described)
+    resolver = TPUClusterResolver(f"described:{_name(described)}")
+    system = resolver.tpu_system
+    box = logical_shape(system.topology, described.num_slices, logical)
+    assignment = assignment_of_slices(system.topology, box, described.num_slices)
+    return _placed(described, resolver, assignment, like, _axes(like, axes))
+
+
+def alone(of: Place, like: Strategy | None = None, axes: Axes | None = None) -> Place:
+    """One device of the same generation."""
+    described = slice_of(f"{slice_of(of.name).generation}:1x1")
+    resolver = TPUClusterResolver(f"described:{_name(described)}")
+    assignment = DeviceAssignment(resolver.tpu_system.topology, [[[0, 0, 0, 0]]])
+    wanted = _axes(like, axes)
+    return _placed(described, resolver, assignment, like, wanted and wanted.of_one)
+
+
+def boxes_of(topology: Any) -> tuple[int, ...]:
+    """Numbers of logical devices by which a slice can be divided."""
+    described = _named(topology)
+    return boxes(described.topology, described.num_slices)
+
+
+def num_slices_of(topology: Any) -> int:
+    """How many slices a name stands for."""
+    return _named(topology).num_slices
+
+
+def _axes(like: Strategy | None, axes: Axes | None) -> Axes | None:
+    return axes if axes is not None or like is None else Axes.of(like.layout)
+
+
+def _placed(
+    described: Slice,
+    resolver: TPUClusterResolver,
+    assignment: DeviceAssignment,
+    like: Strategy | None,
+    axes: Axes | None,
+) -> Place:
+    strategy = TPUStrategy(resolver, assignment)
+    if axes is not None:
+        layout = axes.applied(strategy.layout, described.num_slices)
+        strategy._set_up(layout, like.communication if like else strategy.communication)
+    return Place(
+        _name(described),
+        strategy,
+        assignment,
+        chip_of(strategy.layout.devices[0]),
+        int(assignment.topology.mesh_shape[3]),
+        described.num_slices,
+    )
+
+
+def _named(topology: Any) -> Slice:
+    if isinstance(topology, Slice):
+        return topology
+    if isinstance(topology, TPUSystem):
+        topology = topology.name
+    if isinstance(topology, Topology):
+        raise ArgumentTypeError(
+            f"compile_for was given topology={topology!r}.\n\n"
+            "A plan needs the generation of the TPU, and a Topology has only the places of cores."
+            "\n\nPass the name of the slice, such as 'v5e:4x4', or jaxdist.tpu.slice_of('v5e:4x4')."
+        )
+    if not isinstance(topology, str):
+        raise ArgumentTypeError(
+            f"compile_for was given topology={shown(topology)}.\n\n"
+            "topology is a slice of TPUs.\n\n"
+            "Pass its name, such as 'v5p:8x8x8', or 'v5e:4x4*2' for two slices."
+        )
+    check_text("compile_for", "topology", topology, "v5e:4x4")
+    if topology == "local":
+        raise ArgumentError(
+            "compile_for was given topology='local'.\n\n"
+            "A plan is for TPUs that this machine does not have.\n\n"
+            "Call strategy.lower(step, args).explain(), or name a slice, such as 'v5p:8x8x8'."
+        )
+    with Renamed("tpu.slice_of was given name=", "compile_for was given topology="):
+        return slice_of(topology.removeprefix("described:").removeprefix("virtual:"))
+
+
+def _name(described: Slice) -> str:
+    more = f"*{described.num_slices}" if described.num_slices > 1 else ""
+    return described.name + more
+
+
+def _check_pod(described: Slice) -> None:
+    if described.num_slices > _MOST_SLICES:
+        raise TopologyError(
+            f"compile_for was given {described.num_slices:,} slices of {described.name}.\n\n"
+            f"The compiler of libtpu takes {_MOST_SLICES} slices at most.\n\n"
+            f"Use fewer and larger slices, for instance '{described.name}*{_MOST_SLICES}'."
+        )
+    chip = CHIPS[described.generation.removeprefix("tpu")]
+    chips = int(np.prod(described.shape))
+    if chips > chip.pod_chips:
+        largest = "x".join(map(str, chip.pod))
+        raise TopologyError(
+            f"compile_for was given the slice {described.name}, which has {chips:,} chips.\n\n"
+            f"The largest slice of {described.generation} has {chip.pod_chips:,} chips.\n\n"
+            f"Use several slices, for instance {described.generation}:{largest}*"
+            f"{-(-chips // chip.pod_chips)}, or fewer chips."
+        )

@@ -1,0 +1,1 @@
+"""What a call brings: traced leaves, static values, options."""

@@ -1,0 +1,298 @@
+"""Which leaves of a call are traced, which are part of the program, which are NNX objects."""
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.tree_util import PyTreeDef, keystr, register_pytree_node
+
+from jaxdist import _compat
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist._program.arguments.exact import exact
+from jaxdist._program.arguments.opaque import array_in
+from jaxdist._program.arguments.opaque import with_array
+from jaxdist._values import Feed
+from jaxdist._values import HeldPieces
+from jaxdist._values import PerReplica
+from jaxdist._values import Sharded
+from jaxdist._values import Variable
+from jaxdist._values import is_container
+from jaxdist._values import open_containers
+from jaxdist._values import refuse_leaked
+from jaxdist._values import too_large
+
+
+class Static:
+    """A value that is part of the program; a pytree node without leaves that turns into it."""
+
+    __slots__ = ("key", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        # See Note [Equal constants]
+        self.key = exact(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and bool(self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+# Unflattening gives the bare value back, so that a result with a string in it needs no second
+# pass over its leaves.
+register_pytree_node(Static, lambda s: ((), s), lambda s, _: s.value)
+
+
+class VariableItself(Static):
+    """A variable as an argument: the same as one that the step has from a closure."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VariableItself) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+register_pytree_node(VariableItself, lambda s: ((), s), lambda s, _: s.value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GraphNode:
+    """Stands for the `index`-th NNX object of a call."""
+
+    index: int
+
+
+@dataclasses.dataclass(slots=True)
+class Flat:
+    """The arguments of one call, taken apart.
+
+    `slots[i]` is where leaf `i` of `treedef` goes: a number into `dynamic`, or a `Static`, or a
+    `GraphNode` into `nodes`.
+    """
+
+    given: tuple[Any, Any]  # `(args, kwargs)`; arguments that are part of the program are `Static`
+    treedef: PyTreeDef
+    slots: tuple[Any, ...]
+    dynamic: list[Any]
+    nodes: list[Any]
+    has_tracer: bool
+    # Whether JAX's call path found some array without its padding; see Note [Padding in nodes].
+    lost_padding: bool = False
+
+    def paths(self) -> list[Any]:
+        """The pytree paths of all slots. Flattening with them is slow, so they are not kept."""
+        return [p for p, _ in jax.tree_util.tree_flatten_with_path(self.given, is_leaf=is_unit)[0]]
+
+    def name(self, number: int) -> str:
+        """The name of dynamic leaf `number`."""
+        return argument_name(self.paths()[self.slots.index(number)])
+
+    def names(self) -> list[str]:
+        """The names of all dynamic leaves."""
+        paths = zip(self.paths(), self.slots, strict=True)
+        return [argument_name(p) for p, s in paths if not isinstance(s, (Static, GraphNode))]
+
+    def node_names(self) -> tuple[str, ...]:
+        """The names of the NNX objects, each by the first place where it is."""
+        names: dict[int, str] = {}
+        for path, slot in zip(self.paths(), self.slots, strict=True):
+            if isinstance(slot, GraphNode):
+                names.setdefault(slot.index, argument_name(path))
+        return tuple(names[i] for i in range(len(names)))
+
+
+def is_unit(x: Any) -> bool:
+    """Whether flattening stops at `x`: values of replicas and NNX objects are kept whole."""
+    return isinstance(x, (PerReplica, Sharded, HeldPieces, Variable, nnx.Pytree, Static))
+
+
+def flatten(
+    args: Any,
+    kwargs: Any,
+    static_names: frozenset[str] = frozenset(),
+    static_numbers: frozenset[int] = frozenset(),
+) -> Flat:
+    """Take a call apart; arguments by these names and numbers are part of the program whole."""
+    given = (
+        tuple(Static(a) if i in static_numbers else a for i, a in enumerate(args)),
+        {k: Static(v) if k in static_names else v for k, v in kwargs.items()},
+    )
+    leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_unit)
+    if any(is_container(leaf) and not is_unit(leaf) for leaf in leaves):
+        given = _with_containers(given)
+        leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_unit)
+    slots: list[Any] = []
+    dynamic: list[Any] = []
+    nodes: list[Any] = []
+    has_tracer = lost_padding = False
+    for leaf in leaves:
+        if isinstance(leaf, HeldPieces):
+            leaf = leaf.sharded()
+        elif isinstance(leaf, Sharded):
+            lost_padding = lost_padding or leaf.has_padding
+        if isinstance(leaf, nnx.Pytree):
+            index = next((i for i, n in enumerate(nodes) if n is leaf), len(nodes))
+            if index == len(nodes):
+                nodes.append(leaf)
+            slots.append(GraphNode(index))
+        elif isinstance(leaf, Variable):
+            slots.append(VariableItself(leaf))
+        elif is_dynamic(leaf):
+            has_tracer = has_tracer or _is_traced(leaf)
+            slots.append(len(dynamic))
+            dynamic.append(leaf)
+        else:
+            slots.append(leaf if isinstance(leaf, Static) else Static(leaf))
+    return Flat(given, treedef, tuple(slots), dynamic, nodes, has_tracer, lost_padding)
+
+
+def _with_containers(given: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Arguments with containers that JAX does not know as pytree nodes, where they hold arrays."""
+
+    def must_open(container: Any) -> bool:
+        return type(container).__hash__ is None or array_in(container) is not None
+
+    def open_one(name: str, value: Any) -> Any:
+        return open_containers(value, name, is_leaf=is_unit, must_open=must_open, rebuilds=True)
+
+    args, kwargs = given
+    return (
+        tuple(open_one(f"args[{i}]", a) for i, a in enumerate(args)),
+        {k: open_one(f"kwargs[{k!r}]", v) for k, v in kwargs.items()},
+    )
+
+
+def check_no_arrays_hidden(caller: str, flat: Flat) -> None:
+    """Refuse objects that hold arrays and are no pytrees: the program would keep the arrays."""
+    for position, slot in enumerate(flat.slots):
+        if not isinstance(slot, Static) or isinstance(slot, VariableItself):
+            continue
+        where = array_in(slot.value)
+        if where is not None:
+            name = argument_name(flat.paths()[position])
+            raise ArgumentTypeError(with_array(caller, name, slot.value, where))
+
+
+def check_not_leaked(caller: str, flat: Flat) -> None:
+    """Refuse traced values that outlived their trace."""
+    if not flat.has_tracer or _compat.inside_trace():
+        return
+    for number, leaf in enumerate(flat.dynamic):
+        for part in [leaf.held] if isinstance(leaf, Sharded) else jax.tree.leaves(leaf):
+            refuse_leaked(caller, flat.name(number), part)
+
+
+def is_dynamic(leaf: Any) -> bool:
+    """Whether a leaf is traced: arrays, and numbers other than booleans and enums."""
+    arrays = (jax.Array, np.ndarray, np.generic, PerReplica, Sharded, jax.ShapeDtypeStruct)
+    if isinstance(leaf, arrays):
+        return True
+    if isinstance(leaf, (bool, enum.Enum)):
+        return False
+    return isinstance(leaf, (int, float, complex)) or hasattr(leaf, "__jax_array__")
+
+
+def _is_traced(leaf: Any) -> bool:
+    if isinstance(leaf, Sharded):
+        leaf = leaf.held
+    if isinstance(leaf, PerReplica):
+        return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(leaf))
+    return isinstance(leaf, jax.core.Tracer)
+
+
+def check_hashable(caller: str, flat: Flat) -> None:
+    """Refuse an object that is neither an array nor a pytree nor hashable, naming it.
+
+    And an iterator: as part of the program it would be asked once, when the step is traced.
+    """
+    for position, slot in enumerate(flat.slots):
+        if not isinstance(slot, Static):
+            continue
+        if isinstance(slot.value, Iterator) and not isinstance(slot.value, Feed):
+            raise _is_iterator(caller, argument_name(flat.paths()[position]), slot.value)
+        try:
+            hash(slot)
+        except TypeError as error:
+            name = argument_name(flat.paths()[position])
+            raise ArgumentTypeError(
+                f"{caller} cannot take {name}: it is a {type(slot.value).__name__}, which is "
+                "neither an array nor a pytree, and cannot be hashed.\n\n"
+                "Such an object becomes part of the program, and is compared by hash and "
+                "equality to know when to compile again.\n\n"
+                "Register its class as a pytree (jax.tree_util.register_dataclass), make it "
+                "hashable, or pass the arrays that it holds."
+            ) from error
+
+
+def check_dtypes(caller: str, flat: Flat) -> None:
+    """Refuse an array of what is no number, such as text and Python objects, naming it."""
+    for number, leaf in enumerate(flat.dynamic):
+        if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUmM":
+            raise ArgumentTypeError(
+                f"{caller} was given {flat.name(number)}, an array of {leaf.dtype} with shape "
+                f"{list(leaf.shape)}.\n\nArrays in a step hold numbers or bools: JAX has no text, "
+                "dates or Python objects.\n\nPass numbers, such as ids in the place of text, or a "
+                "tuple of the values, which becomes part of the program."
+            )
+        if type(leaf) is int and not -(1 << 31) <= leaf < 1 << 31:
+            bounds = np.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
+            if not bounds.min <= leaf <= bounds.max:
+                raise ArgumentError(
+                    f"{caller} was given {flat.name(number)}={leaf}, and {too_large(leaf, bounds)}"
+                )
+
+
+def _is_iterator(caller: str, name: str, value: Any) -> ArgumentTypeError:
+    kind = type(value).__name__
+    return ArgumentTypeError(
+        f"{caller} was given {name}, an iterator ({kind}).\n\n"
+        "What is no array and no pytree becomes part of the program: the step would take one "
+        "element when it is traced, and every later call would compute with that one.\n\n"
+        f"Take the element outside and pass it: next({name}). jaxdist.function takes the iterator "
+        "of strategy.experimental_distribute_dataset(dataset) as an argument, and then gives new "
+        "batches at every call."
+    )
+
+
+def check_no_bare_variable(caller: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Refuse a Flax variable that is an argument by itself: what a step writes would be lost."""
+    named = [*((f"args[{i}]", a) for i, a in enumerate(args))]
+    named += [(f"kwargs[{k!r}]", v) for k, v in kwargs.items()]
+    for name, value in named:
+        if isinstance(value, nnx.Variable):
+            raise ArgumentTypeError(
+                f"{caller} was given {name}, a {type(value).__name__} by itself.\n\n"
+                "JAX takes it for its value, so a step could read it, and what the step writes "
+                "to it would be lost.\n\n"
+                "Pass its value, variable[...], where it is only read; pass the module that "
+                "holds it, or nnx.Dict(value=variable), where it is written."
+            )
+
+
+def argument_name(path: Any) -> str:
+    """A pytree path within `(args, kwargs)` in the words of the caller: `args[1]['x']`."""
+    head = "args" if path[0].idx == 0 else "kwargs"
+    return head + keystr(path[1:])
+
+
+def unflatten(treedef: PyTreeDef, slots: tuple[Any, ...], dynamic: Any, nodes: Any) -> Any:
+    """Put `(args, kwargs)` together from new values for the traced leaves and NNX objects."""
+    leaves = [_filled(s, dynamic, nodes) for s in slots]
+    return jax.tree_util.tree_unflatten(treedef, leaves)
+
+
+def _filled(slot: Any, dynamic: Any, nodes: Any) -> Any:
+    if isinstance(slot, GraphNode):
+        return nodes[slot.index]
+    return slot.value if isinstance(slot, Static) else dynamic[slot]

@@ -1,0 +1,65 @@
+"""Arguments whose buffers were given away before.
+
+JAX refuses them too, without saying which argument. Its version 0.10 starts a program on all CPU
+devices before it looks, and then the process ends with a signal; there jaxdist looks first.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxdist import _compat
+from jaxdist.errors import DonationError
+from jaxdist._program.arguments.arguments import Flat
+from jaxdist._program.arguments.arguments import argument_name
+
+_MOST_LISTED = 4
+
+
+def guarded(dispatch: Callable[..., Any], slow: Callable[..., Any]) -> Callable[..., Any]:
+    """A call path that looks for deleted arrays first, and takes the slow way with them."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _compat.any_deleted(jax.tree.leaves((args, kwargs))):
+            return slow(*args, **kwargs)
+        return dispatch(*args, **kwargs)
+
+    return call
+
+
+def is_about_deleted(error: Exception) -> bool:
+    """Whether an error is what JAX says of a buffer that is no more."""
+    text = str(error)
+    return "has been deleted" in text and ("Array" in text or "Buffer" in text)
+
+
+def deleted_arguments(
+    flat: Flat, name_of_state: Callable[[int], str], state: list[Any]
+) -> list[str]:
+    """The names of leaves of a call, and of NNX variables, whose buffers are gone."""
+    found = [
+        f"{name_of_state(i)}: {x.dtype}{list(x.shape)}"
+        for i, x in enumerate(state)
+        if _compat.any_deleted([x])
+    ]
+    for path, slot in zip(flat.paths(), flat.slots, strict=True):
+        for leaf in jax.tree.leaves(flat.dynamic[slot]) if isinstance(slot, int) else ():
+            if _compat.any_deleted([leaf]):
+                found.append(f"{argument_name(path)}: {leaf.dtype}{list(leaf.shape)}")
+    return found
+
+
+def was_given_away(step: str, names: list[str], donated: tuple[int, ...]) -> DonationError:
+    """The error for arguments that hold nothing any more."""
+    more = len(names) - _MOST_LISTED
+    listed = "\n".join([*names[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
+    numbers = donated or (0,)
+    return DonationError(
+        f"strategy.run({step}) was given {len(names)} array(s) whose buffers are gone:\n{listed}"
+        "\n\nA step with donate_argnums gives the buffers of those arguments to its results, so "
+        "they hold nothing afterwards.\n\n"
+        "Pass what the step returned: state = strategy.run(step, (state, batch), options). To use "
+        "the old arrays again, copy them before (jax.tree.map(jnp.copy, state)), or leave the "
+        f"argument out of RunOptions(donate_argnums={numbers})."
+    )

@@ -1,0 +1,148 @@
+"""Equality of what is part of a program: the same type and the same bits, all through.
+
+# Note [Equal constants]
+Python calls 0.0 and -0.0, 1 and True and 1.0, and all that holds them, equal, and a nan different
+from itself. A program that was traced with one of them is wrong for the others. So everything that
+is static in a call enters the key of its program as `exact` gives it.
+
+JAX compares the structure of arguments, in C++, by Python's `==`. Where a structure has static
+parts that could compare equal to other ones (`exact_structure` is not None), a step keeps a call
+path for each.
+"""
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import struct
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._values import Opened
+
+# Whose equality is that of type and bits.
+_PLAIN = frozenset(
+    {bool, int, str, bytes, type, type(None), type(Ellipsis), types.FunctionType, np.dtype}
+)
+_BY_PARTS = (decimal.Decimal, datetime.date, datetime.time, fractions.Fraction)
+_NEVER_ANOTHER = (str, bytes, type, enum.Enum, types.FunctionType, types.MethodType, np.dtype)
+# Pytree nodes of these packages have static parts of one type each.
+_TRUSTED = ("jax", "jaxlib", "jaxdist", "optax")
+
+
+def exact(value: Any) -> Any:
+    """A key that equals that of another value where both have the same type and bits.
+
+    Tuples, frozen sets, named tuples and dataclasses are compared part by part; other objects by
+    their own `==`. What cannot be hashed has a key that cannot.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return kind, value
+    if kind is tuple:
+        return kind, *map(exact, value)
+    return (kind, *_parts(kind, value))
+
+
+def _parts(kind: type, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, np.generic):
+        return value.dtype, value.tobytes()
+    if kind.__hash__ is None or isinstance(value, enum.Enum):
+        return (value,)
+    if isinstance(value, float) and kind.__eq__ is float.__eq__:
+        return (struct.pack("d", value),)
+    if isinstance(value, complex) and kind.__eq__ is complex.__eq__:
+        return (struct.pack("dd", value.real, value.imag),)
+    if isinstance(value, tuple) and kind.__eq__ is tuple.__eq__:
+        return tuple(map(exact, value))
+    if isinstance(value, frozenset) and kind.__eq__ is frozenset.__eq__:
+        return (frozenset(map(exact, value)),)
+    if isinstance(value, (slice, range)):
+        return exact(value.start), exact(value.stop), exact(value.step)
+    if isinstance(value, _BY_PARTS):
+        return (exact(value.__reduce_ex__(4)[1]),)
+    if isinstance(value, jax.tree_util.PyTreeDef):
+        return value, exact_structure(value)
+    if isinstance(value, Mapping):
+        return (frozenset((exact(k), exact(v)) for k, v in value.items()),)
+    if dataclasses.is_dataclass(value) and _is_generated(kind.__eq__):
+        fields = (f for f in dataclasses.fields(value) if f.compare)
+        return tuple(_of_field(f, getattr(value, f.name)) for f in fields)
+    return (value,)
+
+
+def _is_generated(compare: Any) -> bool:
+    """Whether `dataclass` wrote this method, and not the user."""
+    code = getattr(compare, "__code__", None)
+    return code is not None and code.co_filename == "<string>"
+
+
+def _of_field(field: Any, value: Any) -> Any:
+    return _Unhashed(value) if field.hash is False else exact(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unhashed:
+    """A field that its class compares and does not hash."""
+
+    value: Any = dataclasses.field(hash=False)
+
+
+def exact_structure(treedef: Any) -> Any:
+    """What tells a structure from others that JAX takes for equal; None where there are none."""
+    found: list[Any] = []
+    _collect(treedef, found)
+    return tuple(found) or None
+
+
+def _collect(treedef: Any, found: list[Any]) -> None:
+    node = treedef.node_data()
+    if node is None:
+        return
+    kind, data = node
+    static: Any = ()
+    if kind is dict:
+        static = tuple(data)
+    elif kind is Opened:
+        static = data[1] or ()
+    elif not _is_trusted(kind):
+        static = data
+    if _may_equal_another(static):
+        found.append(exact(static))
+    for child in treedef.children():
+        _collect(child, found)
+
+
+def _may_equal_another(value: Any) -> bool:
+    """Whether something of another type, or of other bits, may be equal to a value."""
+    kind = type(value)
+    if value is None or isinstance(value, _NEVER_ANOTHER) or kind.__eq__ is object.__eq__:
+        return False
+    if isinstance(value, (tuple, list, frozenset)):
+        return any(map(_may_equal_another, value))
+    if dataclasses.is_dataclass(value) and _is_generated(kind.__eq__):
+        return any(_may_equal_another(getattr(value, f.name)) for f in dataclasses.fields(value))
+    return not _is_trusted(kind)
+
+
+def _is_trusted(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _TRUSTED
+
+
+def by_structure(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """A call path that has another one, which `make` gives, for each exact structure."""
+    known: dict[Any, Callable[..., Any]] = {}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        key = exact_structure(jax.tree.structure((args, kwargs)))
+        found = known.get(key)
+        if found is None:
+            found = known[key] = make()
+        return found(*args, **kwargs)
+
+    return call

@@ -1,0 +1,87 @@
+"""The names that JAX's messages give to what a step is traced with: those of its parameters."""
+
+import functools
+import inspect
+import re
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxdist._program.arguments.arguments import argument_name
+
+_NUMBERED = re.compile(r"args\[(\d+)\]")
+_KEYED = re.compile(r"kwargs\['(\w+)'\]")
+
+
+class LeafNames(inspect.Signature):
+    """A signature by which JAX names each of several flat arguments.
+
+    JAX asks which parameter each argument is bound to; a leaf of a pytree is bound to its path.
+    """
+
+    __slots__ = ("_find",)
+
+    _find: Callable[[], Sequence[str]]
+
+    def __init__(self, find: Callable[[], Sequence[str]]) -> None:
+        super().__init__([inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)])
+        self._find = find
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """The arguments by their names."""
+        names = self._find()
+        if kwargs or len(names) != len(args):
+            return super().bind(*args, **kwargs)
+        return types.SimpleNamespace(arguments=dict(zip(names, args, strict=True)))
+
+
+def source_of_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """What of a callable has the line that JAX's messages show."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    has_code = hasattr(inspect.unwrap(fn), "__code__")
+    return fn if has_code else type(fn).__call__
+
+
+def leaf_names(fn: Callable[..., Any], signature: Any) -> list[str]:
+    """The names of all inputs of a step, in their order."""
+    graph = signature.graph
+    objects = [graph.name(i) for i in range(len(graph.paths))] if graph else []
+    names = [*objects, *own_names(signature.treedef, signature.slots)]
+    parameters = _parameters(fn)
+    names = [_as_parameter(name, parameters) for name in names]
+    # One name may stand for two variables.
+    return names if len(set(names)) == len(names) else [f"{n} ({i})" for i, n in enumerate(names)]
+
+
+def own_names(treedef: Any, slots: Sequence[Any]) -> list[str]:
+    """The paths of the dynamic leaves, such as `args[1]['x']`."""
+    numbered = jax.tree_util.tree_unflatten(treedef, range(len(slots)))
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(numbered)[0]]
+    return [argument_name(p) for p, s in zip(paths, slots, strict=True) if isinstance(s, int)]
+
+
+def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def _as_parameter(name: str, parameters: Sequence[inspect.Parameter]) -> str:
+    """`args[1]['x']` in the words of the function: `batch['x']`."""
+    keyed = _KEYED.match(name)
+    if keyed is not None:
+        return keyed.group(1) + name[keyed.end() :]
+    numbered = _NUMBERED.match(name)
+    if numbered is None:
+        return name
+    index, rest = int(numbered.group(1)), name[numbered.end() :]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [p.name for p in parameters if p.kind in positional]
+    if index < len(named):
+        return named[index] + rest
+    many = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
+    return f"{many[0]}[{index - len(named)}]{rest}" if many else name

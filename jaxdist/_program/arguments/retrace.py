@@ -1,0 +1,58 @@
+"""Telling a user that a step is traced again and again."""
+
+import warnings
+from collections import Counter
+from typing import Any
+
+from jaxdist.errors import RetraceWarning
+from jaxdist._program.arguments.caller import user_stack_level
+
+# A step is often traced twice on purpose (a last batch, evaluation), seldom more.
+NEW_FUNCTIONS_BEFORE_WARNING = 3
+PROGRAMS_BEFORE_WARNING = 8
+
+
+class RetraceWatch:
+    """Counts the programs of each function, and the functions made from one piece of code."""
+
+    def __init__(self) -> None:
+        self._functions: Counter[Any] = Counter()
+        self._told: set[Any] = set()
+
+    def new_function(self, fn: Any) -> None:
+        """A function object is run for the first time."""
+        code = getattr(fn, "__code__", None)
+        if code is None:
+            return
+        self._functions[code] += 1
+        if self._functions[code] < NEW_FUNCTIONS_BEFORE_WARNING or code in self._told:
+            return
+        self._told.add(code)
+        warnings.warn(
+            f"strategy.run got {self._functions[code]} different function objects made by the "
+            f"same code, {fn.__qualname__} at {place(fn)}.\n\nA new function or lambda in every "
+            "step is traced and compiled anew in every step.\n\nDefine it once, outside the "
+            "loop, and pass what changes as an argument.",
+            RetraceWarning,
+            stacklevel=user_stack_level(),
+        )
+
+    def new_program(self, fn: Any, count: int, changed: str) -> None:
+        """`fn` was traced for its `count`-th signature; `changed` says what differs."""
+        if count < PROGRAMS_BEFORE_WARNING or id(fn) in self._told:
+            return
+        self._told.add(id(fn))
+        warnings.warn(
+            f"{getattr(fn, '__qualname__', fn)!s} at {place(fn)} has been traced for {count} "
+            f"different signatures; the last one differs in {changed}.\n\nEvery new shape, dtype, "
+            "layout or Python constant is a program of its own.\n\nPad batches to one shape; pass "
+            "numbers as arrays instead of strings or booleans.",
+            RetraceWarning,
+            stacklevel=user_stack_level(),
+        )
+
+
+def place(fn: Any) -> str:
+    """`file:line` where a function was defined."""
+    code = getattr(fn, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else "an unknown place"

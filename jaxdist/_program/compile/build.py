@@ -1,0 +1,129 @@
+"""Tracing and analysing a step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist._collectives import is_below_a_byte
+from jaxdist._collectives import told
+from jaxdist.errors import ArgumentTypeError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.nnx.graph_rules import Combination
+from jaxdist._program.logical.logical_marks import marks_of_results
+from jaxdist._program.state.metric_increments import with_increments
+from jaxdist._program.state.no_rows import check_without_rows
+from jaxdist._program.state.no_rows import has_empty_input
+from jaxdist._program.arguments.out_slot import OutSlot
+from jaxdist._program.logical.placed_work import placed_work
+from jaxdist._program.compile.program import Program
+from jaxdist._program.proof.replication import TracedCollective
+from jaxdist._program.proof.replication import analyse
+from jaxdist._program.state.rows import places_with_rows
+from jaxdist._program.logical.spmd_inputs import check_inputs
+from jaxdist._program.state.state import check_functional_state
+from jaxdist._program.state.state import combinations
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.trace.trace import Traced
+from jaxdist._program.trace.trace import input_differences
+from jaxdist._program.trace.trace import replica_axes_of
+from jaxdist._program.variables.lift import NO_VARIABLES
+from jaxdist._program.variables.lift import LiftedVariables
+from jaxdist._program.variables.lift import check_equal
+from jaxdist._program.variables.lift import lift
+from jaxdist._values import Kind
+
+
+def build(
+    fn: Callable[..., Any],
+    signature: Signature,
+    strategy: Any,
+    input_names: Sequence[str],
+    donated_args: Sequence[int],
+    donated: Sequence[int],
+    where: str,
+    known: LiftedVariables = NO_VARIABLES,
+) -> Program:
+    """Trace `fn`, analyse it, and refuse state that would come out different."""
+    layout: ReplicaMesh = strategy.layout
+    with told() as said:
+        traced, signature, variables = lift(fn, signature, strategy, known)
+    graph_size = len(signature.graph.paths) if signature.graph else 0
+    graph_names = [signature.graph.name(i) for i in range(graph_size)] if signature.graph else []
+    written_names, read_names = variables.names
+    state_names = [*graph_names, *written_names]
+    names = [*state_names, *traced.paths]
+    names_in = (*state_names, *input_names, *read_names)
+    for name, slot in zip(names_in, signature.inputs, strict=True):
+        if slot.kind is not Kind.MIRRORED:
+            check_whole_bytes(name, slot.dtype, "went into strategy.run")
+    if layout.spmd and layout.num_logical > 1:
+        check_inputs(signature, traced, names_in, layout, len(variables.read_only))
+    axes = replica_axes_of(layout)
+    if axes and not signature.uneven and has_empty_input(signature, layout.num_replicas):
+        check_without_rows(signature, signature, traced, range(layout.num_replicas), layout)
+    found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
+    differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
+    combined: tuple[Combination, ...] = ()
+    if axes:
+        places = places_with_rows(signature, layout)
+        combined = combinations(signature, traced, differs, layout.num_replicas, places)
+    extra = [_for_variable(signature, traced, i, layout) for c in combined for i in c.numbers]
+    traced = with_increments(traced, signature, combined, layout)
+    if axes:
+        check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
+        of_variables = differs[graph_size : traced.num_graph]
+        check_equal(variables.written, of_variables, layout.num_replicas)
+    outputs: list[OutSlot] = []
+    own_copies = {graph_size + i for i, v in enumerate(variables.written) if v.home.per_replica}
+    marks = marks_of_results(traced.jaxpr) if layout.num_logical > 1 else [None] * len(names)
+    results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
+    for i, (name, var, shape) in enumerate(results):
+        different = (differs[i] and i >= traced.num_graph) or i in own_copies
+        cut = traced.cuts.get(i)
+        kind = Kind.SHARDED if cut else Kind.PER_REPLICA if different else Kind.MIRRORED
+        # A variable stays where it lives.
+        parts = None if graph_size <= i < traced.num_graph else marks[i]
+        if kind is not Kind.MIRRORED:
+            check_whole_bytes(name, var.aval.dtype, "comes out of strategy.run")
+        outputs.append(OutSlot(name, kind, shape, var.aval.dtype, cut, parts))
+    return Program(
+        getattr(fn, "__name__", type(fn).__name__),
+        layout,
+        signature,
+        traced,
+        tuple(outputs),
+        (*found.collectives, *extra),
+        names_in,
+        combined,
+        tuple(d if d < graph_size else d + len(variables.written) for d in donated),
+        variables,
+        said,
+        placed=tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
+    )
+
+
+def check_whole_bytes(name: str, dtype: Any, what: str) -> None:
+    """Refuse an array of replicas in which several numbers share a byte.
+
+    Raises:
+        ArgumentTypeError: `int4` and the like; JAX cannot pass arrays of them that are split.
+    """
+    if isinstance(dtype, np.dtype) and is_below_a_byte(dtype):
+        wider = "float16" if jnp.issubdtype(dtype, np.floating) else "int8"
+        raise ArgumentTypeError(
+            f"{name} {what} with a value for each replica, and its dtype is {dtype}.\n\n"
+            "JAX can hold numbers of less than a byte in arrays that are the same on all replicas, "
+            "and not in arrays that are split.\n\n"
+            f"Cast it before, and back inside the step: value.astype({wider!r})."
+        )
+
+
+def _for_variable(
+    signature: Signature, traced: Traced, number: int, layout: ReplicaMesh
+) -> TracedCollective:
+    aval = traced.jaxpr.outvars[number].aval
+    size = int(aval.size) * max(aval.dtype.itemsize, 4)
+    name = signature.graph.name(number) if signature.graph else ""
+    return TracedCollective("psum", layout.replica_axes, size, 1, False, f"jaxdist, for {name}", 1)

@@ -1,0 +1,329 @@
+"""The program that a call of `run` executes, as a value to look at."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdist import _compat
+from jaxdist._collectives import Told
+from jaxdist.errors import ContextError
+from jaxdist.explain import Plan
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.report.compiled_program import CompiledProgram
+from jaxdist._program.report.explanation import Explanation
+from jaxdist._program.nnx.graph_rules import Combination
+from jaxdist._program.arguments.out_slot import OutSlot
+from jaxdist._program.logical.placed_work import PlacedWork
+from jaxdist._program.report.program_text import shapes_text
+from jaxdist._program.report.program_text import text
+from jaxdist._program.report.reconciled import CompiledRow
+from jaxdist._program.compile.replay import Replay
+from jaxdist._program.proof.replication import TracedCollective
+from jaxdist._program.compile.result_layouts import pinned
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.trace.trace import Traced
+from jaxdist._program.trace.trace import scalar_form
+from jaxdist._program.uneven.uneven import cut
+from jaxdist._program.variables.lift import NO_VARIABLES
+from jaxdist._program.variables.lift import LiftedVariables
+from jaxdist._program.virtual.program import call_virtually
+from jaxdist._program.virtual.values import Turns
+from jaxdist._values import Form
+from jaxdist._values import Kind
+from jaxdist._values import PiecesOfResult
+from jaxdist._values import hold_global
+from jaxdist._values import rebuild_on_unflatten
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Program:
+    """A step traced and analysed for one strategy and one signature; `Strategy.lower` gives it.
+
+    Its `repr` shows inputs and results with their kinds, and the collectives that were asked for.
+
+    Shapes:
+        Inputs are listed as global shapes, results as local ones.
+
+    Example:
+        >>> strategy = MirroredStrategy()
+        >>> def step(w, x):
+        ...     return get_replica_context().all_reduce("mean", w * x)
+        >>> program = strategy.lower(step, (2.0, PerReplica(np.arange(8.0, dtype="float32"))))
+        >>> [c.kind for c in program.collectives], program.results
+        (['all-reduce'], {'result': 'mirrored float32[]'})
+
+    Source:
+        The manner of JAX's `jit(...).lower(...)`.
+    """
+
+    name: str
+    layout: ReplicaMesh
+    signature: Signature
+    traced: Traced
+    outputs: tuple[OutSlot, ...]  # the variables of NNX objects first, then written variables
+    traced_collectives: tuple[TracedCollective, ...]
+    input_names: tuple[str, ...]
+    combined: tuple[Combination, ...]  # variables of NNX objects that a collective makes equal
+    donated: tuple[int, ...]  # numbers of input leaves
+    variables: LiftedVariables = NO_VARIABLES
+    told: Told = dataclasses.field(default_factory=Told)
+    # Lowers the same step for a slice, and plans it; `Strategy.lower` gives it.
+    planner: Callable[..., Plan] | None = None
+    # What runs on one logical device of each replica.
+    placed: tuple[PlacedWork, ...] = ()
+
+    @property
+    def has_state(self) -> bool:
+        """Whether flat results are rebuilt as `(state, the step's result)`."""
+        return self.signature.graph is not None or bool(self.variables.written)
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Each traced input: kind, dtype and global shape.
+
+        Example:
+            >>> OneDeviceStrategy("cpu:0").lower(lambda x: x + 1, (np.zeros(3, "float32"),)).inputs
+            {'args[0]': 'mirrored float32[3]'}
+        """
+        real = dict(self.signature.uneven)
+        slots = zip(self.input_names, self.signature.inputs, strict=True)
+        return {
+            n: f"{s.kind.value} {s.dtype}{shapes_text(real.get(i), s.shape)}"
+            for i, (n, s) in enumerate(slots)
+        }
+
+    @property
+    def results(self) -> dict[str, str]:
+        """Each traced result: kind, dtype and local shape.
+
+        Example:
+            >>> OneDeviceStrategy("cpu:0").lower(lambda: {"a": jnp.ones(2)}).results
+            {"result['a']": 'mirrored float32[2]'}
+        """
+        real = self.traced.uneven
+        return {
+            o.name: f"{o.kind.value} {o.dtype}{shapes_text(real.get(i), o.shape)}"
+            for i, o in enumerate(self.outputs)
+        }
+
+    def call(self, *leaves: Any) -> list[Any]:
+        """Run on flat global arrays; this is what is compiled."""
+        specs = [o.spec(self.layout) for o in self.outputs]
+        if self.layout.num_virtual is not None:
+            results = self._call_virtually(leaves)
+        elif self._replay.is_needed:
+            results = self._replay.call(leaves, specs)
+        else:
+            results = self.traced.call(leaves, specs)
+        return [self._by_rows(o, o.settle(r)) for o, r in zip(self.outputs, results, strict=True)]
+
+    def _call_virtually(self, leaves: Sequence[Any]) -> list[Any]:
+        kinds = [o.kind for o in self.outputs]
+        turns = Turns(self.layout)
+        return call_virtually(self.traced, self.signature, leaves, kinds, self.combined, turns)
+
+    def _by_rows(self, out: OutSlot, array: Any) -> Any:
+        """A per-replica result of which GSPMD lays out all but dim 0."""
+        layout = self.layout
+        if layout.num_logical == 1 or out.kind is not Kind.PER_REPLICA:
+            return array
+        if out.parts is not None and out.parts[:1] == (1,):
+            return array  # The layout that it is marked with says it already.
+        free = [PartitionSpec.UNCONSTRAINED] * (array.ndim - 1)
+        spec = PartitionSpec(layout.replica_spec[0], *free)
+        return jax.lax.with_sharding_constraint(array, NamedSharding(layout.mesh, spec))
+
+    @functools.cached_property
+    def _replay(self) -> Replay:
+        return Replay(self.layout, self.signature, self.traced, self.combined)
+
+    def rebuild(self, results: Sequence[Any]) -> Any:
+        """The step's result from flat global arrays: plain where equal, else `PerReplica`."""
+        if self.traced.uneven:
+            results = list(results)
+            for number, shapes in self.traced.uneven.items():
+                results[number] = cut(results[number], shapes)
+        return jax.tree.unflatten(jax.tree.structure(self.template), results)
+
+    @functools.cached_property
+    def template(self) -> Any:
+        """The pytree that flat results fill: `(variables of NNX objects, the step's result)`."""
+        count = self.traced.num_graph
+
+        def node(number: Any) -> Any:
+            if isinstance(number, Static):
+                return number
+            out = self.outputs[count + number]
+            if out.cut is not None:
+                return PiecesOfResult(number, out.cut)
+            if out.kind is not Kind.PER_REPLICA or count + number in self.traced.uneven:
+                return number
+            scalars = scalar_form(out.shape) is Form.SCALARS
+            shared = self.layout.replicas_per_place
+            return hold_global(number, scalars=scalars, replicas_per_shard=shared)
+
+        result = jax.tree.map(node, self.traced.template, is_leaf=lambda x: isinstance(x, Static))
+        result = rebuild_on_unflatten(result, Static)
+        state = [
+            PiecesOfResult(i, o.cut) if o.cut else i for i, o in enumerate(self.outputs[:count])
+        ]
+        return (state, result) if self.has_state else result
+
+    def lowered(self) -> jax.stages.Lowered:
+        """JAX's own lowered stage of this program."""
+        jitted = jax.jit(
+            _named(self, self.name),
+            donate_argnums=self.donated,
+            out_shardings=pinned(self.layout, self.signature, self.traced, self.outputs),
+        )
+        exactly = _compat.exact_partitioner(self.compiler_options)
+        with _compat.without_open_constraints(), exactly:
+            return jitted.lower(*(i.abstract() for i in self.signature.inputs))
+
+    def compiled(self) -> jax.stages.Compiled:
+        """The compiled stage, with the options that this program needs."""
+        lowered, options = self.lowered(), self.compiler_options
+        with _compat.exact_partitioner(options):
+            return lowered.compile(compiler_options=options)
+
+    def compile(self) -> CompiledProgram:
+        """Compile for the strategy's devices, without running anything.
+
+        Cost:
+            One compilation; `Strategy.run` keeps its own.
+
+        Example:
+            >>> compiled = MirroredStrategy().lower(lambda x: x + 1, (1.0,)).compile()
+            >>> compiled.collectives
+            ()
+        """
+        return CompiledProgram(self, self.compiled())
+
+    @property
+    def compiler_options(self) -> dict[str, bool | str]:
+        """What XLA is told beside the program.
+
+        With virtual replicas, what keeps sums in their order. On GPU, up to which size it may join
+        all-reduces: it would leave the leaves of a pack apart where the pack is larger than it
+        joins by itself.
+
+        Example:
+            >>> OneDeviceStrategy("cpu:0").lower(lambda: 1).compiler_options
+            {}
+        """
+        if self.layout.num_virtual is not None:
+            return _compat.exact_options(self.layout.platform)
+        asked = max((c.pack_bytes for c in self.traced_collectives), default=0)
+        if self.layout.platform != "gpu" or not asked:
+            return {}
+        return {"xla_gpu_all_reduce_combine_threshold_bytes": str(asked)}
+
+    @functools.cached_property
+    def collectives(self) -> tuple[CompiledRow, ...]:
+        """What the compiled program communicates: the rows of `explain`.
+
+        Those that are alike are one row: kind, count, bytes on each device, size of the groups and
+        link that they cross, how often they run in a loop, and the line that asked for them. What
+        the step asked for, before XLA joined and moved it, is `traced_collectives`.
+
+        Cost:
+            One compilation, the first time; `Strategy.run` keeps its own.
+
+        Example:
+            >>> def step(x):
+            ...     return get_replica_context().all_reduce("sum", x)
+            >>> program = MirroredStrategy().lower(step, (PerReplica(range(8)),))
+            >>> [(c.kind, c.count, c.num_bytes, c.group_size) for c in program.collectives]
+            [('all-reduce', 1, 4, 8)]
+            >>> [c.kind for c in program.traced_collectives]
+            ['psum']
+        """
+        return self.explain().compiled
+
+    def explain(self) -> Explanation:
+        """What the compiled program communicates, and what became of what the step asked for.
+
+        In a notebook it shows as a table; `str` and `print` give aligned text, rich a rich table.
+
+        Cost:
+            One compilation; `Strategy.run` keeps its own.
+
+        Example:
+            >>> def step(x):
+            ...     return get_replica_context().all_reduce("sum", x)
+            >>> report = MirroredStrategy().lower(step, (PerReplica(range(8)),)).explain()
+            >>> [(row.kind, row.group_size, row.level) for row in report.compiled]
+            [('all-reduce', 8, 'inside')]
+        """
+        return self.compile().explain()
+
+    def compile_for(
+        self,
+        topology: Any,
+        *,
+        logical: Any = None,
+        global_batch: int | None = None,
+        quick: bool = False,
+    ) -> Plan:
+        """Compile the same step for a slice of TPUs that need not be there, and plan it.
+
+        The step is traced anew for the replicas of that slice, on shapes: nothing is read from
+        arguments, and nothing runs.
+
+        Shapes:
+            Each replica keeps its rows: a per-replica `[R*b, ...]` is `[S*b, ...]` on `S` replicas
+            of the slice, unless `global_batch` says otherwise. Pieces of sharded values are cut
+            anew.
+
+        Cost:
+            Two traces and compilations, one of them for one device, to compare with; where the step
+            does not fit, a few more, to find the batch that does.
+
+        Args:
+            topology: `"v5p:8x8x8"`, `"v5e:4x4*2"` for two slices; a `tpu.Slice`, or a
+                `tpu.TPUSystem`.
+            logical: Logical devices of a replica: a number, or a box of chips such as `"2x2"`; None
+                is as many as the strategy has.
+            global_batch: Rows of all replicas together.
+            quick: Compile once: without one device to compare with, and without looking for a batch
+                that fits.
+
+        Returns:
+            An `explain.Plan`: print it, or see its fields.
+
+        Raises:
+            TopologyError: No such slice, or logical devices that do not divide it.
+            MissingExtraError: libtpu is not installed.
+            ArgumentError: A batch that replicas cannot share, or a step that has variables from a
+                closure, replicas of its own kind, or values of different shapes.
+
+        Example:
+            >>> program = MirroredStrategy().lower(lambda w, x: x @ w, (
+            ...     jnp.ones((128, 8)), PerReplica(list(jnp.ones((8, 16, 128))))))
+            >>> plan = program.compile_for("v5e:4x4")
+            >>> plan.num_replicas, plan.global_rows, plan.memory.parameters
+            (16, 256, 4096)
+        """
+        if self.planner is None:
+            raise ContextError(
+                f"compile_for was called on a program of {self.name} that strategy.lower did not "
+                "make.\n\nA plan needs the strategy and the arguments of strategy.lower.\n\n"
+                "Call strategy.lower(step, args).compile_for(topology)."
+            )
+        return self.planner(self, topology, logical=logical, global_batch=global_batch, quick=quick)
+
+    def __repr__(self) -> str:
+        return text(self)
+
+
+def _named(program: Program, name: str) -> Callable[..., Any]:
+    def call(*leaves: Any) -> list[Any]:
+        return program.call(*leaves)
+
+    call.__name__ = name
+    return call

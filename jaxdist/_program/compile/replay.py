@@ -1,0 +1,87 @@
+"""Running a trace operation by operation, where some of it has to be changed."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import PartitionSpec
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.nnx.graph_rules import Combination
+from jaxdist._program.nnx.graph_rules import combine
+from jaxdist._program.logical.rewrite import Rewrite
+from jaxdist._program.state.rows import replicas_with_rows
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.trace.trace import Traced
+
+
+class Replay:
+    """A trace run anew: NNX variables are combined, and what cannot run as it is is rewritten."""
+
+    def __init__(
+        self,
+        layout: ReplicaMesh,
+        signature: Signature,
+        traced: Traced,
+        combined: tuple[Combination, ...],
+    ) -> None:
+        self._layout = layout
+        self._signature = signature
+        self._traced = traced
+        self._combined = combined
+        self._takes_part = replicas_with_rows(signature, layout.num_replicas)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the trace has to be changed at all."""
+        return bool(self._combined) or self._is_rewritten
+
+    @functools.cached_property
+    def _is_rewritten(self) -> bool:
+        """Whether some operation cannot run as it is, or XLA would get it wrong."""
+        return self._rewrite.applies_to(self._traced.jaxpr)
+
+    @property
+    def _automatic(self) -> frozenset[str]:
+        return frozenset(self._layout.mesh.axis_names) - self._traced.manual_axes
+
+    @functools.cached_property
+    def _rewrite(self) -> Rewrite:
+        platform = self._layout.platform
+        several = self._layout.num_replicas > 1
+        return Rewrite(
+            self._automatic, widens=platform == "cpu", keeps_nan=several and platform != "tpu"
+        )
+
+    def call(self, leaves: Sequence[Any], specs: Sequence[PartitionSpec]) -> list[Any]:
+        """Run on global arrays, with results laid out as `specs` say."""
+        traced, layout = self._traced, self._layout
+        count = len(leaves)
+
+        def replica(*local: Any) -> list[Any]:
+            if self._is_rewritten:
+                results = self._rewrite.call(traced.jaxpr, local[count:])
+            else:
+                results = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, ()))(*local[count:])
+            for c in self._combined:
+                before, after = [local[i] for i in c.numbers], [results[i] for i in c.numbers]
+                made = combine(c, before, after, layout.replica_axes, self._takes_part)
+                for i, value in zip(c.numbers, made, strict=True):
+                    results[i] = value
+            return results
+
+        mapped = jax.shard_map(
+            replica,
+            mesh=layout.mesh,
+            in_specs=(
+                *(i.placement.manual_spec(layout) for i in self._signature.inputs),
+                *traced.eqn.params["in_specs"],
+            ),
+            out_specs=list(specs),
+            axis_names=traced.manual_axes,
+            check_vma=False,
+        )
+        results: list[Any] = mapped(*leaves, *traced.given(leaves))
+        return results

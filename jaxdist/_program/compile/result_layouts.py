@@ -1,0 +1,68 @@
+"""How the results of a program lie."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.state.carried import carried
+from jaxdist._program.arguments.in_slot import InSlot
+from jaxdist._program.arguments.out_slot import OutSlot
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.trace.trace import Traced
+from jaxdist._values import Kind
+
+
+def pinned(
+    layout: ReplicaMesh, signature: Signature, traced: Traced, outputs: Sequence[OutSlot]
+) -> list[NamedSharding] | list[NamedSharding | None]:
+    """Layouts of results: state leaves as it came in, or the next step would compile anew."""
+    if layout.num_logical == 1:
+        return [NamedSharding(layout.mesh, o.spec(layout)) for o in outputs]
+    pins = _over_logical_devices(layout, signature, traced, outputs)
+    inputs = (i.sharding for i in signature.inputs)
+    if all(s is None or s.mesh == layout.mesh for s in (*pins, *inputs)):
+        return pins
+    # JAX has no name for what XLA would choose where an axis is in factors.
+    return [
+        NamedSharding(layout.mesh, o.spec(layout)) if pin is None else pin
+        for o, pin in zip(outputs, pins, strict=True)
+    ]
+
+
+def _over_logical_devices(
+    layout: ReplicaMesh, signature: Signature, traced: Traced, outputs: Sequence[OutSlot]
+) -> list[NamedSharding | None]:
+    inputs = signature.inputs
+    came_in: dict[Any, set[NamedSharding]] = {}
+    for slot in inputs:
+        key = (slot.kind, slot.local_shape(layout.num_replicas), slot.dtype)
+        came_in.setdefault(key, set()).add(_settled(layout, slot))
+    source = carried(signature, traced, layout.num_replicas)
+    pins: list[NamedSharding | None] = []
+    for i, out in enumerate(outputs):
+        known = came_in.get((out.kind, out.shape, out.dtype), set())
+        marked = out.marked(layout)
+        if marked is not None:
+            pins.append(marked)
+        elif i < traced.num_graph:
+            pins.append(inputs[i].sharding)
+        elif i in source and inputs[source[i]].kind is out.kind:
+            pins.append(_settled(layout, inputs[source[i]]))
+        elif len(known) == 1:
+            pins.append(next(iter(known)))
+        elif 0 in out.shape:
+            # XLA has one layout for all arrays of no elements.
+            pins.append(NamedSharding(layout.mesh, out.spec(layout)))
+        else:
+            pins.append(None)
+    return pins
+
+
+def _settled(layout: ReplicaMesh, slot: InSlot) -> NamedSharding:
+    """The layout of an input, with the rows of each replica on all its logical devices."""
+    if slot.kind is not Kind.PER_REPLICA:
+        return slot.sharding
+    rest = tuple(slot.sharding.spec)[1:]
+    return NamedSharding(slot.sharding.mesh, PartitionSpec(layout.replica_spec[0], *rest))

@@ -1,0 +1,1 @@
+"""`jaxdist.function`: a function that JAX compiles as a whole, with its variables."""

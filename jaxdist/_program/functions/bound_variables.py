@@ -1,0 +1,122 @@
+"""The variables of a function that is traced as a whole."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxdist import _compat
+from jaxdist.errors import ContextError
+from jaxdist._program.functions.draws import Draws
+from jaxdist._program.functions.call import origin_of_value
+from jaxdist._program.jaxprs.placeholder import placeholder
+from jaxdist._values import Origin
+from jaxdist._values import Variable
+from jaxdist._values import copy_steps_ahead
+
+
+class BoundVariables:
+    """What one trace of a function meets: each variable and batch becomes an input of it.
+
+    `inputs[n]` is what the placeholder with the number `n` stands for: a variable, or a leaf of a
+    batch.
+    """
+
+    def __init__(self, arguments: Sequence[Any], origins: Sequence[Origin], draws: Draws) -> None:
+        self._draws = draws
+        self._trace = _compat.current_trace()
+        # Kept with the arguments, whose numbers stay theirs as long as they live.
+        self._origins = {id(x): (x, origin) for x, origin in zip(arguments, origins, strict=True)}
+        self._arrays: dict[int, Any] = {}
+        self._is_written: dict[int, Variable] = {}
+        self.inputs: list[Variable | BatchLeaf] = []
+        # What a step in the function needs of whoever compiles it.
+        self.compiler_options: dict[str, Any] | None = None
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """The variables that were read or assigned."""
+        read = {id(i): i for i in self.inputs if isinstance(i, Variable)}
+        return tuple({**read, **self._is_written}.values())
+
+    def held(self, variable: Variable, array: Any) -> Any:
+        """The array that stands for `array`, which the variable holds."""
+        if id(variable) not in self._arrays:
+            home = variable.home.sharding
+            self._arrays[id(variable)] = self._input(
+                variable, array, Origin(home, home is not None)
+            )
+        return self._arrays[id(variable)]
+
+    def _input(self, what: "Variable | BatchLeaf", array: Any, origin: Origin) -> Any:
+        aval = jax.typeof(array)
+        given = placeholder(
+            self._trace, len(self.inputs), aval.shape, aval.dtype, weak_type=aval.weak_type
+        )
+        self.inputs.append(what)
+        self._origins[id(given)] = (given, origin)
+        return given
+
+    def hold(self, variable: Variable, array: Any) -> None:
+        """Take the array that the variable holds from now on."""
+        if _compat.current_trace() is not self._trace:
+            raise ContextError(
+                f"Variable {variable.label!r} was assigned inside a transformation (jax.jit, scan, "
+                "cond, grad) in a jaxdist.function.\n\n"
+                "What is assigned there belongs to the transformation.\n\n"
+                "Return the value from it and assign it outside; inside strategy.run variables "
+                "may be assigned in transformations."
+            )
+        self._arrays[id(variable)] = array
+        self._is_written[id(variable)] = variable
+
+    def origin(self, value: Any) -> Origin | None:
+        """Where the argument, or the variable's array, lies that a traced value stands for."""
+        found = self._origins.get(id(value))
+        return None if found is None else found[1]
+
+    def next_of(self, feed: Any) -> Any:
+        """What stands for the next batch of an iterator among the arguments."""
+        if _compat.current_trace() is not self._trace:
+            raise ContextError(
+                "next() of a distributed dataset was called inside a transformation (jax.jit, "
+                "scan, cond, grad) in a jaxdist.function.\n\n"
+                "A transformation is traced on its own, and has what is passed to it.\n\n"
+                "Take the batch before it, and pass it."
+            )
+        number, which, values = self._draws.next_of(feed)
+        leaves, treedef = jax.tree.flatten(values)
+        given = [
+            self._input(BatchLeaf(number, which, n), leaf, origin_of_value(leaf))
+            for n, leaf in enumerate(leaves)
+        ]
+        batch = treedef.unflatten(given)
+        copy_steps_ahead(values, batch)
+        return batch
+
+    def written(self) -> dict[int, Any]:
+        """New arrays of the variables that were assigned, by the `id` of the variable.
+
+        They have the layouts that they had.
+        """
+        found = {}
+        for variable in self._is_written.values():
+            array, sharding = self._arrays[id(variable)], variable.home.sharding
+            if sharding is not None:
+                array = jax.lax.with_sharding_constraint(array, sharding)
+            found[id(variable)] = array
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchLeaf:
+    """One leaf of a batch: of which iterator, the how many-th of it, and which leaf."""
+
+    feed: int
+    batch: int
+    leaf: int
+
+    def of(self, batches: Sequence[Sequence[Any]]) -> Any:
+        """The value in the batches of a call."""
+        return jax.tree.leaves(batches[self.feed][self.batch])[self.leaf]

@@ -1,0 +1,54 @@
+"""What one call of a compiled function brings."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from jaxdist import _compat
+from jaxdist._program.arguments.arguments import Flat
+from jaxdist._program.functions.draws import Draws
+from jaxdist._program.functions.draws import shapes_of
+from jaxdist._values import Origin
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionCall:
+    """Its arguments, the state of its NNX objects, and its batches."""
+
+    flat: Flat
+    shape: Any  # of the NNX objects
+    state: list[Any]
+    draws: Draws
+
+    def origins(self) -> tuple[Origin, ...]:
+        """Where the arrays lie, those of the batches last."""
+        return tuple(map(origin_of_value, jax.tree.leaves((self.flat.dynamic, self.draws.batches))))
+
+    def origins_of_arguments(self) -> tuple[Origin, ...]:
+        """The same, without those of the batches."""
+        return tuple(map(origin_of_value, jax.tree.leaves(self.flat.dynamic)))
+
+    def key(self) -> Any:
+        """What another program is needed for, beside the structure of the call."""
+        batches = self.draws.batches
+        return (self.origins(), shapes_of(batches)) if batches else self.origins()
+
+
+def origin_of_value(leaf: Any) -> Origin:
+    """Where an array lies; nowhere where it is one of the host."""
+    if not isinstance(leaf, jax.Array):
+        return _NOWHERE
+    if len(leaf.sharding.device_set) == 1 and not _names_axes(leaf.sharding):
+        return _ON_ONE_DEVICE
+    return Origin(leaf.sharding, _compat.is_committed(leaf))
+
+
+def _names_axes(sharding: Any) -> bool:
+    """Whether a layout says over which axes; virtual replicas share even one device."""
+    return isinstance(sharding, NamedSharding) and any(sharding.spec)
+
+
+_NOWHERE = Origin(None, False)
+_ON_ONE_DEVICE = Origin(None, True)

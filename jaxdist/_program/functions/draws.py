@@ -1,0 +1,182 @@
+"""The batches that one call of a compiled function takes from the iterators among its arguments."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import jax
+
+from jaxdist.errors import ContextError, InputContextError, OutOfRangeError
+from jaxdist._program.arguments.arguments import Flat
+from jaxdist._program.arguments.arguments import Static
+from jaxdist._values import Feed
+from jaxdist._values import PerReplica
+
+# A function that takes more in one call has a loop over the data in it, and would be unrolled.
+MAX_BATCHES = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedAt:
+    """Where an iterator was among the arguments: the next one there is asked the same."""
+
+    number: int
+
+
+class UnevenBatchError(BaseException):
+    """Replicas have different shapes, so nothing can be compiled; not for users to catch."""
+
+
+class Draws:
+    """Batches by iterator, taken before the call or while it is traced."""
+
+    def __init__(self, name: str, feeds: Sequence[Feed]) -> None:
+        self._name = name
+        self._feeds = feeds
+        self._before = [feed.position() for feed in feeds]
+        self._after: list[list[Any]] = [[] for _ in feeds]  # the position after each batch
+        self.batches: list[list[Any]] = [[] for _ in feeds]
+        self._used = [0] * len(feeds)
+
+    def in_place(self, slots: Sequence[Any]) -> tuple[Any, ...]:
+        """The slots of arguments with the iterators in them."""
+        feeds = self._feeds
+        return tuple(Static(feeds[s.number]) if isinstance(s, FeedAt) else s for s in slots)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many were taken of each iterator."""
+        return tuple(map(len, self.batches))
+
+    def take(self, counts: Sequence[int]) -> None:
+        """Take so many of each iterator."""
+        for number, count in enumerate(counts):
+            for _ in range(count):
+                self._take(number)
+
+    def put_back(self) -> None:
+        """Give all of them back."""
+        for number, feed in enumerate(self._feeds):
+            taken = list(zip(self.batches[number], self._after[number], strict=True))
+            feed.put_back(taken, self._before[number])
+        for held in (*self.batches, *self._after):
+            held.clear()
+
+    def begin_trace(self) -> None:
+        """From now on `next_of` begins with the first batches."""
+        self._used = [0] * len(self._feeds)
+
+    def next_of(self, feed: Any) -> tuple[int, int, Any]:
+        """The next batch of an iterator while the function is traced.
+
+        Returns:
+            The number of the iterator, that of the batch, and the batch.
+        """
+        number = next((i for i, f in enumerate(self._feeds) if f is feed), None)
+        if number is None:
+            self._refuse()
+        used, self._used[number] = self._used[number], self._used[number] + 1
+        if used == len(self.batches[number]):
+            self._take(number)
+        return number, used, self.batches[number][used]
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """How many of each iterator a trace asked for."""
+        return tuple(self._used)
+
+    def give_back_unused(self) -> None:
+        """After a trace: what it did not ask for goes back."""
+        used = self.used
+        if used != self.counts:
+            self.put_back()
+            self.take(used)
+
+    def _take(self, number: int) -> None:
+        taken = self.batches[number]
+        if len(taken) == MAX_BATCHES:
+            raise ContextError(
+                f"{self._name} takes more than {MAX_BATCHES} batches in one call.\n\n"
+                "A loop over a dataset in a function is unrolled into one program.\n\n"
+                "Loop outside: for batch in dataset: train_step(batch)."
+            )
+        try:
+            batch = self._feeds[number].take()
+        except StopIteration:
+            raise OutOfRangeError(
+                f"{self._name} asks for {len(taken) + 1} batch(es) in a call, and the dataset has "
+                f"ended: {len(taken)} were left, and were put back.\n\n"
+                "A call needs all its batches, since its program has a fixed number of them.\n\n"
+                "Call it as often as there are batches, or loop outside: for batch in dataset."
+            ) from None
+        taken.append(batch)
+        self._after[number].append(self._feeds[number].position())
+        if any(map(is_uneven, jax.tree.leaves(batch, is_leaf=_is_per_replica))):
+            raise UnevenBatchError
+
+    def _refuse(self) -> NoReturn:
+        raise InputContextError(
+            f"next() was called in {self._name} on an iterator that it was not given.\n\n"
+            "The function is traced once, and has to take a new batch at each call.\n\n"
+            "Pass the iterator to it, train_step(iterator), or the batch: "
+            "train_step(next(iterator))."
+        )
+
+
+def taken_out(name: str, flat: Flat) -> tuple[Flat, Draws]:
+    """A call without the iterators among its arguments, and the batches that it will take."""
+    feeds: list[Feed] = []
+    slots: list[Any] = []
+    for slot in flat.slots:
+        if isinstance(slot, Static) and isinstance(slot.value, Feed):
+            number = next((i for i, f in enumerate(feeds) if f is slot.value), len(feeds))
+            if number == len(feeds):
+                feeds.append(slot.value)
+            slot = FeedAt(number)
+        slots.append(slot)
+    if not feeds:
+        return flat, NO_DRAWS
+    return dataclasses.replace(flat, slots=tuple(slots)), Draws(f"{name} (jaxdist.function)", feeds)
+
+
+NO_DRAWS = Draws("a jaxdist.function", ())
+_DRAWS: ContextVar[Draws] = ContextVar("jaxdist_draws", default=NO_DRAWS)
+# Asked by the trace, which may be begun by any call.
+current_draws = _DRAWS.get
+
+
+def serving(draws: Draws) -> contextlib.AbstractContextManager[None]:
+    """Let traces in the block take batches from these."""
+    return _NOTHING if draws is NO_DRAWS else _serving(draws)
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _serving(draws: Draws) -> Iterator[None]:
+    token = _DRAWS.set(draws)
+    draws.begin_trace()
+    try:
+        yield
+    finally:
+        _DRAWS.reset(token)
+
+
+def shapes_of(values: Any) -> tuple[Any, ...]:
+    """Structure, shapes and dtypes of arrays."""
+    leaves, treedef = jax.tree.flatten(values)
+    return treedef, tuple((jax.numpy.shape(x), jax.numpy.result_type(x)) for x in leaves)
+
+
+def _is_per_replica(x: Any) -> bool:
+    return isinstance(x, PerReplica)
+
+
+def is_uneven(leaf: Any) -> bool:
+    """Whether replicas have different shapes."""
+    if not isinstance(leaf, PerReplica) or leaf.is_global:
+        return False
+    return len({jax.numpy.shape(v) for v in leaf.values}) > 1

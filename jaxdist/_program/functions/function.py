@@ -1,0 +1,307 @@
+"""A function that JAX compiles as a whole, with the variables that it uses."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import jax
+
+from jaxdist import _compat
+from jaxdist._validate import is_callable
+from jaxdist._program.arguments.arguments import Flat
+from jaxdist._program.arguments.arguments import check_dtypes
+from jaxdist._program.arguments.arguments import check_hashable
+from jaxdist._program.arguments.arguments import check_no_arrays_hidden
+from jaxdist._program.arguments.arguments import check_no_bare_variable
+from jaxdist._program.arguments.arguments import check_not_leaked
+from jaxdist._program.arguments.arguments import flatten
+from jaxdist._program.functions.draws import Draws
+from jaxdist._program.functions.draws import UnevenBatchError
+from jaxdist._program.functions.draws import current_draws
+from jaxdist._program.functions.draws import is_uneven
+from jaxdist._program.functions.draws import serving
+from jaxdist._program.functions.draws import shapes_of
+from jaxdist._program.functions.draws import taken_out
+from jaxdist._program.op_by_op.eagerly import EAGERLY
+from jaxdist._program.arguments.exact import exact_structure
+from jaxdist._program.functions.call import FunctionCall
+from jaxdist._program.functions.devices import mixed_devices
+from jaxdist._program.functions.numbers import with_line
+from jaxdist._program.functions.trace import FunctionTrace
+from jaxdist._program.functions.trace import trace_function
+from jaxdist._program.nnx.graph_cache import KeptGraphs
+from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
+from jaxdist._program.arguments.options import checked_names
+from jaxdist._program.arguments.options import static_numbers
+from jaxdist._replica import current_frame
+from jaxdist._devices import CPU_STEPS
+from jaxdist._values import Variable
+from jaxdist._values import as_held
+from jaxdist._values import as_sharded
+from jaxdist._values import current_binding
+from jaxdist._values import held_by
+from jaxdist._values import hold_all
+from jaxdist._values import owned_leaves
+
+
+class _OtherInputsError(BaseException):
+    """A trace for other shapes met other variables or batches; not for users to catch."""
+
+    def __init__(self, found: FunctionTrace) -> None:
+        self.found = found
+
+
+@dataclasses.dataclass(eq=False)
+class _Compiled:
+    """The function for one structure of arguments, with the variables that it uses."""
+
+    variables: tuple[Variable, ...]
+    options: dict[str, Any] | None  # compile options that a step in it needs
+    # A trace of it that JAX has not taken over yet.
+    found: FunctionTrace | None
+    call: Any = None  # what `jax.jit` makes
+    gives_padding: bool = False  # in results, as `HeldPieces`
+
+
+class Function:
+    """What `jaxdist.function` makes of a Python function."""
+
+    def __init__(self, fn: Callable[..., Any], static_argnames: Sequence[str]) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn = fn
+        names = checked_names("jaxdist.function", static_argnames)
+        self._static_names = frozenset(names)
+        self._static_numbers = static_numbers(fn, names, "jaxdist.function")
+        self._known: dict[Any, _Compiled] = {}
+        self._counts: dict[Any, tuple[int, ...]] = {}  # batches that a call takes
+        self._kept = KeptGraphs()
+        self._is_exact: dict[Any, bool] = {}
+        self._num_traces = 0
+
+    @property
+    def python_function(self) -> Callable[..., Any]:
+        """The function as it was written."""
+        return self._fn
+
+    def experimental_get_tracing_count(self) -> int:
+        """How often the function was traced: once for each structure, shape and dtype.
+
+        Example:
+            >>> double = jaxdist.function(lambda x: 2 * x)
+            >>> [float(double(x)) for x in (1.0, 2.0)], double.experimental_get_tracing_count()
+            ([2.0, 4.0], 1)
+        """
+        return self._num_traces
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<jaxdist.function {getattr(self._fn, '__qualname__', self._fn)}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        frame = current_frame()
+        inside = frame is not None and frame.inside_step
+        if EAGERLY or inside or current_binding() is not None or _compat.must_interpret():
+            return self._fn(*args, **kwargs)
+        flat = flatten(args, kwargs, self._static_names, self._static_numbers)
+        # One compiled function has one shape for all replicas; a step in it need not.
+        if any(is_uneven(leaf) for leaf in flat.dynamic):
+            return self._fn(*args, **kwargs)
+        check_hashable("jaxdist.function", flat)
+        check_not_leaked("jaxdist.function", flat)
+        check_dtypes("jaxdist.function", flat)
+        check_no_bare_variable("jaxdist.function", args, kwargs)
+        flat, draws = taken_out(getattr(self._fn, "__name__", "function"), flat)
+        try:
+            return self._run(flat, draws, None if frame is None else frame.strategy)
+        except UnevenBatchError:
+            draws.put_back()
+        except BaseException as error:
+            better: Exception | None = None
+            try:
+                better = self._explained(error, flat, draws)
+            finally:
+                draws.put_back()
+            _compat.hide_frames(error)
+            if better is not None:
+                _compat.hide_frames(better)
+                raise better from error
+            raise
+        return self._fn(*args, **kwargs)
+
+    def _explained(self, error: BaseException, flat: Flat, draws: Draws) -> Exception | None:
+        """A better error for a call that failed, if there is one."""
+        if isinstance(error, jax.errors.UnexpectedTracerError):
+            kept = self._kept.of(flat)
+            return None if kept is None else kept.leak("jaxdist.function")
+        if isinstance(error, FloatingPointError) and _compat.checks_numbers():
+            return with_line(self._fn, flat, self._kept.of(flat), draws, error)
+        return mixed_devices(getattr(self._fn, "__name__", "function"), error)
+
+    def _run(self, flat: Flat, draws: Draws, strategy: Any) -> Any:
+        kept = self._kept.of(flat)
+        shape = kept.shape if kept else None
+        state = kept.read() if kept else []
+        # See Note [Who owns host memory]
+        # One by one: a batch that holds no NumPy array stays the object that knows its data.
+        flat.dynamic[:] = map(owned_leaves, as_held(flat.dynamic))
+        state = [owned_leaves(x) for x in as_held(state)]
+        asked: Any = (flat.treedef, self._structure(flat.treedef), flat.slots, shape, strategy)
+        if draws.counts:
+            # How many batches it takes may depend on the shapes of all arguments.
+            asked = (*asked, shapes_of(flat.dynamic))
+            draws.take(self._counts.get(asked, ()))
+        given = FunctionCall(flat, shape, state, draws)
+        compiled = self._known.get((asked, given.key()))
+        if compiled is None:
+            check_no_arrays_hidden("jaxdist.function", flat)
+            check_step_holds_no_arrays("jaxdist.function", self._fn)
+            with serving(draws):
+                found = self._trace(given, state, flat.dynamic)
+            compiled = self._settled(given, asked, found, ())
+        while True:
+            CPU_STEPS.make_room()
+            try:
+                with serving(draws):
+                    results = compiled.call(
+                        held_by(compiled.variables), state, flat.dynamic, draws.batches
+                    )
+                break
+            except _OtherInputsError as error:
+                # Other shapes led to other variables, or to more batches.
+                compiled = self._settled(given, asked, error.found, compiled.variables)
+        CPU_STEPS.dispatched(results)
+        variables, after, result = as_sharded(results) if compiled.gives_padding else results
+        try:
+            if kept is not None:
+                kept.write(after)
+        finally:
+            written = [compiled.variables[i] for i in sorted(variables)]
+            hold_all(written, [variables[i] for i in sorted(variables)])
+        return result
+
+    def _structure(self, treedef: Any) -> Any:
+        """`exact_structure`; whether there is one is asked once for structures that are equal."""
+        found = exact_structure(treedef) if self._is_exact.get(treedef, True) else None
+        self._is_exact[treedef] = found is not None
+        return found
+
+    def _settled(
+        self, given: FunctionCall, asked: Any, found: FunctionTrace, before: tuple[Variable, ...]
+    ) -> _Compiled:
+        """The function with all the variables and batches that a trace met as inputs."""
+        given.draws.give_back_unused()
+        known = set(map(id, before))
+        variables = (*before, *(v for v in found.variables if id(v) not in known))
+        compiled = _Compiled(variables, found.options, found)
+        compiled.call = self._jitted(compiled, given)
+        self._counts[asked] = given.draws.counts
+        self._known[(asked, given.key())] = compiled
+        return compiled
+
+    def _trace(self, given: FunctionCall, state: Any, dynamic: Any) -> FunctionTrace:
+        """Run the Python function once, on values of these shapes."""
+        self._num_traces += 1
+        return trace_function(self._fn, given, current_draws(), state, dynamic)
+
+    def _jitted(self, compiled: _Compiled, given: FunctionCall) -> Any:
+        def traced(
+            values: list[Any], state: list[Any], dynamic: list[Any], batches: list[list[Any]]
+        ) -> Any:
+            found, compiled.found = compiled.found, None
+            if found is None or not found.fits(state, dynamic):
+                found = self._trace(given, state, dynamic)
+            known = {id(v) for v in compiled.variables}
+            counts = tuple(map(len, batches))
+            if (
+                any(id(v) not in known for v in found.variables)
+                or found.options not in (None, compiled.options)
+                or found.counts != counts
+            ):
+                raise _OtherInputsError(found)
+            compiled.gives_padding = compiled.gives_padding or found.gives_padding
+            return found.replay(compiled.variables, values, state, dynamic, batches)
+
+        traced.__name__ = getattr(self._fn, "__name__", "function")
+        jitted = jax.jit(traced, compiler_options=compiled.options)
+        if compiled.options is None:
+            return jitted
+
+        def exactly(*args: Any) -> Any:
+            with _compat.exact_partitioner(compiled.options):
+                return jitted(*args)
+
+        return exactly
+
+
+@overload
+def function(func: Callable[..., Any], *, static_argnames: Sequence[str] = ...) -> Function: ...
+
+
+@overload
+def function(
+    func: None = ..., *, static_argnames: Sequence[str] = ...
+) -> Callable[[Callable[..., Any]], Function]: ...
+
+
+def function(
+    func: Callable[..., Any] | None = None, *, static_argnames: Sequence[str] = ()
+) -> Function | Callable[[Callable[..., Any]], Function]:
+    """Compile a function as a whole: `jax.jit` for functions that use variables.
+
+    It reads and assigns `Variable`s as if it were not compiled, may call `strategy.run`,
+    `reduce` and `gather`, and updates NNX objects that are arguments in place. Everything in it
+    is one program with one dispatch. Inside a step, inside another such function, with uneven
+    per-replica values, and under `config.run_eagerly` it is the Python function itself.
+
+    A `DistributedIterator` may be an argument: `next(iterator)` and `iterator.get_next()` in the
+    function take new batches at each call, as many as when it was traced. They are taken before
+    the program starts, and go back where the call fails.
+
+    Shapes:
+        Arguments mean what their layouts say, as outside: laid out over the replicas, each
+        replica gets its rows. An array that is computed in the function is whole for each.
+
+    Cost:
+        A trace and a compilation for each new structure, shape or dtype of the arguments. Then
+        one dispatch.
+
+    Args:
+        func: The function. Booleans, strings and other objects among its arguments are part of
+            the program, numbers and arrays are traced, as for `Strategy.run`.
+        static_argnames: Numbers that are part of the program, by the names of their parameters.
+
+    Returns:
+        The compiled function, or a decorator where `func` is left out.
+
+    Raises:
+        ArgumentTypeError: `func` is not callable, or returns an NNX object.
+        ContextError: A variable is made in it, or it takes batches of an iterator that is not an
+            argument.
+        MixedStrategyError: Steps, variables or arrays in it are on different devices.
+        OutOfRangeError: It takes more batches than its iterator has left.
+
+    Example:
+        >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     seen = Variable(0, name="seen")
+        >>> @jaxdist.function
+        ... def train_step(x):
+        ...     losses = strategy.run(lambda x: x * x, (x,))
+        ...     seen.assign_add(1)
+        ...     return strategy.reduce("MEAN", losses, axis=None)
+        >>> x = strategy.run(lambda x: x, (PerReplica([1.0, 3.0]),))
+        >>> float(train_step(x)), int(seen)
+        (5.0, 1)
+
+    Source:
+        `tf.function`; `jax.jit`.
+    """
+
+    def decorated(fn: Callable[..., Any]) -> Function:
+        is_callable("jaxdist.function", fn, "func")
+        return Function(fn, static_argnames)
+
+    return decorated if func is None else decorated(func)

@@ -1,0 +1,94 @@
+"""Finding the operation of a compiled function that made a number which is not finite."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxdist import _compat
+from jaxdist.errors import NotFiniteError
+from jaxdist._program.arguments.arguments import Flat
+from jaxdist._program.arguments.arguments import unflatten
+from jaxdist._program.functions.draws import Draws
+from jaxdist._program.nnx.graph import KeptGraph
+from jaxdist._program.op_by_op.invalid_numbers import has_kind
+from jaxdist._program.op_by_op.invalid_numbers import kind_of
+from jaxdist._program.op_by_op.invalid_numbers import remedy
+from jaxdist._values import Origin
+from jaxdist._values import PerReplica
+from jaxdist._values import Variable
+from jaxdist._values import bound
+
+_FOUND = re.compile(r"\((nan|inf)\) encountered in (.+)$")
+
+
+def with_line(
+    fn: Callable[..., Any],
+    flat: Flat,
+    kept: KeptGraph | None,
+    draws: Draws,
+    error: FloatingPointError,
+) -> NotFiniteError:
+    """Call the Python function op by op, and say which line made a number that is none.
+
+    Variables, NNX objects and iterators are afterwards as they were before.
+    """
+    name = f"jaxdist.function ({getattr(fn, '__name__', 'function')})"
+    state = kept.read() if kept is not None else []
+    # NumPy says nothing of a nan that it makes.
+    leaves = [x if isinstance(x, PerReplica) else jax.device_put(x) for x in flat.dynamic]
+    args, kwargs = unflatten(flat.treedef, draws.in_place(flat.slots), leaves, flat.nodes)
+    draws.begin_trace()
+    try:
+        with bound(_Trial(draws)), jax.disable_jit():
+            fn(*args, **kwargs)
+    except NotFiniteError as found:
+        return found
+    except FloatingPointError as found:
+        match = _FOUND.search(str(found))
+        if match is not None:
+            line = _compat.line_of_error(found)
+            return NotFiniteError(_made_by(name, match[2], line, match[1], leaves))
+    except Exception:  # what fails only op by op says nothing of the number
+        pass
+    finally:
+        if kept is not None:
+            kept.write(state)
+    return NotFiniteError(
+        f"{name} returned a value that is not finite ({kind_of(error)}), and jax_debug_nans or "
+        "jax_debug_infs is set. No state was written.\n\nRun again op by op, no operation made "
+        "one. "
+        "XLA may have made it, where it combined operations, or the function returns one that it "
+        "was given.\n\nLook at values inside of the function: jax.debug.print('{}', x)."
+    )
+
+
+def _made_by(name: str, operation: str, line: str, kind: str, given: Any) -> str:
+    came_in = any(has_kind(kind, leaf) for leaf in jax.tree.leaves(given))
+    source = " An argument of the function holds one." if came_in else ""
+    return (
+        f"{name}: {operation} at {line} gave a value that is not finite ({kind}).{source}\n\n"
+        "jax_debug_nans or jax_debug_infs is set, so the function was run again op by op, to find "
+        f"the operation. No state was written.\n\n{remedy(operation, came_in=came_in)}"
+    )
+
+
+class _Trial:
+    """The variables and batches of a call of which nothing stays."""
+
+    def __init__(self, draws: Draws) -> None:
+        self._draws = draws
+        self._arrays: dict[int, Any] = {}
+
+    def held(self, variable: Variable, array: Any) -> Any:
+        return self._arrays.get(id(variable), array)
+
+    def hold(self, variable: Variable, array: Any) -> None:
+        self._arrays[id(variable)] = array
+
+    def origin(self, value: Any) -> Origin | None:
+        return None
+
+    def next_of(self, feed: Any) -> Any:
+        return self._draws.next_of(feed)[2]

@@ -1,0 +1,147 @@
+"""One trace of a compiled function, before JAX has it as a program."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from jaxdist import _compat
+from jaxdist.errors import ArgumentTypeError
+from jaxdist._program.nnx import closures
+from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.arguments.arguments import VariableItself
+from jaxdist._program.arguments.arguments import unflatten
+from jaxdist._program.functions.bound_variables import BatchLeaf
+from jaxdist._program.functions.bound_variables import BoundVariables
+from jaxdist._program.functions.draws import Draws
+from jaxdist._program.functions.call import FunctionCall
+from jaxdist._program.arguments.padding import has_padding
+from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
+from jaxdist._program.trace.trace import check_result
+from jaxdist._program.trace.trace import not_a_result
+from jaxdist._program.trace.trace import opened_result
+from jaxdist._values import Variable
+from jaxdist._values import as_held
+from jaxdist._values import as_sharded
+from jaxdist._values import bound
+from jaxdist._values import copy_steps_ahead
+from jaxdist._values import is_leaked
+from jaxdist._values import rebuild_on_unflatten
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FunctionTrace:
+    """What the function did for arguments of one shape, as a function of all that it met."""
+
+    program: Callable[..., Any]  # of the flat arguments, then `inputs`; flat results
+    inputs: tuple[Variable | BatchLeaf, ...]
+    variables: tuple[Variable, ...]  # that were read or assigned
+    written: tuple[int, ...]  # of these, by `id`: their new arrays are the first results
+    treedef: Any  # of the other results
+    options: dict[str, Any] | None  # compile options that a step in it needs
+    counts: tuple[int, ...]  # batches that it took of each iterator
+    kinds: Any  # shapes and dtypes of the arguments
+    gives_padding: bool  # in results, as `HeldPieces`
+
+    def fits(self, state: Any, dynamic: Any) -> bool:
+        """Whether it is a trace for values like these."""
+        return bool(self.kinds == _kinds(state, dynamic))
+
+    def replay(
+        self,
+        variables: Sequence[Variable],
+        values: Sequence[Any],
+        state: Any,
+        dynamic: Any,
+        batches: Sequence[Sequence[Any]],
+    ) -> tuple[dict[int, Any], Any, Any]:
+        """Put it into the trace of the caller.
+
+        Returns:
+            The new arrays of variables by their place in `variables`, and the other results.
+        """
+        own = {id(v): value for v, value in zip(variables, values, strict=True)}
+        met = [i.of(batches) if isinstance(i, BatchLeaf) else own[id(i)] for i in self.inputs]
+        results = self.program(*jax.tree.leaves((state, dynamic)), *met)
+        place = {id(v): n for n, v in enumerate(variables)}
+        count = len(self.written)
+        after, result = self.treedef.unflatten(results[count:])
+        arrays = dict(zip((place[i] for i in self.written), results[:count], strict=True))
+        # A tree that was put together has its constants bare, and JAX knows none of them.
+        return arrays, after, _checked(result)
+
+
+def trace_function(
+    fn: Callable[..., Any], given: FunctionCall, draws: Draws, state: Any, dynamic: Any
+) -> FunctionTrace:
+    """Call `fn` once, on traced values like `state` and `dynamic`."""
+    shape, slots = given.shape, given.flat.slots
+    origins = given.origins_of_arguments()
+    made: list[Any] = []
+
+    def traced(state: Any, dynamic: Any) -> list[Any]:
+        binding = BoundVariables(jax.tree.leaves(dynamic), origins, draws)
+        copy_steps_ahead(given.flat.dynamic, dynamic)
+        state, dynamic = as_sharded((state, dynamic))
+        nodes = shape.merge(state) if shape is not None else ()
+        args, kwargs = unflatten(given.flat.treedef, draws.in_place(slots), dynamic, nodes)
+        with bound(binding):
+            result = closures.call(fn, args, kwargs)
+        after = shape.values_of(nodes) if shape is not None else []
+        written = binding.written()
+        held, gives_padding = as_held((after, result)), has_padding((after, result))
+        leaves, treedef = jax.tree.flatten((held[0], _checked(held[1])))
+        made[:] = binding, tuple(written), treedef, gives_padding
+        return [*written.values(), *leaves]
+
+    closed = jax.make_jaxpr(traced)(state, dynamic)
+    dead = next((c for c in closed.consts if is_leaked(c)), None)
+    if dead is not None:
+        raise closures.leak(fn, dead)
+    binding, written, treedef, gives_padding = made
+    jaxpr, marks = _compat.without_placeholders(closed, PLACEHOLDER)
+    jaxpr = _compat.with_inputs(jaxpr, [marks[n] for n in range(len(binding.inputs))])
+    return FunctionTrace(
+        jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts)),
+        tuple(binding.inputs),
+        binding.variables,
+        written,
+        treedef,
+        binding.compiler_options,
+        draws.used,
+        _kinds(state, dynamic),
+        gives_padding,
+    )
+
+
+def _kinds(state: Any, dynamic: Any) -> list[Any]:
+    avals = [jax.typeof(x) for x in jax.tree.leaves((state, dynamic))]
+    return [(a.shape, a.dtype, a.weak_type) for a in avals]
+
+
+def _checked(result: Any) -> Any:
+    """The result with what is no array kept as it is."""
+
+    result = opened_result(result, _is_whole)
+
+    def keep(path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, (nnx.Module, nnx.Optimizer)):
+            name = "result" + jax.tree_util.keystr(path)
+            raise ArgumentTypeError(not_a_result(name, leaf, "The function"))
+        if isinstance(leaf, Variable):
+            return VariableItself(leaf)
+        if hasattr(leaf, "dtype"):
+            return leaf
+        check_result("The function", "result" + jax.tree_util.keystr(path), leaf)
+        return Static(leaf)
+
+    return rebuild_on_unflatten(
+        jax.tree_util.tree_map_with_path(keep, result, is_leaf=_is_whole), Static
+    )
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, (nnx.Module, nnx.Optimizer, Variable, Iterator))

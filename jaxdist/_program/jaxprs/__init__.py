@@ -1,0 +1,1 @@
+"""JAX's primitives and the programs inside them."""

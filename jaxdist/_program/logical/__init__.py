@@ -1,0 +1,1 @@
+"""Logical devices of a replica: which operation runs on which."""

@@ -1,0 +1,136 @@
+"""Saying in a step which logical device of the replica computes a value."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.errors import TraceContextError
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxdist.errors import ArgumentTypeError, ContextError
+from jaxdist._program.nnx.closures import closed_over
+from jaxdist._program.nnx.graph import shape_of
+
+# A tangent is marked as the value is. On the way back a mark says of what follows, up to the next
+# mark, what on the way there it says of what came before; so its transpose turns it round.
+ASSIGN = Primitive("jaxdist_logical_device")
+
+
+def assigned(array: Any, device: int) -> jax.Array:
+    """`array`, marked to be computed on one logical device.
+
+    Shapes:
+        As it is.
+    """
+    marked: jax.Array = ASSIGN.bind(array, device=device, backward=False)
+    return marked
+
+
+def _transposed(cotangent: Any, *_: Any, device: int, backward: bool) -> list[Any]:
+    return [ASSIGN.bind(cotangent, device=device, backward=not backward)]
+
+
+ASSIGN.def_impl(lambda x, **_: x)
+ASSIGN.def_abstract_eval(lambda x, **_: x)
+mlir.register_lowering(ASSIGN, lambda _, x, **__: [x])
+ad.deflinear2(ASSIGN, _transposed)
+batching.defvectorized(ASSIGN)
+
+
+# JAX gives the parts that its transformations make of a jitted function the function's name.
+_NAME = "jaxdist_on_logical_device_"
+_NAMED = re.compile(re.escape(_NAME) + r"(\d+)")
+
+
+def on_device(fn: Callable[..., Any], device: int) -> Callable[..., Any]:
+    """`fn`, to be computed on one logical device, and its derivatives with it.
+
+    Numbers and arrays among the arguments are traced, variables of NNX objects too, and what is
+    written to these is there afterwards; other leaves are part of the function.
+    """
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=_is_nnx)
+        traced = [i for i, leaf in enumerate(leaves) if _is_traced(leaf)]
+        places = [i for i, leaf in enumerate(leaves) if _is_nnx(leaf)]
+        nodes = tuple(leaves[i] for i in places)
+        shape, state = shape_of(nodes, tuple(f"argument {n}" for n in range(len(nodes))))
+        written: list[int] = []
+
+        def placed(values: Sequence[Any], before: Sequence[Any]) -> Any:
+            own = list(leaves)
+            own_nodes = shape.merge(before)
+            for i, value in zip((*traced, *places), (*values, *own_nodes), strict=True):
+                own[i] = value
+            own_args, own_kwargs = jax.tree.unflatten(treedef, own)
+            results = _checked(fn, _called(fn, own_args, own_kwargs))
+            after = shape.leaves_of(own_nodes)
+            written[:] = [
+                i for i, (x, y) in enumerate(zip(before, after, strict=True)) if x is not y
+            ]
+            return results, [after[i] for i in written]
+
+        placed.__name__ = f"{_NAME}{device}"
+        results, news = jax.jit(placed)([jnp.asarray(leaves[i]) for i in traced], state)
+        if written:
+            for i, new in zip(written, news, strict=True):
+                state[i] = new
+            nnx.update(nodes, jax.tree.unflatten(shape.treedef, state))
+        return results
+
+    return called
+
+
+def _is_nnx(value: Any) -> bool:
+    return isinstance(value, (nnx.Pytree, nnx.Variable))
+
+
+def _called(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    except (TraceContextError, ValueError) as error:
+        if "different trace level" not in str(error):
+            raise
+        reached = closed_over(fn).items()
+        names = ", ".join(n for n, x in reached if _is_nnx(x)) or "of a function that it calls"
+        raise ContextError(
+            f"on_logical_device: {getattr(fn, '__name__', type(fn).__name__)} writes to an NNX "
+            f"object that it closes over: {names}.\n\n"
+            "The function is a program of its own; what it writes comes out of it for its "
+            "arguments alone.\n\n"
+            "Pass the object to it: strategy.on_logical_device(1)(fn)(model, x)."
+        ) from error
+
+
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)) and (
+        not isinstance(leaf, bool)
+    )
+
+
+def _checked(fn: Callable[..., Any], results: Any) -> Any:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(results):
+        is_array = _is_traced(leaf) or isinstance(leaf, bool) or hasattr(leaf, "__jax_array__")
+        if not is_array:
+            name = getattr(fn, "__name__", type(fn).__name__)
+            raise ArgumentTypeError(
+                f"TPUStrategy.on_logical_device: result{jax.tree_util.keystr(path)} of {name} is "
+                f"of type {type(leaf).__name__}.\n\n"
+                "One logical device computes the results, and the others get them as arrays.\n\n"
+                "Return arrays, or pytrees of them, and keep what is no array outside of the "
+                "function."
+            )
+    return results
+
+
+def device_of(eqn: Any) -> int | None:
+    """The logical device that an operation was put on by `on_device`."""
+    if eqn.primitive.name not in ("jit", "pjit"):
+        return None
+    found = _NAMED.fullmatch(eqn.params["name"])
+    return None if found is None else int(found.group(1))

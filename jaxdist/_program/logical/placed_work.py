@@ -1,0 +1,106 @@
+"""What of a step runs on one logical device, as a value to look at."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import Literal
+
+from jaxdist import _compat
+from jaxdist.errors import ContextError
+from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.logical.logical_device import ASSIGN
+from jaxdist._program.logical.logical_device import device_of
+from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
+from jaxdist._program.logical.placing import is_marked
+from jaxdist._program.logical.placing import obstacle
+from jaxdist._program.logical.placing import scheduled
+from jaxdist._program.jaxprs.subprograms import subprograms
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedWork:
+    """What of a step runs on one logical device of each replica; `repr` says it in a line.
+
+    Args:
+        device: The logical device.
+        operations: How many operations run there together.
+        results: How many arrays the other devices get from it.
+        source: The line that asked for it.
+    """
+
+    device: int
+    operations: int
+    results: int
+    source: str
+
+    def __repr__(self) -> str:
+        return (
+            f"logical device {self.device}: {self.operations} operation(s), {self.results} "
+            f"result(s) for the others, asked for at {self.source}"
+        )
+
+
+def placed_work(program: Any, *, backward: bool = False) -> list[PlacedWork]:
+    """The regions of a program, and of the programs in it; marks that place nothing are there too.
+
+    Raises:
+        ContextError: A function that was put on a logical device cannot run there alone.
+    """
+    jaxpr = getattr(program, "jaxpr", program)
+    found: list[PlacedWork] = []
+    if any(is_marked(e) for e in jaxpr.eqns):
+        plan = scheduled(jaxpr, backward=backward)
+        for region in plan.regions:
+            for eqn in region.eqns:
+                _check_can_be_alone(eqn)
+            shared = len(region.held) - sum(region.held)
+            source = _compat.source_of(region.asked_by)
+            found.append(PlacedWork(region.device, _count(region.eqns), shared, source))
+        made = {v for r in plan.regions for e in r.eqns for v in e.outvars}
+        for eqn in jaxpr.eqns:
+            if eqn.primitive is ASSIGN and not eqn.params["backward"]:
+                value = plan.alias[eqn.outvars[0]]
+                if isinstance(value, Literal) or value not in made:
+                    found.append(PlacedWork(eqn.params["device"], 0, 0, _compat.source_of(eqn)))
+    for eqn in jaxpr.eqns:
+        if device_of(eqn) is None and eqn.primitive.name != "shard_map":
+            down = backward or _compat.is_transposed(eqn)
+            for inner in subprograms(eqn):
+                found += placed_work(inner, backward=down)
+    return found
+
+
+def _count(eqns: Sequence[Any]) -> int:
+    """Operations, those of functions one by one."""
+    total = 0
+    for eqn in eqns:
+        name = eqn.primitive.name
+        inner = eqn.params[known.CALLS[name]] if name in known.CALLS else None
+        total += 1 if inner is None else _count(getattr(inner, "jaxpr", inner).eqns)
+    return total
+
+
+def _check_can_be_alone(eqn: Any) -> None:
+    if device_of(eqn) is None:
+        return
+    for program in subprograms(eqn):
+        for inner in getattr(program, "jaxpr", program).eqns:
+            found = inner if is_marked(inner) else obstacle(inner)
+            if found is not None:
+                raise ContextError(
+                    f"on_logical_device({device_of(eqn)}): the function has "
+                    f"{_in_words(found)} in it, at {_compat.source_of(found)}.\n\n"
+                    "One logical device of each replica runs the function while the others go on, "
+                    "so nothing in it can need the others, or be for them.\n\n"
+                    "Take it out: call on_logical_device for what is before it and for what is "
+                    "after it."
+                )
+
+
+def _in_words(eqn: Any) -> str:
+    if eqn.primitive is LOGICAL_LAYOUT:
+        return "a split over, or a replication to, the logical devices"
+    if is_marked(eqn):
+        return "work that was put on a logical device"
+    return f"a {eqn.primitive.name}"

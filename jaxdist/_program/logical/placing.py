@@ -1,0 +1,326 @@
+"""Which operations of a program run on which logical device, and in which groups.
+
+Operations are placed that produce a marked value and, backwards from there, those whose results
+go nowhere else. Gradients of a step are in the same program, and marked cotangents lead through
+them: what follows from one, and from no other, is placed as well, until a collective or another
+mark. So an operation and its transpose are placed alike.
+"""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import Literal
+
+from jaxdist import _compat
+from jaxdist.errors import ArgumentError
+from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.logical.logical_device import ASSIGN
+from jaxdist._program.logical.logical_device import device_of
+from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
+from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.jaxprs.subprograms import subprograms
+
+# Not to be placed, whatever is in their operands.
+_STAY = frozenset(
+    {"sharding_constraint", "shard_map", "jaxdist_all_reduce", "jaxdist_assume_replicated"}
+)
+_MIXED = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """Operations that one logical device runs together."""
+
+    device: int
+    eqns: tuple[Any, ...]
+    invars: tuple[Any, ...]
+    outvars: tuple[Any, ...]
+    # For each result, whether only regions of the same device use it.
+    held: tuple[bool, ...]
+    # The mark, or the call, that asked for it.
+    asked_by: Any
+    # What stands for the results of marks.
+    alias: dict[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """Regions of different devices of which none needs another one."""
+
+    regions: tuple[Region, ...]
+
+    @property
+    def invars(self) -> list[Any]:
+        """What they read, one after the other."""
+        return [v for r in self.regions for v in r.invars]
+
+    @property
+    def outvars(self) -> list[Any]:
+        """What they make, one after the other."""
+        return [v for r in self.regions for v in r.outvars]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A program as operations, and regions together, in an order in which they can run.
+
+    `alias` has what stands for the results of marks.
+    """
+
+    steps: tuple[Any, ...]
+    alias: dict[Any, Any]
+
+    @property
+    def regions(self) -> list[Region]:
+        """The regions among the steps."""
+        return [r for s in self.steps if isinstance(s, Together) for r in s.regions]
+
+
+def is_marked(eqn: Any) -> bool:
+    """Whether an operation is a mark of `assign`, or was put on a logical device."""
+    return eqn.primitive is ASSIGN or device_of(eqn) is not None
+
+
+def obstacle(eqn: Any) -> Any | None:
+    """The operation, this one or one inside it, that cannot run on one logical device alone."""
+    stays = eqn.primitive.name in _STAY or eqn.primitive in (ASSIGN, LOGICAL_LAYOUT)
+    if stays or (eqn.primitive.name in known.COLLECTIVES and named_axes(eqn.params)):
+        return eqn
+    for program in subprograms(eqn):
+        for inner in getattr(program, "jaxpr", program).eqns:
+            found = obstacle(inner)
+            if found is not None:
+                return found
+    return eqn if eqn.effects else None
+
+
+def scheduled(jaxpr: Any, *, backward: bool = False) -> Schedule:
+    """Place the operations of an open jaxpr.
+
+    Args:
+        jaxpr: The program; what is inside its operations is placed for itself.
+        backward: Whether the whole of it belongs to a gradient.
+    """
+    placing = _Placing(jaxpr, backward)
+    return placing.schedule()
+
+
+class _Placing:
+    def __init__(self, jaxpr: Any, backward: bool) -> None:
+        self.jaxpr = jaxpr
+        self.backward = backward
+        self.eqns = list(jaxpr.eqns)
+        self.users: dict[Any, list[int]] = defaultdict(list)
+        for i, eqn in enumerate(self.eqns):
+            for v in _variables(eqn.invars):
+                self.users[v].append(i)
+        self.results = set(_variables(jaxpr.outvars))
+        self.device: dict[int, int] = {}
+        self.asked_by: dict[int, Any] = {}
+
+    def schedule(self) -> Schedule:
+        self._place_named()
+        self._place_cotangents()
+        self._place_backwards()
+        alias: dict[Any, Any] = {}
+        for eqn in self.eqns:
+            if eqn.primitive is ASSIGN:
+                [given], [marked] = eqn.invars, eqn.outvars
+                alias[marked] = given if isinstance(given, Literal) else alias.get(given, given)
+        return Schedule(tuple(self._grouped(alias)), alias)
+
+    # Which operation runs where.
+
+    def _place_named(self) -> None:
+        for i, eqn in enumerate(self.eqns):
+            device = device_of(eqn)
+            if device is not None and any(getattr(p, "jaxpr", p).eqns for p in subprograms(eqn)):
+                self.device[i] = device
+
+    def _place_cotangents(self) -> None:
+        """Forwards from marked cotangents, while they are of one device."""
+        label: dict[Any, int] = {}
+        marked: dict[int, Any] = {}
+        for i, eqn in enumerate(self.eqns):
+            if eqn.primitive is ASSIGN:
+                if eqn.params["backward"]:
+                    label[eqn.outvars[0]] = eqn.params["device"]
+                    marked.setdefault(eqn.params["device"], eqn)
+                continue
+            found = {label[v] for v in _variables(eqn.invars) if v in label}
+            if not found or i in self.device or not (self.backward or _compat.is_transposed(eqn)):
+                continue
+            alone = len(found) == 1 and _MIXED not in found and obstacle(eqn) is None
+            device = found.pop() if alone else _MIXED
+            label.update(dict.fromkeys(eqn.outvars, device))
+            if alone:
+                self.device[i] = device
+                self.asked_by[i] = marked[device]
+
+    def _place_backwards(self) -> None:
+        """Backwards from marked values, and from what is placed already."""
+        for i in reversed(range(len(self.eqns))):
+            eqn = self.eqns[i]
+            if i in self.device or eqn.primitive is ASSIGN:
+                continue
+            marks = [m for v in eqn.outvars for m in self._marks_on(v)]
+            if marks:
+                device, mark = _the_device(marks), marks[0]
+            else:
+                found = self._device_of_all_users(eqn)
+                if found is None:
+                    continue
+                device, mark = found
+            if obstacle(eqn) is None:
+                self.device[i], self.asked_by[i] = device, mark
+
+    def _marks_on(self, variable: Any) -> list[Any]:
+        """The marks that put what makes a value on a device, those on marked values too."""
+        found: list[Any] = []
+        for user in self.users[variable]:
+            eqn = self.eqns[user]
+            if eqn.primitive is ASSIGN and not eqn.params["backward"]:
+                found += [eqn, *self._marks_on(eqn.outvars[0])]
+        return found
+
+    def _device_of_all_users(self, eqn: Any) -> tuple[int, Any] | None:
+        if any(v in self.results for v in eqn.outvars):
+            return None
+        users = {u for v in eqn.outvars for u in self.users[v]}
+        named = any(device_of(self.eqns[u]) is not None for u in users)
+        devices = {self.device.get(u) for u in users}
+        if named or len(devices) != 1 or None in devices:
+            return None
+        first = min(users)
+        [device] = (d for d in devices if d is not None)
+        return device, self.asked_by[first]
+
+    # Operations of one device that nothing else stands between run together.
+
+    def _grouped(self, alias: dict[Any, Any]) -> list[Any]:
+        order = [i for i, e in enumerate(self.eqns) if e.primitive is not ASSIGN]
+        depth = self._depths(order, alias)
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        steps: list[tuple[int, int, Any]] = []
+        for i in order:
+            if i in self.device:
+                groups[self.device[i], depth[i]].append(i)
+            else:
+                steps.append((depth[i], i, self.eqns[i]))
+        used = self._used_by(order, alias)
+        levels: dict[int, list[tuple[int, Region]]] = defaultdict(list)
+        for (device, level), members in groups.items():
+            levels[level].append((members[0], self._region(device, members, alias, used)))
+        for level, regions in levels.items():
+            first = min(number for number, _ in regions)
+            together = sorted((r for _, r in regions), key=lambda r: r.device)
+            steps.append((level, first, Together(tuple(together))))
+        return [step for _, _, step in sorted(steps, key=lambda s: s[:2])]
+
+    def _depths(self, order: Sequence[int], alias: dict[Any, Any]) -> dict[int, int]:
+        """How often the way to an operation goes from one device to another, or to all of them.
+
+        Two operations of one device and one depth have nothing of other devices between them.
+        """
+        before: dict[int, set[int]] = {}
+        made_by: dict[Any, int] = {}
+        with_effects: int | None = None
+        for i in order:
+            eqn = self.eqns[i]
+            needs = {made_by[v] for v in self._read(eqn, alias) if v in made_by}
+            if eqn.effects:
+                needs |= set() if with_effects is None else {with_effects}
+                with_effects = i
+            before[i] = needs
+            made_by.update(dict.fromkeys(eqn.outvars, i))
+        where = self.device.get
+        depth: dict[int, int] = {}
+        for i in order:
+            depth[i] = max((depth[j] + (where(j) != where(i)) for j in before[i]), default=0)
+        latest = self._latest(order, before, depth)
+        for device in set(self.device.values()):
+            members = [i for i in order if where(i) == device]
+            levels = _fewest_levels([(depth[i], latest[i]) for i in members])
+            for i in members:
+                depth[i] = next(level for level in levels if level >= depth[i])
+        return depth
+
+    def _latest(
+        self, order: Sequence[int], before: dict[int, set[int]], depth: dict[int, int]
+    ) -> dict[int, float]:
+        """Up to which depth an operation can wait for others of its device."""
+        latest: dict[int, float] = dict.fromkeys(order, math.inf)
+        for i in reversed(order):
+            for j in before[i]:
+                together = i in self.device and self.device.get(j) == self.device[i]
+                latest[j] = min(latest[j], latest[i] if together else depth[i] - 1)
+        return latest
+
+    def _read(self, eqn: Any, alias: dict[Any, Any]) -> list[Any]:
+        return list(_variables(alias.get(v, v) for v in _variables(eqn.invars)))
+
+    def _used_by(self, order: Sequence[int], alias: dict[Any, Any]) -> dict[Any, set[int]]:
+        used: dict[Any, set[int]] = defaultdict(set)
+        for i in order:
+            for v in self._read(self.eqns[i], alias):
+                used[v].add(i)
+        for v in _variables(alias.get(v, v) for v in self.results):
+            used[v].add(-1)
+        return used
+
+    def _region(
+        self,
+        device: int,
+        members: list[int],
+        alias: dict[Any, Any],
+        used: dict[Any, set[int]],
+    ) -> Region:
+        inside = set(members)
+        eqns = tuple(self.eqns[i] for i in members)
+        made = [v for e in eqns for v in e.outvars]
+        own = set(made)
+        reads = (v for e in eqns for v in self._read(e, alias) if v not in own)
+        outvars = tuple(v for v in made if used[v] - inside)
+        held = tuple(all(self.device.get(u) == device for u in used[v] - inside) for v in outvars)
+        asked_by = next((self.asked_by[i] for i in members if i in self.asked_by), eqns[0])
+        return Region(
+            device,
+            eqns,
+            tuple(dict.fromkeys(reads)),
+            outvars,
+            held,
+            asked_by,
+            alias,
+        )
+
+
+def _the_device(marks: Sequence[Any]) -> int:
+    """The device that all marks on a value say."""
+    first: int = marks[0].params["device"]
+    for mark in marks:
+        if mark.params["device"] != first:
+            raise ArgumentError(
+                f"A value is assigned to logical device {first}, at {_compat.source_of(marks[0])}, "
+                f"and to logical device {mark.params['device']}, at {_compat.source_of(mark)}.\n\n"
+                "One logical device of each replica computes a value; the others get it when they "
+                "use it.\n\n"
+                "Leave one of the two calls out, or assign what is computed from the value."
+            )
+    return first
+
+
+def _fewest_levels(ranges: Sequence[tuple[int, float]]) -> list[int]:
+    """The fewest numbers of which at least one is in each range."""
+    levels: list[int] = []
+    for first, last in sorted(ranges, key=lambda r: r[1]):
+        if not levels or levels[-1] < first:
+            forever = [f for f, _ in ranges]
+            levels.append(max(forever) if math.isinf(last) else int(last))
+    return levels
+
+
+def _variables(atoms: Any) -> Any:
+    return (a for a in atoms if not isinstance(a, Literal))

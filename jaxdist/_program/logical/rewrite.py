@@ -1,0 +1,222 @@
+"""Replaying a trace with what XLA cannot run, or would get wrong, put in other words.
+
+Everywhere on CPU and GPU: the collectives for `pmax` and `pmin` lose nan there, so they compare
+integers in the order of the floats.
+
+Where only some mesh axes are manual, three things cannot run: XLA's CPU backend aborts the process
+on reductions of bf16 (no compile option of ours reaches a program that is traced inside a user's
+own jit), JAX refuses callbacks, and XLA branches that end in different layouts. What a step placed
+on one logical device gets its conditional here.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal
+from jax.sharding import PartitionSpec
+
+from jaxdist import _compat
+from jaxdist._program.jaxprs.extremes import EXTREMES
+from jaxdist._program.jaxprs.extremes import extreme_by_order
+from jaxdist._program.logical.in_region import InRegion
+from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
+from jaxdist._program.logical.placed_region import Part
+from jaxdist._program.logical.placed_region import PlacedCall
+from jaxdist._program.logical.placing import Together
+from jaxdist._program.logical.placing import is_marked
+from jaxdist._program.logical.placing import scheduled
+from jaxdist._program.jaxprs.subprograms import contains
+from jaxdist._program.jaxprs.subprograms import holds_programs
+from jaxdist._program.jaxprs.subprograms import subprograms
+
+_REDUCTIONS = frozenset(
+    {"psum", "pmax", "pmin", "reduce_scatter", "psum_scatter", "psum_invariant"}
+)
+_INLINED = frozenset({"closed_call", "core_call"})
+_CONSTRAINTS = (LOGICAL_LAYOUT.name, "sharding_constraint")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewrite:
+    """Rewrites for programs in which `automatic` axes are left to GSPMD.
+
+    If `keeps_nan`, maxima and minima over replicas are of integers. If there are automatic axes:
+    reductions of bf16 are done in f32, if `widens`; a pure callback runs once on each logical
+    device, on the whole value; branches do not end in a layout; operations that are placed on one
+    logical device run there.
+    """
+
+    automatic: frozenset[str]
+    widens: bool
+    keeps_nan: bool = False
+
+    def applies_to(self, jaxpr: Any) -> bool:
+        """Whether anything in `jaxpr` has to be rewritten."""
+        return any(
+            self._is_extreme(e)
+            or (bool(self.automatic) and self._is_for_automatic(e))
+            or any(self.applies_to(s) for s in _inner(e))
+            for e in getattr(jaxpr, "jaxpr", jaxpr).eqns
+        )
+
+    def _is_for_automatic(self, eqn: Any) -> bool:
+        return (
+            self._is_narrow(eqn)
+            or eqn.primitive.name == "pure_callback"
+            or is_marked(eqn)
+            or _has_constrained_branches(eqn)
+        )
+
+    def call(
+        self,
+        jaxpr: Any,
+        args: Sequence[Any],
+        consts: Sequence[Any] = (),
+        *,
+        backward: bool = False,
+    ) -> list[Any]:
+        """Evaluate `jaxpr`, rewritten; `backward` is one that belongs to a gradient."""
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+        plan = scheduled(jaxpr, backward=backward)
+        held: set[Any] = set()
+
+        def read(atom: Any) -> Any:
+            found = atom if isinstance(atom, Literal) else plan.alias.get(atom, atom)
+            return found.val if isinstance(found, Literal) else env[found]
+
+        for step in plan.steps:
+            if isinstance(step, Together):
+                results = self._together(step, [env[v] for v in step.invars], held)
+            else:
+                down = backward or _compat.is_transposed(step)
+                results = self._equation(step, [read(v) for v in step.invars], down)
+            env.update(zip(step.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _together(self, step: Together, operands: list[Any], held: set[Any]) -> list[Any]:
+        [axis] = self.automatic
+        parts = tuple(
+            Part(InRegion(r), r.device, tuple(v in held for v in r.invars), r.held)
+            for r in step.regions
+        )
+        for region in step.regions:
+            pairs = zip(region.outvars, region.held, strict=True)
+            held.update(v for v, stays in pairs if stays)
+        with _compat.at_source_of(step.regions[0].asked_by):
+            return PlacedCall(parts, axis, self.widens)(*operands)
+
+    def _equation(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
+        if self._is_extreme(eqn):
+            return extreme_by_order(
+                eqn.primitive.name, operands, lambda x: _bind(eqn, x, eqn.params)
+            )
+        if not self.automatic:
+            return self._with_inner(eqn, operands, backward)
+        if self._is_narrow(eqn):
+            results = _bind(eqn, [_widen(x) for x in operands], eqn.params)
+            return [r.astype(v.aval.dtype) for r, v in zip(results, eqn.outvars, strict=True)]
+        if eqn.primitive.name == "pure_callback":
+            return self._callback(eqn, operands)
+        if _has_constrained_branches(eqn):
+            # At both ends, since the gradient of a branch ends where the branch begins.
+            barrier = jax.lax.optimization_barrier
+            branches = [
+                self._traced_again(b.jaxpr, b.consts, backward, barrier)
+                for b in eqn.params["branches"]
+            ]
+            return _bind(eqn, operands, {**eqn.params, "branches": tuple(branches)})
+        return self._with_inner(eqn, operands, backward)
+
+    def _with_inner(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
+        """An operation, with the programs inside it rewritten."""
+        if not any(self.applies_to(s) for s in _inner(eqn)):
+            return _bind(eqn, operands, eqn.params)
+        if eqn.primitive.name in _INLINED:
+            inner = next(iter(_inner(eqn)))
+            program = getattr(inner, "jaxpr", inner)
+            return self.call(program, operands, _consts(inner), backward=backward)
+        params = {
+            k: self._again(v, backward) if holds_programs(v) else v for k, v in eqn.params.items()
+        }
+        # A caller may differentiate the whole: the rules of the user's own derivatives stay.
+        return _bind(eqn, operands, _compat.rewritten_derivatives(params, self._traced_again))
+
+    def _callback(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        def whole(*values: Any) -> list[Any]:
+            return _bind(eqn, list(values), eqn.params)
+
+        mapped = jax.shard_map(
+            whole,
+            in_specs=PartitionSpec(),
+            out_specs=PartitionSpec(),
+            axis_names=self.automatic,
+            check_vma=False,
+        )
+        results: list[Any] = mapped(*operands)
+        return results
+
+    def _again(self, value: Any, backward: bool) -> Any:
+        """A sub-program, traced anew."""
+        if isinstance(value, tuple):
+            again = [self._again(v, backward) for v in value]
+            return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
+        closed = self._traced_again(getattr(value, "jaxpr", value), _consts(value), backward)
+        return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
+
+    def _traced_again(
+        self,
+        jaxpr: Any,
+        consts: Sequence[Any],
+        backward: bool = False,
+        around: Callable[[Any], Any] = lambda x: x,
+    ) -> Any:
+        def rewritten(*args: Any) -> list[Any]:
+            results = self.call(jaxpr, [around(x) for x in args], consts, backward=backward)
+            return [around(x) for x in results]
+
+        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
+        return jax.make_jaxpr(rewritten)(*avals)
+
+    def _is_extreme(self, eqn: Any) -> bool:
+        return (
+            self.keeps_nan
+            and eqn.primitive.name in EXTREMES
+            and any(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.invars)
+        )
+
+    def _is_narrow(self, eqn: Any) -> bool:
+        return (
+            self.widens
+            and eqn.primitive.name in _REDUCTIONS
+            and any(v.aval.dtype == jnp.bfloat16 for v in eqn.invars)
+        )
+
+
+def _bind(eqn: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
+    results = _compat.bind_like(eqn, operands, params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _has_constrained_branches(eqn: Any) -> bool:
+    """Whether a conditional has a branch that may end in a layout, which XLA compares."""
+    return eqn.primitive.name == "cond" and any(
+        contains(branch, name) for branch in eqn.params["branches"] for name in _CONSTRAINTS
+    )
+
+
+def _widen(x: Any) -> Any:
+    return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
+
+
+def _consts(value: Any) -> Sequence[Any]:
+    held: Sequence[Any] = getattr(value, "consts", ())
+    return held
+
+
+def _inner(eqn: Any) -> list[Any]:
+    """Sub-programs to look into; a `shard_map` of the user's makes the automatic axes manual."""
+    return [] if eqn.primitive.name == "shard_map" else subprograms(eqn)

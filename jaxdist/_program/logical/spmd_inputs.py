@@ -1,0 +1,120 @@
+"""The rule of SPMD partitioning: a step says of each input how it lies over the logical devices."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jax.extend.core import Literal
+
+from jaxdist import _compat
+from jaxdist.errors import ArgumentError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.arguments.in_slot import InSlot
+from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
+from jaxdist._program.trace.trace import Argument
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.trace.trace import Traced
+
+
+def check_inputs(
+    signature: Signature,
+    traced: Traced,
+    names: Sequence[str],
+    layout: ReplicaMesh,
+    read_only: int,
+) -> None:
+    """Refuse an input that is used and is neither split nor replicated.
+
+    Exempt are scalars, arrays that lie split already, and what is no input to TensorFlow:
+    variables, the state of NNX objects, and what the step closes over.
+
+    Args:
+        signature: Of the step.
+        traced: The step.
+        names: Of all inputs.
+        layout: Of the strategy.
+        read_only: How many variables stand at the end of the inputs.
+
+    Raises:
+        ArgumentError: Names the inputs, and the line of the first use of each.
+    """
+    last = len(signature.inputs) - read_only
+    wanted: dict[Any, int] = {}
+    for operand, var in zip(traced.operands, traced.jaxpr.invars, strict=True):
+        if type(operand) is not Argument or not traced.num_graph <= operand < last:
+            continue
+        if not _is_settled(signature.inputs[operand], layout):
+            wanted[var] = int(operand)
+    found: dict[int, str] = {}
+    for number, eqn in _uses(traced.jaxpr, wanted):
+        found.setdefault(number, _compat.source_of(eqn))
+    if found:
+        raise ArgumentError(_message(found, names, layout))
+
+
+def _is_settled(slot: InSlot, layout: ReplicaMesh) -> bool:
+    if not slot.local_shape(layout.num_replicas):
+        return True
+    axes = [a for e in tuple(slot.sharding.spec) for a in (e if isinstance(e, tuple) else (e,))]
+    return any(a is not None and a not in layout.replica_axes for a in axes)
+
+
+def _uses(program: Any, wanted: dict[Any, int]) -> Iterator[tuple[int, Any]]:
+    """Operations, other than marks, on inputs: the number of the input, and the operation."""
+    if not wanted:
+        return
+    for eqn in getattr(program, "jaxpr", program).eqns:
+        numbers = [None if isinstance(v, Literal) else wanted.get(v) for v in eqn.invars]
+        if eqn.primitive is LOGICAL_LAYOUT or all(n is None for n in numbers):
+            continue
+        inner = list(_inside(eqn, numbers))
+        if not inner:
+            yield from ((n, eqn) for n in numbers if n is not None)
+        for call in inner:
+            yield from _uses(call.program, call.wanted())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A program inside an operation, and which inputs of the step it gets."""
+
+    program: Any
+    numbers: list[int | None]
+
+    def wanted(self) -> dict[Any, int]:
+        invars = getattr(self.program, "jaxpr", self.program).invars
+        pairs = zip(invars, self.numbers, strict=True)
+        return {v: n for v, n in pairs if n is not None}
+
+
+def _inside(eqn: Any, numbers: list[int | None]) -> Iterator[_Call]:
+    name, params = eqn.primitive.name, eqn.params
+    if name in known.CALLS and known.CALLS[name] in params:
+        yield _Call(params[known.CALLS[name]], numbers)
+    elif name == "scan":
+        yield _Call(params["jaxpr"], numbers)
+    elif name == "cond" and numbers[0] is None:
+        for branch in params["branches"]:
+            yield _Call(branch, numbers[1:])
+    elif name == "while":
+        cond, body = params["cond_nconsts"], params["body_nconsts"]
+        state = numbers[cond + body :]
+        yield _Call(params["cond_jaxpr"], numbers[:cond] + state)
+        yield _Call(params["body_jaxpr"], numbers[cond : cond + body] + state)
+
+
+def _message(found: dict[int, str], names: Sequence[str], layout: ReplicaMesh) -> str:
+    listed = [f"{names[n]}, used at {line}" for n, line in list(found.items())[:10]]
+    more = f"\nand {len(found) - 10} more" if len(found) > 10 else ""
+    return (
+        f"strategy.run: {len(found)} input(s) of the step are neither split over the "
+        f"{layout.num_logical} logical devices nor replicated to them:\n"
+        + "\n".join(listed)
+        + more
+        + "\n\nWith experimental_spmd_xla_partitioning=True a step says so of every input before "
+        "it uses it (not of scalars, variables and NNX objects).\n\n"
+        "Begin the step with, for instance, batch = strategy."
+        "experimental_replicate_to_logical_devices(batch), or experimental_split_to_logical_devices"
+        "(batch, [...]), and use what that returns; or place the array so before."
+    )

@@ -1,0 +1,1 @@
+"""Flax NNX objects as arguments, and in closures."""

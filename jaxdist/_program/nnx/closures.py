@@ -1,0 +1,200 @@
+"""NNX objects that a step closes over: reading them is fine, writing them is a named error."""
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from flax import nnx
+from flax.errors import TraceContextError
+from jax.errors import UnexpectedTracerError
+from jax.sharding import NamedSharding
+
+from jaxdist import _compat
+from jaxdist.errors import ContextError
+from jaxdist._program.nnx.lost_writes import bare_variables
+from jaxdist._program.nnx.lost_writes import check_none_is_lost
+from jaxdist._program.arguments.retrace import place
+from jaxdist._values import is_sharded
+from jaxdist._values import leaked
+
+# How far functions that a step calls are followed.
+MAX_DEPTH = 4
+
+
+def closed_over(fn: Any) -> dict[str, Any]:
+    """What a function reaches without being given it, by the name that its code uses.
+
+    Closures, globals and defaults, of the functions that it reaches in this way as well.
+    """
+    found: dict[str, Any] = {}
+    _collect(fn, found, set(), MAX_DEPTH)
+    return found
+
+
+def _collect(fn: Any, found: dict[str, Any], seen: set[int], depth: int) -> None:
+    if id(fn) in seen or not depth:
+        return
+    seen.add(id(fn))
+    for name, value in _reached(fn):
+        if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+            _collect(value, found, seen, depth - 1)
+        else:
+            found.setdefault(name, value)
+
+
+def _reached(fn: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(fn, functools.partial):
+        yield "func", fn.func
+        yield from ((f"args[{i}]", a) for i, a in enumerate(fn.args))
+        yield from fn.keywords.items()
+    elif isinstance(fn, types.MethodType):
+        yield "self", fn.__self__
+        yield from _reached(fn.__func__)
+    elif isinstance(fn, types.FunctionType):
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+            try:
+                yield name, cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+        for name in _names(fn.__code__):
+            if name in fn.__globals__:
+                yield name, fn.__globals__[name]
+        yield from ((f"default {i}", d) for i, d in enumerate(fn.__defaults__ or ()))
+        yield from (fn.__kwdefaults__ or {}).items()
+    elif hasattr(fn, "__wrapped__"):
+        yield "__wrapped__", fn.__wrapped__
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Global names in a piece of code, with those of the functions defined in it."""
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _names(const)
+
+
+def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call the step; a write to an NNX object that it closes over is an error that names it."""
+    bare = bare_variables(args, kwargs)
+    try:
+        result = fn(*args, **kwargs)
+    except (TraceContextError, ValueError, UnexpectedTracerError) as error:
+        raise_leak(fn, error)
+        if "should match the mesh of sharding" in str(error):
+            _raise_of_global_array(fn, error)
+        if "different trace level" not in str(error):
+            raise
+        objects = {
+            name: value
+            for name, value in closed_over(fn).items()
+            if any(isinstance(x, (nnx.Pytree, nnx.Variable)) for x in _nnx_objects(value))
+        }
+        touched = _touched(error, objects)
+        if touched is None:
+            # An object that a transformation inside the step closes over, or one that the step
+            # reaches in a way that is not followed.
+            error.add_note(
+                "If the object was made outside the step, pass it as an argument: "
+                "strategy.run(step, args=(object, ...))."
+            )
+            raise
+        raise ContextError(_message(fn, *touched, objects)) from error
+    check_none_is_lost(bare, result)
+    return result
+
+
+def raise_leak(fn: Any, error: Exception) -> None:
+    """Raise a named error if it was a traced value which outlived its trace."""
+    if isinstance(error, UnexpectedTracerError) or "context mesh" in str(error):
+        dead = _leaked_value(fn)
+        if dead is not None:
+            raise leak(fn, dead) from error
+
+
+def _raise_of_global_array(fn: Any, error: Exception) -> None:
+    """Raise a named error if JAX does not take an array with a layout as a constant of a step."""
+    for name, value in closed_over(fn).items():
+        for leaf in jax.tree.leaves(value, is_leaf=is_sharded):
+            array = leaf.held if is_sharded(leaf) else leaf
+            if isinstance(getattr(array, "sharding", None), NamedSharding):
+                shown = f"{array.dtype}{list(array.shape)} laid out as {array.sharding.spec}"
+                raise ContextError(
+                    f"The step at {place(fn)} closes over {name}, which holds an array {shown}. "
+                    f"JAX refused an operation on it.\n\n"
+                    "An array that a step closes over keeps its layout over the devices, and some "
+                    "functions of jax.numpy (where, for instance) take none with a layout there."
+                    f"\n\nPass it as an argument: strategy.run(step, args=({name}, ...))."
+                ) from error
+
+
+def _leaked_value(fn: Any) -> Any:
+    """A traced value that a function reaches, and that belongs to no trace of the caller."""
+    for value in closed_over(fn).values():
+        for leaf in jax.tree.leaves(value) if isinstance(value, (dict, list, tuple)) else [value]:
+            if isinstance(leaf, jax.core.Tracer) and not _compat.is_live(leaf):
+                return leaf
+    return None
+
+
+def leak(fn: Any, dead: Any) -> ContextError:
+    """The error for a step that closes over a traced value which outlived its trace."""
+    names = [
+        name
+        for name, value in closed_over(fn).items()
+        if any(x is dead for x in jax.tree.leaves([value]))
+    ]
+    where = f" through {names[0]}" if names else ""
+    return leaked(f"The step at {place(fn)} uses{where} ", dead)
+
+
+def _nnx_objects(value: Any) -> list[Any]:
+    """A value, or what a container of NNX objects holds."""
+    if not isinstance(value, (nnx.Pytree, nnx.Variable, dict, list, tuple)):
+        return []
+    leaves: list[Any] = jax.tree.leaves(
+        value, is_leaf=lambda x: isinstance(x, (nnx.Pytree, nnx.Variable))
+    )
+    return leaves
+
+
+def _touched(error: BaseException, objects: dict[str, Any]) -> tuple[str, Any] | None:
+    """Name and value of what Flax refused to touch, if it belongs to one of `objects`."""
+    known: dict[int, tuple[str, Any]] = {}
+    for name, value in objects.items():
+        for path, part in nnx.iter_graph(value):
+            known.setdefault(id(part), (name + _path(path), part))
+    found = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        # The user's own frames hold what they close over whether it is at fault or not.
+        if str(frame.f_globals.get("__name__", "")).startswith("flax."):
+            for local in frame.f_locals.values():
+                found = known.get(id(local), found)
+        traceback = traceback.tb_next
+    return found
+
+
+def _path(path: tuple[Any, ...]) -> str:
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
+
+
+def _message(fn: Any, name: str, part: Any, objects: dict[str, Any]) -> str:
+    kinds = ", ".join(f"{n} ({type(v).__name__})" for n, v in objects.items())
+    arguments = ", ".join(objects)
+    bare = [n for n, v in objects.items() if isinstance(v, nnx.Variable)]
+    inside = (
+        f" A variable by itself goes into a module first: nnx.Dict(value={bare[0]})."
+        if bare
+        else ""
+    )
+    return (
+        f"The step at {place(fn)} writes, or differentiates with respect to, {name}, a "
+        f"{type(part).__name__}, which it closes over.\n\n"
+        f"NNX objects that it closes over: {kinds}. The variables of such an object are part of "
+        "the program: a step may read them, as they were when it was traced, and nothing else.\n\n"
+        f"Pass the objects as arguments: strategy.run(step, args=({arguments}, ...)). Their "
+        f"variables are then updated in place.{inside}"
+    )

@@ -1,0 +1,170 @@
+"""What becomes of NNX variables that a step leaves different on each replica."""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxdist._typing import AxisNames
+from jaxdist._collectives import mean_over
+from jaxdist._program.nnx import keys_of_replicas
+from jaxdist._values import mean_of_shares
+from jaxdist._values import share_of_mean
+
+
+class Rule(enum.Enum):
+    """How the values of all replicas become one."""
+
+    MEAN = "mean"  # batch statistics
+    SUM = "sum"  # of what each replica added to a metric
+    MOMENTS = "moments"  # count, mean and squared deviations of what each replica saw
+    LARGEST = "largest"  # counts of random streams: no number is drawn twice
+
+
+@dataclasses.dataclass(frozen=True)
+class Combination:
+    """Variables of NNX objects, by number, that are combined together."""
+
+    rule: Rule
+    numbers: tuple[int, ...]
+
+
+def enter(kind: type, value: Any, axes: AxisNames) -> Any:
+    """A variable as a replica sees it: random keys get the replica's number folded in."""
+    if issubclass(kind, nnx.RngKey):
+        return keys_of_replicas.of_replica(value, axes)
+    return value
+
+
+def leave(kind: type, before: Any, entered: Any, after: Any, axes: AxisNames) -> Any:
+    """A variable as it goes on to the next step; a key that was not written stays as it was."""
+    if not issubclass(kind, nnx.RngKey):
+        return after
+    return before if after is entered else keys_of_replicas.kept(before, entered, after, axes)
+
+
+def is_metric(kind: type) -> bool:
+    """Whether a variable grows by what all replicas add to it, also where they add the same."""
+    return issubclass(kind, nnx.metrics.MetricState)
+
+
+def rule_of(kind: type) -> Rule | None:
+    """How a variable that differs is combined, if it has a rule; metrics are looked at closer."""
+    if issubclass(kind, nnx.BatchStat):
+        return Rule.MEAN
+    if issubclass(kind, nnx.RngCount):
+        return Rule.LARGEST
+    return None
+
+
+def combine(
+    combination: Combination,
+    before: Sequence[Any],
+    after: Sequence[Any],
+    axes: AxisNames,
+    takes_part: tuple[bool, ...] | None = None,
+) -> list[Any]:
+    """The values of some variables after a step; of metrics, `after` is what a replica added.
+
+    Args:
+        combination: Which variables these are.
+        before: Their values before the step.
+        after: Those of this replica after it.
+        axes: The replica axes.
+        takes_part: By replica, whether it has rows; None where all have.
+    """
+    counts = None if takes_part is None else _own(takes_part, axes)
+    if takes_part is not None and not any(takes_part) and combination.rule is not Rule.LARGEST:
+        return [b.reshape(a.shape) for b, a in zip(before, after, strict=True)]
+    if combination.rule is Rule.MOMENTS:
+        return _moments(before, after, axes, counts)
+    if combination.rule is Rule.LARGEST:
+        return [jax.lax.pmax(x, axes) for x in after]
+    if combination.rule is Rule.SUM:
+        return [_sum(*pair, axes, counts) for pair in zip(before, after, strict=True)]
+    return [_mean(x, axes, takes_part, counts) for x in after]
+
+
+def _own(of_replica: tuple[bool, ...], axes: AxisNames) -> Any:
+    return jnp.asarray(of_replica)[jax.lax.axis_index(axes)]
+
+
+def _mean(x: Any, axes: AxisNames, takes_part: tuple[bool, ...] | None, counts: Any) -> Any:
+    wide = _wide(x)
+    if takes_part is None:
+        return mean_over(wide, axes).astype(x.dtype)
+    num = sum(takes_part)
+    total = jax.lax.psum(jnp.where(counts, share_of_mean(wide, num), 0), axes)
+    return mean_of_shares(total, wide.dtype, num).astype(x.dtype)
+
+
+def _sum(before: Any, added: Any, axes: AxisNames, counts: Any) -> Any:
+    added = _wide(added)
+    total = jax.lax.psum(added if counts is None else jnp.where(counts, added, 0), axes)
+    start = before.reshape(added.shape)
+    return (_wide(start).astype(total.dtype) + total).astype(start.dtype)
+
+
+def _moments(
+    before: Sequence[Any], after: Sequence[Any], axes: AxisNames, counts: Any
+) -> list[Any]:
+    """Chan, Golub and LeVeque, 1979: moments of parts give those of the whole."""
+    num, mean, squares = after
+    has = num > 0 if counts is None else counts & (num > 0)
+    num = jnp.where(has, num, 0)
+    sum_num = jax.lax.psum(num, axes)
+    wide = _wide(mean)
+    rows = jnp.stack([num.astype(wide.dtype), jnp.where(has, wide, 0), jnp.where(has, squares, 0)])
+    nums, means, devs = jnp.moveaxis(jax.lax.all_gather(rows, axes), 1, 0)  # each [R, ...]
+    num0, mean0, dev0 = (x.reshape(num.shape) for x in before)
+    whole = num0.astype(sum_num.dtype) + sum_num
+    nums = jnp.concatenate([num0.astype(wide.dtype)[None], nums])
+    means = jnp.concatenate([mean0.astype(wide.dtype)[None], means])
+    devs = jnp.concatenate([dev0.astype(wide.dtype)[None], devs])
+    share = nums / jnp.maximum(whole, 1).astype(wide.dtype)[None]
+    # From the mean before, so that a long run of steps keeps its digits.
+    moved = jnp.sum(jnp.where(nums > 0, share * (means - means[:1]), 0), axis=0)
+    new = jnp.where(num0 > 0, means[0] + moved, jnp.sum(share * means, axis=0))
+    spread = jnp.sum(jnp.where(nums > 0, devs + nums * (means - new[None]) ** 2, 0), axis=0)
+    return [whole.astype(num0.dtype), new.astype(mean0.dtype), spread.astype(dev0.dtype)]
+
+
+def combine_all(
+    combination: Combination,
+    before: Sequence[Any],
+    after: Sequence[Sequence[Any]],
+    shape: Sequence[int],
+    names: tuple[str, ...],
+    takes_part: tuple[bool, ...] | None = None,
+) -> list[Any]:
+    """The same, of the values of all replicas in one place.
+
+    Args:
+        combination: Which variables these are.
+        before: Their values before the step.
+        after: For each of them, the values of all replicas.
+        shape: Sizes of the replica axes.
+        names: Names of the replica axes.
+        takes_part: By replica, whether it has rows.
+    """
+
+    def one(*rows: Any) -> list[Any]:
+        return combine(combination, before, rows, names, takes_part)
+
+    mapped = one
+    for name in reversed(names):
+        mapped = jax.vmap(mapped, axis_name=name)
+    stacks = [jnp.stack(list(x)).reshape(*shape, *x[0].shape) for x in after]
+    whole = mapped(*stacks)
+    return [x.reshape(math.prod(shape), *x.shape[len(shape) :])[0] for x in whole]
+
+
+def _wide(x: Any) -> Any:
+    """At least f32: sums of many replicas need it, and XLA's CPU backend may abort on bf16."""
+    is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
+    return x.astype(jnp.float32) if is_narrow else x

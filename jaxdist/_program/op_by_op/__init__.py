@@ -1,0 +1,1 @@
+"""The second executor: one thread for each replica, one operation after the other."""

@@ -1,0 +1,230 @@
+"""The second executor: one thread for each replica, one operation after the other."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from jaxdist import _compat
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.nnx.graph_rules import Combination
+from jaxdist._program.nnx.graph_rules import combine_all
+from jaxdist._program.uneven.joined import Groups
+from jaxdist._program.op_by_op.rendezvous import Meeting
+from jaxdist._program.state.metric_increments import numbers_of_metrics
+from jaxdist._program.state.no_rows import check_without_rows
+from jaxdist._program.state.no_rows import has_empty_input
+from jaxdist._program.proof.pieces import check_results
+from jaxdist._program.op_by_op.replica import Replica
+from jaxdist._program.op_by_op.replica import Taped
+from jaxdist._program.proof.replication import NONE
+from jaxdist._program.proof.replication import Differs
+from jaxdist._program.state.rows import place_of
+from jaxdist._program.state.rows import replicas_with_rows
+from jaxdist._program.trace.sharded import joined
+from jaxdist._program.trace.sharded import pieces_of
+from jaxdist._program.state.state import check_functional_state
+from jaxdist._program.state.state import combinations
+from jaxdist._program.op_by_op.tape import same_bits
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.trace.trace import replica_axes_of
+from jaxdist._program.op_by_op.thread_scheduler import Turns
+from jaxdist._program.uneven.uneven import check_ranks
+from jaxdist._program.uneven.uneven import joined_template
+from jaxdist._program.uneven.uneven import signature_of
+from jaxdist._program.variables.lift import check_equal
+from jaxdist._values import Kind
+from jaxdist._values import PerReplica
+from jaxdist._values import Variable
+from jaxdist._values import checked_per_replica
+from jaxdist._values import close_containers
+from jaxdist._values import shards_by_replica
+
+# An operation is compiled once for each device that it runs on, so replicas whose devices have one
+# memory anyway compute on one of them.
+SHARES_MEMORY = frozenset({"cpu"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a step left; nothing outside of it has been changed yet."""
+
+    state: list[Any]  # new values of the variables of NNX objects
+    variables: tuple[Variable, ...]
+    values: list[Any]  # of these variables
+    result: Any
+
+
+class OpByOpStep:
+    """One call of a step. Operations run as JAX runs them outside of `jit`."""
+
+    def __init__(
+        self, fn: Callable[..., Any], signature: Signature, strategy: Any, leaves: Sequence[Any]
+    ) -> None:
+        layout: ReplicaMesh = strategy.layout
+        self._layout, self._signature, self._leaves = layout, signature, leaves
+        own = [layout.device_grid[r, 0] for r in range(layout.num_replicas)]
+        self._devices = [own[0]] * len(own) if layout.platform in SHARES_MEMORY else own
+        columns = [self._local(i, leaf) for i, leaf in enumerate(leaves)]
+        self._replicas = [
+            Replica(number, fn, signature, strategy, device, [c[number] for c in columns])
+            for number, device in enumerate(self._devices)
+        ]
+
+    def run(self, donated: Sequence[int], where: str) -> Outcome:
+        """Run all replicas.
+
+        Args:
+            donated: Arguments that would be given away; here nothing is, but it marks state.
+            where: The line of the step.
+
+        Raises:
+            Exception: What the step raised, with a note that names the replica.
+            DivergentCollectiveError: The replicas did not come to the same collective.
+            StateDivergenceError: State that came out different on each replica.
+        """
+        settings = _compat.settings_of_thread()
+        turns = Turns([r.body(settings) for r in self._replicas])
+        for replica in self._replicas:
+            replica.ops.turns = turns
+        meeting = Meeting(self._layout, self._devices)
+        return self._outcome(turns.run(meeting.settle), donated, where)
+
+    def _local(self, number: int, leaf: Any) -> list[Any]:
+        """An argument as each replica sees it."""
+        cut = self._signature.inputs[number].cut
+        if cut is not None:
+            return pieces_of(leaf, cut, self._layout)
+        if self._signature.inputs[number].kind is not Kind.PER_REPLICA:
+            return [leaf] * len(self._devices)
+        rows: Sequence[Any]
+        if self._layout.num_logical == 1:
+            rows = shards_by_replica(leaf)
+        else:
+            size = leaf.shape[0] // self._layout.num_replicas
+            rows = [leaf[r * size : (r + 1) * size] for r in range(self._layout.num_replicas)]
+        real = dict(self._signature.uneven).get(number)
+        if real is not None:
+            rows = [x[tuple(map(slice, shape))] for x, shape in zip(rows, real, strict=True)]
+        return list(rows)
+
+    def _outcome(self, rows: list[list[Any]], donated: Sequence[int], where: str) -> Outcome:
+        layout, signature = self._layout, self._signature
+        taped = [r.taped() for r in self._replicas]
+        groups = Groups(tuple(range(len(taped))), layout.replica_axes)
+        template = joined_template(taped, groups)
+        check_ranks(taped, groups)
+        changed = list({id(v): v for r in self._replicas for v in r.variables.changed}.values())
+        for replica, row in zip(self._replicas, rows, strict=True):
+            replica.finish(row, changed)
+        axes = replica_axes_of(layout)
+        self._check_rows(taped)
+        differs = [bool(d) for d in self._differs(axes)]
+        columns = [list(c) for c in zip(*(r.finals for r in self._replicas), strict=True)]
+        count = len(taped[0].shapes)
+        of_results, of_variables = differs[:count], differs[count:]
+        first = dataclasses.replace(taped[0], template=template)
+        of_results = [d and i not in first.cuts for i, d in enumerate(of_results)]
+        self._check_pieces(axes)
+        combined: list[Combination] = []
+        if axes:
+            num_replicas = layout.num_replicas
+            # Which of them has updated a metric is decided in Python, by each for itself.
+            has = replicas_with_rows(signature, num_replicas)
+            found = [
+                combinations(signature, t, of_results, num_replicas, [place_of(r, layout)])
+                for r, t in enumerate(taped)
+                if has is None or has[r] or not any(has)
+            ]
+            combined = list(dict.fromkeys(c for one in found for c in one))
+            check_functional_state(signature, first, of_results, donated, num_replicas, where)
+            check_equal(changed, of_variables, num_replicas)
+        cuts = first.cuts
+        made = self._combined(combined, columns)
+        state = [
+            joined(columns[i], cuts[i], layout)
+            if i in cuts
+            else self._state(i, made.get(i, columns[i][0]))
+            for i in range(first.num_graph)
+        ]
+        results = [
+            joined(columns[i], cuts[i], layout)
+            if i in cuts
+            else self._placed(columns[i], first.shapes[i] == (), is_equal=not of_results[i])
+            for i in range(first.num_graph, count)
+        ]
+        values = [self._value(*pair) for pair in zip(changed, columns[count:], strict=True)]
+        result = close_containers(jax.tree.map(lambda number: results[number], template))
+        return Outcome(state, tuple(changed), values, result)
+
+    def _check_rows(self, taped: Sequence[Taped]) -> None:
+        """Where replicas have no rows: whether a mean over nothing has reached the others."""
+        count = self._layout.num_replicas
+        for replica, tape in enumerate(taped):
+            own = signature_of(self._signature, replica, count)
+            if count > 1 and has_empty_input(own, count):
+                check_without_rows(self._signature, own, tape, [replica], self._layout)
+
+    def _check_pieces(self, axes: Differs) -> None:
+        """Whether arrays in pieces were used as what they are."""
+        if axes:
+            for replica in self._replicas:
+                check_results(replica.wrong_pieces(axes))
+
+    def _differs(self, axes: Differs) -> list[Differs]:
+        """For each result, and each changed variable, the axes over which it may differ."""
+        found = [r.differs(axes) for r in self._replicas]
+        joined = [NONE.union(*column) for column in zip(*found, strict=True)]
+        # What replicas decide in Python leaves no mark on the values.
+        finals = zip(*(r.finals for r in self._replicas), strict=True)
+        return [
+            d if d or same_bits(column) else axes for d, column in zip(joined, finals, strict=True)
+        ]
+
+    def _placed(self, column: list[Any], is_scalar: bool, *, is_equal: bool) -> Any:
+        """One result of all replicas over the devices of the strategy."""
+        layout = self._layout
+        values = [x.reshape(()) for x in column] if is_scalar else column
+        shapes = {x.shape for x in values}
+        if is_equal and len(shapes) == 1:
+            return jax.device_put(values[0], layout.replicated)
+        if len(shapes) == 1:
+            return checked_per_replica("result", PerReplica(values), layout)
+        own = [layout.device_grid[r, 0] for r in range(layout.num_replicas)]
+        return PerReplica([jax.device_put(x, d) for x, d in zip(values, own, strict=True)])
+
+    def _combined(
+        self, combined: Sequence[Combination], columns: list[list[Any]]
+    ) -> dict[int, Any]:
+        """The new values of variables that are brought together, by number."""
+        layout, first = self._layout, self._devices[0]
+        takes_part = replicas_with_rows(self._signature, layout.num_replicas)
+        from_zero = frozenset(numbers_of_metrics(combined))
+        sizes = [layout.mesh.shape[a] for a in layout.replica_axes]
+        made: dict[int, Any] = {}
+        for c in combined:
+            here = SingleDeviceSharding(first)
+            before = [jax.device_put(self._leaves[i], here) for i in c.numbers]
+            after = [
+                [r.from_zero(i) for r in self._replicas] if i in from_zero else columns[i]
+                for i in c.numbers
+            ]
+            moved = [[jax.device_put(x, first) for x in column] for column in after]
+            values = combine_all(c, before, moved, sizes, layout.replica_axes, takes_part)
+            made.update(zip(c.numbers, values, strict=True))
+        return made
+
+    def _state(self, number: int, value: Any) -> Any:
+        """The new value of one leaf of an NNX object."""
+        slot = self._signature.inputs[number]
+        return jax.device_put(value.reshape(slot.shape), slot.sharding)
+
+    def _value(self, variable: Variable, copies: list[Any]) -> Any:
+        """The array that a changed variable holds from now on."""
+        home = variable.home
+        if home.per_replica and home.layout is not None:
+            return checked_per_replica("value", PerReplica(copies), home.layout).array
+        return jax.device_put(jnp.asarray(copies[0]), home.sharding or self._layout.replicated)

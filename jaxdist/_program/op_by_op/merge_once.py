@@ -1,0 +1,164 @@
+"""A merge function of a step that runs op by op: one replica calls it, for all of them.
+
+The first replica traces it, and all of them do what it did, each with its own values: its
+collectives meet, and its gradients are theirs. What it saw as Python has to be the same on all
+replicas; where it is not (other shapes, other numbers), each replica calls its own.
+"""
+
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+
+from jaxdist import _compat
+from jaxdist._collectives import GatherLog
+from jaxdist._collectives import logged
+from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.uneven.joined_ops import same
+from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
+from jaxdist._program.variables.step_variables import Lifting
+from jaxdist._values import Variable
+
+MAX_DEPTH = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeCall:
+    """What a replica brings to a `merge_call`: all that its merge function can see as Python."""
+
+    treedef: Any
+    seen: list[Any]  # shapes and dtypes of arrays, and other values as they are
+    source: str
+
+    def is_like(self, other: "MergeCall") -> bool:
+        """Whether a merge function would see the same Python."""
+        return self.treedef == other.treedef and same(self.seen, other.seen)
+
+    def __str__(self) -> str:
+        return f"merge_call at {self.source}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged:
+    """What the replica that called the merge function tells the others."""
+
+    done: "MergeTrace | None"
+    source: str
+
+    def __str__(self) -> str:
+        return f"merge_call at {self.source}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MergeTrace:
+    """What a merge function did, as a function of the values of one replica."""
+
+    program: Callable[..., Any]
+    # What it closed over: the number of an array that its closure shows, or a value of no replica.
+    closed_over: tuple[Any, ...]
+    touched: tuple[Variable, ...]
+    written: tuple[Variable, ...]
+    treedef: Any
+
+    def replay(
+        self, reached: Sequence[Any], given: Sequence[Any], variables: Sequence[Any]
+    ) -> tuple[list[Any], Any]:
+        """The new values of the variables that it wrote, and its result, for one replica."""
+        held = [reached[c] if type(c) is Reached else c for c in self.closed_over]
+        results = self.program(*held, *given, *variables)
+        count = len(self.written)
+        return results[:count], self.treedef.unflatten(results[count:])
+
+
+class Reached(int):
+    """The number of an array that the closure of a merge function shows."""
+
+
+def merge_call_of(fn: Callable[..., Any], given: Any) -> tuple[MergeCall, list[Any], list[Any]]:
+    """What a replica brings, the arrays that it passes, and those that its closure has."""
+    leaves, treedef = jax.tree.flatten(given, is_leaf=_is_variable)
+    reached = jax.tree.leaves(list(_closure(fn, MAX_DEPTH)), is_leaf=_is_variable)
+    every = [*leaves, *reached]
+    seen = [jax.typeof(x) if _is_array(x) else x for x in every]
+    arrays = [x for x in leaves if _is_array(x)]
+    call = MergeCall((treedef, len(leaves)), seen, _compat.callers_line())
+    return call, arrays, [x for x in reached if _is_array(x)]
+
+
+def trace_merge(
+    merged: Callable[..., Any], given: Any, reached: Sequence[Any], layout: Any
+) -> MergeTrace | None:
+    """Call the merge function once; None where it uses values that its closure does not show."""
+    leaves, treedef = jax.tree.flatten(given, is_leaf=_is_variable)
+    arrays = [x for x in leaves if _is_array(x)]
+    access = Lifting(layout).begin()
+    made: list[Any] = []
+
+    def traced(*own: Any) -> list[Any]:
+        values = iter(own)
+        filled = treedef.unflatten([next(values) if _is_array(x) else x for x in leaves])
+        with access.body():
+            result = merged(filled, access)
+            marked = jax.tree.map(
+                lambda x: x if _is_array(x) else Static(x), result, is_leaf=_is_variable
+            )
+            found, out = jax.tree.flatten(marked)
+            made.append(out)
+            return [*access.results(), *found]
+
+    with _compat.with_jit(), logged(GatherLog((), layout.num_replicas)):
+        closed = jax.make_jaxpr(traced)(*(_shape(x) for x in arrays))
+    numbers = {id(x): Reached(n) for n, x in enumerate(reached)}
+    is_unknown = [isinstance(c, jax.core.Tracer) and id(c) not in numbers for c in closed.consts]
+    if any(is_unknown) or access.holds_refs:
+        return None
+    jaxpr, marks = _compat.without_placeholders(closed, PLACEHOLDER)
+    jaxpr = _compat.with_inputs(jaxpr, [marks[n] for n in range(len(access.touched))])
+    return MergeTrace(
+        jaxpr_as_fun(_compat.with_constants_as_inputs(jaxpr)),
+        tuple(numbers.get(id(c), c) for c in closed.consts),
+        access.touched,
+        access.written,
+        made[-1],
+    )
+
+
+def _shape(array: Any) -> jax.ShapeDtypeStruct:
+    aval = jax.typeof(array)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "dtype") and hasattr(x, "shape") and not isinstance(x, Variable)
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, Variable)
+
+
+def _closure(fn: Any, depth: int) -> Iterator[Any]:
+    """The values of a function's closure, and of those of the functions in it."""
+    held: list[Any]
+    if isinstance(fn, functools.partial):
+        held = [*fn.args, *fn.keywords.values(), fn.func]
+    elif isinstance(fn, types.MethodType):
+        held = [fn.__func__]
+    elif isinstance(fn, types.FunctionType):
+        held = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+        for cell in fn.__closure__ or ():
+            try:
+                held.append(cell.cell_contents)
+            except ValueError:  # not assigned yet
+                continue
+    else:
+        return
+    for value in held:
+        if isinstance(value, (functools.partial, types.MethodType, types.FunctionType)):
+            if depth:
+                yield from _closure(value, depth - 1)
+        else:
+            yield value

@@ -1,0 +1,224 @@
+"""What happens where all replicas of a step that runs op by op come together."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from jaxdist import _compat
+from jaxdist._collectives import UNEVEN_ALL_GATHER
+from jaxdist.errors import DivergentCollectiveError, NotFiniteError, ShapeError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.jaxprs.extremes import EXTREMES
+from jaxdist._program.jaxprs.extremes import extreme_of_rows
+from jaxdist._program.op_by_op.invalid_numbers import invalid_number
+from jaxdist._program.op_by_op.merge_once import MergeCall
+from jaxdist._program.op_by_op.merge_once import Merged
+from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.op_by_op.thread_scheduler import Finished
+from jaxdist._values import how_to_cast
+
+_MEMBERS = "jaxdist_members"
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """What one replica brings: an operation, its operands, and the line that asked for it."""
+
+    primitive: Any
+    params: dict[str, Any]
+    operands: tuple[Any, ...]
+    source: str
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"{x.dtype}{list(x.shape)}" for x in self.operands)
+        return f"{listed} in {_name(self.primitive)} at {self.source}"
+
+
+@dataclasses.dataclass(frozen=True)
+class NumRows:
+    """The number of rows that one replica brings to a gather; each gets those of all."""
+
+    rows: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows in all_gather at {self.source}"
+
+
+class Meeting:
+    """Settles what the replicas bring, for one step."""
+
+    def __init__(self, layout: ReplicaMesh, devices: Sequence[jax.Device]) -> None:
+        self._layout = layout
+        self._devices = devices
+
+    def settle(self, brought: list[Any]) -> list[Any]:
+        """What each replica takes along.
+
+        Raises:
+            DivergentCollectiveError: Not all of them are at the same collective.
+            ShapeError: Operands of different shapes or dtypes.
+        """
+        first = brought[0]
+        if any(type(b) is not type(first) for b in brought):
+            raise _diverged(brought)
+        if isinstance(first, NumRows):
+            return [tuple(b.rows for b in brought)] * len(brought)
+        if isinstance(first, MergeCall):
+            return [all(map(first.is_like, brought))] * len(brought)
+        if isinstance(first, Merged):
+            return [first.done] * len(brought)
+        if any(b.primitive is not first.primitive for b in brought):
+            raise _diverged(brought)
+        if first.primitive is UNEVEN_ALL_GATHER:
+            return self._concatenated(brought)
+        if any(b.params != first.params for b in brought):
+            raise _diverged(brought)
+        _check_shapes(brought)
+        try:
+            results = self._communicated(brought)
+            _compat.check_numbers(_name(first.primitive), jax.tree.leaves(results))
+            return results
+        except (FloatingPointError, _compat.InvalidNumberError) as error:
+            operands = [x for b in brought for x in b.operands]
+            name = _name(first.primitive)
+            text = invalid_number(error, name, first.source, "on all replicas", operands)
+            raise NotFiniteError(text) from error
+        except Exception as error:
+            error.add_note(f"Raised in {first}, on all replicas.")
+            raise
+
+    def _concatenated(self, brought: Sequence[Collective]) -> list[Any]:
+        dim = brought[0].params["dim"]
+        rest = {(*x.shape[:dim], *x.shape[dim + 1 :]) for b in brought for x in b.operands}
+        if len(rest) > 1 or any(b.params["dim"] != dim for b in brought):
+            raise ShapeError(
+                f"strategy.run: an all_gather on dim {dim} joins arrays that differ in another "
+                f"dim.\n{_by_replica(brought)}\n\n"
+                "All dims but the one that is concatenated must be the same on every replica.\n\n"
+                "Gather on the dim that differs, or pad the others first."
+            )
+        parts = [self._to_first(b.operands[0]) for b in brought]
+        whole = jnp.concatenate(parts, axis=dim)
+        return [jax.device_put(whole, SingleDeviceSharding(d)) for d in self._devices]
+
+    def _communicated(self, brought: Sequence[Collective]) -> list[Any]:
+        first = brought[0]
+        results: list[Any] = [None] * len(brought)
+        for members in self._groups(named_axes(first.params), first.params):
+            own = self._among(members, [brought[m] for m in members])
+            for member, result in zip(members, own, strict=True):
+                to = SingleDeviceSharding(self._devices[member])
+                results[member] = jax.tree.map(lambda x, to=to: jax.device_put(x, to), result)
+        return results
+
+    def _groups(self, axes: tuple[str, ...], params: dict[str, Any]) -> list[list[int]]:
+        """The replicas that communicate with one another, in the order of the axes."""
+        names = self._layout.replica_axes
+        sizes = [self._layout.mesh.shape[a] for a in names]
+        grid = np.arange(math.prod(sizes)).reshape(sizes)
+        last = range(-len(axes), 0)
+        lines = np.moveaxis(grid, [names.index(a) for a in axes], last)
+        rows = lines.reshape(-1, math.prod(self._layout.mesh.shape[a] for a in axes)).tolist()
+        groups = params.get("axis_index_groups")
+        if groups is None:
+            return rows
+        return [[row[i] for i in group] for row in rows for group in groups]
+
+    def _among(self, members: Sequence[int], brought: Sequence[Collective]) -> list[Any]:
+        """Results for one group of replicas: `jax.vmap` knows what every collective means."""
+        first = brought[0]
+        if first.primitive.name == "ppermute":
+            return self._permuted(brought)
+        columns = list(zip(*(b.operands for b in brought), strict=True))
+        if first.primitive.name in EXTREMES and all(
+            isinstance(a, str) for a in first.params["axes"]
+        ):
+            placed = [[self._to_first(x) for x in column] for column in columns]
+            found = [extreme_of_rows(first.primitive.name, rows) for rows in placed]
+            return [found if first.primitive.multiple_results else found[0]] * len(members)
+        params = over_one_axis(first.params, len(members), _MEMBERS)
+        stacked = [jnp.stack([self._to_first(x) for x in column]) for column in columns]
+        whole = jax.vmap(lambda *x: first.primitive.bind(*x, **params), axis_name=_MEMBERS)(
+            *stacked
+        )
+        return [jax.tree.map(lambda x, i=i: x[i], whole) for i in range(len(members))]
+
+    def _permuted(self, brought: Sequence[Collective]) -> list[Any]:
+        """A permutation may leave some out, who get zeros; `jax.vmap` takes only whole ones."""
+        sources = {to: source for source, to in brought[0].params["perm"]}
+        nothing = [jnp.zeros_like(self._to_first(x)) for x in brought[0].operands]
+        many = brought[0].primitive.multiple_results
+        rows = [
+            [self._to_first(x) for x in brought[sources[i]].operands] if i in sources else nothing
+            for i in range(len(brought))
+        ]
+        return [row if many else row[0] for row in rows]
+
+    def _to_first(self, value: Any) -> Any:
+        return jax.device_put(value, SingleDeviceSharding(self._devices[0]))
+
+
+def over_one_axis(params: dict[str, Any], size: int, name: str) -> dict[str, Any]:
+    """The same collective over one axis of this name and size, without groups."""
+    changed = dict(params)
+    if "axes" in params:
+        unnamed = [a for a in params["axes"] if not isinstance(a, str)]
+        changed["axes"] = (*unnamed, name)
+    else:
+        many = isinstance(params["axis_name"], (tuple, list))
+        changed["axis_name"] = (name,) if many else name
+    if "axis_index_groups" in params:
+        changed["axis_index_groups"] = None
+    if "axis_size" in params:
+        changed["axis_size"] = size
+    return changed
+
+
+def _check_shapes(brought: Sequence[Collective]) -> None:
+    kinds = {tuple((x.dtype, x.shape) for x in b.operands) for b in brought}
+    if len(kinds) > 1:
+        raise ShapeError(
+            "strategy.run: a collective was given different shapes or dtypes on different replicas."
+            f"\n{_by_replica(brought)}\n\n"
+            "This collective needs one shape and one dtype on all replicas.\n\n"
+            f"{_to_one_kind(brought)}"
+        )
+
+
+def _to_one_kind(brought: Sequence[Collective]) -> str:
+    if len({tuple(x.shape for x in b.operands) for b in brought}) == 1:
+        return how_to_cast("value", (x.dtype for b in brought for x in b.operands))
+    return (
+        "Reduce over the rows first (value.sum(axis=0)), or use all_gather, which takes different "
+        "numbers of rows."
+    )
+
+
+def _diverged(brought: Sequence[Any]) -> DivergentCollectiveError:
+    return DivergentCollectiveError(
+        "strategy.run: the replicas did not come to the same collective.\n"
+        f"{_by_replica(brought)}\n\n"
+        "A collective waits for all replicas, so all of them must reach it, in the same order.\n\n"
+        "Make the condition that decides about it the same everywhere "
+        "(flag = get_replica_context().all_reduce('sum', flag) > 0), or move the collective out "
+        "of the branch."
+    )
+
+
+def _by_replica(brought: Sequence[Any]) -> str:
+    lines: dict[str, list[int]] = {}
+    for number, what in enumerate(brought):
+        text = "returned" if isinstance(what, Finished) else str(what)
+        lines.setdefault(text, []).append(number)
+    return "\n".join(f"replicas {numbers}: {text}" for text, numbers in lines.items())
+
+
+def _name(primitive: Any) -> str:
+    return "all_gather" if primitive is UNEVEN_ALL_GATHER else str(primitive.name)

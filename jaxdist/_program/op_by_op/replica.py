@@ -1,0 +1,153 @@
+"""One replica of a step that runs op by op."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxdist import _compat
+from jaxdist._collectives import logged
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.nnx.graph_rules import is_metric
+from jaxdist._program.proof.pieces import PieceWalk
+from jaxdist._program.proof.pieces import Seen
+from jaxdist._program.op_by_op.replica_ops import ReplicaOps
+from jaxdist._program.proof.replication import NONE
+from jaxdist._program.proof.replication import Differs
+from jaxdist._program.proof.replication import analyse
+from jaxdist._program.op_by_op.tape import Tape
+from jaxdist._program.trace.trace import Argument
+from jaxdist._program.trace.trace import LocalStep
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.trace.trace import Traced
+from jaxdist._program.op_by_op.variables_now import VariablesNow
+from jaxdist._values import OPEN
+from jaxdist._values import PIECE
+from jaxdist._values import Kind
+from jaxdist._values import Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class Taped(Traced):
+    """What one replica did, in the place of the trace of a step."""
+
+    tape: Tape | None = None
+
+    @property
+    def jaxpr(self) -> Any:
+        """The operations of the replica."""
+        return self.tape
+
+
+_NO_TURNS = (
+    "Op by op, JAX cannot run a scan (or lax.map) without turns. Run this step compiled: "
+    "jaxdist.config.run_eagerly(False)."
+)
+
+
+class Replica:
+    """Its arguments, its operations, and what it did with variables."""
+
+    def __init__(
+        self,
+        number: int,
+        fn: Callable[..., Any],
+        signature: Signature,
+        strategy: Any,
+        device: jax.Device,
+        arguments: Sequence[Any],
+    ) -> None:
+        self._layout: ReplicaMesh = strategy.layout
+        self._device = device
+        self.ops = ReplicaOps(number, self._layout, device)
+        self.variables = VariablesNow(self._layout, number, self._bring, self.ops)
+        self._local = LocalStep(fn, signature, strategy, self.variables)
+        self._arguments = list(arguments)
+        self._inputs = signature.inputs
+        self._is_own = [i.kind is not Kind.MIRRORED for i in signature.inputs]
+        kinds = signature.graph.types if signature.graph else ()
+        count = len(self._arguments) - len(kinds)
+        self._is_metric = [*map(is_metric, kinds), *[False] * count]
+        self.finals: list[Any] = []
+        self._results: list[Any] = []
+
+    def body(self, settings: Callable[[], None]) -> Callable[[], list[Any]]:
+        """The step as a function for a thread; `settings` are those of the calling thread."""
+
+        def play() -> list[Any]:
+            settings()
+            sizes = [(a, self._layout.mesh.shape[a]) for a in self._layout.replica_axes]
+            with (
+                jax.default_device(self._device),
+                _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.mesh) as trace,
+                logged(self.ops.gather_log()),
+            ):
+                self.ops.trace = trace
+                try:
+                    given = zip(self._arguments, self._is_metric, strict=True)
+                    return self._local(*(self.ops.input(x, is_metric=m) for x, m in given))
+                except ValueError as error:
+                    if "zero-length scan" in str(error):
+                        error.add_note(_NO_TURNS)
+                    raise
+
+        return play
+
+    def _bring(self, variable: Variable, value: Any) -> Any:
+        """The value of a variable that the step meets for the first time."""
+        own = self.ops.input(value)
+        self._is_own.append(variable.home.per_replica)
+        return own
+
+    def taped(self) -> Taped:
+        """What it did."""
+        local, tape = self._local, self.ops.tape
+        others = len(tape.invars) - len(self._arguments)
+        operands = (*map(Argument, range(len(self._arguments))), *[None] * others)
+        return Taped(
+            None,
+            operands,
+            local.template,
+            local.num_graph,
+            local.paths,
+            local.shapes,
+            frozenset(),
+            cuts=local.cuts,
+            tape=tape,
+        )
+
+    def finish(self, results: Sequence[Any], changed: Sequence[Variable]) -> None:
+        """Note the results, with the variables that any replica has changed."""
+        finals = [*results, *(self.variables.value_of(v) for v in changed)]
+        self.ops.tape.results(finals)
+        self.finals = [getattr(x, "held", x) for x in finals]
+        self._results = list(results)
+
+    def from_zero(self, number: int) -> Any:
+        """A result as it would be if the metrics had been zero before the step."""
+        result = self._results[number]
+        other = getattr(getattr(result, "mark", None), "from_zero", None)
+        return self.finals[number] if other is None else other
+
+    def differs(self, axes: Differs) -> Sequence[Differs]:
+        """For each result and changed variable, the axes over which it may differ."""
+        return analyse(self.ops.tape, self._given(axes), axes).outputs
+
+    def _given(self, axes: Differs) -> list[Differs]:
+        """For each input and variable, the axes over which it may differ."""
+        others = self._is_own[len(self._inputs) :]
+        return [*(i.differs(axes) for i in self._inputs), *(axes if o else NONE for o in others)]
+
+    def wrong_pieces(self, axes: Differs) -> list[str]:
+        """The results that are declared to be in pieces, and are not proved to be.
+
+        Raises:
+            ShardedArrayError: An operation saw a piece in the place of an array.
+        """
+        tape = self.ops.tape
+        if not any(op.primitive is PIECE or op.primitive is OPEN for op in tape.eqns):
+            return []
+        walk = PieceWalk(self._layout, axes)
+        walk.jaxpr(tape, [Seen(d) for d in self._given(axes)])
+        return walk.wrong

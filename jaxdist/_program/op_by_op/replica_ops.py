@@ -1,0 +1,301 @@
+"""The operations of one replica of a step that runs op by op."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core.primitives import all_gather_p
+from jax.sharding import SingleDeviceSharding
+
+from jaxdist import _compat
+from jaxdist._collectives import UNEVEN_ALL_GATHER
+from jaxdist._collectives import GatherLog
+from jaxdist._collectives import traced_once
+from jaxdist.errors import ContextError, NotFiniteError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.batched_while import where_it_goes_on
+from jaxdist._program.op_by_op.invalid_numbers import invalid_number
+from jaxdist._program.op_by_op.rendezvous import Collective
+from jaxdist._program.op_by_op.rendezvous import NumRows
+from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.jaxprs.subprograms import programs_in
+from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist._program.op_by_op.tape import Tape
+from jaxdist._program.op_by_op.thread_scheduler import Turns
+from jaxdist._values import OPEN
+from jaxdist._values import PIECE
+from jaxdist._values import Cut
+from jaxdist._values import pad_dim
+
+# What they do is about layouts, and here every replica has whole arrays on one device.
+_LAYOUT_ONLY = frozenset(
+    """
+    sharding_constraint pcast pvary reshard mesh_cast jaxdist_logical_layout
+    jaxdist_logical_device
+    """.split()
+)
+
+
+class ReplicaOps:
+    """Evaluates operations on the device of one replica, and meets the others at collectives."""
+
+    def __init__(self, number: int, layout: ReplicaMesh, device: jax.Device) -> None:
+        self.tape = Tape()
+        self.turns: Turns | None = None
+        self.trace: Any = None
+        self._number = number
+        self._layout = layout
+        # A sharding, since an array that is put on a device keeps the axes of its old mesh.
+        self._to = SingleDeviceSharding(device)
+        self._device = device
+        sizes = [layout.mesh.shape[a] for a in layout.replica_axes]
+        place = np.unravel_index(number, sizes)
+        self._place = {a: int(i) for a, i in zip(layout.replica_axes, place, strict=True)}
+        # The line of the all-reduce that is being done, if it is more than one operation.
+        self._line = ""
+        self._brought: dict[int, tuple[Any, Any]] = {}
+
+    def input(self, value: Any, *, is_metric: bool = False) -> Any:
+        """A value that the step starts from."""
+        own = _compat.outside(jax.device_put, value, self._to)
+        mark = self.tape.input(jax.typeof(own))
+        if is_metric:
+            mark.from_zero = _compat.outside(jnp.zeros_like, own)
+        return _compat.HeldTracer(self.trace, own, mark)
+
+    def stage(self, value: Any) -> Any:
+        """A value of Python that the step makes an array of."""
+        own = _compat.outside(jax.device_put, value, self._to)
+        return _compat.HeldTracer(self.trace, own, self.tape.constant(value))
+
+    def __call__(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        """One operation; JAX calls this."""
+        name = primitive.name
+        here = [self._here(a) for a in args]
+        if name in known.CALLS and known.CALLS[name] in params and name != "shard_map":
+            around = self._line
+            if "plan" in params:
+                self._line = around or _compat.callers_line()
+            try:
+                return self._call(params[known.CALLS[name]], args)
+            finally:
+                self._line = around
+        axes = frozenset(named_axes(params)) & frozenset(self._layout.replica_axes)
+        if axes and (name in known.COLLECTIVES or primitive is UNEVEN_ALL_GATHER):
+            return self._meet(primitive, args, params)
+        if name == "axis_index" and axes:
+            return self._did(primitive, params, args, self._own_place(params))
+        if primitive is PIECE:
+            return self._declared(args, params)
+        if primitive is OPEN:
+            return self._did(primitive, params, args, self._opened(here[0], params["cut"]))
+        if name in _LAYOUT_ONLY:
+            return list(args) if primitive.multiple_results else args[0]
+        if name == "shard_map":
+            raise ContextError(_inner_shard_map())
+        if self._communicates(params):
+            return self._control_flow(name, args, params)
+        with traced_once():
+            try:
+                out = _compat.evaluate(primitive, here, params)
+                # JAX looks by itself only in threads where it was told to.
+                _compat.check_numbers(name, out if primitive.multiple_results else [out])
+            except (FloatingPointError, _compat.InvalidNumberError) as error:
+                line = _compat.callers_line()
+                where = f"on replica {self._number}"
+                raise NotFiniteError(invalid_number(error, name, line, where, here)) from error
+            did = self._did(primitive, params, args, out)
+            self._from_zero(primitive, params, args, here, did)
+        return did
+
+    def _from_zero(
+        self, primitive: Any, params: dict[str, Any], args: Sequence[Any], here: list[Any], did: Any
+    ) -> None:
+        """Do an operation on a metric again, as if the metric had been zero before the step."""
+        marks = [getattr(a, "mark", None) for a in args]
+        others = [None if m is None else m.from_zero for m in marks]
+        if all(x is None for x in others):
+            return
+        given = [h if x is None else x for h, x in zip(here, others, strict=True)]
+        out = _compat.evaluate(primitive, given, params)
+        many = isinstance(out, (list, tuple))
+        made = zip(did if many else [did], out if many else [out], strict=True)
+        for tracer, value in made:
+            tracer.mark.from_zero = value
+
+    def _did(self, primitive: Any, params: dict[str, Any], args: Sequence[Any], out: Any) -> Any:
+        many = isinstance(out, (list, tuple))
+        results = out if many else [out]
+        avals = [jax.typeof(x) for x in results]
+        marks = self.tape.did(primitive, params, args, avals, self._line)
+        made = [_compat.HeldTracer(self.trace, x, m) for x, m in zip(results, marks, strict=True)]
+        return made if many else made[0]
+
+    def _here(self, value: Any) -> Any:
+        """The array that an operand is; what the step closes over may lie on other devices."""
+        if isinstance(value, _compat.HeldTracer):
+            if not value.is_of(self.trace):
+                raise ContextError(_of_another_step(value))
+            return value.held
+        if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+            return value
+        if value.sharding.device_set == {self._device}:
+            return value
+        known_here = self._brought.get(id(value))
+        if known_here is None:
+            moved = jax.device_put(value, self._to)
+            known_here = self._brought[id(value)] = (value, moved)
+        return known_here[1]
+
+    # Collectives
+
+    def _meet(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        operands = tuple(jnp.asarray(self._here(x)) for x in args)
+        brought = Collective(primitive, params, operands, self._line or _compat.callers_line())
+        result = self.meet(brought)
+        if primitive is UNEVEN_ALL_GATHER:
+            gather = {"axis_name": params["axis_name"], "axis_index_groups": None}
+            return self._did(all_gather_p, gather, args, result)
+        return self._did(primitive, params, args, result)
+
+    def meet(self, brought: Any) -> Any:
+        """Come together with the other replicas, and take what is settled for this one."""
+        return self._turns.meet(self._number, brought)
+
+    @property
+    def _turns(self) -> Turns:
+        if self.turns is None:
+            raise ContextError(
+                "A collective was called on a replica that is not running.\n\n"
+                "The replicas of a step meet in its collectives while the step runs.\n\n"
+                "Return the value from the step, and use what strategy.run returns."
+            )
+        return self.turns
+
+    def _own_place(self, params: dict[str, Any]) -> Any:
+        index = 0
+        for axis in named_axes(params):
+            index = index * self._layout.mesh.shape[axis] + self._place[axis]
+        return jax.device_put(np.int32(index), self._to)
+
+    def gather_log(self) -> GatherLog:
+        """The sizes of gathers, which the replicas tell one another."""
+        return _MetSizes(self._turns, self._number, self._layout.num_replicas)
+
+    # Arrays in pieces. Here every replica has all of them, so nothing of what is done with them
+    # hangs on how they are cut; the tape is what is proved.
+
+    def _declared(self, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        cut = params["cut"]
+        gather = functools.partial(
+            jax.lax.all_gather, axis_name=cut.over(self._layout), axis=cut.dim, tiled=True
+        )
+        padded = self._here(_compat.inside(self.trace, gather, args[0]))
+        whole = jax.lax.slice_in_dim(padded, 0, cut.size, axis=cut.dim)
+        return self._did(PIECE, params, args, whole)
+
+    def _opened(self, whole: Any, cut: Cut) -> Any:
+        count = cut.pieces(self._layout)
+        rows = cut.rows(count)
+        place = int(self._own_place({"axes": cut.over(self._layout)}))
+        padded = pad_dim(jnp.asarray(whole), cut.dim, cut.padding(count))
+        return jax.lax.slice_in_dim(padded, place * rows, (place + 1) * rows, axis=cut.dim)
+
+    # Programs inside operations. Those without collectives are evaluated as they are.
+
+    def _communicates(self, params: dict[str, Any]) -> bool:
+        return any(self._has_collective(p) for p in programs_in(list(params.values())))
+
+    def _has_collective(self, program: Any) -> bool:
+        ours = frozenset(self._layout.replica_axes)
+        for eqn in getattr(program, "jaxpr", program).eqns:
+            if ours & frozenset(named_axes(eqn.params)) or eqn.primitive in (PIECE, OPEN):
+                return True
+            if any(self._has_collective(p) for p in subprograms(eqn)):
+                return True
+        return False
+
+    def _call(self, program: Any, args: Sequence[Any]) -> list[Any]:
+        closed = program if hasattr(program, "consts") else ClosedJaxpr(program, ())
+        results: list[Any] = _compat.inside(self.trace, jaxpr_as_fun(closed), *args)
+        return results
+
+    def _control_flow(self, name: str, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+        if name == "cond":
+            branches = params["branches"]
+            chosen = min(max(int(self._here(args[0])), 0), len(branches) - 1)
+            return self._call(branches[chosen], args[1:])
+        if name == "while":
+            return self._while(list(args), params)
+        if name == "scan":
+            return self._scan(list(args), params)
+        raise ContextError(
+            f"strategy.run cannot run {name} op by op: there is a collective inside it, at "
+            f"{_compat.callers_line()}.\n\n"
+            "Op by op a collective may be in a function, jax.checkpoint, cond, while or scan.\n\n"
+            "Run this step compiled (jaxdist.config.run_eagerly(False)), or move the collective "
+            f"out of the {name}."
+        )
+
+    def _while(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
+        split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        of_cond, of_body, state = args[: split[0]], args[split[0] : split[1]], args[split[1] :]
+        while True:
+            [goes_on] = self._call(params["cond_jaxpr"], of_cond + state)
+            if not np.any(self._here(goes_on)):
+                return state
+            after = self._call(params["body_jaxpr"], of_body + state)
+            state = _compat.inside(self.trace, where_it_goes_on, goes_on, after, state)
+
+    def _scan(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
+        consts, carry = _compat.scan_counts(params)
+        held, state, rows = args[:consts], args[consts : consts + carry], args[consts + carry :]
+        length, program = params["length"], params["jaxpr"]
+        order = range(length - 1, -1, -1) if params["reverse"] else range(length)
+        made: list[Any] = [None] * length
+        for i in order:
+            row = [_compat.inside(self.trace, jax.lax.index_in_dim, x, i, 0, False) for x in rows]
+            out = self._call(program, [*held, *state, *row])
+            state, made[i] = out[:carry], out[carry:]
+        if not length:
+            avals = [v.aval for v in getattr(program, "jaxpr", program).outvars[carry:]]
+            return [*state, *(jnp.zeros((0, *a.shape), a.dtype) for a in avals)]
+        columns = zip(*made, strict=True)
+        return [*state, *(_compat.inside(self.trace, jnp.stack, list(c)) for c in columns)]
+
+
+class _MetSizes(GatherLog):
+    """Sizes that are not assumed but asked for."""
+
+    def __init__(self, turns: Turns, number: int, num_replicas: int) -> None:
+        super().__init__((), num_replicas)
+        self._turns = turns
+        self._number = number
+
+    def next(self, rows: int) -> tuple[int, ...]:
+        sizes: tuple[int, ...] = self._turns.meet(
+            self._number, NumRows(rows, _compat.callers_line())
+        )
+        return sizes
+
+
+def _inner_shard_map() -> str:
+    return (
+        f"strategy.run cannot run a jax.shard_map op by op, at {_compat.callers_line()}.\n\n"
+        "Op by op every replica has whole arrays on one device, and there is nothing to map "
+        "over.\n\nRun this step compiled: jaxdist.config.run_eagerly(False)."
+    )
+
+
+def _of_another_step(value: Any) -> str:
+    return (
+        f"A value of an earlier step, or of another replica, was used at {_compat.callers_line()}: "
+        f"{value!r}.\n\n"
+        "Values that a step computes belong to it; what leaves it are its results.\n\n"
+        "Return the value from the step, or keep a copy: np.asarray(value)."
+    )

@@ -1,0 +1,1 @@
+"""What can be proved from a traced program, operation by operation."""

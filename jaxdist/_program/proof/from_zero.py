@@ -1,0 +1,206 @@
+"""A program run on two values of some inputs at once: the real ones, and zeros.
+
+What a step adds to a metric is what the metric is after the step if it was zero before. Taking the
+difference instead loses what is added above 2**24, and knows nothing of infinities. The rest of
+the program is run once: only what lies between these inputs and the wanted results is run again.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Literal
+
+from jaxdist import _compat
+from jaxdist._program.jaxprs import primitives as known
+
+# Calls that can be written out; derivatives of the others are their own.
+_WRITTEN_OUT = frozenset({"jit", "pjit", "closed_call", "core_call"}) & frozenset(known.CALLS)
+
+
+def run_twice(
+    program: Any, arguments: Sequence[Any], others: Sequence[Any], wanted: Sequence[bool]
+) -> tuple[list[Any], list[Any]]:
+    """Run an open or closed program.
+
+    Args:
+        program: One replica's.
+        arguments: The real inputs.
+        others: The other value of each input; None where it is the real one.
+        wanted: The results that are asked for of the other values.
+
+    Returns:
+        The real results, and the wanted others; None where they are the real ones.
+    """
+    jaxpr = getattr(program, "jaxpr", program)
+    consts = getattr(program, "consts", ())
+    real: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    real.update(zip(jaxpr.invars, arguments, strict=True))
+    other = {v: x for v, x in zip(jaxpr.invars, others, strict=True) if x is not None}
+    needed = _needed(jaxpr, wanted)
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else real[atom]
+
+    def read_other(atom: Any) -> Any:
+        return None if isinstance(atom, Literal) else other.get(atom)
+
+    for eqn in jaxpr.eqns:
+        operands = [read(v) for v in eqn.invars]
+        second = [read_other(v) for v in eqn.invars]
+        asked = [v in needed for v in eqn.outvars]
+        if not any(asked) or all(x is None for x in second):
+            results, found = _bind(eqn, operands), [None] * len(eqn.outvars)
+        else:
+            results, found = _both(eqn, operands, second, asked)
+        real.update(zip(eqn.outvars, results, strict=True))
+        other.update((v, x) for v, x in zip(eqn.outvars, found, strict=True) if x is not None)
+    outs = zip(jaxpr.outvars, wanted, strict=True)
+    return [read(v) for v in jaxpr.outvars], [read_other(v) if w else None for v, w in outs]
+
+
+def _needed(jaxpr: Any, wanted: Sequence[bool]) -> set[Any]:
+    """The variables from which the wanted results are made."""
+    found = {
+        v for v, w in zip(jaxpr.outvars, wanted, strict=True) if w and not isinstance(v, Literal)
+    }
+    for eqn in reversed(jaxpr.eqns):
+        if any(v in found for v in eqn.outvars):
+            found.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return found
+
+
+def _bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    results = _compat.bind_like(eqn, operands, eqn.params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _both(
+    eqn: Any, operands: list[Any], others: list[Any], asked: list[bool]
+) -> tuple[list[Any], list[Any]]:
+    name = eqn.primitive.name
+    if name in _WRITTEN_OUT:
+        return run_twice(eqn.params[known.CALLS[name]], operands, others, asked)
+    if name == "scan":
+        return _scan(eqn, operands, others)
+    if name == "cond" and others[0] is None:
+        return _cond(eqn, operands, others, asked)
+    second = [a if b is None else b for a, b in zip(operands, others, strict=True)]
+    return _bind(eqn, operands), list(_bind(eqn, second))
+
+
+def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
+    params = eqn.params
+    program = params["jaxpr"]
+    consts, carry = _compat.scan_counts(params)
+    depends = _dependent_carry(program, [x is not None for x in others], consts, carry)
+    numbers = [i for i in range(carry) if depends[i]]
+    start = operands[consts : consts + carry]
+    given = others[consts : consts + carry]
+    second = [start[i] if given[i] is None else given[i] for i in numbers]
+    rows, other_rows = operands[consts + carry :], others[consts + carry :]
+    asked = [*depends, *depends_of_rows(program, others, consts, carry, depends)]
+    made = [i for i, a in enumerate(asked[carry:]) if a]
+
+    def body(state: Any, values: Any) -> Any:
+        own, copies = state
+        row, other_row = values
+        of_carry: list[Any] = [None] * carry
+        for i, x in zip(numbers, copies, strict=True):
+            of_carry[i] = x
+        results, found = run_twice(
+            program,
+            [*operands[:consts], *own, *row],
+            [*others[:consts], *of_carry, *other_row],
+            asked,
+        )
+        whole = [r if f is None else f for r, f in zip(results, found, strict=True)]
+        return (
+            (results[:carry], [whole[i] for i in numbers]),
+            (results[carry:], [whole[carry + i] for i in made]),
+        )
+
+    (state, copies), (stacked, other_stacked) = jax.lax.scan(
+        body,
+        (start, second),
+        (rows, other_rows),
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    found: list[Any] = [None] * (carry + len(stacked))
+    for i, x in zip(numbers, copies, strict=True):
+        found[i] = x
+    for i, x in zip(made, other_stacked, strict=True):
+        found[carry + i] = x
+    return [*state, *stacked], found
+
+
+def _dependent_carry(program: Any, given: list[bool], consts: int, carry: int) -> list[bool]:
+    """Which parts of a loop's carry hang on inputs that have another value."""
+    held, state, rows = given[:consts], given[consts : consts + carry], given[consts + carry :]
+    while True:
+        out = depends(program, [*held, *state, *rows])
+        grown = [a or b for a, b in zip(state, out[:carry], strict=True)]
+        if grown == state:
+            return state
+        state = grown
+
+
+def depends_of_rows(
+    program: Any, others: list[Any], consts: int, carry: int, state: list[bool]
+) -> list[bool]:
+    """Which stacked results of a loop hang on inputs that have another value."""
+    given = [x is not None for x in others]
+    return depends(program, [*given[:consts], *state, *given[consts + carry :]])[carry:]
+
+
+def depends(program: Any, given: Sequence[bool]) -> list[bool]:
+    """For each result of a program, whether it hangs on one of the inputs that are marked."""
+    jaxpr = getattr(program, "jaxpr", program)
+    marked = {v for v, g in zip(jaxpr.invars, given, strict=True) if g}
+
+    def read(atom: Any) -> bool:
+        return not isinstance(atom, Literal) and atom in marked
+
+    for eqn in jaxpr.eqns:
+        own = [read(v) for v in eqn.invars]
+        if not any(own):
+            continue
+        found = [True] * len(eqn.outvars)
+        name = eqn.primitive.name
+        if name in _WRITTEN_OUT:
+            found = depends(eqn.params[known.CALLS[name]], own)
+        elif name == "scan":
+            consts, carry = _compat.scan_counts(eqn.params)
+            state = _dependent_carry(eqn.params["jaxpr"], own, consts, carry)
+            inner = [*own[:consts], *state, *own[consts + carry :]]
+            found = [*state, *depends(eqn.params["jaxpr"], inner)[carry:]]
+        elif name == "cond" and not own[0]:
+            ways = [depends(b, own[1:]) for b in eqn.params["branches"]]
+            found = [any(w) for w in zip(*ways, strict=True)]
+        marked.update(v for v, f in zip(eqn.outvars, found, strict=True) if f)
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _cond(
+    eqn: Any, operands: list[Any], others: list[Any], asked: list[bool]
+) -> tuple[list[Any], list[Any]]:
+    index, *values = operands
+    branches = eqn.params["branches"]
+    given = [x is not None for x in others[1:]]
+    ways = [depends(b, given) for b in branches]
+    either = [a and any(w) for a, w in zip(asked, zip(*ways, strict=True), strict=True)]
+
+    def of(branch: Any) -> Any:
+        def run(held: Any) -> Any:
+            own, second = held
+            results, found = run_twice(branch, own, second, either)
+            pairs = zip(results, found, either, strict=True)
+            return results, [r if f is None else f for r, f, e in pairs if e]
+
+        return run
+
+    results, made = jax.lax.switch(index, [of(b) for b in branches], (values, others[1:]))
+    copies = iter(made)
+    return list(results), [next(copies) if e else None for e in either]

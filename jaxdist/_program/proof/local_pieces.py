@@ -1,0 +1,266 @@
+"""A traced step in terms of the pieces that a replica holds.
+
+A step is traced with arrays in pieces in their whole shapes. Here each of its operations is done
+with the piece of this replica, where `PieceWalk` has proved that this is the same.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal
+
+from jaxdist import _compat
+from jaxdist.errors import ShardedArrayError
+from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.proof.pieces import PieceWalk
+from jaxdist._program.proof.pieces import Seen
+from jaxdist._program.jaxprs.subprograms import contains
+from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist._values import ELEMENTWISE
+from jaxdist._values import OPEN
+from jaxdist._values import PIECE
+from jaxdist._values import Cut
+from jaxdist._values import piece_of
+
+_REBUILT = frozenset({"remat", "remat2", "checkpoint"})
+
+
+class Local(NamedTuple):
+    """What is known of a value, and the value: the piece of this replica where it is in pieces."""
+
+    seen: Seen
+    array: Any
+
+
+class LocalPieces:
+    """Evaluates programs of whole arrays on the pieces of one replica.
+
+    Args:
+        walk: Proves what is asked of it.
+    """
+
+    def __init__(self, walk: PieceWalk) -> None:
+        self._walk = walk
+
+    def run(self, program: Any, given: Sequence[Local], consts: Sequence[Any] = ()) -> list[Local]:
+        """The results of an open or closed program.
+
+        Raises:
+            ShardedArrayError: An operation that would see a piece in the place of an array.
+        """
+        jaxpr = getattr(program, "jaxpr", program)
+        held = consts or getattr(program, "consts", ())
+        env: dict[Any, Local] = dict(zip(jaxpr.invars, given, strict=True))
+        env.update({v: Local(_constant(v), c) for v, c in zip(jaxpr.constvars, held, strict=True)})
+
+        def read(atom: Any) -> Local:
+            return Local(_constant(atom), atom.val) if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            results = self._equation(eqn, [read(v) for v in eqn.invars])
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
+        name, arrays = eqn.primitive.name, [x.array for x in inputs]
+        has_pieces = any(x.seen.cut is not None for x in inputs)
+        if not (has_pieces or is_marked(eqn)):
+            return self._bound(eqn, inputs, arrays)
+        if eqn.primitive is PIECE:
+            [seen] = self._walk.eqn(eqn, [inputs[0].seen])
+            return [Local(seen, arrays[0])]
+        if eqn.primitive is OPEN:
+            [seen] = self._walk.eqn(eqn, [inputs[0].seen])
+            return [Local(seen, self._piece(inputs[0], eqn.params["cut"]))]
+        if name in known.CALLS and known.CALLS[name] in eqn.params and name != "shard_map":
+            return self._call(eqn, inputs)
+        rebuilt = {"scan": self._scan, "while": self._while, "cond": self._cond}.get(name)
+        if rebuilt is not None:
+            return rebuilt(eqn, inputs)
+        if subprograms(eqn) and eqn.outvars:
+            raise ShardedArrayError(_not_inside(eqn))
+        if name in ELEMENTWISE:
+            cut = next(x.seen.cut for x in inputs if x.seen.cut is not None)
+            seen = self._walk.eqn(eqn, [x.seen for x in inputs])
+            local = [self._piece(x, cut) for x in inputs]
+            return [Local(s, r) for s, r in zip(seen, _bind(eqn, local, eqn.params), strict=True)]
+        return self._bound(eqn, inputs, arrays)
+
+    def _bound(self, eqn: Any, inputs: Sequence[Local], arrays: Sequence[Any]) -> list[Local]:
+        """The operation as it is."""
+        seen = self._walk.eqn(eqn, [x.seen for x in inputs])
+        results = _bind(eqn, arrays, eqn.params)
+        return [Local(s, r) for s, r in zip(seen, results, strict=True)]
+
+    def _piece(self, value: Local, cut: Cut) -> Any:
+        """The piece of this replica, of a value that may be whole; a scalar as it is."""
+        array, layout = value.array, self._walk.layout
+        if value.seen.cut is not None or not jnp.ndim(array) or cut.pieces(layout) == 1:
+            return array
+        array = jnp.asarray(array)
+        if array.shape[cut.dim] != cut.size:
+            # One element along that dim, for all of them.
+            return array
+        if value.seen.is_uniform:
+            # All pieces are one and the same.
+            shape = cut.local_shape(array.shape, cut.pieces(layout))
+            return jax.lax.slice(array, (0,) * array.ndim, shape)
+        return piece_of(array, cut, layout)
+
+    def _as(self, value: Local, seen: Seen) -> Any:
+        """The array of a value that is taken for what `seen` says."""
+        return value.array if seen.cut is None else self._piece(value, seen.cut)
+
+    # What holds programs
+
+    def _call(self, eqn: Any, inputs: Sequence[Local]) -> list[Local]:
+        name, parameter = eqn.primitive.name, known.CALLS[eqn.primitive.name]
+        inner, seen = eqn.params[parameter], [x.seen for x in inputs]
+        if name not in _REBUILT and not name.startswith("custom_"):
+            with _compat.at_source_of(eqn):
+                return self.run(inner, inputs)
+        found = self._walk.eqn(eqn, seen)
+        if name.startswith("custom_vjp"):
+            arrays = _without_derivative(lambda *a: self._results(inner, seen, found, a))(
+                *(x.array for x in inputs)
+            )
+            return [Local(s, x) for s, x in zip(found, arrays, strict=True)]
+        arrays = [x.array for x in inputs]
+        params = {**eqn.params, parameter: self._traced(inner, seen, found, arrays)}
+        if "jvp_jaxpr_fun" in params:
+            rule = functools.partial(self._rule, seen, found, arrays)
+            params["jvp_jaxpr_fun"] = _compat.rewritten_jvp(params["jvp_jaxpr_fun"], rule)
+        results = _bind(eqn, arrays, params)
+        return [Local(s, x) for s, x in zip(found, results, strict=True)]
+
+    def _rule(
+        self,
+        seen: Sequence[Seen],
+        found: Sequence[Seen],
+        arrays: Sequence[Any],
+        program: Any,
+        zeros: Sequence[bool],
+        out_zeros: Sequence[bool],
+    ) -> Any:
+        """The forward rule of a custom derivative; a tangent is cut as its value is."""
+        tangents = [i for i, zero in enumerate(zeros) if not zero]
+        given = [*seen, *(Seen(seen[i].differs, seen[i].cut) for i in tangents)]
+        wanted = [*found, *(s for s, zero in zip(found, out_zeros, strict=True) if not zero)]
+        return self._traced(program, given, wanted, [*arrays, *(arrays[i] for i in tangents)])
+
+    def _scan(self, eqn: Any, inputs: Sequence[Local]) -> list[Local]:
+        consts, carry = _compat.scan_counts(eqn.params)
+        found = self._walk.eqn(eqn, [x.seen for x in inputs])
+        held, rows = inputs[:consts], inputs[consts + carry :]
+        state = [self._as(x, s) for x, s in zip(inputs[consts:], found[:carry], strict=False)]
+        of_rows = self._walk.scan_rows(eqn, [x.seen for x in rows])
+        arrays = [*(x.array for x in held), *state, *(x.array for x in rows)]
+        inner = [*arrays[: consts + carry], *(_row(x.array) for x in rows)]
+        seen = [*(x.seen for x in held), *found[:carry], *of_rows]
+        stacked = [Seen(s.differs, s.cut and s.cut.before(0)) for s in found[carry:]]
+        program = self._traced(eqn.params["jaxpr"], seen, [*found[:carry], *stacked], inner)
+        results = _bind(eqn, arrays, {**eqn.params, "jaxpr": program})
+        return [Local(s, x) for s, x in zip(found, results, strict=True)]
+
+    def _while(self, eqn: Any, inputs: Sequence[Local]) -> list[Local]:
+        p = eqn.params
+        first, second = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+        found = self._walk.eqn(eqn, [x.seen for x in inputs])
+        state = [self._as(x, s) for x, s in zip(inputs[second:], found, strict=True)]
+        held, of_held = [x.array for x in inputs[:second]], [x.seen for x in inputs[:second]]
+        goes_on = self._traced(
+            p["cond_jaxpr"],
+            [*of_held[:first], *found],
+            [Seen(frozenset())],
+            [*held[:first], *state],
+        )
+        body = self._traced(
+            p["body_jaxpr"], [*of_held[first:], *found], found, [*held[first:], *state]
+        )
+        params = {**p, "cond_jaxpr": goes_on, "body_jaxpr": body}
+        results = _bind(eqn, [*held, *state], params)
+        return [Local(s, x) for s, x in zip(found, results, strict=True)]
+
+    def _cond(self, eqn: Any, inputs: Sequence[Local]) -> list[Local]:
+        found = self._walk.eqn(eqn, [x.seen for x in inputs])
+        arrays, seen = [x.array for x in inputs], [x.seen for x in inputs[1:]]
+        branches = tuple(self._traced(b, seen, found, arrays[1:]) for b in eqn.params["branches"])
+        results = _bind(eqn, arrays, {**eqn.params, "branches": branches})
+        return [Local(s, x) for s, x in zip(found, results, strict=True)]
+
+    def _results(
+        self, program: Any, seen: Sequence[Seen], wanted: Sequence[Seen], arrays: Sequence[Any]
+    ) -> list[Any]:
+        """The results of a program, each as what it is wanted as."""
+        given = [Local(s, x) for s, x in zip(seen, arrays, strict=True)]
+        return [self._as(x, s) for x, s in zip(self.run(program, given), wanted, strict=True)]
+
+    def _traced(
+        self, program: Any, seen: Sequence[Seen], wanted: Sequence[Seen], arrays: Sequence[Any]
+    ) -> Any:
+        """A program of local values, open or closed as the one that it is made from."""
+
+        def local(*own: Any) -> list[Any]:
+            return self._results(program, seen, wanted, own)
+
+        closed = jax.make_jaxpr(local)(*map(_abstract, arrays))
+        return closed if isinstance(program, ClosedJaxpr) else closed.jaxpr
+
+
+def _constant(atom: Any) -> Seen:
+    """A value that stands in the program."""
+    return Seen(frozenset(), is_uniform=all(n == 1 for n in atom.aval.shape))
+
+
+def is_marked(eqn: Any) -> bool:
+    """Whether an operation is one of the marks of pieces, or holds a program with one."""
+    if eqn.primitive is PIECE or eqn.primitive is OPEN:
+        return True
+    return any(contains(p, m.name) for p in subprograms(eqn) for m in (PIECE, OPEN))
+
+
+def _bind(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    results = _compat.bind_like(eqn, operands, params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _row(array: Any) -> Any:
+    aval = jax.typeof(array)
+    return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype, weak_type=aval.weak_type)
+
+
+def _abstract(array: Any) -> Any:
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return array
+    aval = jax.typeof(array)
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
+
+
+def _without_derivative(fn: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """`fn`, which raises where the step is differentiated from outside."""
+    wrapped = jax.custom_jvp(fn)
+
+    def rule(*_: Any) -> Any:
+        raise ShardedArrayError(
+            "strategy.run was differentiated from outside, with a function in its step that has a "
+            "derivative of its own (jax.custom_vjp) and is used on arrays in pieces.\n\n"
+            "Such a derivative is written for whole arrays, and a replica has pieces of them.\n\n"
+            "Differentiate inside of the step, or gather before: jaxdist.partition.gather(tree)."
+        )
+
+    wrapped.defjvp(rule)
+    return wrapped
+
+
+def _not_inside(eqn: Any) -> str:
+    source = _compat.source_of(eqn)
+    return (
+        f"strategy.run{f', at {source}' if source else ''}: {eqn.primitive.name} holds a program "
+        "that uses arrays in pieces.\n\n"
+        "Inside of it jaxdist cannot tell a piece from a whole array.\n\n"
+        "Gather them before: jaxdist.partition.gather(tree)."
+    )

@@ -1,0 +1,273 @@
+"""Proof that a step only updates a count, a mean and squared deviations with more data.
+
+`nnx.metrics.Welford` keeps these three. What replicas saw can be put together where a step is an
+update and nothing else: `step(a + b) == a + step(b)`, with `+` for putting together what was seen.
+The step is a rational function of the three, so it is one if both sides agree at random points
+(Schwartz and Zippel). That is tried here, in float64, on the few operations that use them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+from jaxdist import _compat
+from jaxdist._program.jaxprs import primitives as known
+
+_TRIES = 4
+_SMALL = 64
+
+Array: TypeAlias = Any
+
+
+class _NoUpdateError(Exception):
+    """An operation that no update has."""
+
+
+def is_update(
+    jaxpr: Any,
+    inputs: Sequence[Any],
+    results: Sequence[Any],
+    places: Sequence[Mapping[str, int]],
+    constants: Mapping[Any, Any],
+) -> bool:
+    """Whether results of an open jaxpr are its inputs (count, mean, m2), updated with data.
+
+    Args:
+        jaxpr: What one replica does.
+        inputs: Its three inputs.
+        results: Its three results.
+        places: The replicas to try, by their index on each axis.
+        constants: Inputs whose values are known.
+    """
+    try:
+        return all(
+            _agrees(jaxpr, inputs, results, constants, place, seed)
+            for place in places
+            for seed in range(_TRIES)
+        )
+    except _NoUpdateError:
+        return False
+
+
+def _agrees(
+    jaxpr: Any,
+    inputs: Sequence[Any],
+    results: Sequence[Any],
+    constants: Mapping[Any, Any],
+    place: Mapping[str, int],
+    seed: int,
+) -> bool:
+    random = np.random.default_rng(seed)
+    first, second = _some_moments(inputs, random), _some_moments(inputs, random)
+
+    def step(state: Sequence[Array]) -> list[Array]:
+        walk = _Walk(place, seed)
+        given = {v: _Free(lambda x=x: np.asarray(x)) for v, x in constants.items()}
+        given.update(zip(inputs, state, strict=True))
+        env = {v: given[v] if v in given else walk.free(v.aval) for v in jaxpr.invars}
+        env.update((v, walk.constant(v)) for v in jaxpr.constvars)
+        walk.equations(jaxpr, env)
+        return [walk.value(walk.read(env, v)) for v in results]
+
+    with np.errstate(all="ignore"):
+        together = step(_together(first, second))
+        apart = _together(first, step(second))
+    return all(
+        a.shape == b.shape and bool(np.all(np.isfinite(a))) and np.allclose(a, b, rtol=1e-6)
+        for a, b in zip(together, apart, strict=True)
+    )
+
+
+def _some_moments(inputs: Sequence[Any], random: np.random.Generator) -> list[Array]:
+    shapes = [v.aval.shape for v in inputs]
+    num = random.integers(2, 9, shapes[0]).astype(np.float64)
+    return [num, random.normal(size=shapes[1]), random.uniform(1, 2, shapes[2])]
+
+
+def _together(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
+    num = a[0] + b[0]
+    apart = b[1] - a[1]
+    return [num, a[1] + apart * b[0] / num, a[2] + b[2] + apart**2 * a[0] * b[0] / num]
+
+
+class _Free:
+    """A value that does not hang on the three: made up when it is asked for, and then kept."""
+
+    def __init__(self, make: Callable[[], Array]) -> None:
+        self._make = make
+        self._made: Array = None
+
+    def value(self) -> Array:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+
+_RATIONAL: dict[str, Callable[..., Array]] = {
+    "add": np.add,
+    "add_any": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "neg": np.negative,
+    "square": np.square,
+    "copy": lambda x: x,
+    "convert_element_type": lambda x, **_: x,
+    "stop_gradient": lambda x: x,
+    "sharding_constraint": lambda x, **_: x,
+    "integer_pow": lambda x, y: x**y,
+    "squeeze": lambda x, dimensions: np.squeeze(x, dimensions),
+}
+
+
+class _Walk:
+    """One evaluation, in which everything that is free has one made-up value."""
+
+    def __init__(self, place: Mapping[str, int], seed: int) -> None:
+        self._random = np.random.default_rng(1000 + seed)
+        self._place = place
+
+    def free(self, aval: Any) -> _Free:
+        def make() -> Array:
+            if not hasattr(aval, "shape") or not _has_numbers(aval):
+                raise _NoUpdateError
+            if aval.dtype == np.bool_:
+                return self._random.integers(0, 2, aval.shape).astype(bool)
+            if np.issubdtype(aval.dtype, np.integer):
+                return self._random.integers(1, 5, aval.shape).astype(np.float64)
+            return self._random.uniform(1, 2, aval.shape)
+
+        return _Free(make)
+
+    def constant(self, variable: Any) -> _Free:
+        """What a program has beside its inputs; a tape knows the small ones."""
+        value = getattr(variable, "value", None)
+        return self.free(variable.aval) if value is None else _Free(lambda: np.asarray(value))
+
+    def read(self, env: dict[Any, Any], atom: Any) -> Any:
+        if isinstance(atom, Literal):
+            return _Free(lambda: np.asarray(atom.val))
+        return env[atom]
+
+    def value(self, x: Any) -> Array:
+        return x.value() if isinstance(x, _Free) else x
+
+    def equations(self, jaxpr: Any, env: dict[Any, Any]) -> None:
+        for eqn in jaxpr.eqns:
+            operands = [self.read(env, v) for v in eqn.invars]
+            env.update(zip(eqn.outvars, self._equation(eqn, operands), strict=True))
+
+    def _program(self, program: Any, operands: Sequence[Any]) -> list[Any]:
+        jaxpr = getattr(program, "jaxpr", program)
+        consts = getattr(program, "consts", ())
+        env: dict[Any, Any] = {
+            v: _Free(lambda c=c: np.asarray(c))
+            for v, c in zip(jaxpr.constvars, consts, strict=True)
+        }
+        env.update(zip(jaxpr.invars, operands, strict=True))
+        self.equations(jaxpr, env)
+        return [self.read(env, v) for v in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        name = eqn.primitive.name
+        if all(isinstance(x, _Free) for x in operands):
+            return self._of_free(eqn, name, operands)
+        if name in known.CALLS and known.CALLS[name] in eqn.params:
+            return self._program(eqn.params[known.CALLS[name]], operands)
+        if name == "cond" and isinstance(operands[0], _Free):
+            branches = eqn.params["branches"]
+            chosen = int(np.clip(int(operands[0].value()), 0, len(branches) - 1))
+            return self._program(branches[chosen], operands[1:])
+        if name == "scan":
+            return self._scan(eqn, operands)
+        return [self._rational(eqn, name, [self.value(x) for x in operands], operands)]
+
+    def _rational(self, eqn: Any, name: str, values: list[Array], operands: list[Any]) -> Array:
+        if name == "select_n" and isinstance(operands[0], _Free):
+            return np.choose(values[0].astype(int), values[1:])
+        if name in ("reshape", "broadcast_in_dim"):
+            return np.broadcast_to(values[0].reshape(_padded(eqn, name)), eqn.outvars[0].aval.shape)
+        fn = _RATIONAL.get(name)
+        is_number = not np.issubdtype(eqn.outvars[0].aval.dtype, np.bool_)
+        if fn is None or not is_number:
+            raise _NoUpdateError
+        params = eqn.params if name in ("integer_pow", "squeeze") else {}
+        return np.asarray(fn(*values, **params))
+
+    def _scan(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        consts, carry = _compat.scan_counts(eqn.params)
+        length = eqn.params["length"]
+        if length > _SMALL or (len(eqn.outvars) > carry and length == 0):
+            raise _NoUpdateError
+        state = operands[consts : consts + carry]
+        program = eqn.params["jaxpr"]
+        for _ in range(length):
+            rows = [self.free(_row(v.aval)) for v in eqn.invars[consts + carry :]]
+            if not all(isinstance(x, _Free) for x in operands[consts + carry :]):
+                raise _NoUpdateError
+            state = self._program(program, [*operands[:consts], *state, *rows])[:carry]
+        return [*state, *(self.free(v.aval) for v in eqn.outvars[carry:])]
+
+    def _of_free(self, eqn: Any, name: str, operands: list[Any]) -> list[Any]:
+        """Small values are computed from one another: a count may be used twice."""
+        if name == "axis_index" and eqn.params["axis_name"] in self._place:
+            return [_Free(lambda: np.int32(self._place[eqn.params["axis_name"]]))]
+        if name in known.CALLS and known.CALLS[name] in eqn.params:
+            return self._program(eqn.params[known.CALLS[name]], operands)
+        avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+        is_small = all(getattr(a, "size", _SMALL + 1) <= _SMALL and _has_numbers(a) for a in avals)
+        if name not in known.FIRST_ORDER or eqn.effects or not is_small:
+            return [self.free(v.aval) for v in eqn.outvars]
+        whole = _Free(lambda: self._evaluated(eqn, name, operands))
+        return [_Free(lambda i=i: whole.value()[i]) for i in range(len(eqn.outvars))]
+
+    def _evaluated(self, eqn: Any, name: str, operands: list[Any]) -> list[Array]:
+        values = [x.value() for x in operands]
+        if name in _RATIONAL or name in ("reshape", "broadcast_in_dim"):
+            try:
+                made = self._rational(eqn, name, values, operands)
+                return [self._finite(made, eqn.outvars[0].aval)]
+            except _NoUpdateError:
+                pass
+        typed = [
+            np.asarray(x).astype(v.aval.dtype) for x, v in zip(values, eqn.invars, strict=True)
+        ]
+        try:
+            with jax.ensure_compile_time_eval():
+                made = eqn.primitive.bind(*typed, **eqn.primitive.get_bind_params(eqn.params))
+        except Exception:
+            # It cannot be done by itself (a mesh, a layout): any value will do.
+            return [self.free(v.aval).value() for v in eqn.outvars]
+        results = made if eqn.primitive.multiple_results else [made]
+        return [
+            self._finite(np.asarray(x), v.aval) for x, v in zip(results, eqn.outvars, strict=True)
+        ]
+
+    def _finite(self, value: Array, aval: Any) -> Array:
+        """A made-up value where made-up operands gave none: a label out of range, say."""
+        is_float = jnp.issubdtype(value.dtype, jnp.inexact)
+        return value if not is_float or np.isfinite(value).all() else self.free(aval).value()
+
+
+def _padded(eqn: Any, name: str) -> tuple[int, ...]:
+    shape = eqn.outvars[0].aval.shape
+    if name == "reshape":
+        return tuple(shape)
+    own = eqn.invars[0].aval.shape
+    sizes = [1] * len(shape)
+    for place, size in zip(eqn.params["broadcast_dimensions"], own, strict=True):
+        sizes[place] = size
+    return tuple(sizes)
+
+
+def _row(aval: Any) -> Any:
+    return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype)
+
+
+def _has_numbers(aval: Any) -> bool:
+    dtype = getattr(aval, "dtype", None)
+    return dtype is not None and not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)

@@ -1,0 +1,275 @@
+"""Proof, from the traced program, that a step treats pieces as pieces of one array.
+
+A step is traced with arrays in pieces in their whole shapes. What it does element by element
+with one is done with the piece of each replica; a norm of a piece is not the norm of the array.
+So pieces may go through operations that are known to work on each element by itself, together
+with values that are the same on all replicas, and through no other.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from jax.extend.core import Literal
+
+from jaxdist import _compat
+from jaxdist.errors import ShardedArrayError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.proof.replication import NONE
+from jaxdist._program.proof.replication import Differs
+from jaxdist._program.proof.replication import results_of
+from jaxdist._values import ELEMENTWISE
+from jaxdist._values import OPEN
+from jaxdist._values import PIECE
+from jaxdist._values import Cut
+
+# The result is the operand, whatever it is; for several operands, each its own.
+SAME = frozenset({"name", "sharding_constraint", "optimization_barrier", "pvary", "pcast"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What is known of one value."""
+
+    differs: Differs  # the axes over which it may differ
+    cut: Cut | None = None  # of which array it is a piece
+    is_uniform: bool = False  # whether all its elements are one number, the same on all replicas
+
+
+_NUMBER = Seen(NONE, is_uniform=True)
+
+
+class PieceWalk:
+    """One pass over a program.
+
+    Args:
+        layout: Of the strategy.
+        axes: The replica axes of size two and more.
+    """
+
+    def __init__(self, layout: ReplicaMesh, axes: Differs) -> None:
+        self._layout = layout
+        self._axes = axes
+        self._wrong: list[str] = []
+
+    @property
+    def layout(self) -> ReplicaMesh:
+        """Of the strategy."""
+        return self._layout
+
+    @property
+    def wrong(self) -> list[str]:
+        """The names of results that are declared to be in pieces, and are not proved to be."""
+        return list(dict.fromkeys(self._wrong))
+
+    def jaxpr(self, program: Any, inputs: Sequence[Seen]) -> list[Seen]:
+        """What the results are.
+
+        Raises:
+            ShardedArrayError: An operation that would see a piece in the place of an array.
+        """
+        jaxpr = getattr(program, "jaxpr", program)
+        env: dict[Any, Seen] = {v: Seen(NONE, None, _is_one(v)) for v in jaxpr.constvars}
+        env.update(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom: Any) -> Seen:
+            return _NUMBER if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            env.update(zip(eqn.outvars, self.eqn(eqn, [read(v) for v in eqn.invars]), strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def eqn(self, eqn: Any, inputs: list[Seen]) -> list[Seen]:
+        """What the results of one operation are."""
+        name = eqn.primitive.name
+        if eqn.primitive is PIECE:
+            return [self._declared(eqn, inputs[0])]
+        if eqn.primitive is OPEN:
+            return [self._opened(eqn, inputs[0])]
+        if name in SAME:
+            return inputs
+        if name in known.CALLS and known.CALLS[name] in eqn.params and name != "shard_map":
+            return self.jaxpr(eqn.params[known.CALLS[name]], inputs)
+        if name == "scan":
+            return self._scan(eqn, inputs)
+        if name == "while":
+            return self._while(eqn, inputs)
+        if name == "cond":
+            return self._cond(eqn, inputs)
+        pieces = [s for s in inputs if s.cut is not None]
+        if not pieces:
+            found = results_of(eqn, [s.differs for s in inputs], self._axes)
+            one = _makes_one(eqn, inputs)
+            return [
+                Seen(d, None, not d and (one or _is_one(v)))
+                for d, v in zip(found, eqn.outvars, strict=True)
+            ]
+        if not eqn.outvars:
+            return []
+        if name not in ELEMENTWISE or len(eqn.outvars) != 1:
+            _refuse(eqn, pieces[0], f"{name} needs more of an array than one element at a time")
+        for s, v in zip(inputs, eqn.invars, strict=True):
+            if s.cut is None and s.differs:
+                _refuse(eqn, pieces[0], f"{name} puts them together with {_described(v)}")
+            if s.cut is not None and s.cut != pieces[0].cut:
+                _refuse(eqn, pieces[0], f"{name} puts them together with pieces cut otherwise")
+            if s.cut is not None and v.aval.shape != eqn.outvars[0].aval.shape:
+                _refuse(eqn, s, f"{name} spreads them along dims of one element")
+        return [pieces[0]]
+
+    def _declared(self, eqn: Any, given: Seen) -> Seen:
+        cut = eqn.params["cut"]
+        if given.cut is not None and given.cut != cut:
+            _refuse(eqn, given, "they are declared to be pieces cut otherwise")
+        if cut.pieces(self._layout) == 1:
+            return Seen(NONE)
+        return Seen(frozenset(cut.over(self._layout)) & self._axes, cut)
+
+    def _opened(self, eqn: Any, given: Seen) -> Seen:
+        """The piece of this replica, of an array that is in pieces, or equal on all replicas."""
+        cut = eqn.params["cut"]
+        if given.cut is None and given.differs:
+            if not eqn.params["name"]:
+                source = _compat.source_of(eqn)
+                aval = eqn.invars[0].aval
+                found = [f"{aval.dtype}{list(aval.shape)}"]
+                raise ShardedArrayError(_not_pieces(f"strategy.run, at {source}, uses", found))
+            self._wrong.append(eqn.params["name"])
+        if given.cut is not None and given.cut != cut:
+            _refuse(eqn, given, "a node of an array that is cut otherwise holds them")
+        return Seen(frozenset(cut.over(self._layout)) & self._axes)
+
+    def _cond(self, eqn: Any, inputs: list[Seen]) -> list[Seen]:
+        index, *operands = inputs
+        if index.cut is not None:
+            _refuse(eqn, index, "a branch is chosen by them")
+        rows = [self.jaxpr(b, operands) for b in eqn.params["branches"]]
+        results = rows[0]
+        for row in rows[1:]:
+            results = _joined(eqn, results, row)
+        return _decided(eqn, results, index.differs, "a branch")
+
+    def scan_rows(self, eqn: Any, rows: Sequence[Seen]) -> list[Seen]:
+        """What a scan takes from each operand that it goes over."""
+        found = []
+        for s in rows:
+            if s.cut is not None and (s.cut.dim == 0 or s.cut.split == 0):
+                _refuse(eqn, s, "a scan goes over the dim that is cut")
+            cut = None if s.cut is None else s.cut.before(0)
+            found.append(dataclasses.replace(s, cut=cut))
+        return found
+
+    def _scan(self, eqn: Any, inputs: list[Seen]) -> list[Seen]:
+        consts, carry = _compat.scan_counts(eqn.params)
+        held, state = inputs[:consts], inputs[consts : consts + carry]
+        rows = self.scan_rows(eqn, inputs[consts + carry :])
+        while True:
+            out = self.jaxpr(eqn.params["jaxpr"], [*held, *state, *rows])
+            grown = _joined(eqn, state, out[:carry])
+            if grown == state:
+                # One number in each round is not one number in all of them.
+                stacked = [Seen(s.differs, s.cut and s.cut.behind(0)) for s in out[carry:]]
+                return [*grown, *stacked]
+            state = grown
+
+    def _while(self, eqn: Any, inputs: list[Seen]) -> list[Seen]:
+        p = eqn.params
+        first, second = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+        of_cond, of_body, state = inputs[:first], inputs[first:second], inputs[second:]
+        while True:
+            [goes_on] = self.jaxpr(p["cond_jaxpr"], [*of_cond, *state])
+            if goes_on.cut is not None:
+                _refuse(eqn, goes_on, "a loop ends by them")
+            out = self.jaxpr(p["body_jaxpr"], [*of_body, *state])
+            grown = _decided(eqn, _joined(eqn, state, out), goes_on.differs, "the end of a loop")
+            if grown == state:
+                return grown
+            state = grown
+
+
+def _joined(eqn: Any, first: Sequence[Seen], second: Sequence[Seen]) -> list[Seen]:
+    """What is known of values that are one of two."""
+    return [_either(eqn, a, b) for a, b in zip(first, second, strict=True)]
+
+
+def _either(eqn: Any, first: Seen, second: Seen) -> Seen:
+    if first == second:
+        return first
+    for one, other in ((first, second), (second, first)):
+        if one.cut is None:
+            continue
+        # What all replicas have whole is in pieces as soon as it is wanted.
+        if other.differs:
+            _refuse(eqn, one, "in their place come values that differ between replicas otherwise")
+        return one
+    return Seen(first.differs | second.differs, None, first.is_uniform and second.is_uniform)
+
+
+def _decided(eqn: Any, values: list[Seen], differs: Differs, what: str) -> list[Seen]:
+    """What is known of values on which a decision of each replica hangs."""
+    if not differs:
+        return values
+    for s in values:
+        if s.cut is not None:
+            _refuse(eqn, s, f"{what} is decided by what differs between replicas")
+    return [Seen(s.differs | differs) for s in values]
+
+
+def check_results(names: Sequence[str]) -> None:
+    """Refuse results that are declared to be in pieces, and are not proved to be.
+
+    Raises:
+        ShardedArrayError: With the names of the results.
+    """
+    if names:
+        raise ShardedArrayError(_not_pieces("strategy.run would return", names))
+
+
+def _not_pieces(what: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return (
+        f"{what} {len(names)} array(s) in pieces that are not proved to be "
+        f"pieces of one array: {', '.join(names[:10])}{more}.\n\n"
+        "They are computed from values that differ between replicas for other reasons than where "
+        f"the array is cut.\n\n{_REMEDY} What is a piece for a reason that the trace does not "
+        "show is declared: Sharded(array, dim, size)."
+    )
+
+
+_REMEDY = (
+    "Let sharded_update do what needs whole arrays: jaxdist.sharded_update(tx) in the place of tx "
+    "gives the result of whole arrays for any optax transformation. Elsewhere gather first, "
+    "jaxdist.partition.gather(tree); value.array is the piece by itself, where that is meant."
+)
+
+
+def _refuse(eqn: Any, piece: Seen, why: str) -> NoReturn:
+    cut = piece.cut
+    where = "" if cut is None else f" (dim {cut.dim}, of {cut.size} elements)"
+    source = _compat.source_of(eqn)
+    raise ShardedArrayError(
+        f"strategy.run{f', at {source}' if source else ''}: an operation would see the "
+        f"pieces{where} that a replica holds of a sharded array in the place of the array: "
+        f"{why}.\n\n"
+        "The result would not be that of the whole array, and would differ between replicas."
+        f"\n\n{_REMEDY}"
+    )
+
+
+def _described(variable: Any) -> str:
+    aval = variable.aval
+    return f"{aval.dtype}{list(aval.shape)}, which differs between replicas: all-reduce it first"
+
+
+def _is_one(variable: Any) -> bool:
+    shape: tuple[int, ...] = tuple(getattr(variable.aval, "shape", ()))
+    return all(n == 1 for n in shape)
+
+
+def _makes_one(eqn: Any, inputs: Sequence[Seen]) -> bool:
+    """Whether all elements of the results are one number, as those of the operands are."""
+    name = eqn.primitive.name
+    keeps = name in ELEMENTWISE or name in ("broadcast_in_dim", "reshape", "squeeze", "transpose")
+    operands = zip(inputs, eqn.invars, strict=True)
+    return keeps and all(s.is_uniform or (not s.differs and _is_one(v)) for s, v in operands)

@@ -1,0 +1,138 @@
+"""Means over replicas that have different numbers of rows."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Literal
+
+from jaxdist import _compat
+from jaxdist.errors import UnevenMeanWarning
+from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.arguments.caller import user_stack_level
+from jaxdist._program.proof.made_of_nothing import line_of
+from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist._values import power_of_two_from
+from jaxdist._values import share_of_mean
+
+_SUMS = frozenset({"psum", "psum2", "psum_invariant", "jaxdist_all_reduce"})
+_PASSED_ON = frozenset({"convert_element_type", "reshape", "squeeze", "broadcast_in_dim"})
+_FILE_OF_MEANS = share_of_mean.__code__.co_filename
+
+
+def lines_of_means(program: Any, axes: frozenset[str], num_replicas: int) -> tuple[str, ...]:
+    """The lines at which a program divides a sum over the replicas, or its terms, by their number.
+
+    `all_reduce` divides by a power of two before the sum and by the rest after it.
+    """
+    return tuple(dict.fromkeys(_means(program, axes, num_replicas)))
+
+
+def lines_of_averages(averaged: Sequence[Sequence[tuple[int, str]]]) -> tuple[str, ...]:
+    """The lines at which replicas average over other numbers of rows; one entry for each group.
+
+    Each takes all replicas to have as many rows as it has itself.
+    """
+    if len({tuple(sorted(found)) for found in averaged}) == 1:
+        return ()
+    rows: dict[str, list[list[int]]] = {}
+    for found in averaged:
+        for line in {line for _, line in found}:
+            rows.setdefault(line, []).append(sorted(n for n, at in found if at == line))
+    return tuple(
+        f"{line}, where nn.compute_average_loss has no global_batch_size"
+        for line, of_groups in rows.items()
+        if any(other != of_groups[0] for other in of_groups)
+    )
+
+
+def _means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterator[str]:
+    jaxpr = getattr(program, "jaxpr", program)
+    divided_before = power_of_two_from(num_replicas)
+    divided_after = num_replicas / divided_before
+    shares: set[Any] = set()
+    own_means: set[Any] = set()
+    terms_of_means: set[Any] = set()
+    sums: dict[Any, str] = {}
+    sums_of_shares: dict[Any, str] = {}
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        first = None if not eqn.invars or isinstance(eqn.invars[0], Literal) else eqn.invars[0]
+        if name in _SUMS and (name in known.CALLS or frozenset(named_axes(eqn.params)) >= axes):
+            line = line_of(eqn)
+            sums.update(dict.fromkeys(eqn.outvars, line))
+            if any(not isinstance(v, Literal) and v in terms_of_means for v in eqn.invars):
+                yield line
+            elif any(not isinstance(v, Literal) and v in shares for v in eqn.invars):
+                sums_of_shares.update(dict.fromkeys(eqn.outvars, line))
+                if divided_after == 1:
+                    yield line
+        elif name in _PASSED_ON:
+            for held in (sums, sums_of_shares):
+                if first in held:
+                    held.update(dict.fromkeys(eqn.outvars, held[first]))
+            for some in (shares, own_means, terms_of_means):
+                if first in some:
+                    some.update(eqn.outvars)
+        elif _is_share(eqn, divided_before):
+            shares.update(eqn.outvars)
+        elif name == "div" and first in sums and _is(eqn.invars[1], num_replicas):
+            yield sums[first]
+        elif name == "div" and first in sums_of_shares and _is(eqn.invars[1], divided_after):
+            yield sums_of_shares[first]
+        elif (divisor := _divisor(eqn)) is not None:
+            # A sum that is divided once is no mean of the replica's own: 0.5 * sum(x**2).
+            if first in own_means and np.isclose(divisor, num_replicas):
+                terms_of_means.update(eqn.outvars)
+            own_means.update(eqn.outvars)
+        elif name not in _SUMS:
+            for inner in subprograms(eqn):
+                yield from _means(inner, axes, num_replicas)
+
+
+def _is_share(eqn: Any, divided_before: float) -> bool:
+    """Whether `all_reduce("mean")` made it; the same product of the user's may be 0.5 * x**2."""
+    if eqn.primitive.name != "mul" or not any(_is(v, 1 / divided_before) for v in eqn.invars):
+        return False
+    return _compat.is_made_in(eqn, _FILE_OF_MEANS)
+
+
+def _divisor(eqn: Any) -> float | None:
+    """The number by which an equation divides, or by whose inverse it multiplies."""
+    if eqn.primitive.name not in ("mul", "div"):
+        return None
+    at = eqn.invars[1:] if eqn.primitive.name == "div" else eqn.invars
+    for atom in at:
+        number = float(np.asarray(atom.val)) if _is_real_number(atom) else 0.0
+        if number:
+            return number if eqn.primitive.name == "div" else 1 / number
+    return None
+
+
+def _is_real_number(atom: Any) -> bool:
+    return isinstance(atom, Literal) and np.size(atom.val) == 1 and not np.iscomplexobj(atom.val)
+
+
+def _is(atom: Any, number: float) -> bool:
+    if not isinstance(atom, Literal) or np.size(atom.val) != 1:
+        return False
+    return bool(np.isclose(np.asarray(atom.val).item(), number))
+
+
+def warn_of_means(where: str, lines: Sequence[str], rows: Sequence[int], step: str) -> None:
+    """Say that a step takes means of replicas that have these numbers of rows."""
+    warnings.warn(
+        f"{where}: the replicas have {list(rows)} rows in {step}, and it takes the mean over the "
+        f"replicas at {', '.join(lines[:4])}.\n\n"
+        "Each replica counts the same there, and not each example: a row on a replica with fewer "
+        "rows counts more, and a replica without rows counts as zero.\n\n"
+        "For the mean over the examples: loss = jaxdist.nn.compute_average_loss(losses, "
+        "global_batch_size=all_reduce('sum', x.shape[0])), and all_reduce('sum', grads). To leave "
+        "such batches out: drop_remainder=True, or InputOptions(partial_batch=PartialBatch.DROP). "
+        "If it is meant, silence this with warnings.filterwarnings('ignore', "
+        "category=jaxdist.errors.UnevenMeanWarning).",
+        UnevenMeanWarning,
+        stacklevel=user_stack_level(),
+    )

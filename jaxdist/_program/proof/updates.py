@@ -1,0 +1,106 @@
+"""Whether a result is an argument that a step moved, as an optimizer moves parameters."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import Literal
+
+from jaxdist import _compat
+from jaxdist._program.jaxprs import primitives as known
+
+
+class Part(enum.IntEnum):
+    """What a value is made of, in terms of one argument; of two, the larger number says more."""
+
+    CONSTANT = 0  # the same on all replicas, and without the argument
+    DATA = 1  # without the argument
+    ITSELF = 2  # the argument, scaled by constants
+    MOVED = 3  # that and something that the replica's data add to it
+    UPDATED = 4  # that and something that is computed from the argument
+    COMPUTED = 5  # from the argument in another way
+
+
+_PASSED_ON = frozenset(
+    {"broadcast_in_dim", "convert_element_type", "copy", "neg", "pcast", "pvary", "reshape"}
+    | {"sharding_constraint", "squeeze", "stop_gradient"}
+)
+_WITHOUT = frozenset({Part.CONSTANT, Part.DATA})
+_LINEAR = frozenset({Part.ITSELF, Part.MOVED, Part.UPDATED})
+
+
+def part_of_result(jaxpr: Any, variable: Any, own: Mapping[Any, bool], result: int) -> Part:
+    """What result number `result` of an open jaxpr is made of, in terms of its input `variable`.
+
+    Args:
+        jaxpr: The jaxpr.
+        variable: One of its inputs.
+        own: The inputs of which each replica has its own value.
+        result: A number.
+    """
+    given = [
+        Part.ITSELF if v is variable else Part.DATA if own.get(v, False) else Part.CONSTANT
+        for v in jaxpr.invars
+    ]
+    return _results(jaxpr, given)[result]
+
+
+def _results(jaxpr: Any, given: Sequence[Part]) -> list[Part]:
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    env: dict[Any, Part] = dict.fromkeys(jaxpr.constvars, Part.CONSTANT)
+    env.update(zip(jaxpr.invars, given, strict=True))
+
+    def read(atom: Any) -> Part:
+        return Part.CONSTANT if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        env.update(zip(eqn.outvars, _equation(eqn, [read(v) for v in eqn.invars]), strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _equation(eqn: Any, given: list[Part]) -> list[Part]:
+    name = eqn.primitive.name
+    if name in known.CALLS and known.CALLS[name] in eqn.params:
+        return _results(eqn.params[known.CALLS[name]], given)
+    if name == "scan":
+        return _scan(eqn, given)
+    if name == "cond":
+        branches = [_results(b, given[1:]) for b in eqn.params["branches"]]
+        return [max(ways) for ways in zip(*branches, strict=True)]
+    return [_of_one(name, given)] * len(eqn.outvars)
+
+
+def _of_one(name: str, given: list[Part]) -> Part:
+    found = set(given)
+    if found <= _WITHOUT:
+        return Part.DATA if Part.DATA in found or name == "axis_index" else Part.CONSTANT
+    linear = [g for g in given if g in _LINEAR]
+    others = [g for g in given if g not in _LINEAR]
+    if name in _PASSED_ON:
+        return given[0]
+    if name in ("add", "add_any", "sub") and linear:
+        return max(linear + [_added(g) for g in others])
+    if name == "mul" and len(linear) == 1 and others == [Part.CONSTANT]:
+        return linear[0]
+    if name == "div" and given[1] is Part.CONSTANT:
+        return given[0]
+    if name == "select_n" and given[0] in _WITHOUT and linear:
+        return max(given[1:]) if Part.COMPUTED not in given else Part.COMPUTED
+    return Part.COMPUTED
+
+
+def _added(part: Part) -> Part:
+    """What a linear value becomes when this is added to it."""
+    steps = {Part.CONSTANT: Part.ITSELF, Part.DATA: Part.MOVED}
+    return steps.get(part, Part.UPDATED)
+
+
+def _scan(eqn: Any, given: list[Part]) -> list[Part]:
+    consts, carry = _compat.scan_counts(eqn.params)
+    held, state, rows = given[:consts], given[consts : consts + carry], given[consts + carry :]
+    while True:
+        out = _results(eqn.params["jaxpr"], held + state + rows)
+        grown = [max(pair) for pair in zip(state, out[:carry], strict=True)]
+        if grown == state:
+            return state + out[carry:]
+        state = grown

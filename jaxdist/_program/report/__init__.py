@@ -1,0 +1,1 @@
+"""What a compiled program communicates, against what was asked for."""

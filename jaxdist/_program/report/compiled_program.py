@@ -1,0 +1,66 @@
+"""A compiled step."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+
+from jaxdist import hlo
+from jaxdist._program.report.explanation import Explanation
+from jaxdist._program.report.explanation import explained
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CompiledProgram:
+    """A compiled step; what `Strategy.run` would execute."""
+
+    program: Any  # the `Program` that this was compiled from
+    executable: jax.stages.Compiled
+
+    def as_text(self) -> str:
+        """The optimized HLO.
+
+        Example:
+            >>> program = OneDeviceStrategy("cpu:0").lower(lambda: 1 + jnp.ones(2))
+            >>> "ENTRY" in program.compile().as_text()
+            True
+        """
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
+        return self.executable.as_text() or ""
+
+    @property
+    def collectives(self) -> tuple[hlo.CompiledCollective, ...]:
+        """The collectives that are really in the compiled program.
+
+        Example:
+            >>> def step(x):
+            ...     return get_replica_context().all_reduce("sum", x)
+            >>> compiled = MirroredStrategy().lower(step, (PerReplica(range(8)),)).compile()
+            >>> [(c.kind, c.operands) for c in compiled.collectives]
+            [('all-reduce', 1)]
+        """
+        return hlo.collectives(self.as_text())
+
+    def explain(self) -> Explanation:
+        """What this program communicates, and what became of what the step asked for.
+
+        Example:
+            >>> def step(x):
+            ...     return get_replica_context().all_reduce("sum", x)
+            >>> compiled = MirroredStrategy().lower(step, (PerReplica(range(8)),)).compile()
+            >>> [asked.outcome for asked in compiled.explain().asked]
+            ['compiled']
+        """
+        program = self.program
+        return explained(
+            program.name,
+            program.layout,
+            program.traced_collectives,
+            program.told,
+            self.as_text(),
+            program.placed,
+        )

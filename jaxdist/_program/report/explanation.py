@@ -1,0 +1,266 @@
+"""What a compiled program communicates, as a value that can be read and shown."""
+
+import collections
+import dataclasses
+import os
+
+from rich.console import RenderableType
+
+from jaxdist import cost, hlo
+from jaxdist._collectives import Told
+from jaxdist.explain import _tables
+from jaxdist.explain._tables import Table
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.logical.placed_work import PlacedWork
+from jaxdist._program.report.reconciled import AskedFor
+from jaxdist._program.report.reconciled import CompiledRow
+from jaxdist._program.report.reconciled import compiled_rows
+from jaxdist._program.report.reconciled import reconciled
+from jaxdist._program.proof.replication import TracedCollective
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Explanation:
+    """What a step asked for, what was compiled, and what it should take.
+
+    Args:
+        name: The step's.
+        where: The layout, in words.
+        compiled: What the program does, from its HLO; equal ones together, with their `count`.
+        asked: What the step asked for, from its trace, with what became of it.
+        ignored: Hints that were given and have no effect, with the reason.
+        links: What joins the devices, from which times are predicted.
+        placed: What runs on one logical device of each replica.
+        unknown: What the compiled program holds and jaxdist does not know: it may communicate, and
+            is not counted.
+
+    Example:
+        >>> def step(x):
+        ...     return get_replica_context().all_reduce("sum", x)
+        >>> report = MirroredStrategy().lower(step, (PerReplica(range(8)),)).explain()
+        >>> [row.count for row in report.compiled], report.bytes_sent("inside")
+        ([1], 7.0)
+    """
+
+    name: str
+    where: str
+    compiled: tuple[CompiledRow, ...]
+    asked: tuple[AskedFor, ...]
+    ignored: tuple[str, ...]
+    links: cost.Links
+    placed: tuple[PlacedWork, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def num_collectives(self) -> int | None:
+        """Operations that one step runs; None where a loop decides while running."""
+        counts = [None if row.times is None else row.count * row.times for row in self.compiled]
+        return None if None in counts else sum(n for n in counts if n is not None)
+
+    def bytes_sent(self, level: str) -> float:
+        """The least that one device sends in a step `"inside"` a worker, or `"between"` workers.
+
+        A loop that decides while running counts as one turn.
+        """
+        rows = (row for row in self.compiled if row.level == level)
+        return sum(row.bytes_sent * row.count * (row.times or 1) for row in rows)
+
+    @property
+    def predicted_seconds(self) -> float:
+        """All collectives, one after the other; a loop that decides while running as one turn."""
+        return sum(row.seconds * row.count * (row.times or 1) for row in self.compiled)
+
+    def __str__(self) -> str:
+        return _tables.as_text(self._parts())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return _tables.as_html(self._parts())
+
+    def __rich__(self) -> RenderableType:
+        return _tables.as_rich(self._parts())
+
+    def _parts(self) -> list[Table | str]:
+        parts: list[Table | str] = [f"Collectives of {self.name} for {self.where}"]
+        if not self.compiled:
+            parts.append("The compiled program has none.")
+        else:
+            parts += [_compiled_table(self.compiled), self._totals()]
+        if self.unknown:
+            parts.append(
+                "Not counted: this version of jaxdist does not know it; it may communicate"
+            )
+            parts += [f"  {name}" for name in self.unknown]
+        if self.asked:
+            parts.append(_asked_table(self.asked))
+        parts += _choices(self.asked)
+        if self.placed:
+            parts.append(_placed_table(self.placed))
+        if self.ignored:
+            parts.append("Hints without effect")
+            parts += [f"  {sentence}" for sentence in self.ignored]
+        return parts
+
+    def _totals(self) -> str:
+        count = self.num_collectives
+        runs = "as many runs as its loops decide" if count is None else _counted(count, "run")
+        sent = f"{_bytes(self.bytes_sent('inside'))} inside a worker"
+        if self.links.outer is not None:
+            sent += f" and {_bytes(self.bytes_sent('between'))} between workers"
+        turns = " (unknown loops counted as one turn)" if count is None else ""
+        return (
+            f"In a step: {runs}, a device sends {sent}, "
+            f"predicted {_seconds(self.predicted_seconds)}{turns}"
+        )
+
+
+def explained(
+    name: str,
+    layout: ReplicaMesh,
+    asked: tuple[TracedCollective, ...],
+    told: Told,
+    text: str,
+    placed: tuple[PlacedWork, ...] = (),
+) -> Explanation:
+    """Read a compiled program and reconcile it with what was asked for."""
+    links = cost.links_of(layout)
+    found = hlo.collectives(text)
+    asked = tuple(_with_plan(a, told) for a in asked)
+    asked_for, origins = reconciled(asked, found)
+    where = (
+        f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
+        f"{layout.platform}"
+    )
+    by_plan = (sentence for a in asked for sentence in a.ignored)
+    return Explanation(
+        name,
+        where,
+        compiled_rows(found, origins, layout, links, hlo.num_participants(text)),
+        asked_for,
+        tuple(dict.fromkeys((*told.ignored.values(), *by_plan))),
+        links,
+        placed,
+        hlo.unknown(text),
+    )
+
+
+def _with_plan(asked: TracedCollective, told: Told) -> TracedCollective:
+    """A collective with the plan that left it as it is."""
+    plan = told.plans.get(asked.source)
+    if plan is None or asked.algorithm or asked.kind != "psum":
+        return asked
+    made = plan()
+    return dataclasses.replace(
+        asked,
+        algorithm=made.algorithm,
+        reason=made.reason,
+        alternatives=made.alternatives,
+        ignored=made.ignored,
+    )
+
+
+def _compiled_table(rows: tuple[CompiledRow, ...]) -> Table:
+    columns = ("kind", "count", "arrays", "bytes", "devices", "link", "runs", "predicted", "from")
+    return Table(
+        "Compiled",
+        columns,
+        tuple(
+            (
+                row.kind,
+                str(row.count),
+                str(row.operands),
+                f"{row.num_bytes:,}",
+                f"{row.num_groups} x {row.group_size}"
+                if row.num_groups > 1
+                else str(row.group_size),
+                f"{row.level} ({row.link})",
+                _runs(row.times, row.in_branch),
+                _seconds(row.seconds),
+                _origin(row),
+            )
+            for row in rows
+        ),
+        frozenset({"count", "arrays", "bytes", "predicted"}),
+    )
+
+
+def _origin(row: CompiledRow) -> str:
+    if row.added:
+        return f"added by XLA for {_short(row.source)}" if row.source else "added by XLA"
+    more = f" and {len(row.sources) - 1} more" if len(row.sources) > 1 else ""
+    return (_short(row.source) or "no line noted") + more
+
+
+def _asked_table(asked: tuple[AskedFor, ...]) -> Table:
+    counted = collections.Counter(asked)
+    return Table(
+        "Asked for",
+        ("kind", "count", "arrays", "bytes", "runs", "by", "became", "at"),
+        tuple(
+            (
+                a.kind,
+                str(count),
+                str(a.operands),
+                f"{a.num_bytes:,}",
+                _runs(a.times, False),
+                a.algorithm or "as written",
+                a.became,
+                _short(a.source),
+            )
+            for a, count in counted.items()
+        ),
+        frozenset({"count", "arrays", "bytes"}),
+    )
+
+
+def _placed_table(placed: tuple[PlacedWork, ...]) -> Table:
+    """Work on one logical device; 0 operations is a mark on what cannot be placed."""
+    columns = ("logical device", "operations", "results for others", "at")
+    rows = tuple(
+        (str(w.device), str(w.operations), str(w.results), _short(w.source)) for w in placed
+    )
+    return Table("Placed", columns, rows, frozenset(columns[:3]))
+
+
+def _choices(asked: tuple[AskedFor, ...]) -> list[Table | str]:
+    """Which algorithm was chosen where, and what the others would have taken."""
+    lines: list[Table | str] = []
+    for a in dict.fromkeys(a.choice for a in asked if a.algorithm):
+        if not lines:
+            lines.append("Algorithms")
+        times = dict(a.alternatives)
+        own = f", {_seconds(times[a.algorithm])}" if a.algorithm in times else ""
+        lines.append(
+            f"  {_short(a.source)}: {a.algorithm}{own}" + (f": {a.reason}" if a.reason else "")
+        )
+        others = [f"{n} {_seconds(t)}" for n, t in a.alternatives if n != a.algorithm]
+        if others:
+            lines.append(f"    not {', '.join(others)}")
+    return lines
+
+
+def _runs(times: int | None, in_branch: bool) -> str:
+    runs = "while loop" if times is None else str(times)
+    return f"{runs}, if taken" if in_branch else runs
+
+
+def _short(source: str) -> str:
+    """A path from the working directory, where the file is in it."""
+    here = os.getcwd() + os.sep
+    return source.removeprefix(here)
+
+
+def _seconds(value: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e-6:.3g} us"
+
+
+def _bytes(value: float) -> str:
+    return _counted(round(value), "byte")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,1 @@
+"""`Strategy.run`: from a call to the program that it executes."""

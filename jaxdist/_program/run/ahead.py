@@ -1,0 +1,116 @@
+"""The uneven batches that a step will get later, as signatures; see Note [Batches to come]."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.run.call import Call
+from jaxdist._program.arguments.in_slot import InSlot
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.uneven.uneven import Shapes
+from jaxdist._program.uneven.uneven import not_virtually
+from jaxdist._values import Ahead
+from jaxdist._values import Kind
+from jaxdist._values import PerReplica
+from jaxdist._values import Placement
+from jaxdist._values import UnevenStep
+from jaxdist._values import checked_per_replica
+from jaxdist._values import steps_ahead
+
+
+@dataclasses.dataclass(frozen=True)
+class LaterSteps:
+    """The uneven steps that the data of a call has yet to give, and the arguments that change.
+
+    Equal ones lead to the same traces, but for dtypes and layouts of other arguments.
+    """
+
+    ahead: Ahead
+    shapes: tuple[tuple[int, tuple[int, ...]], ...]  # number of the input; local, without dim 0
+    arguments: tuple[Any, ...]  # their structure, and those that are part of the program
+
+    def signatures(self, call: Call, layout: ReplicaMesh) -> Iterator[tuple[UnevenStep, Signature]]:
+        """What `_call.read` would make of the arguments with these batches in them."""
+        placement = Placement(Kind.PER_REPLICA, layout.per_replica)
+        for step in self.ahead:
+            inputs = list(call.signature.inputs)
+            uneven = [(i, tuple((n, *rest) for n in step.rows)) for i, rest in self.shapes]
+            for i, rest in self.shapes:
+                shape = (max(step.rows) * layout.num_replicas, *rest)
+                inputs[i] = dataclasses.replace(inputs[i], placement=placement, shape=shape)
+            signature = dataclasses.replace(
+                call.signature, inputs=tuple(inputs), uneven=tuple(uneven), step=str(step)
+            )
+            if signature != call.signature:
+                yield step, signature
+
+
+def later_steps(call: Call, layout: ReplicaMesh) -> LaterSteps | None:
+    """What is known of the batches to come, where the arguments of this call tell.
+
+    Values of replicas that no dataset gave, and numbers that are part of the program, may depend
+    on the rows of the batch, so nothing is known then.
+    """
+    flat, signature = call.flat, call.signature
+    first = len(signature.inputs) - len(flat.dynamic)
+    found: set[Ahead] = set()
+    shapes: list[tuple[int, tuple[int, ...]]] = []
+    for number, leaf in enumerate(flat.dynamic, first):
+        slot = signature.inputs[number]
+        if slot.kind is not Kind.PER_REPLICA or slot.is_scalar:
+            continue
+        ahead = steps_ahead(leaf) if isinstance(leaf, PerReplica) else ()
+        if call.is_traced and not _is_traced(leaf):
+            ahead = ()
+        found.add(ahead)
+        shapes.append((number, slot.shape[1:]))
+    if len(found) != 1 or any(isinstance(s, Static) and _is_number(s.value) for s in flat.slots):
+        return None
+    (ahead,) = found
+    if not all(len(step.rows) == layout.num_replicas for step in ahead):
+        return None
+    arguments = (flat.treedef, signature.structure, flat.slots)
+    return LaterSteps(ahead, tuple(shapes), arguments) if ahead else None
+
+
+def _is_traced(leaf: PerReplica) -> bool:
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(leaf))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_can_be_uneven(signature: Signature, names: list[str], layout: ReplicaMesh) -> None:
+    """Refuse values of different shapes where replicas have to have one.
+
+    Raises:
+        ShapeError: Replicas are virtual, or span several devices.
+    """
+    for number, shapes in signature.uneven:
+        if layout.num_virtual is not None:
+            raise not_virtually(shapes)
+        if layout.num_logical > 1:
+            name = names[number - len(signature.inputs)]
+            checked_per_replica(name, _zeros(signature.inputs[number], shapes), layout)
+
+
+def _zeros(slot: InSlot, shapes: Shapes) -> PerReplica:
+    dtype = slot.dtype if isinstance(slot.dtype, np.dtype) else np.uint32
+    return PerReplica([np.zeros(shape, dtype) for shape in shapes])
+
+
+def note(step: UnevenStep) -> str:
+    """What is added to an error of a batch to come."""
+    rows = ", ".join(map(str, step.rows))
+    return (
+        f"This is about {step}, and nothing has run: its shapes are traced together with the "
+        f"first step that gets a batch of this data. The rows of the replicas are [{rows}] there. "
+        "Where this step is never meant to get that batch, leave it out: drop_remainder=True, or "
+        "InputOptions(partial_batch=PartialBatch.DROP)."
+    )

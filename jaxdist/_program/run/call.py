@@ -1,0 +1,156 @@
+"""One call of a step, read against the strategy: what it has to run, and on what."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxdist import _compat
+from jaxdist.errors import ShapeError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.arguments import Flat
+from jaxdist._program.arguments.exact import exact_structure
+from jaxdist._program.nnx.graph import KeptGraph
+from jaxdist._program.arguments.in_slot import in_slot
+from jaxdist._program.arguments.in_slot import must_move
+from jaxdist._program.compile.program import Program
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.uneven.uneven import padded
+from jaxdist._program.uneven.uneven import uneven_shapes
+from jaxdist._values import Kind
+from jaxdist._values import PerReplica
+from jaxdist._values import Sharded
+from jaxdist._values import check_virtual_rows
+from jaxdist._values import checked_per_replica
+from jaxdist._values import checked_sharded
+from jaxdist._values import owned
+
+
+@dataclasses.dataclass
+class Call:
+    """One call, taken apart and read against the strategy."""
+
+    flat: Flat
+    signature: Signature
+    leaves: list[Any]
+    kept: KeptGraph | None
+    moved: bool  # some leaf is not passed on as it came
+    has_padding: bool  # some array in pieces has
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether somebody else traces, and nothing can be compiled here."""
+        return self.flat.has_tracer or _compat.inside_trace()
+
+    def leaves_of(self, program: Program) -> Sequence[Any]:
+        """What the program takes: the leaves, between the variables that it has beside them."""
+        variables = program.variables
+        return variables.around(self.leaves) if variables else self.leaves
+
+    def settle(self, program: Program, results: Sequence[Any]) -> Any:
+        """The step's result, after its state was put in place."""
+        rebuilt = program.rebuild(results)
+        if not program.has_state:
+            return rebuilt
+        variables = program.variables
+        state, result = rebuilt
+        if self.kept is not None:
+            self.kept.write(state[: variables.after] if variables else state)
+        if variables:
+            variables.write(state[variables.after :])
+        return result
+
+
+def read(flat: Flat, kept: KeptGraph | None, layout: ReplicaMesh) -> Call:
+    """Check every leaf, and put it where the program takes it; variables of NNX objects go first.
+
+    Raises:
+        ShapeError: Values of replicas do not fit; all arguments that do not are named.
+        ReplicaValueError: A value of another strategy.
+    """
+    leak = kept.leak("strategy.run") if kept else None
+    if leak is not None:
+        raise leak
+    leaves = kept.read() if kept else []
+    num_state = len(leaves)
+    values, uneven, moved = _checked_values(flat, num_state, layout)
+    leaves += values
+    inputs = []
+    has_padding = False
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Sharded):
+            pieces = checked_sharded(_LeafName(flat, kept, i - num_state), leaf, layout)
+            moved = moved or pieces is not leaf
+            has_padding = has_padding or pieces.has_padding
+            leaf = pieces
+        slot = in_slot(leaf, layout)
+        inputs.append(slot)
+        is_virtual = layout.num_virtual is not None
+        if is_virtual and slot.kind is Kind.PER_REPLICA and not isinstance(leaf, PerReplica):
+            check_virtual_rows(_LeafName(flat, kept, i - num_state), leaf, layout)
+        # See Note [Who owns host memory]: the step may still read it after the call has returned.
+        if isinstance(leaf, Sharded):
+            leaf = owned(leaf.held)
+        else:
+            leaf = owned(leaf.array if isinstance(leaf, PerReplica) else leaf)
+        if must_move(leaf, slot) and layout.described is None:
+            leaf, moved = jax.device_put(leaf, slot.sharding), True
+        leaves[i] = leaf
+    graph = kept.shape if kept else None
+    structure = exact_structure(flat.treedef)
+    signature = Signature(
+        flat.treedef, flat.slots, tuple(inputs), graph, uneven=tuple(uneven), structure=structure
+    )
+    return Call(flat, signature, leaves, kept, moved, has_padding)
+
+
+def _checked_values(
+    flat: Flat, num_state: int, layout: ReplicaMesh
+) -> tuple[list[Any], list[tuple[int, Any]], bool]:
+    """The dynamic leaves, those that are padded with their shapes, and whether some are new."""
+    values: list[Any] = []
+    uneven: list[tuple[int, Any]] = []
+    misfits: list[ShapeError] = []
+    moved = False
+    for number, leaf in enumerate(flat.dynamic):
+        if isinstance(leaf, PerReplica):
+            is_placed = leaf.is_global or _compat.inside_trace()
+            shapes = None if is_placed else uneven_shapes(leaf, layout)
+            if shapes is not None:
+                uneven.append((num_state + number, shapes))
+                leaf = padded(leaf, shapes, layout)
+            try:
+                checked = checked_per_replica(_LeafName(flat, None, number), leaf, layout)
+            except ShapeError as error:
+                misfits.append(error)
+                checked = leaf
+            moved = moved or checked is not leaf or shapes is not None
+            leaf = checked
+        values.append(leaf)
+    if misfits:
+        raise _together(misfits)
+    return values, uneven, moved
+
+
+def _together(errors: list[ShapeError]) -> ShapeError:
+    """One error for all arguments that do not fit, with what the first one advises."""
+    if len(errors) == 1:
+        return errors[0]
+    found = [str(error).partition("\n\n") for error in errors]
+    return ShapeError("\n".join(first for first, _, _ in found) + f"\n\n{found[0][2]}")
+
+
+@dataclasses.dataclass
+class _LeafName:
+    """The name of a leaf, found only when a message needs it; variables have negative numbers."""
+
+    flat: Flat
+    kept: KeptGraph | None
+    number: int
+
+    def __str__(self) -> str:
+        if self.kept is not None and self.number < 0:
+            shape = self.kept.shape
+            return shape.name(len(shape.paths) + self.number)
+        return self.flat.name(self.number)

@@ -1,0 +1,192 @@
+"""Calls with static arguments, NNX objects and variables, made ready for the C++ call path."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxdist._compat import any_deleted, checks_numbers
+from jaxdist._program.arguments.arguments import Flat
+from jaxdist._program.arguments.arguments import GraphNode
+from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.arguments.arguments import flatten
+from jaxdist._program.run.donation import has_repeats
+from jaxdist._program.arguments.exact import exact
+from jaxdist._program.arguments.exact import exact_structure
+from jaxdist._program.nnx.graph import KeptGraph
+from jaxdist._program.variables.lift import LiftedVariables
+from jaxdist._devices import CPU_STEPS
+from jaxdist._values import as_held
+from jaxdist._values import held_by
+from jaxdist._values import held_leaves
+from jaxdist._values import owned_leaves
+
+
+class Slow:
+    """A dispatcher's way to say: this call has to go the slow way."""
+
+    __slots__ = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Which top-level arguments are static, and which are NNX objects."""
+
+    static_numbers: tuple[int, ...]
+    static_names: tuple[str, ...]
+    node_numbers: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        flat: Flat,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        numbers: frozenset[int],
+        names: frozenset[str],
+    ) -> "Plan | None":
+        """The plan for calls like this one; None where such an argument is inside another."""
+        static = [i for i, a in enumerate(args) if i in numbers or _is_static_leaf(a)]
+        named = [k for k, v in kwargs.items() if k in names or _is_static_leaf(v)]
+        nodes = [i for i, a in enumerate(args) if isinstance(a, nnx.Pytree)]
+        taken = len(static) + len(named) + len(nodes)
+        special = sum(isinstance(s, (Static, GraphNode)) for s in flat.slots)
+        distinct = len({id(args[i]) for i in nodes}) == len(nodes) == len(flat.nodes)
+        return (
+            cls(tuple(static), tuple(named), tuple(nodes))
+            if (taken == special and distinct)
+            else None
+        )
+
+
+def _is_static_leaf(x: Any) -> bool:
+    flat = flatten((x,), {})
+    return len(flat.slots) == 1 and isinstance(flat.slots[0], Static)
+
+
+_NONE: list[Any] = []
+
+
+class Planned:
+    """Calls through a plan, with the variables of one program.
+
+    Static values choose a C++ dispatcher; the variables of NNX objects, and those that the step
+    has from a closure, become leaves beside the arguments, in the order of the program's inputs.
+    """
+
+    def __init__(self, step: Any, plan: Plan, variables: LiftedVariables) -> None:
+        self.plan = plan
+        self.variables = variables
+        self._step = step
+        self._dispatchers: dict[Any, Callable[..., Any]] = {}
+        self._taken = frozenset(plan.static_numbers) | frozenset(plan.node_numbers)
+        self._is_plain = not self._taken and not plan.static_names
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plan, step, variables = self.plan, self._step, self.variables
+        rest: tuple[Any, ...] = args
+        named, kept, leaves, key = kwargs, None, _NONE, None
+        known = self._dispatchers
+        static: list[Any] = _NONE
+        if not self._is_plain:
+            try:
+                static = [args[i] for i in plan.static_numbers]
+                static += [kwargs[n] for n in plan.static_names]
+                nodes = [args[i] for i in plan.node_numbers]
+                key = (len(args), *map(exact, static))
+                kept = step.kept_for(nodes) if nodes else None
+                known = kept.dispatchers.setdefault(self, {}) if kept else known
+                hash(key)
+            except (IndexError, KeyError, TypeError):
+                # This call has no static argument or NNX object where calls before it had one.
+                return step.direct(*args, **kwargs) if not variables else step.slow(*args, **kwargs)
+            if nodes and kept is None:
+                return step.slow(*args, **kwargs)
+            rest = tuple(a for i, a in enumerate(args) if i not in self._taken)
+            named = {k: v for k, v in kwargs.items() if k not in plan.static_names}
+            leaves = kept.read() if kept else leaves
+        if step.tells_structures_apart:
+            key = (key, exact_structure(jax.tree.structure((rest, named))))
+        dispatch = known.get(key)
+        is_new = dispatch is None
+        if dispatch is None:
+            dispatch = self._new(kept, len(args), static)
+        written, read_only = _NONE, _NONE
+        if variables:
+            written, read_only = held_by(variables.written), held_by(variables.read_only)
+        if step.keeps_padding:
+            leaves, rest, named = as_held((leaves, rest, named))
+        if step.owns:
+            leaves, rest, named = owned_leaves((leaves, rest, named))
+        if step.donates and (
+            checks_numbers() or has_repeats((leaves, written, rest, named, read_only))
+        ):
+            return step.slow(*args, **kwargs)
+        if step.finds_deleted and any_deleted(
+            jax.tree.leaves((leaves, written, rest, named, read_only))
+        ):
+            return step.slow(*args, **kwargs)
+        if step.mirrors:
+            rest, named = self._mirrored(len(args), rest, named)
+        if step.bounded:
+            CPU_STEPS.make_room()
+        results = dispatch(leaves, written, rest, named, read_only)
+        if type(results) is Slow:
+            return step.slow(*args, **kwargs)
+        if is_new:
+            known[key] = dispatch
+        result = self._settled(results, kept)
+        if step.bounded:
+            CPU_STEPS.dispatched(results, held_leaves)
+        return result
+
+    def _mirrored(
+        self, count: int, rest: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The other arguments with kept copies of arrays that are on one device."""
+        step = self._step
+        places = [i for i in range(count) if i not in self._taken]
+        donated = {n for n, place in enumerate(places) if place in step.donated}
+        copied: tuple[tuple[Any, ...], dict[str, Any]] | None
+        copied = step.mirror.arguments(rest, named, donated)
+        if copied is None:
+            step.keep_copies(False)
+            return rest, named
+        return copied
+
+    def _settled(self, results: Any, kept: KeptGraph | None) -> Any:
+        """The step's result, after its state was put in place."""
+        variables = self.variables
+        if kept is None and not variables.written:
+            return results
+        state, result = results
+        if kept is None:
+            variables.write(state[variables.after :])
+        elif not variables.written:
+            kept.write(state)
+        else:
+            try:
+                kept.write(state[: variables.after])
+            finally:
+                variables.write(state[variables.after :])
+        return result
+
+    def _new(self, kept: KeptGraph | None, count: int, static: list[Any]) -> Callable[..., Any]:
+        plan = self.plan
+        numbers = plan.static_numbers
+        fixed = dict(zip(numbers, static, strict=False))
+        names = dict(zip(plan.static_names, static[len(numbers) :], strict=True))
+
+        def restore(rest: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+            held = dict(fixed)
+            if kept is not None:
+                held.update(zip(plan.node_numbers, kept.nodes, strict=True))
+            others = iter(rest)
+            if self._is_plain:
+                return rest, named
+            whole = tuple(held[i] if i in held else next(others) for i in range(count))
+            return whole, {**named, **names}
+
+        return self._step.dispatcher_for(plan, self.variables, restore)

@@ -1,0 +1,131 @@
+"""All the functions that one strategy has run."""
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from jaxdist import _compat
+from jaxdist.errors import DonationError, NotFiniteError
+from jaxdist._program.arguments.deleted import is_about_deleted
+from jaxdist._program.arguments.exact import exact
+from jaxdist._program.arguments.options import RunOptions
+from jaxdist._program.arguments.options import checked
+from jaxdist._program.compile.program import Program
+from jaxdist._program.arguments.retrace import RetraceWatch
+from jaxdist._program.run.step import Step
+
+# Functions that cannot be referred to weakly (bound methods, partials) are kept, to a number.
+MAX_KEPT_FUNCTIONS = 256
+_DEFAULT = RunOptions()
+
+
+class Runner:
+    """Finds the `Step` of a function.
+
+    Plain functions are referred to weakly: a redefined notebook cell frees its programs.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = weakref.ref(strategy)
+        # Steps by weak reference to their function, or by that and their options; `Strategy.run`
+        # looks in here itself.
+        self.known: dict[Any, Step] = {}
+        self._strong: OrderedDict[Any, Step] = OrderedDict()
+        self._watch = RetraceWatch()
+        # Whether some step donates, and others have to look for what it leaves.
+        self._guards = False
+
+    def call_of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The way into `fn` with default options."""
+        return self.step(fn, None).call
+
+    def call_with(self, fn: Callable[..., Any], options: RunOptions) -> Callable[..., Any]:
+        """The way into `fn` with these options."""
+        try:
+            step = self.known.get((weakref.ref(fn), options))
+        except TypeError:
+            step = None
+        return self.step(fn, options).call if step is None else step.call
+
+    def step(self, fn: Callable[..., Any], options: RunOptions | None) -> Step:
+        """The `Step` of `fn` under these options, made at the first call."""
+        chosen = _DEFAULT if options is None else checked(options)
+        if type(fn).__name__ == "function":
+            return self._weakly(fn, chosen)
+        key = (exact(fn), chosen) if _is_hashable(fn) else (id(fn), chosen)
+        step = self._strong.get(key)
+        if step is None:
+            step = self._strong[key] = self._new(fn, chosen)
+            if len(self._strong) > MAX_KEPT_FUNCTIONS:
+                self._strong.popitem(last=False)
+        else:
+            self._strong.move_to_end(key)
+        return step
+
+    def _weakly(self, fn: Callable[..., Any], options: RunOptions) -> Step:
+        key: Any = weakref.ref(fn) if options == _DEFAULT else (weakref.ref(fn), options)
+        step = self.known.get(key)
+        if step is None:
+            step = self._new(fn, options)
+            known = self.known
+
+            def forget(dead: Any) -> None:
+                known.pop(dead if options == _DEFAULT else (dead, options), None)
+
+            kept = weakref.ref(fn, forget)
+            hash(kept)
+            known[kept if options == _DEFAULT else (kept, options)] = step
+        return step
+
+    def op_by_op(
+        self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions | None
+    ) -> Any:
+        """Run a call without compiling it."""
+        return self.step(fn, options).op_by_op(tuple(args), dict(kwargs or {}))
+
+    def _new(self, fn: Callable[..., Any], options: RunOptions) -> Step:
+        strategy = self._strategy()
+        step = Step(fn, options, strategy, self._watch)
+        if step.finds_deleted and not self._guards:
+            self._guards = True
+            for other in (*self.known.values(), *self._strong.values()):
+                other.guard()
+        elif self._guards:
+            step.guard()
+        return step
+
+    def explain(
+        self,
+        error: Exception,
+        fn: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        options: RunOptions | None,
+    ) -> DonationError | NotFiniteError | None:
+        """A better error for a call that failed, if there is one."""
+        if isinstance(error, _compat.InvalidNumberError):
+            try:
+                self.step(fn, options).find_invalid_number(tuple(args), dict(kwargs or {}), error)
+            except NotFiniteError as better:
+                return better
+        if isinstance(error, (RuntimeError, ValueError)) and is_about_deleted(error):
+            try:
+                self.step(fn, options).check_deleted(tuple(args), dict(kwargs or {}))
+            except DonationError as better:
+                return better
+        return None
+
+    def program(
+        self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions | None
+    ) -> Program:
+        """The program that a call would run."""
+        return self.step(fn, options).program(tuple(args), dict(kwargs or {}))
+
+
+def _is_hashable(fn: Any) -> bool:
+    try:
+        hash(fn)
+    except TypeError:
+        return False
+    return True

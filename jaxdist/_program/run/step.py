@@ -1,0 +1,361 @@
+"""One function under one strategy: the fast way into its programs, and the slow one."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from jaxdist import _compat
+from jaxdist.errors import NotFiniteError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments import options as _options
+from jaxdist._program.arguments.arguments import Flat
+from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.arguments.arguments import check_dtypes
+from jaxdist._program.arguments.arguments import check_hashable
+from jaxdist._program.arguments.arguments import check_no_arrays_hidden
+from jaxdist._program.arguments.arguments import check_no_bare_variable
+from jaxdist._program.arguments.arguments import check_not_leaked
+from jaxdist._program.arguments.arguments import flatten
+from jaxdist._program.run.call import Call
+from jaxdist._program.run.call import read
+from jaxdist._program.arguments.deleted import deleted_arguments
+from jaxdist._program.arguments.deleted import guarded
+from jaxdist._program.arguments.deleted import was_given_away
+from jaxdist._program.run.donated import check_numbers
+from jaxdist._program.run.donated import check_once
+from jaxdist._program.run.donation import DonatingCall
+from jaxdist._program.run.donation import has_repeats
+from jaxdist._program.run.donation import may_crash
+from jaxdist._program.arguments.exact import by_structure
+from jaxdist._program.run.in_flight import counted
+from jaxdist._program.run.in_flight import must_count
+from jaxdist._program.run.inside_trace import run_inside_trace
+from jaxdist._program.nnx.graph_cache import KeptGraphs
+from jaxdist._program.arguments.mirroring import Mirror
+from jaxdist._program.arguments.mirroring import MirroringCall
+from jaxdist._program.arguments.mirroring import has_arrays_elsewhere
+from jaxdist._program.op_by_op.executor import OpByOpStep
+from jaxdist._program.op_by_op.executor import Outcome
+from jaxdist._program.run.owning import has_host_arrays
+from jaxdist._program.run.owning import owning
+from jaxdist._program.arguments.padding import has_padding
+from jaxdist._program.arguments.padding import keeping_padding
+from jaxdist._program.run.fast_call import Plan
+from jaxdist._program.run.fast_call import Planned
+from jaxdist._program.run.fast_call import Slow
+from jaxdist._program.compile.program import Program
+from jaxdist._program.run.programs import Programs
+from jaxdist._program.arguments.retrace import RetraceWatch
+from jaxdist._program.arguments.retrace import place
+from jaxdist._program.variables.lift import LiftedVariables
+from jaxdist._program.virtual.limits import check_compiled
+from jaxdist._program.virtual.limits import check_inside_trace
+from jaxdist._devices import CPU_STEPS
+
+
+class Step:
+    """Runs one function. `call` is the way in; it changes as more is known of the arguments."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        options: _options.RunOptions,
+        strategy: Any,
+        watch: RetraceWatch,
+    ) -> None:
+        self._fn = weakref.ref(fn) if type(fn).__name__ == "function" else (lambda: fn)
+        self._strategy = weakref.ref(strategy)
+        self._layout: ReplicaMesh = strategy.layout
+        self.name = getattr(fn, "__name__", type(fn).__name__)
+        self.donated = options.donate_argnums
+        self._static_names = frozenset(options.static_argnames)
+        self._static_numbers = _options.static_numbers(fn, options.static_argnames)
+        self._programs = Programs(self._fn, self._strategy, self.donated, watch)
+        self._kept = KeptGraphs()
+        self._planned: dict[tuple[Plan, int], Planned] = {}
+        # What `Planned` asks at every call is plain attributes.
+        self.kept_for = self._kept.current
+        self.donates = bool(self.donated)
+        # Whether the steps in flight have to be counted.
+        self.bounded = False
+        # Whether structures that JAX takes for equal have to be told apart.
+        self.tells_structures_apart = False
+        # Whether arrays of the host have to be copied first.
+        self.owns = False
+        # Whether arrays in pieces keep their padding on JAX's call path.
+        self.keeps_padding = False
+        # Whether the call paths look for deleted buffers, since JAX would look too late.
+        self.finds_deleted = self.donates and may_crash(self._layout)
+        self._is_guarded = False
+        # Whether arrays that follow where they are used are copied to all devices only once.
+        self.mirrors = False
+        self.mirror = Mirror(self._layout)
+        self._mirroring = MirroringCall(self.mirror, self.donated, lambda: self.keep_copies(False))
+        self._dispatcher = self._new_dispatcher()
+        self._donating = DonatingCall(
+            self._dispatcher,
+            self.slow,
+            one_device=len(self._layout.devices) == 1,
+            finds_deleted=self.finds_deleted,
+        )
+        self._first: Callable[..., Any] | None = self._first_call
+        self.direct: Callable[..., Any] = self._first
+        self.call: Callable[..., Any] = self.direct
+        if options.static_argnames:
+            self.call = self.slow
+
+    def _first_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Look at the arguments before JAX's call path does."""
+        self._first = None
+        self.keeps_padding = has_padding((args, kwargs))
+        self._renew_direct()
+        return self.direct(*args, **kwargs)
+
+    # The slow way: read everything, pick or build the program.
+
+    def slow(self, *args: Any, **kwargs: Any) -> Any:
+        """Run without the C++ call path."""
+        return self._miss(args, kwargs)[0]
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        call = self._read(args, kwargs)
+        if call.is_traced:
+            return self._inside_trace(call), None
+        self._layout.check_is_there("strategy.run")
+        if _compat.is_disabled_jit():
+            return self._op_by_op(call, args), None
+        if has_arrays_elsewhere(call.leaves, self._layout):
+            self.keep_copies()
+            # A copy has the buffer of the array on its device: it hides what is given twice.
+            is_twice = self.donates and has_repeats((args, kwargs))
+            copied = None if is_twice else self.mirror.arguments(args, kwargs, self.donated)
+            if copied is not None:
+                args, kwargs = copied
+                call = self._read(args, kwargs)
+        is_checked = self.donates and _compat.checks_numbers()
+        # What is found is looked for again in the arguments, so they are not given away.
+        ready = self._programs.without_donation(call) if is_checked else self._programs.ready(call)
+        program = ready.program
+        leaves = call.leaves_of(program)
+        if _compat.any_deleted(leaves):
+            self.check_deleted(args, kwargs)
+        check_once(self.donated, leaves, program)
+        self._donating.see(args, kwargs)
+        CPU_STEPS.make_room()
+        results = ready.run(leaves)
+        result = call.settle(program, results)
+        if must_count(program):
+            CPU_STEPS.dispatched(results)
+            self._bound()
+        if call.signature.structure is not None:
+            self._tell_structures_apart()
+        if has_host_arrays(call):
+            self._own()
+        if call.has_padding:
+            self._keep_padding()
+        if is_checked:
+            return result, None
+        plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
+        if program.variables or not plain:
+            self._plan(call, args, kwargs, program.variables)
+            return result, None
+        return result, None if call.moved or call.flat.lost_padding else ready.record
+
+    def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
+        return flatten(args, kwargs, self._static_names, self._static_numbers)
+
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        flat = self._flat(args, kwargs)
+        check_hashable("strategy.run", flat)
+        check_not_leaked("strategy.run", flat)
+        check_dtypes("strategy.run", flat)
+        check_no_bare_variable("strategy.run", args, kwargs)
+        return read(flat, self._kept.of(flat), self._layout)
+
+    def _inside_trace(self, call: Call) -> Any:
+        check_inside_trace(self._layout)
+        program = self._programs.build(call)
+        self._programs.look_ahead(call)
+        return run_inside_trace(call, program)
+
+    def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+        """The program that this call would run."""
+        return self._programs.traced(self._read(args, kwargs))
+
+    # Op by op, as JAX runs operations outside of `jit`.
+
+    def op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run without compiling, one thread for each replica."""
+        call = self._read(args, kwargs)
+        if call.is_traced:
+            return self._inside_trace(call)
+        self._layout.check_is_there("strategy.run")
+        if _compat.any_deleted(call.leaves):
+            self.check_deleted(args, kwargs)
+        return self._op_by_op(call, args)
+
+    def _outcome(self, call: Call, args: tuple[Any, ...]) -> Outcome:
+        check_compiled(self._layout)
+        fn: Any = self._fn()
+        check_numbers(self.donated, args)
+        check_no_arrays_hidden("strategy.run", call.flat)
+        with _compat.with_jit():
+            step = OpByOpStep(fn, call.signature, self._strategy(), call.leaves)
+            return step.run(self.donated, place(fn))
+
+    def find_invalid_number(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+    ) -> NoReturn:
+        """Run op by op to find the line that made a number that is none; no state is written.
+
+        Raises:
+            NotFiniteError: Always; with the line, where it is found.
+        """
+        call = None if self._layout.num_virtual is not None else self._read(args, kwargs)
+        if call is not None and not call.is_traced and not _compat.any_deleted(call.leaves):
+            self._outcome(call, args)
+        raise NotFiniteError(_not_found(self.name, error, call is None)) from error
+
+    def _op_by_op(self, call: Call, args: tuple[Any, ...]) -> Any:
+        outcome = self._outcome(call, args)
+        variables = LiftedVariables(outcome.variables, (), 0)
+        try:
+            if call.kept is not None:
+                call.kept.write(outcome.state)
+        finally:
+            variables.write(outcome.values)
+        return outcome.result
+
+    # What the ways in do before they start a program.
+
+    def check_deleted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise an error that names the arguments whose buffers are gone, if there are any."""
+        flat = self._flat(args, kwargs)
+        kept = self._kept.of(flat)
+        state = kept.read() if kept else []
+        names = deleted_arguments(flat, kept.shape.name if kept else str, state)
+        if names:
+            raise was_given_away(self.name, names, self.donated)
+
+    def guard(self) -> None:
+        """Look for deleted buffers from now on: another step of the strategy donates some."""
+        if not self.finds_deleted:
+            self.finds_deleted = self._is_guarded = True
+            self._renew_direct()
+
+    def _bound(self) -> None:
+        """Count the steps in flight from now on."""
+        if not self.bounded:
+            self.bounded = True
+            self._renew_direct()
+
+    def _own(self) -> None:
+        """Copy arrays of the host from now on."""
+        if not self.owns:
+            self.owns = True
+            self._renew_direct()
+
+    def _keep_padding(self) -> None:
+        """Hand arrays in pieces over as they are held from now on."""
+        if not self.keeps_padding:
+            self.keeps_padding = True
+            self._renew_direct()
+
+    def keep_copies(self, mirrors: bool = True) -> None:
+        """Keep copies of arrays on one device from now on, or no longer."""
+        if self.mirrors is not mirrors:
+            self.mirrors = mirrors
+            self._renew_direct()
+
+    def _new_dispatcher(self) -> Callable[..., Any]:
+        return _compat.make_dispatcher(self.name, self._miss, copies=self.keep_copies)
+
+    def _tell_structures_apart(self) -> None:
+        """Have a C++ call path for each structure from now on; see Note [Equal constants]."""
+        if not self.tells_structures_apart:
+            self.tells_structures_apart = True
+            self._dispatcher = by_structure(self._new_dispatcher)
+            self._renew_direct()
+
+    def _renew_direct(self) -> None:
+        """Put what has to be done at each call around the C++ call path."""
+        direct = self._dispatcher
+        if self.mirrors:
+            self._mirroring.dispatch = direct
+            direct = self._mirroring
+        # It looks at the arrays themselves: one of them may be given twice.
+        self._donating.dispatch = direct
+        if self.donates:
+            direct = self._donating
+        if self._is_guarded:
+            direct = guarded(direct, self.slow)
+        if self.bounded:
+            direct = counted(direct)
+        if self.owns:
+            direct = owning(direct)
+        if self.keeps_padding:
+            direct = keeping_padding(direct)
+        direct = self._first or direct
+        if self.call is self.direct:
+            self.call = direct
+        self.direct = direct
+
+    # Static arguments, NNX objects and variables are taken out before the C++ call path.
+
+    def _plan(
+        self,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        variables: LiftedVariables,
+    ) -> None:
+        """From now on, take out the arguments at the places where this call had such ones."""
+        plan = self._plan_of(call, args, kwargs)
+        if plan is not None:
+            key = (plan, id(variables))
+            self.call = self._planned.setdefault(key, Planned(self, plan, variables))
+        elif variables:
+            self.call = self.slow
+
+    def _plan_of(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
+        return Plan.of(call.flat, args, kwargs, self._static_numbers, self._static_names)
+
+    def dispatcher_for(
+        self, plan: Plan, variables: LiftedVariables, restore: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """A C++ dispatcher for calls that were taken apart by a plan."""
+
+        def miss(given: tuple[Any, ...], _: dict[str, Any]) -> tuple[Any, Any]:
+            args, kwargs = restore(given[2], given[3])
+            call = self._read(args, kwargs)
+            ready = self._programs.get(call.signature)
+            traced = call.flat.has_tracer or _compat.must_interpret()
+            # A number where there was a static value is an argument of the program, and is not
+            # among what this dispatcher was given.
+            fits = self._plan_of(call, args, kwargs) == plan
+            if ready is None or traced or call.moved or not fits or has_padding(given):
+                return Slow(), None
+            if ready.program.variables is not variables:
+                return Slow(), None
+            leaves = call.leaves_of(ready.program)
+            check_once(self.donated, leaves, ready.program)
+            results = ready.call(leaves)
+            record = ready.record if ready.has_record else None
+            return ready.program.rebuild(results), record
+
+        return _compat.make_dispatcher(self.name, miss, copies=self.keep_copies)
+
+
+def _not_found(name: str, error: Exception, is_virtual: bool) -> str:
+    kind = getattr(error, "ty", "nan")
+    why = (
+        "With deterministic=True a step cannot be run op by op, where the line would be found."
+        if is_virtual
+        else "Run again op by op, no operation made one. XLA may have made it, where it combined "
+        "operations, or the step returns one that it was given."
+    )
+    return (
+        f"strategy.run({name}) returned a value that is not finite ({kind}), and jax_debug_nans "
+        f"or jax_debug_infs is set. No state was written.\n\n{why}\n\n"
+        "Look at values inside of the step: jax.debug.print('{}', x)."
+    )

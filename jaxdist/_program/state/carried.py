@@ -1,0 +1,98 @@
+"""Which results of a step are its arguments, carried on to the next step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.arguments.arguments import unflatten
+from jaxdist._program.trace.trace import Argument
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.trace.trace import Traced
+from jaxdist._values import open_containers
+
+
+def carried(signature: Signature, traced: Traced, num_replicas: int) -> dict[int, int]:
+    """For results that come back in the structure of an argument: the input they stand for.
+
+    Numbers are those of all results and all inputs, NNX variables first. An argument is taken
+    once, in order, so `params, momentum` that come back as `params, momentum` are told apart.
+    """
+    offset = traced.num_graph
+    found: dict[int, int] = {}
+    outputs = traced.template if isinstance(traced.template, tuple) else (traced.template,)
+    free = arguments_of(signature, traced)
+    for output in outputs:
+        out_leaves, out_treedef = jax.tree.flatten(output, is_leaf=is_static)
+        for position, argument in free.items():
+            leaves, treedef = jax.tree.flatten(argument, is_leaf=is_static)
+            if treedef == out_treedef and _fits(
+                signature, traced, leaves, out_leaves, num_replicas
+            ):
+                pairs = zip(leaves, out_leaves, strict=True)
+                found.update({offset + o: offset + a for a, o in pairs if type(a) is Argument})
+                del free[position]
+                break
+    return found
+
+
+def arguments_of(signature: Signature, traced: Traced) -> dict[int, Any]:
+    """The positional arguments of a call, with the number of each traced leaf in its place."""
+    return dict(enumerate(_arguments(signature, traced)[0]))
+
+
+def named_arguments_of(signature: Signature, traced: Traced) -> dict[str, Any]:
+    """All arguments of a call, as `arguments_of`, by the names that messages give them."""
+    args, kwargs = _arguments(signature, traced)
+    return {f"args[{i}]": a for i, a in enumerate(args)} | {
+        f"kwargs[{k!r}]": v for k, v in kwargs.items()
+    }
+
+
+def _arguments(signature: Signature, traced: Traced) -> tuple[list[Any], dict[str, Any]]:
+    count = len(signature.inputs) - traced.num_graph
+    numbers = [Argument(i) for i in range(count)]
+    args, kwargs = unflatten(signature.treedef, signature.slots, numbers, _Nodes())
+    return (
+        [open_containers(a, "argument", must_open=_holds_numbers) for a in args],
+        {k: open_containers(v, "argument", must_open=_holds_numbers) for k, v in kwargs.items()},
+    )
+
+
+def _holds_numbers(container: Any) -> bool:
+    values = container.values() if isinstance(container, Mapping) else container
+    return any(type(x) is Argument for x in jax.tree.leaves(list(values)))
+
+
+def is_static(x: Any) -> bool:
+    """Whether a leaf is a part of the program; flattening stops there."""
+    return isinstance(x, Static)
+
+
+def _fits(
+    signature: Signature,
+    traced: Traced,
+    leaves: list[Any],
+    out_leaves: list[Any],
+    num_replicas: int,
+) -> bool:
+    """Whether the leaves of a result are arrays of the shapes and dtypes of an argument's."""
+    for before, after in zip(leaves, out_leaves, strict=True):
+        if type(before) is not Argument or type(after) is not int:
+            if type(before) is Argument or type(after) is int:
+                return False
+            continue
+        slot = signature.inputs[traced.num_graph + before]
+        number = traced.num_graph + after
+        dtype = traced.jaxpr.outvars[number].aval.dtype
+        if slot.local_shape(num_replicas) != traced.shapes[number] or slot.dtype != dtype:
+            return False
+    return bool(leaves)
+
+
+class _Nodes:
+    """Stands in for the NNX objects of a call, which are not looked at here."""
+
+    def __getitem__(self, index: int) -> None:
+        return None

@@ -1,0 +1,59 @@
+"""A traced step that gives, for each metric, what the replica added, in the place of its value."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.proof.from_zero import run_twice
+from jaxdist._program.nnx.graph_rules import Combination
+from jaxdist._program.nnx.graph_rules import Rule
+from jaxdist._program.trace.trace import Argument
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.trace.trace import Traced
+from jaxdist._program.trace.trace import trace_local
+
+_FROM_ZERO = frozenset({Rule.SUM, Rule.MOMENTS})
+
+
+def numbers_of_metrics(combined: Sequence[Combination]) -> tuple[int, ...]:
+    """The variables whose results are what the step makes of zero."""
+    return tuple(n for c in combined if c.rule in _FROM_ZERO for n in c.numbers)
+
+
+def with_increments(
+    traced: Traced, signature: Signature, combined: Sequence[Combination], layout: ReplicaMesh
+) -> Traced:
+    """Trace a step anew: metrics come out as they are after it if they were zero before."""
+    numbers = numbers_of_metrics(combined)
+    if not numbers:
+        return traced
+    made = trace_local(traced.manual_axes, _FromZero(traced, numbers), signature, layout)
+    return dataclasses.replace(made, uneven=traced.uneven, means=traced.means)
+
+
+class _FromZero:
+    """A traced step as a function of flat local values."""
+
+    def __init__(self, traced: Traced, numbers: tuple[int, ...]) -> None:
+        self._traced = traced
+        self._numbers = frozenset(numbers)
+        self.template = traced.template
+        self.num_graph = traced.num_graph
+        self.paths = traced.paths
+        self.shapes = traced.shapes
+        self.cuts = traced.cuts
+        self.__name__ = "step"
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        operands = self._traced.operands
+        given = [leaves[o] if type(o) is Argument else o for o in operands]
+        zeros = [
+            jnp.zeros_like(leaves[o]) if type(o) is Argument and o in self._numbers else None
+            for o in operands
+        ]
+        wanted = [i in self._numbers for i in range(len(self._traced.shapes))]
+        results, found = run_twice(self._traced.jaxpr, given, zeros, wanted)
+        return [r if f is None else f for r, f in zip(results, found, strict=True)]

@@ -1,0 +1,124 @@
+"""Replicas without rows: a mean over nothing that would reach the others is an error."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from flax import nnx
+
+from jaxdist.errors import NoRowsError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.nnx import graph_rules
+from jaxdist._program.proof.made_of_nothing import UNKNOWN
+from jaxdist._program.proof.made_of_nothing import Found
+from jaxdist._program.proof.made_of_nothing import Origin
+from jaxdist._program.proof.made_of_nothing import constant
+from jaxdist._program.proof.made_of_nothing import nothing
+from jaxdist._program.proof.made_of_nothing import walk
+from jaxdist._program.state.rows import replicas_with_rows
+from jaxdist._program.trace.trace import Argument
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.trace.trace import Traced
+from jaxdist._values import Kind
+
+REMEDIES = (
+    "One of these: leave the last batch out (drop_remainder=True, or "
+    "InputOptions(partial_batch=PartialBatch.DROP)); pad it, and weigh the rows by the mask that "
+    "says which are real (PartialBatch.PAD); or, where it is the mean of a loss, use one that is a "
+    "sum over the rows divided by the rows of all replicas, "
+    "jaxdist.nn.compute_average_loss(losses, global_batch_size=n) with "
+    "n = all_reduce('sum', x.shape[0]), and all_reduce('sum', grads)."
+)
+
+
+def has_empty_input(signature: Signature, num_replicas: int) -> bool:
+    """Whether some per-replica input of this signature has no elements on a replica."""
+    return any(
+        math.prod(i.local_shape(num_replicas)) == 0
+        for i in signature.inputs
+        if i.kind is Kind.PER_REPLICA and not i.is_scalar
+    )
+
+
+def check_without_rows(
+    whole: Signature, own: Signature, traced: Traced, replicas: Sequence[int], layout: ReplicaMesh
+) -> None:
+    """Refuse a nan that these replicas make of nothing, if it reaches a collective or state.
+
+    Args:
+        whole: The signature of the step.
+        own: As if all replicas had the shapes of these.
+        traced: What these replicas do.
+        replicas: Their numbers.
+        layout: The strategy's.
+
+    Raises:
+        NoRowsError: With the line that made the nan, and what it reaches.
+    """
+    axes = frozenset(layout.replica_axes)
+    rows = rows_of(whole, layout.num_replicas)
+
+    def refuse(eqn: Any, line: str, origin: Origin) -> None:
+        target = f"the {eqn.primitive.name} at {line}"
+        raise NoRowsError(_message(origin, target, replicas, rows, whole.step))
+
+    given = [
+        _given(o, v, own, layout.num_replicas)
+        for o, v in zip(traced.operands, traced.jaxpr.invars, strict=True)
+    ]
+    found = walk(traced.jaxpr, given, axes, refuse)
+    has = replicas_with_rows(whole, layout.num_replicas)
+    takes_part = has is None or any(has[r] for r in replicas)
+    for number, result in enumerate(found[: traced.num_graph]):
+        if result.nan is not None and (takes_part or not _is_combined(own, number)):
+            target = _name(own, traced, number)
+            raise NoRowsError(_message(result.nan, target, replicas, rows, whole.step))
+
+
+def _given(operand: Any, variable: Any, own: Signature, num_replicas: int) -> Found:
+    if type(operand) is not Argument:
+        return UNKNOWN if operand is None else constant(operand)
+    slot = own.inputs[operand]
+    if slot.kind is not Kind.PER_REPLICA or slot.is_scalar:
+        return UNKNOWN
+    shape = slot.local_shape(num_replicas)
+    return nothing(shape, variable.aval.dtype) if math.prod(shape) == 0 else UNKNOWN
+
+
+def _is_combined(signature: Signature, number: int) -> bool:
+    """Whether a variable is brought together from the replicas that have rows."""
+    graph = signature.graph
+    if graph is None or number >= len(graph.types):
+        return False
+    kind = graph.types[number]
+    return issubclass(kind, nnx.BatchStat) or graph_rules.is_metric(kind)
+
+
+def _name(signature: Signature, traced: Traced, number: int) -> str:
+    graph = signature.graph
+    count = len(graph.types) if graph else 0
+    if graph is not None and number < count:
+        return graph.name(number)
+    written = traced.written[number - count :]
+    return f"variable {written[0].label}" if written else "a variable"
+
+
+def rows_of(signature: Signature, num_replicas: int) -> list[int]:
+    """The number of rows on each replica: of the first input whose rows differ, else of any."""
+    for _, shapes in signature.uneven:
+        return [s[0] if s else 0 for s in shapes]
+    for slot in signature.inputs:
+        if slot.kind is Kind.PER_REPLICA and not slot.is_scalar and not slot.is_variable:
+            return [slot.local_shape(num_replicas)[0]] * num_replicas
+    return []
+
+
+def _message(
+    origin: Origin, target: str, replicas: Sequence[int], rows: Sequence[int], step: str
+) -> str:
+    which = f"Replicas {list(replicas)} have" if len(replicas) > 1 else f"Replica {replicas[0]} has"
+    return (
+        f"strategy.run: a mean over no rows would reach {target}, and with it all replicas.\n\n"
+        f"{which} no rows in {step}, so {origin.name} at {origin.line} gives nan there. The "
+        f"rows of the replicas are {list(rows)}.\n\n{REMEDIES}"
+    )

@@ -1,0 +1,47 @@
+"""Which replicas have rows in a step."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.trace.trace import Signature
+from jaxdist._values import Kind
+
+
+def replicas_with_rows(signature: Signature, num_replicas: int) -> tuple[bool, ...] | None:
+    """By replica, whether any of its per-replica arguments holds something; None where all do.
+
+    A variable of which each replica has a copy is no row of a batch.
+    """
+    uneven = dict(signature.uneven)
+    given = [
+        uneven.get(i) or (slot.local_shape(num_replicas),) * num_replicas
+        for i, slot in enumerate(signature.inputs)
+        if slot.kind is Kind.PER_REPLICA and not slot.is_scalar and not slot.is_variable
+    ]
+    if not given:
+        return None
+    has = tuple(map(_any_rows, zip(*given, strict=True)))
+    return None if all(has) else has
+
+
+def _any_rows(shapes: Iterable[tuple[int, ...]]) -> bool:
+    return any(math.prod(s) > 0 for s in shapes)
+
+
+def place_of(replica: int, layout: ReplicaMesh) -> dict[str, int]:
+    """The index of a replica on each replica axis."""
+    sizes = [layout.traced_mesh.shape[a] for a in layout.replica_axes]
+    found = np.unravel_index(replica, sizes)
+    return {a: int(i) for a, i in zip(layout.replica_axes, found, strict=True)}
+
+
+def places_with_rows(signature: Signature, layout: ReplicaMesh) -> list[dict[str, int]]:
+    """The place of one replica of each group that runs the same operations and has rows."""
+    has = replicas_with_rows(signature, layout.num_replicas)
+    columns = zip(*(shapes for _, shapes in signature.uneven), strict=True)
+    groups = list(columns) or [()] * layout.num_replicas
+    first = {group: r for r, group in reversed(list(enumerate(groups))) if has is None or has[r]}
+    return [place_of(r, layout) for r in first.values()]

@@ -1,0 +1,319 @@
+"""State that would come out different on each replica is found before it is computed."""
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxdist.errors import StateDivergenceError, StateDivergenceWarning
+from jaxdist._program.nnx import graph_rules
+from jaxdist._program.arguments.caller import user_stack_level
+from jaxdist._program.state.carried import is_static
+from jaxdist._program.state.carried import named_arguments_of
+from jaxdist._program.nnx.graph import GraphShape
+from jaxdist._program.nnx.graph_rules import Combination
+from jaxdist._program.nnx.graph_rules import Rule
+from jaxdist._program.proof.dependence import Growth
+from jaxdist._program.proof.dependence import growth
+from jaxdist._program.proof.moments import is_update
+from jaxdist._program.state.remedy import Role
+from jaxdist._program.state.remedy import remedy
+from jaxdist._program.state.remedy import role_of
+from jaxdist._program.trace.trace import Argument
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.trace.trace import Traced
+from jaxdist._program.proof.updates import Part
+from jaxdist._program.proof.updates import part_of_result
+from jaxdist._values import Kind
+from jaxdist._values import Opened
+
+_TRAINED = (nnx.Param, nnx.OptState)
+
+_OTHER_STATE = (
+    "State that is not trained has one of these ways: nnx.BatchStat for what is averaged over the "
+    "replicas, nnx.metrics.MetricState for what is added up over them, all_reduce or all_gather "
+    "of the value before it is written, or a result of the step (a PerReplica) for what belongs "
+    "to each replica. Where a value is the same on all replicas for a reason that the trace does "
+    "not show, say so with jaxdist.assume_replicated(value)."
+)
+
+
+def combinations(
+    signature: Signature,
+    traced: Traced,
+    differs: Sequence[bool],
+    num_replicas: int,
+    places: Sequence[Mapping[str, int]],
+) -> tuple[Combination, ...]:
+    """The NNX variables that a collective has to make equal after the step, and how.
+
+    Args:
+        signature: Of the step.
+        traced: What a replica does.
+        differs: Which of its results may differ between replicas.
+        num_replicas: How many there are.
+        places: Replicas to look at, one for each way through the step that has rows.
+
+    Raises:
+        StateDivergenceError: Variables that differ and have no rule, or metrics that are no sum.
+    """
+    graph = signature.graph
+    found: list[Combination] = []
+    diverging: list[int] = []
+    integers: list[str] = []
+    not_sums: list[str] = []
+    kinds = graph.types if graph else ()
+    moments = _moments(signature, traced, places)
+    found += [Combination(Rule.MOMENTS, three) for three in moments]
+    done = {n for c in found for n in c.numbers}
+    for i, kind in enumerate(kinds):
+        if i in done:
+            continue
+        if graph_rules.is_metric(kind):
+            grown = growth(traced.jaxpr, _input_variable(traced, i), i)
+            if grown is Growth.SUM:
+                found.append(Combination(Rule.SUM, (i,)))
+            elif grown is not Growth.SAME and graph:
+                not_sums.append(graph.name(i))
+        elif differs[i]:
+            rule = graph_rules.rule_of(kind)
+            if rule is None:
+                diverging.append(i)
+            elif rule is Rule.MEAN and not _has_mean(traced.jaxpr.outvars[i].aval.dtype):
+                integers.append(graph.name(i) if graph else "")
+            else:
+                found.append(Combination(rule, (i,)))
+    if diverging and graph:
+        raise _diverging_variables(graph, diverging, num_replicas)
+    if integers:
+        raise _no_mean_of_integers(integers, num_replicas)
+    if not_sums:
+        raise _metrics_without_rule(not_sums, num_replicas)
+    return tuple(found)
+
+
+def _moments(
+    signature: Signature, traced: Traced, places: Sequence[Mapping[str, int]]
+) -> list[tuple[int, int, int]]:
+    """The metrics that keep a count, a mean and squared deviations, and are updated with data."""
+    jaxpr = traced.jaxpr
+    found: list[tuple[int, int, int]] = []
+    pairs = zip(traced.operands, jaxpr.invars, strict=True)
+    constants = {v: o for o, v in pairs if _is_known(o)}
+    for three in signature.graph.moments if signature.graph else ():
+        inputs = [_input_variable(traced, i) for i in three]
+        results = [jaxpr.outvars[i] for i in three]
+        if None not in inputs and is_update(jaxpr, inputs, results, places, constants):
+            found.append(three)
+    return found
+
+
+def _is_known(operand: Any) -> bool:
+    """Whether an input of a trace is an array that the step closed over."""
+    is_array = isinstance(operand, (jax.Array, np.ndarray, np.generic, int, float))
+    return type(operand) is not Argument and is_array and not isinstance(operand, jax.core.Tracer)
+
+
+def _input_variable(traced: Traced, number: int) -> Any:
+    """The input of the traced step that holds argument leaf `number`."""
+    for operand, variable in zip(traced.operands, traced.jaxpr.invars, strict=True):
+        if type(operand) is Argument and operand == number:
+            return variable
+    return None
+
+
+def _has_mean(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def _no_mean_of_integers(names: Sequence[str], num_replicas: int) -> StateDivergenceError:
+    return StateDivergenceError(
+        f"strategy.run would average {len(names)} batch statistic(s) of integers or booleans that "
+        f"are different on each of {num_replicas} replicas: {_listed(names)}.\n\n"
+        "Batch statistics are averaged over the replicas, and the mean of integers is none.\n\n"
+        "Keep them as floats, or make them the same on all replicas inside the step: "
+        "jaxdist.get_replica_context().all_reduce('sum', value)."
+    )
+
+
+def _metrics_without_rule(names: Sequence[str], num_replicas: int) -> StateDivergenceError:
+    return StateDivergenceError(
+        f"strategy.run cannot bring together what {num_replicas} replicas put into "
+        f"{len(names)} metric variable(s): {_listed(names)}.\n\n"
+        "A metric's variables grow by the sum of what the replicas add to them; the three of "
+        "nnx.metrics.Welford by what its update() makes of more values. The step does something "
+        "else with these: it sets them again (reset), or keeps a running value of another kind.\n\n"
+        "Call reset() before strategy.run, use nnx.metrics.Average, Accuracy or Welford as they "
+        "are, or return the values and update the metric outside: "
+        "metric.update(values=strategy.gather(values, 0))."
+    )
+
+
+def _diverging_variables(
+    graph: GraphShape, numbers: Sequence[int], num_replicas: int
+) -> StateDivergenceError:
+    kinds = [graph.types[i] for i in numbers]
+    names = [f"{graph.name(i)} ({graph.types[i].__name__})" for i in numbers]
+    remedies = (
+        [remedy([("", Role.PARAMETERS)])] if any(issubclass(k, _TRAINED) for k in kinds) else []
+    )
+    if not all(issubclass(k, _TRAINED) for k in kinds):
+        remedies.append(_OTHER_STATE)
+    return StateDivergenceError(
+        f"strategy.run would leave {len(names)} NNX variable(s) with a different value on each of "
+        f"{num_replicas} replicas: {_listed(names)}.\n\n"
+        "Each of them is one variable, mirrored, and is updated in place on all replicas; they "
+        "must all compute the same update.\n\n" + "\n".join(remedies)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Returned:
+    """An argument that comes back among the results with the same structure."""
+
+    argument: str
+    leaves: tuple[tuple[str, Role], ...]  # that went in mirrored and come out different
+    is_state: bool
+
+
+def check_functional_state(
+    signature: Signature,
+    traced: Traced,
+    differs: Sequence[bool],
+    donated: Sequence[int],
+    num_replicas: int,
+    where: str,
+) -> None:
+    """Raise, or warn, when an argument that looks like state comes back different.
+
+    It is state for certain when it is donated, or when a node of the call's arguments is of a
+    registered class (a TrainState) or an optimizer's state. A plain dict that comes back with the
+    same structure may be an ordinary result, so there it is a warning. One array that comes back
+    with the shape of an argument is an ordinary result unless the step moved the argument, as an
+    optimizer does (`_updates`).
+    """
+    found = _returned(signature, traced, differs, donated)
+    certain = [r for r in found if r.is_state]
+    if certain:
+        leaves = [leaf for r in certain for leaf in r.leaves]
+        names = [name for name, _ in leaves]
+        raise StateDivergenceError(
+            f"strategy.run would return state that is different on each of {num_replicas} "
+            f"replicas: {_listed(names)}.\n\n"
+            f"{certain[0].argument} went in the same on all replicas, and comes back with the same "
+            "structure, so it is state. State must be the same on all replicas.\n\n"
+            f"{remedy(leaves)}"
+        )
+    for r in found:
+        warnings.warn(
+            f"{where}: {r.argument} went into strategy.run the same on all replicas and "
+            f"comes back with the same structure but different on each of {num_replicas} "
+            f"({_listed([name for name, _ in r.leaves])}).\n\nIf it is state, this is a bug. "
+            f"{remedy(r.leaves)}\n\nIf it is "
+            "meant, silence this with warnings.filterwarnings('ignore', "
+            "category=jaxdist.errors.StateDivergenceWarning).",
+            StateDivergenceWarning,
+            stacklevel=user_stack_level(),
+        )
+
+
+def _returned(
+    signature: Signature, traced: Traced, differs: Sequence[bool], donated: Sequence[int]
+) -> list[_Returned]:
+    args = named_arguments_of(signature, traced)
+    given_away = {f"args[{i}]" for i in donated}
+    outputs = _parts_of_result(traced.template)
+    in_state = any(_holds_state_class(a) for a in args.values())
+    has_batch = any(i.kind is Kind.PER_REPLICA for i in signature.inputs)
+    found = []
+    for name, argument in args.items():
+        leaves, treedef = jax.tree.flatten(argument, is_leaf=is_static)
+        if not any(type(x) is Argument for x in leaves):
+            continue
+        for output in outputs:
+            out_leaves, out_treedef = jax.tree.flatten(output, is_leaf=is_static)
+            if out_treedef != treedef:
+                continue
+            names = _diverging(name, argument, leaves, out_leaves, signature, traced, differs)
+            certain = name in given_away or in_state
+            if len(leaves) == 1 and names:
+                is_bare = treedef == _LEAF
+                needed = Part.MOVED if certain or not is_bare else Part.UPDATED
+                part = _part(leaves[0], out_leaves[0], signature, traced)
+                certain = certain and (not is_bare or needed <= part <= Part.UPDATED)
+                names = names if certain or needed <= part <= Part.UPDATED else []
+            if names and (certain or has_batch):
+                found.append(_Returned(name, tuple(names), certain))
+    return found
+
+
+_LEAF = jax.tree.structure(0)
+
+
+def _parts_of_result(template: Any) -> list[Any]:
+    """The result and what its outermost container holds."""
+    parts: list[Any] = [template]
+    if isinstance(template, Opened):
+        parts += template.values
+    elif isinstance(template, dict):
+        parts += template.values()
+    elif isinstance(template, (tuple, list)):
+        parts += template
+    return parts
+
+
+def _part(before: int, after: int, signature: Signature, traced: Traced) -> Part:
+    """What one result is made of, in terms of one argument."""
+    own = {
+        variable: signature.inputs[operand].kind is not Kind.MIRRORED
+        for operand, variable in zip(traced.operands, traced.jaxpr.invars, strict=True)
+        if type(operand) is Argument
+    }
+    offset = traced.num_graph
+    variable = _input_variable(traced, offset + before)
+    return part_of_result(traced.jaxpr, variable, own, offset + after)
+
+
+def _diverging(
+    name: str,
+    argument: Any,
+    leaves: list[Any],
+    out_leaves: list[Any],
+    signature: Signature,
+    traced: Traced,
+    differs: Sequence[bool],
+) -> list[tuple[str, Role]]:
+    paths = jax.tree_util.tree_flatten_with_path(argument, is_leaf=is_static)[0]
+    names = []
+    for (path, _), before, after in zip(paths, leaves, out_leaves, strict=True):
+        if type(before) is not Argument or type(after) is not int:
+            continue
+        slot = signature.inputs[traced.num_graph + before]
+        shape = traced.shapes[traced.num_graph + after]
+        if slot.kind is not Kind.MIRRORED or shape != slot.shape:
+            continue
+        if differs[traced.num_graph + after]:
+            leaf = f"{name}{jax.tree_util.keystr(path)}"
+            names.append((leaf, role_of(leaf, slot.dtype)))
+    return names
+
+
+def _holds_state_class(argument: Any) -> bool:
+    """Whether a pytree has a node of a registered class, or an optimizer's named tuple."""
+    if isinstance(argument, tuple) and hasattr(argument, "_fields"):
+        return type(argument).__name__.endswith("State") or any(map(_holds_state_class, argument))
+    if isinstance(argument, (tuple, list)):
+        return any(map(_holds_state_class, argument))
+    if isinstance(argument, dict):
+        return any(map(_holds_state_class, argument.values()))
+    return argument is not None and not jax.tree_util.all_leaves([argument])
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:10])
+    return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"

@@ -1,0 +1,1 @@
+"""A step traced once, as one replica sees it."""

@@ -1,0 +1,149 @@
+"""Arrays in pieces on their way into a step and out of it."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding
+
+from jaxdist.errors import ReplicaValueError, ShapeError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import Cut
+from jaxdist._values import Sharded
+from jaxdist._values import from_state
+from jaxdist._values import gathered
+from jaxdist._values import is_sharded
+from jaxdist._values import piece
+from jaxdist._values import undeclared
+
+_LOG = logging.getLogger("jaxdist")
+
+
+class HasCut(Protocol):
+    """What is looked at of an input."""
+
+    @property
+    def cut(self) -> Cut | None:
+        """How it is cut, if it is in pieces."""
+        ...
+
+
+def entered(values: Sequence[Any], inputs: Sequence[HasCut], layout: ReplicaMesh) -> list[Any]:
+    """Local values, with the one array in the place of those that are pieces of one."""
+    return [
+        x if slot.cut is None else piece(x, slot.cut, layout)
+        for x, slot in zip(values, inputs, strict=True)
+    ]
+
+
+def declared(values: Sequence[Any], inputs: Sequence[HasCut]) -> list[Any]:
+    """Values, with nodes that say which are in pieces."""
+    return [
+        x if slot.cut is None else undeclared(x, slot.cut)
+        for x, slot in zip(values, inputs, strict=True)
+    ]
+
+
+def cuts_of(inputs: Sequence[HasCut]) -> dict[int, Cut]:
+    """The inputs that are in pieces, by number."""
+    return {i: slot.cut for i, slot in enumerate(inputs) if slot.cut is not None}
+
+
+def variables_of(nodes: Sequence[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The variables of NNX objects, by id: those that come in whole, and those in pieces."""
+    found = [v for _, v in nnx.iter_graph(tuple(nodes)) if isinstance(v, nnx.Variable)]
+    cut = {id(v): v for v in found if isinstance(v.get_raw_value(), Sharded)}
+    return {id(v): v for v in found if id(v) not in cut}, cut
+
+
+def restore_nodes(
+    came: tuple[dict[int, Any], dict[int, Any]], nodes: Sequence[Any], layout: ReplicaMesh
+) -> None:
+    """Give variables back the declaration that `nnx.Optimizer.update` took from them.
+
+    The structure of NNX objects is fixed, so what came in whole goes out whole: `sharded_update`
+    cuts whatever state is large enough. That state is gathered in every step is logged.
+
+    Raises:
+        ReplicaValueError: What came in pieces would go out whole.
+    """
+    whole, cut = came
+    put_together = []
+    gathered_bytes: dict[str, int] = {}
+    for path, value in nnx.iter_graph(tuple(nodes)):
+        if isinstance(value, nnx.Variable):
+            held = value.get_raw_value()
+            restored = from_state(held)
+            if id(value) in whole and is_sharded(restored):
+                restored = gathered(restored, layout)
+                name = "/".join(map(str, path[1:]))
+                gathered_bytes[name] = restored.size * restored.dtype.itemsize
+            if restored is not held:
+                value.set_raw_value(restored)
+            if id(value) in cut and not is_sharded(restored):
+                put_together.append("/".join(map(str, path[1:])))
+    if gathered_bytes:
+        _LOG.warning(
+            "%d NNX variable(s) came in whole, are updated in pieces, and are gathered in every "
+            "step, %s bytes: %s%s. Make the optimizer in strategy.scope(), or place it with the "
+            "model (jaxdist.partition.place), and it is kept in pieces",
+            len(gathered_bytes),
+            f"{sum(gathered_bytes.values()):,}",
+            ", ".join(list(gathered_bytes)[:5]),
+            " ..." if len(gathered_bytes) > 5 else "",
+        )
+    if put_together:
+        more = f" and {len(put_together) - 5} more" if len(put_together) > 5 else ""
+        raise ReplicaValueError(
+            f"The step put {len(put_together)} NNX variable(s) together that came in pieces: "
+            f"{', '.join(put_together[:5])}{more}.\n\n"
+            "Where a value is kept is fixed when the step is compiled. An optimizer in pieces "
+            "whose model is whole does this.\n\n"
+            "Place them together: jaxdist.partition.place(strategy, (model, optimizer), rules)."
+        )
+
+
+def check_piece(name: str, value: Sharded) -> None:
+    """Refuse what is not the array that its node says."""
+    held, dim = value.held, value.dim
+    if dim < getattr(held, "ndim", 0) and held.shape[dim] == value.size:
+        return
+    what = f"{held.dtype}{list(held.shape)}" if hasattr(held, "shape") else repr(held)
+    raise ShapeError(
+        f"The step returned {name} as an array in pieces, cut along dim {dim} of {value.size} "
+        f"elements, and it is {what}.\n\n"
+        "A function of pytrees put it there: jax.tree.map goes into a Sharded.\n\n"
+        "Call the function on whole arrays, jaxdist.partition.gather(tree), or return the "
+        "numbers in a pytree of their own: {name: fn(array) for name, array in ...}."
+    )
+
+
+def pieces_of(array: Any, cut: Cut, layout: ReplicaMesh) -> list[Any]:
+    """The piece of each replica, from the padded array."""
+    rows = cut.rows(cut.pieces(layout))
+    index = [slice(None)] * cut.dim
+    return [array[(*index, slice(n * rows, (n + 1) * rows))] for n in _numbers(cut, layout)]
+
+
+def _numbers(cut: Cut, layout: ReplicaMesh) -> list[int]:
+    """Which piece each replica has."""
+    sizes = [layout.mesh.shape[a] for a in layout.replica_axes]
+    if cut.axes is None:
+        return list(range(layout.num_replicas))
+    places = np.stack(np.unravel_index(np.arange(layout.num_replicas), sizes), axis=-1)
+    own = [places[:, layout.replica_axes.index(a)] for a in cut.axes]
+    flat = np.ravel_multi_index(own, [layout.mesh.shape[a] for a in cut.axes])
+    return [int(n) for n in flat]
+
+
+def joined(pieces: Sequence[Any], cut: Cut, layout: ReplicaMesh) -> Sharded:
+    """One array from the piece of each replica."""
+    first = pieces[0].sharding
+    numbers = _numbers(cut, layout)
+    one_each = [pieces[numbers.index(n)] for n in range(cut.pieces(layout))]
+    whole = jnp.concatenate([jax.device_put(x, first) for x in one_each], axis=cut.dim)
+    return Sharded(jax.device_put(whole, NamedSharding(layout.mesh, cut.full_spec(layout))), *cut)

@@ -1,0 +1,445 @@
+"""A step traced once, as one replica sees it."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.extend.core import Literal
+from jax.sharding import PartitionSpec
+from jax.tree_util import PyTreeDef
+
+from jaxdist import _compat
+from jaxdist._validate import as_array
+from jaxdist.errors import ArgumentTypeError, ReplicaValueError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.nnx import closures
+from jaxdist._program.nnx import graph_rules
+from jaxdist._program.trace import sharded
+from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.arguments.arguments import unflatten
+from jaxdist._program.trace.axis_names import unbound_axis
+from jaxdist._program.nnx.graph import GraphShape
+from jaxdist._program.arguments.in_slot import InSlot
+from jaxdist._program.arguments.leaf_names import LeafNames
+from jaxdist._program.arguments.leaf_names import leaf_names
+from jaxdist._program.arguments.leaf_names import source_of_function
+from jaxdist._program.proof.local_pieces import Local
+from jaxdist._program.proof.local_pieces import LocalPieces
+from jaxdist._program.proof.local_pieces import is_marked
+from jaxdist._program.arguments.opaque import array_in
+from jaxdist._program.arguments.opaque import tracer_in
+from jaxdist._program.arguments.opaque import with_tracer
+from jaxdist._program.proof.pieces import PieceWalk
+from jaxdist._program.proof.pieces import Seen
+from jaxdist._program.proof.pieces import check_results
+from jaxdist._program.proof.replication import NONE
+from jaxdist._program.trace.sharded_errors import better_error
+from jaxdist._program.jaxprs.subprograms import contains
+from jaxdist._replica import Frame
+from jaxdist._replica import ReplicaContext
+from jaxdist._replica import entered
+from jaxdist._values import Cut
+from jaxdist._values import Form
+from jaxdist._values import PerReplica
+from jaxdist._values import Sharded
+from jaxdist._values import Variable
+from jaxdist._values import is_leaked
+from jaxdist._values import open_containers
+from jaxdist._values import owned
+from jaxdist._values import undeclared
+from jaxdist._values import opened as opened_piece
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """All that decides which program a call runs; hashable."""
+
+    treedef: PyTreeDef
+    slots: tuple[Any, ...]
+    inputs: tuple[InSlot, ...]  # the variables of NNX objects first
+    graph: GraphShape | None
+    inside_trace: bool = False
+    # How a trace gets at the variables of the step (`_variables.Lifting`).
+    lifting: Any = dataclasses.field(default=None, compare=False)
+    # Inputs that are padded to one shape: their number, and the real shape on each replica.
+    uneven: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
+    # What tells `treedef` from others that are equal to it; see Note [Equal constants].
+    structure: Any = None
+    # What messages call the step; another where its batch is still to come.
+    step: str = dataclasses.field(default="this step", compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """The step as one `shard_map` of a jaxpr of local values, and the structure of its results.
+
+    `operands[i]` is what the i-th input is: the number of an argument leaf, or a value that the
+    step closed over. Scalar results have one dim, so that they can be laid out over replicas.
+    """
+
+    closed: Any
+    operands: tuple[Any, ...]
+    template: Any
+    num_graph: int  # state that goes in and comes out: of NNX objects, then written variables
+    paths: tuple[str, ...]  # of the user's traced results
+    shapes: tuple[tuple[int, ...], ...]  # local, of all results
+    manual_axes: frozenset[str]
+    # For results that are padded: their number, and the real shape on each replica.
+    uneven: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
+    # For results that are one array in pieces: their number, and how it is cut.
+    cuts: dict[int, Cut] = dataclasses.field(default_factory=dict)
+    # The variables that the step touched, those of them that are results, and those (by `id`)
+    # for which it has to be traced again as refs. Until they are inputs they are placeholders.
+    touched: tuple[Variable, ...] = ()
+    written: tuple[Variable, ...] = ()
+    need_refs: frozenset[int] = frozenset()
+    merge_calls: tuple[str, ...] = ()  # the lines of those at the top of the step
+    # The lines at which replicas with different numbers of rows take a mean.
+    means: tuple[str, ...] = ()
+
+    @property
+    def eqn(self) -> Any:
+        """The traced `shard_map`."""
+        return self.closed.jaxpr.eqns[-1]
+
+    @property
+    def jaxpr(self) -> Any:
+        """The jaxpr that one replica runs."""
+        return self.eqn.params["jaxpr"]
+
+    def call(self, leaves: Sequence[Any], out_specs: Sequence[PartitionSpec]) -> list[Any]:
+        """Run on global arrays, with results laid out as `out_specs` say."""
+        params = {**self.eqn.params, "out_specs": tuple(out_specs)}
+        if any(isinstance(x, jax.core.Tracer) for x in self.closed.consts):
+            return list(_compat.bind_like(self.eqn, self.given(leaves), params))
+        parts = [_parts(spec, params["mesh"]) for spec in out_specs]
+        return _compat.call_traced(self.closed, params, parts, leaves)
+
+    def given(self, leaves: Sequence[Any]) -> list[Any]:
+        """The inputs of the jaxpr for these values of the arguments."""
+        return [leaves[o] if type(o) is Argument else o for o in self.operands]
+
+
+def _parts(spec: PartitionSpec, mesh: Any) -> tuple[int, int]:
+    """The dim of a result that is split, and into how many parts."""
+    dim = max(len(spec) - 1, 0)
+    axis = spec[dim] if len(spec) else None
+    axes = (axis,) if isinstance(axis, str) else tuple(axis or ())
+    return dim, math.prod(mesh.shape[a] for a in axes)
+
+
+class Argument(int):
+    """The number of an argument leaf."""
+
+
+def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced:
+    """Trace `fn` under `shard_map` with the layout of `strategy`.
+
+    With one logical device all axes are manual, which every operation can do. A step that names
+    a logical axis of size 1 in a sharding constraint is traced with that axis automatic.
+    """
+    layout: ReplicaMesh = strategy.layout
+    partial = frozenset(layout.replica_axes)
+    if layout.manual_axes == partial:
+        return _trace_with(partial, fn, signature, strategy)
+    try:
+        traced = _trace_with(layout.manual_axes, fn, signature, strategy)
+    except ValueError as error:
+        if "manual" not in str(error).lower():
+            raise
+        return _trace_with(partial, fn, signature, strategy)
+    if contains(traced.jaxpr, "sharding_constraint"):
+        return _trace_with(partial, fn, signature, strategy)
+    return traced
+
+
+def _trace_with(
+    manual_axes: frozenset[str], fn: Callable[..., Any], signature: Signature, strategy: Any
+) -> Traced:
+    variables = signature.lifting.begin()
+    local = LocalStep(fn, signature, strategy, variables)
+    traced: Traced = variables.finished(trace_local(manual_axes, local, signature, strategy.layout))
+    dead = next((c for c in traced.closed.consts if is_leaked(c)), None)
+    if dead is not None:
+        raise closures.leak(fn, dead)
+    return traced
+
+
+def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
+    """Replica axes over which something can differ at all."""
+    return frozenset(a for a in layout.replica_axes if layout.traced_mesh.shape[a] > 1)
+
+
+def input_differences(
+    signature: Signature, traced: Traced, axes: frozenset[str]
+) -> list[frozenset[str]]:
+    """For each input of the trace, the axes over which it may differ."""
+    return [
+        NONE if type(o) is not Argument else signature.inputs[o].differs(axes)
+        for o in traced.operands
+    ]
+
+
+def on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Traced:
+    """A trace with arrays in pieces, in which each replica computes with its piece.
+
+    Raises:
+        ShardedArrayError: A piece would be taken for the array.
+    """
+    axes = replica_axes_of(layout)
+    if not axes or not is_marked(traced.eqn):
+        return traced
+    walk = PieceWalk(layout, axes)
+    differs = input_differences(signature, traced, axes)
+
+    def replica(*local: Any) -> list[Any]:
+        given = [Local(Seen(d), x) for d, x in zip(differs, local, strict=True)]
+        return [x.array for x in LocalPieces(walk).run(traced.jaxpr, given)]
+
+    mapped = jax.shard_map(
+        replica,
+        mesh=layout.traced_mesh,
+        in_specs=traced.eqn.params["in_specs"],
+        out_specs=PartitionSpec(),
+        axis_names=traced.manual_axes,
+        check_vma=False,
+    )
+    slots = map(_without_layout, signature.inputs)
+    closed = jax.make_jaxpr(lambda *leaves: mapped(*traced.given(leaves)))(*slots)
+    closed = closed.replace(consts=[owned(c) for c in closed.consts])
+    check_results(walk.wrong)
+    return dataclasses.replace(traced, closed=closed, operands=_operands(closed))
+
+
+def trace_local(
+    manual_axes: frozenset[str], local: "LocalFunction", signature: Signature, layout: ReplicaMesh
+) -> Traced:
+    """Trace a function of flat local values."""
+    mapped = jax.shard_map(
+        local,
+        mesh=layout.traced_mesh,
+        in_specs=tuple(i.placement.manual_spec(layout) for i in signature.inputs),
+        out_specs=PartitionSpec(),
+        axis_names=manual_axes,
+        # Gradients stay local until they are all-reduced: with `check_vma=True` the gradient with
+        # respect to a replicated parameter already holds the sum over the replicas.
+        check_vma=False,
+    )
+    closed = jax.make_jaxpr(mapped)(*(_without_layout(i) for i in signature.inputs))
+    # The program may be compiled later than now, when the caller has other numbers in them.
+    closed = closed.replace(consts=[owned(c) for c in closed.consts])
+    return Traced(
+        closed,
+        _operands(closed),
+        local.template,
+        local.num_graph,
+        local.paths,
+        local.shapes,
+        manual_axes,
+        cuts=local.cuts,
+    )
+
+
+def _operands(closed: Any) -> tuple[Any, ...]:
+    """What the inputs of the `shard_map` are in which a program ends."""
+    consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    arguments = {v: Argument(i) for i, v in enumerate(closed.jaxpr.invars)}
+    return tuple(
+        v.val if isinstance(v, Literal) else consts[v] if v in consts else arguments[v]
+        for v in closed.jaxpr.eqns[-1].invars
+    )
+
+
+def _without_layout(slot: InSlot) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(slot.shape, slot.dtype, weak_type=slot.weak_type)
+
+
+class LocalFunction(Protocol):
+    """A function from flat local values to flat local results, which tells what they are."""
+
+    template: Any
+    num_graph: int
+    paths: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    cuts: dict[int, Cut]
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        """One replica's step."""
+        ...
+
+
+class LocalStep:
+    """The user's function from flat local values to flat local results."""
+
+    def __init__(
+        self, fn: Callable[..., Any], signature: Signature, strategy: Any, variables: Any
+    ) -> None:
+        self.fn = fn
+        self.signature = signature
+        self.strategy = strategy
+        self.variables = variables
+        self.graph_size = len(signature.graph.paths) if signature.graph else 0
+        self.num_graph = self.graph_size
+        self.template: Any = None
+        self.paths: tuple[str, ...] = ()
+        self.shapes: tuple[tuple[int, ...], ...] = ()
+        self.cuts: dict[int, Cut] = {}
+        self._entered: list[Any] = []
+        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+        # What JAX's messages say of the function and of its arguments.
+        self.__wrapped__ = source_of_function(fn)
+        self.__signature__ = LeafNames(functools.partial(leaf_names, fn, signature))
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        signature = self.signature
+        values = [
+            x.reshape(()) if slot.is_scalar else x
+            for x, slot in zip(leaves, signature.inputs, strict=True)
+        ]
+        values = sharded.entered(values, signature.inputs, self.strategy.layout)
+        self._entered = self._enter(values[: self.graph_size])
+        nodes = signature.graph.merge(self._entered) if signature.graph else ()
+        came = sharded.variables_of(nodes)
+        own = sharded.declared(values, signature.inputs)[self.graph_size :]
+        args, kwargs = unflatten(signature.treedef, signature.slots, own, nodes)
+        context = ReplicaContext(self.strategy)
+        with (
+            self.variables.body(),
+            entered(Frame(self.strategy, replica=context, variables=self.variables)),
+        ):
+            try:
+                result = closures.call(self.fn, args, kwargs)
+            except Exception as error:
+                better = unbound_axis(error, self.fn, self.strategy.layout)
+                better = better or better_error(error, self._names_of_pieces())
+                if better is None:
+                    raise
+                raise better from error
+            sharded.restore_nodes(came, nodes, self.strategy.layout)
+        self.cuts = sharded.cuts_of(signature.inputs[: self.graph_size])
+        state = self._left(values, nodes)
+        state += self.variables.results()
+        self.num_graph = len(state)
+        results = [*state, *self._results(result)]
+        results = self._pieces(results)
+        self.shapes = tuple(jnp.shape(x) for x in results)
+        try:
+            return [jnp.asarray(x)[None] if jnp.ndim(x) == 0 else x for x in results]
+        except ValueError as error:
+            closures.raise_leak(self.fn, error)
+            raise
+
+    def _enter(self, leaves: list[Any]) -> list[Any]:
+        """The variables of NNX objects as this replica sees them."""
+        graph, layout = self.signature.graph, self.strategy.layout
+        if graph is None or layout.num_replicas == 1:
+            return leaves
+        pairs = zip(graph.types, leaves, strict=True)
+        return [graph_rules.enter(kind, leaf, layout.replica_axes) for kind, leaf in pairs]
+
+    def _left(self, values: list[Any], nodes: tuple[Any, ...]) -> list[Any]:
+        """What the step leaves in the variables of NNX objects."""
+        graph, layout = self.signature.graph, self.strategy.layout
+        if graph is None:
+            return []
+        leaves = graph.leaves_of(nodes)
+        if layout.num_replicas == 1:
+            return leaves
+        rows = zip(graph.types, values, self._entered, leaves, strict=False)
+        return [graph_rules.leave(*row, layout.replica_axes) for row in rows]
+
+    def _names_of_pieces(self) -> list[str]:
+        graph, slots = self.signature.graph, self.signature.inputs
+        return [
+            graph.name(i) if graph and i < self.graph_size else _described(slots[i])
+            for i in sharded.cuts_of(slots)
+        ]
+
+    def _pieces(self, results: list[Any]) -> list[Any]:
+        """The results, with the piece of this replica of those that are one array in pieces."""
+        names = dict(enumerate(self.paths, self.num_graph))
+        graph, layout = self.signature.graph, self.strategy.layout
+        made = list(results)
+        for i, cut in self.cuts.items():
+            name = names.get(i) or (graph.name(i) if graph else "a variable")
+            sharded.check_piece(name, undeclared(results[i], cut))
+            made[i] = opened_piece(results[i], cut, layout, name=name)
+        return made
+
+    def _results(self, result: Any) -> list[Any]:
+        result = opened_result(result, _is_whole)
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(result, is_leaf=_is_whole)
+        marks: list[Any] = []
+        arrays: list[Any] = []
+        paths: list[str] = []
+        for path, leaf in leaves:
+            name = "result" + jax.tree_util.keystr(path)
+            if isinstance(leaf, (PerReplica, nnx.Module, nnx.Optimizer)):
+                raise ReplicaValueError(not_a_result(name, leaf, "The step"))
+            if isinstance(leaf, Sharded):
+                if leaf.has_padding:  # made outside, and closed over
+                    leaf = undeclared(leaf.whole(), leaf.cut)
+                sharded.check_piece(name, leaf)
+                self.cuts[self.num_graph + len(arrays)] = leaf.cut
+                leaf = leaf.held
+            if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+                marks.append(len(arrays))
+                arrays.append(as_array("The step", name, leaf))
+                paths.append(name)
+            else:
+                check_result("The step", name, leaf)
+                marks.append(Static(leaf))
+        self.template = jax.tree.unflatten(treedef, marks)
+        self.paths = tuple(paths)
+        return arrays
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, (PerReplica, Sharded, Variable, nnx.Module, nnx.Optimizer, Iterator))
+
+
+def _holds_arrays(container: Any) -> bool:
+    return array_in(container) is not None or tracer_in(container) is not None
+
+
+def check_result(what: str, name: str, leaf: Any) -> None:
+    """Refuse an object with traced values in it, which JAX does not look into."""
+    where = tracer_in(leaf)
+    if where is not None:
+        raise ArgumentTypeError(with_tracer(what, name, leaf, where))
+
+
+def opened_result(result: Any, is_leaf: Callable[[Any], bool]) -> Any:
+    """A result in which containers of arrays that JAX does not know are pytree nodes."""
+    return open_containers(result, "result", is_leaf=is_leaf, must_open=_holds_arrays)
+
+
+def _described(slot: InSlot) -> str:
+    return f"{slot.dtype}{list(slot.shape)}, cut along dim {slot.cut.dim if slot.cut else None}"
+
+
+def not_a_result(name: str, leaf: Any, what: str) -> str:
+    """The message for a result that cannot be one."""
+    if isinstance(leaf, PerReplica):
+        return (
+            f"{what} returned a PerReplica as {name}: {leaf!r}.\n\n"
+            "Inside a replica there is only its own value; a PerReplica that the function closed "
+            "over cannot be seen from there.\n\n"
+            "Pass it as an argument, strategy.run(fn, args=(value,)), and return the local value."
+        )
+    return (
+        f"{what} returned an NNX object as {name}: {type(leaf).__name__}.\n\n"
+        "NNX objects that are arguments are updated in place.\n\n"
+        "Return arrays only; the object that you passed has the new values after the call."
+    )
+
+
+def scalar_form(shape: tuple[int, ...]) -> Form:
+    """The form in which a per-replica result of this local shape is held."""
+    return Form.SCALARS if shape == () else Form.ROWS

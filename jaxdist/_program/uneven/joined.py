@@ -1,0 +1,479 @@
+"""Several traces of one step, for replicas with different shapes, joined into one program.
+
+Operations that are the same in all traces, on the same values, are done once, by all replicas.
+The others go into branches that each group of replicas takes for itself. Collectives stand
+between the branches, where all replicas meet. Values that differ in shape between the groups are
+padded to the largest on their way from branch to branch.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+from jaxdist import _compat
+from jaxdist._typing import AxisNames
+from jaxdist._collectives import UNEVEN_ALL_GATHER
+from jaxdist._collectives import gather_padded
+from jaxdist.errors import DivergentCollectiveError, ShapeError
+from jaxdist._program.uneven.joined_loops import LOOPS
+from jaxdist._program.uneven.joined_loops import held
+from jaxdist._program.uneven.joined_loops import loop_of
+from jaxdist._program.uneven.joined_loops import same_branches
+from jaxdist._program.uneven.joined_loops import same_length
+from jaxdist._program.uneven.joined_ops import Const
+from jaxdist._program.uneven.joined_ops import Key
+from jaxdist._program.uneven.joined_ops import Op
+from jaxdist._program.uneven.joined_ops import Slot
+from jaxdist._program.uneven.joined_ops import flat_ops
+from jaxdist._program.uneven.joined_ops import is_same
+from jaxdist._program.uneven.joined_ops import same
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Which group each replica belongs to."""
+
+    of_replica: tuple[int, ...]
+    axes: AxisNames
+
+    @property
+    def count(self) -> int:
+        """The number of groups."""
+        return max(self.of_replica) + 1
+
+    def members(self, group: int) -> list[int]:
+        """The replicas of one group."""
+        return [r for r, g in enumerate(self.of_replica) if g == group]
+
+    def own(self) -> Any:
+        """The group of the replica that runs."""
+        return jnp.asarray(self.of_replica, jnp.int32)[jax.lax.axis_index(self.axes)]
+
+
+def run_joined(
+    programs: Sequence[Any], arguments: Sequence[Sequence[Slot | Const]], groups: Groups
+) -> list[Slot]:
+    """Evaluate one program for each group, together.
+
+    Args:
+        programs: One for each group, with the same results in other shapes.
+        arguments: The inputs of each program; a value that all have is one slot.
+        groups: Who takes which.
+
+    Raises:
+        ShapeError: A collective that needs one shape meets several.
+        DivergentCollectiveError: The programs do not have the same collectives.
+    """
+    return _Join(programs, arguments, groups).run()
+
+
+class _Join:
+    """One evaluation; `env[g]` has the values of group `g` that stand ready."""
+
+    def __init__(
+        self,
+        programs: Sequence[Any],
+        arguments: Sequence[Sequence[Slot | Const]],
+        groups: Groups,
+    ) -> None:
+        self.groups = groups
+        self.env: list[dict[Any, Slot]] = []
+        self.ops: list[list[Op]] = []
+        self.results: list[list[Any]] = []
+        for program, given in zip(programs, arguments, strict=True):
+            variables = getattr(program, "jaxpr", program).invars
+            atoms = [
+                a if isinstance(a, Const) else Key(v.aval)
+                for a, v in zip(given, variables, strict=True)
+            ]
+            ops, results = flat_ops(program, atoms)
+            pairs = zip(atoms, given, strict=True)
+            self.env.append({k: s for k, s in pairs if isinstance(s, Slot)})
+            self.ops.append(ops)
+            self.results.append(results)
+        self.pending: list[list[Op]] = [[] for _ in programs]
+        self.done = [0] * len(programs)
+
+    def run(self) -> list[Slot]:
+        meetings = [[i for i, op in enumerate(ops) if op.communicates] for ops in self.ops]
+        for row in zip_longest(*meetings):
+            self._check_meeting(row)
+            self._take_region(row)
+            ops = [self.ops[g][i] for g, i in enumerate(row)]
+            if ops[0].name in LOOPS:
+                self._check_loops(ops)
+            columns, own = self._operands(ops)
+            slots = self._slots(columns)
+            for g, i in enumerate(row):
+                self.done[g] = i + 1
+            outputs = self._meet(ops, slots, [[slots[c] for c in row] for row in own])
+            for g, op in enumerate(ops):
+                self.env[g].update(zip(op.outputs, outputs, strict=True))
+        self._take_region([len(ops) for ops in self.ops])
+        results = self._slots(list(zip(*self.results, strict=True)))
+        if any(op.eqn.effects for pending in self.pending for op in pending):
+            self._branch([])
+        return results
+
+    def _operands(self, ops: list[Op]) -> tuple[list[tuple[Any, ...]], list[list[int]]]:
+        """Operands side by side, and for each group the columns that its own operands are in.
+
+        What loops only read may be more or others in some groups. What is the same value in all
+        groups has a column; the rest is side by side by dtype and rank, with None in groups that
+        have no more.
+        """
+        parts = [list(held(op)) for op in ops]
+        own: list[list[int]] = [[0] * len(op.inputs) for op in ops]
+        columns: list[tuple[Any, ...]] = []
+
+        def enter(places: Sequence[int | None]) -> None:
+            for g, place in enumerate(places):
+                if place is not None:
+                    own[g][place] = len(columns)
+            pairs = zip(ops, places, strict=True)
+            columns.append(tuple(None if i is None else op.inputs[i] for op, i in pairs))
+
+        others = [
+            [i for i in range(len(op.inputs)) if i not in part]
+            for op, part in zip(ops, map(set, parts), strict=True)
+        ]
+        for row in zip(*others, strict=True):
+            enter(row)
+        by_kind: dict[Any, list[list[int]]] = {}
+        for places in self._common(ops, parts):
+            enter(places)
+            for part, place in zip(parts, places, strict=True):
+                part.remove(place)
+        for g, part in enumerate(parts):
+            for i in part:
+                atom = ops[g].inputs[i]
+                kind = (_dtype(atom), jnp.ndim(_abstract(atom)))
+                by_kind.setdefault(kind, [[] for _ in ops])[g].append(i)
+        for rows in by_kind.values():
+            for row in zip_longest(*rows):
+                enter(row)
+        return columns, own
+
+    def _common(self, ops: list[Op], parts: list[list[int]]) -> list[list[int]]:
+        """Places among `parts` at which all groups have one and the same value."""
+        found: list[list[int]] = []
+        used: list[set[int]] = [set() for _ in ops]
+        for offset, place in enumerate(parts[0]):
+            row = [place]
+            for g in range(1, len(ops)):
+                # Most often it is at the same place.
+                near = [*parts[g][offset : offset + 1], *parts[g]]
+                first = ops[0].inputs[place]
+                alike = (
+                    i for i in near if i not in used[g] and self._is_one(g, first, ops[g].inputs[i])
+                )
+                row += [i for i in [next(alike, None)] if i is not None]
+            if len(row) == len(ops):
+                found.append(row)
+                for taken, i in zip(used, row, strict=True):
+                    taken.add(i)
+        return found
+
+    def _is_one(self, group: int, first: Any, atom: Any) -> bool:
+        """Whether an operand of the first group and one of another group are one value."""
+        if isinstance(first, Key):
+            slot = self.env[0].get(first)
+            return isinstance(atom, Key) and slot is not None and self.env[group].get(atom) is slot
+        return type(atom) is type(first) and self._ready((first, atom)) is not None
+
+    # Between two meetings
+
+    def _take_region(self, ends: Sequence[int]) -> None:
+        """Do what all groups have in common, and keep the rest for the next branch."""
+        regions = [ops[self.done[g] : ends[g]] for g, ops in enumerate(self.ops)]
+        twins = [_aligned(regions[0], region) for region in regions]
+        shared: set[int] = set()
+        for i in range(len(regions[0])):
+            alike = [region[t[i]] for region, t in zip(regions, twins, strict=True) if i in t]
+            if len(alike) == len(regions) and self._in_common(alike):
+                self._do_once(alike)
+                shared.update(map(id, alike))
+        for g, region in enumerate(regions):
+            self.pending[g] += [op for op in region if id(op) not in shared]
+            self.done[g] = ends[g]
+
+    def _in_common(self, ops: list[Op]) -> bool:
+        if ops[0].eqn.effects or not all(is_same(ops[0], op) for op in ops[1:]):
+            return False
+        return all(
+            self._ready(atoms) is not None for atoms in zip(*(op.inputs for op in ops), strict=True)
+        )
+
+    def _ready(self, atoms: Sequence[Any]) -> Any:
+        """A value that is one and the same in all groups already, as a slot or as it is."""
+        if any(a is None for a in atoms):
+            return None
+        first = atoms[0]
+        if isinstance(first, Key):
+            slot = self.env[0].get(first)
+            others = (self.env[g].get(a) for g, a in enumerate(atoms) if isinstance(a, Key))
+            whole = all(isinstance(a, Key) for a in atoms)
+            return slot if whole and slot is not None and all(o is slot for o in others) else None
+        if isinstance(first, Const):
+            alike = all(isinstance(a, Const) and same(a.value, first.value) for a in atoms)
+            return first.value if alike else None
+        alike = all(isinstance(a, Literal) and same(a, first) for a in atoms)
+        return first.val if alike else None
+
+    def _do_once(self, ops: list[Op]) -> None:
+        operands = [
+            _value(self._ready(atoms)) for atoms in zip(*(o.inputs for o in ops), strict=True)
+        ]
+        outputs = self._everywhere(_bind(ops[0].eqn, operands))
+        for g, op in enumerate(ops):
+            self.env[g].update(zip(op.outputs, outputs, strict=True))
+
+    def _everywhere(self, values: Iterable[Any]) -> list[Slot]:
+        return [Slot(v, (jnp.shape(v),) * self.groups.count) for v in values]
+
+    # The branches
+
+    def _slots(self, wanted: list[tuple[Any, ...]]) -> list[Slot]:
+        """Slots for values that are given by an atom in each group."""
+        ready = [self._ready(atoms) for atoms in wanted]
+        missing = [atoms for atoms, slot in zip(wanted, ready, strict=True) if slot is None]
+        made = iter(self._branch(missing) if missing else [])
+        found = [next(made) if slot is None else slot for slot in ready]
+        return [s if isinstance(s, Slot) else self._everywhere([s])[0] for s in found]
+
+    def _branch(self, wanted: list[tuple[Any, ...]]) -> list[Slot]:
+        """Run what is pending, each group its own, and bring out what later operations need."""
+        columns = [*wanted, *self._needed_later(wanted)]
+        shapes = [_shapes(column) for column in columns]
+        slots = list({id(s): s for s in self._read_by_pending(columns)}.values())
+        number = {id(s): i for i, s in enumerate(slots)}
+
+        def of(group: int) -> Any:
+            def branch(values: list[Any]) -> list[Any]:
+                env = {
+                    key: _cut(values[number[id(slot)]], slot.shapes[group])
+                    for key, slot in self.env[group].items()
+                    if id(slot) in number
+                }
+
+                def read(atom: Any) -> Any:
+                    if isinstance(atom, Key):
+                        return env[atom]
+                    return atom.value if isinstance(atom, Const) else atom.val
+
+                for op in self.pending[group]:
+                    results = _bind(op.eqn, [read(a) for a in op.inputs])
+                    env.update(zip(op.outputs, results, strict=True))
+                return [
+                    _padded(None if column[group] is None else read(column[group]), column, shape)
+                    for column, shape in zip(columns, shapes, strict=True)
+                ]
+
+            return branch
+
+        branches = [of(g) for g in range(self.groups.count)]
+        values = jax.lax.switch(self.groups.own(), branches, [s.value for s in slots])
+        made = [Slot(v, shape) for v, shape in zip(values, shapes, strict=True)]
+        for column, slot in zip(columns, made, strict=True):
+            for g, atom in enumerate(column):
+                if isinstance(atom, Key):
+                    self.env[g][atom] = slot
+        self.pending = [[] for _ in self.pending]
+        return made[: len(wanted)]
+
+    def _read_by_pending(self, columns: list[tuple[Any, ...]]) -> Iterable[Slot]:
+        for g, pending in enumerate(self.pending):
+            read = [*(a for op in pending for a in op.inputs), *(c[g] for c in columns)]
+            for atom in read:
+                if isinstance(atom, Key) and atom in self.env[g]:
+                    yield self.env[g][atom]
+
+    def _needed_later(self, wanted: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Results of pending operations that are read later, side by side by dtype and rank."""
+        by_kind: dict[Any, list[list[Key]]] = {}
+        for g, pending in enumerate(self.pending):
+            read = [a for op in self.ops[g][self.done[g] :] for a in op.inputs]
+            later = set(_keys([*read, *self.results[g]])) - set(_keys(c[g] for c in wanted))
+            for key in (k for op in pending for k in op.outputs if k in later):
+                kind = (key.aval.dtype, key.aval.ndim)
+                by_kind.setdefault(kind, [[] for _ in self.pending])[g].append(key)
+        return [column for columns in by_kind.values() for column in zip_longest(*columns)]
+
+    # The meetings
+
+    def _check_meeting(self, row: Sequence[int | None]) -> None:
+        names = ["nothing more" if i is None else self.ops[g][i].name for g, i in enumerate(row)]
+        if len(set(names)) == 1:
+            return
+        found = "\n".join(
+            f"replicas {self.groups.members(g)}: {name}{self._where(g, row[g])}"
+            for g, name in enumerate(names)
+        )
+        raise DivergentCollectiveError(
+            "Replicas whose local shapes differ do not reach the same collectives in "
+            f"strategy.run:\n{found}\n\n"
+            "Every replica has to reach every collective, in the same order.\n\n"
+            "Take the collective out of the branch that reads a local shape; a replica without "
+            "rows brings zeros to a sum."
+        )
+
+    def _where(self, group: int, number: int | None) -> str:
+        if number is None:
+            return ""
+        return f" at {_compat.source_of(self.ops[group][number].eqn)}"
+
+    def _meet(
+        self, ops: list[Op], slots: list[Slot], operands: Sequence[Sequence[Slot]]
+    ) -> list[Slot]:
+        """What a collective, or a loop that holds one, gives; `operands` are those by group."""
+        eqn = ops[0].eqn
+        if eqn.primitive is UNEVEN_ALL_GATHER:
+            dim = eqn.params["dim"]
+            others = {(*s[:dim], *s[dim + 1 :]) for s in slots[0].shapes}
+            asked = {(op.eqn.params["dim"], op.eqn.params["sizes"]) for op in ops}
+            if len(others) > 1 or len(asked) > 1:
+                raise ShapeError(self._cannot_gather(ops, dim))
+            return self._everywhere([gather_padded(slots[0].value, eqn.params)])
+        if ops[0].name in LOOPS:
+            return LOOPS[ops[0].name](ops, operands, self._together)
+        if not all(is_same(ops[0], op) for op in ops[1:]):
+            raise ShapeError(self._cannot_meet(ops))
+        return self._everywhere(_bind(eqn, [s.value for s in slots]))
+
+    def _together(self, programs: Sequence[Any], given: Sequence[Sequence[Slot]]) -> list[Slot]:
+        return run_joined(programs, given, self.groups)
+
+    def _check_loops(self, ops: list[Op]) -> None:
+        if not same_length(ops):
+            raise ShapeError(self._cannot_meet(ops))
+        if not same_branches(ops):
+            raise DivergentCollectiveError(self._other_branches(ops))
+        if len({loop_of(op) for op in ops}) > 1:
+            raise DivergentCollectiveError(self._other_loops(ops))
+
+    def _given(self, ops: list[Op]) -> str:
+        return "\n".join(
+            f"replicas {self.groups.members(g)}: "
+            + ", ".join(f"{_dtype(a)}{list(jnp.shape(_abstract(a)))}" for a in op.inputs)
+            for g, op in enumerate(ops)
+        )
+
+    def _cannot_gather(self, ops: list[Op], dim: int) -> str:
+        return (
+            f"An all_gather at {_compat.source_of(ops[0].eqn)} was given different shapes on "
+            f"different replicas:\n{self._given(ops)}\n\n"
+            f"Values that are concatenated on dim {dim} may differ in dim {dim} only.\n\n"
+            "Gather on the dim that differs, or pad the others first."
+        )
+
+    def _other_branches(self, ops: list[Op]) -> str:
+        counts = "\n".join(
+            f"replicas {self.groups.members(g)}: {len(op.eqn.params['branches'])} branches"
+            for g, op in enumerate(ops)
+        )
+        return (
+            f"A switch at {_compat.source_of(ops[0].eqn)} has other numbers of branches on "
+            f"different replicas, and a collective in one of them:\n{counts}\n\n"
+            "Every replica has to reach every collective, so a switch that holds one has the same "
+            "branches on all replicas.\n\n"
+            "Take the collective out of the switch, or give the switch the same branches for every "
+            "local shape."
+        )
+
+    def _other_loops(self, ops: list[Op]) -> str:
+        found = "\n".join(
+            f"replicas {self.groups.members(g)}: {loop_of(op)}" for g, op in enumerate(ops)
+        )
+        return (
+            f"A {ops[0].name} at {_compat.source_of(ops[0].eqn)} has a collective in it, and is "
+            f"not the same loop on different replicas:\n{found}\n\n"
+            "Every replica has to reach every collective, so a loop that holds one carries the "
+            "same values in the same direction on all replicas.\n\n"
+            "Take the collective out of the loop, or write the loop in the same way for every "
+            "local shape."
+        )
+
+    def _cannot_meet(self, ops: list[Op]) -> str:
+        return (
+            f"A {ops[0].name} at {_compat.source_of(ops[0].eqn)} was given different shapes on "
+            f"different replicas:\n{self._given(ops)}\n\n"
+            "Values that are combined element by element have one shape on all replicas.\n\n"
+            "Reduce them over the dim that differs first (a sum and a count), or bring them "
+            "together with get_replica_context().all_gather(value, axis)."
+        )
+
+
+def _aligned(first: list[Op], second: list[Op]) -> dict[int, int]:
+    """Places in `first` and the places in `second` that most likely correspond to them."""
+    if [op.name for op in first] == [op.name for op in second]:
+        return {i: i for i in range(len(first))}
+    matcher = difflib.SequenceMatcher(
+        None, [op.name for op in first], [op.name for op in second], autojunk=False
+    )
+    return {
+        block.a + i: block.b + i
+        for block in matcher.get_matching_blocks()
+        for i in range(block.size)
+    }
+
+
+def _bind(eqn: Any, operands: list[Any]) -> list[Any]:
+    results = _compat.bind_like(eqn, operands, eqn.params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _value(ready: Any) -> Any:
+    return ready.value if isinstance(ready, Slot) else ready
+
+
+def _keys(atoms: Iterable[Any]) -> list[Key]:
+    return [a for a in atoms if isinstance(a, Key)]
+
+
+def _shapes(column: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """The shape in each group; where a group has no such value, that of one that has."""
+    known = [None if a is None else tuple(jnp.shape(_abstract(a))) for a in column]
+    some = next(s for s in known if s is not None)
+    return tuple(some if s is None else s for s in known)
+
+
+def _abstract(atom: Any) -> Any:
+    return atom.value if isinstance(atom, Const) else atom.aval
+
+
+def _dtype(atom: Any) -> Any:
+    return jnp.asarray(atom.value).dtype if isinstance(atom, Const) else atom.aval.dtype
+
+
+def _cut(value: Any, shape: tuple[int, ...]) -> Any:
+    if value.shape == shape:
+        return value
+    return jax.lax.slice(value, (0,) * len(shape), shape)
+
+
+def _padded(value: Any, column: tuple[Any, ...], shapes: tuple[Any, ...]) -> Any:
+    """`value` in the smallest shape that holds all of `shapes`; zeros where there is none."""
+    largest = tuple(map(max, zip(*shapes, strict=True)))
+    dtype = next(_dtype(a) for a in column if a is not None)
+    if value is None:
+        return jnp.zeros(largest, dtype)
+    return filled(jnp.asarray(value), largest)
+
+
+def filled(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """`value` with zeros after it, up to a shape."""
+    if value.shape == shape:
+        return value
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        # JAX can trace a pad of random keys and not lower it.
+        words = jax.random.key_data(value)
+        whole = filled(words, (*shape, *words.shape[value.ndim :]))
+        return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(value))
+    widths = [(0, n - have, 0) for n, have in zip(shape, value.shape, strict=True)]
+    return jax.lax.pad(value, jnp.zeros((), value.dtype), widths)

@@ -1,0 +1,184 @@
+"""The operations of a traced step as a flat list, and which of two are the same."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Literal
+
+from jaxdist._collectives import UNEVEN_ALL_GATHER
+from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.subprograms import subprograms
+
+# What tells two traces of one function apart without changing what they compute: rules for
+# derivatives, which have been used when a program is run.
+_OF_DERIVATIVES = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees", "name"})
+
+
+class Key:
+    """A value of a flat list of operations."""
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: Any) -> None:
+        self.aval = aval
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Const:
+    """An array that the step closed over."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """A value of all groups: padded to one shape, and of the own shape in each group."""
+
+    value: Any
+    shapes: tuple[tuple[int, ...], ...]  # by group
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """One operation: an equation with its operands and results by key."""
+
+    eqn: Any
+    inputs: tuple[Any, ...]  # of Key, Literal or Const
+    outputs: tuple[Key, ...]
+    communicates: bool
+
+    @property
+    def name(self) -> str:
+        """The name of its primitive."""
+        name: str = self.eqn.primitive.name
+        return name
+
+
+def communicates(eqn: Any) -> bool:
+    """Whether an equation is a collective over named axes, or holds one."""
+    if eqn.primitive is UNEVEN_ALL_GATHER:
+        return True
+    if eqn.primitive.name in known.COLLECTIVES:
+        named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+        flat = named if isinstance(named, (tuple, list)) else (named,)
+        return any(isinstance(a, str) for a in flat)
+    return any(
+        communicates(inner)
+        for program in subprograms(eqn)
+        for inner in getattr(program, "jaxpr", program).eqns
+    )
+
+
+def flat_ops(
+    jaxpr: Any, arguments: list[Any], inlined: frozenset[str] = frozenset()
+) -> tuple[list[Op], list[Any]]:
+    """The operations of a program and its results.
+
+    Calls that communicate are written out, and those whose names are among `inlined`.
+    """
+    ops: list[Op] = []
+    return ops, _flatten(jaxpr, arguments, ops, inlined)
+
+
+def _flatten(
+    program: Any, arguments: list[Any], ops: list[Op], inlined: frozenset[str]
+) -> list[Any]:
+    jaxpr = getattr(program, "jaxpr", program)
+    env: dict[Any, Any] = dict(zip(jaxpr.invars, arguments, strict=True))
+    consts = getattr(program, "consts", ())
+    env.update(zip(jaxpr.constvars, map(Const, consts), strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        inputs = [read(v) for v in eqn.invars]
+        inner = eqn.params.get(known.CALLS.get(eqn.primitive.name, ""))
+        loud = communicates(eqn)
+        name = eqn.primitive.name
+        if inner is not None and (name in inlined or (loud and name != "shard_map")):
+            outputs = _flatten(inner, inputs, ops, inlined)
+        else:
+            outputs = [Key(v.aval) for v in eqn.outvars]
+            ops.append(Op(eqn, tuple(inputs), tuple(outputs), loud))
+        env.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def is_same(first: Op, second: Op) -> bool:
+    """Whether two operations compute the same from the same operands."""
+    return (
+        first.eqn.primitive is second.eqn.primitive
+        and _same_avals(first.eqn, second.eqn)
+        and _same_params(first.eqn.params, second.eqn.params)
+    )
+
+
+def _same_avals(first: Any, second: Any) -> bool:
+    pairs = zip((*first.invars, *first.outvars), (*second.invars, *second.outvars), strict=False)
+    return len(first.invars) == len(second.invars) and all(
+        a.aval.shape == b.aval.shape and a.aval.dtype == b.aval.dtype for a, b in pairs
+    )
+
+
+def _same_params(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    return first.keys() == second.keys() and all(
+        same(value, second[name]) for name, value in first.items() if name not in _OF_DERIVATIVES
+    )
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two parameters, literals or sub-programs are equal."""
+    if first is second:
+        return True
+    if isinstance(first, Literal) and isinstance(second, Literal):
+        return str(first.aval) == str(second.aval) and same(first.val, second.val)
+    if hasattr(getattr(first, "jaxpr", first), "eqns"):
+        return _same_programs(first, second)
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, (tuple, list)):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, (np.ndarray, np.generic)):
+        return first.shape == second.shape and np.array_equal(first, second, equal_nan=False)
+    try:
+        return bool(first == second)
+    except (TypeError, ValueError):
+        return False
+
+
+def _same_programs(first: Any, second: Any) -> bool:
+    a, b = getattr(first, "jaxpr", first), getattr(second, "jaxpr", second)
+    if not hasattr(b, "eqns") or len(a.eqns) != len(b.eqns):
+        return False
+    if len(a.invars) != len(b.invars) or len(a.constvars) != len(b.constvars):
+        return False
+    consts = zip(getattr(first, "consts", ()), getattr(second, "consts", ()), strict=False)
+    if not all(same(x, y) for x, y in consts):
+        return False
+    mine, theirs = (*a.invars, *a.constvars), (*b.invars, *b.constvars)
+    names: dict[Any, Any] = dict(zip(mine, theirs, strict=True))
+    if not _same_signature(a.invars, b.invars):
+        return False
+    for e, f in zip(a.eqns, b.eqns, strict=True):
+        if e.primitive is not f.primitive or not _same_avals(e, f):
+            return False
+        if not _named_alike(e.invars, f.invars, names) or not _same_params(e.params, f.params):
+            return False
+        names.update(zip(e.outvars, f.outvars, strict=True))
+    return len(a.outvars) == len(b.outvars) and _named_alike(a.outvars, b.outvars, names)
+
+
+def _same_signature(first: Any, second: Any) -> bool:
+    return all(
+        a.aval.shape == b.aval.shape and a.aval.dtype == b.aval.dtype
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _named_alike(first: Any, second: Any, names: dict[Any, Any]) -> bool:
+    return all(
+        same(a, b) if isinstance(a, Literal) else names.get(a) is b
+        for a, b in zip(first, second, strict=True)
+    )

@@ -1,0 +1,336 @@
+"""Steps whose replicas bring different shapes: one trace for each group, joined into one."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._collectives import GatherLog
+from jaxdist._collectives import check_together
+from jaxdist._collectives import logged
+from jaxdist.errors import ShapeError, StateDivergenceError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.uneven.joined import Groups
+from jaxdist._program.uneven.joined import Slot
+from jaxdist._program.uneven.joined import filled
+from jaxdist._program.uneven.joined import run_joined
+from jaxdist._program.uneven.joined_ops import Const
+from jaxdist._program.uneven.joined_ops import same
+from jaxdist._program.state.no_rows import check_without_rows
+from jaxdist._program.state.no_rows import has_empty_input
+from jaxdist._program.state.no_rows import rows_of
+from jaxdist._program.trace.trace import Argument
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.trace.trace import Traced
+from jaxdist._program.trace.trace import trace
+from jaxdist._program.trace.trace import trace_local
+from jaxdist._program.proof.uneven_mean import lines_of_averages
+from jaxdist._program.proof.uneven_mean import lines_of_means
+from jaxdist._values import PerReplica
+from jaxdist._values import owned
+
+# Gathers whose sizes depend on gathers before them need a round of tracing each.
+MAX_ROUNDS = 16
+
+_TO_REDUCE = (
+    "Reduce them over the dim that differs first (a sum and a count), or bring them together with "
+    "get_replica_context().all_gather(value, axis) on that dim."
+)
+_TO_GATHER = "Gather on the dim that differs, or pad the others first."
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def uneven_shapes(value: PerReplica, layout: ReplicaMesh) -> Shapes | None:
+    """The shapes of values that are held one by one and differ in shape alone, or None."""
+    if value.is_global or len(value.values) != layout.num_replicas or layout.num_logical > 1:
+        return None
+    arrays = value.values
+    if not all(isinstance(a, (jax.Array, np.ndarray)) for a in arrays):
+        return None
+    if any(isinstance(a, jax.core.Tracer) for a in arrays):
+        return None
+    if len({(a.dtype, a.ndim) for a in arrays}) > 1 or len({a.shape for a in arrays}) == 1:
+        return None
+    shapes = tuple(tuple(a.shape) for a in arrays)
+    if layout.num_virtual is not None:
+        raise not_virtually(shapes)
+    return shapes
+
+
+def not_virtually(shapes: Shapes) -> ShapeError:
+    """Virtual replicas cannot have values of these shapes."""
+    count = len(shapes)
+    rows = [s[0] if s else 0 for s in shapes]
+    total = sum(rows)
+    sizes = [n for n in (total - total % count, total + -total % count) if n]
+    fitting = " or ".join(map(str, sizes))
+    return ShapeError(
+        f"strategy.run: {count} virtual replicas of deterministic=True were given values of "
+        f"different shapes: {', '.join(str(list(s)) for s in shapes)}.\n\n"
+        "Replicas take turns on one program, so all of them have one shape; a batch is of a "
+        f"multiple of {count} rows, and this one has {total}.\n\n"
+        f"Use {fitting} rows; or leave the last batch out (drop_remainder=True), or pad it with a "
+        "mask (InputOptions(partial_batch=PartialBatch.PAD))."
+    )
+
+
+def padded(value: PerReplica, shapes: Shapes, layout: ReplicaMesh) -> PerReplica:
+    """Values held one by one as one global array, with zeros up to the largest shape."""
+    largest = _largest(shapes)
+    pieces = []
+    for array, device in zip(value.values, layout.device_grid[:, 0], strict=True):
+        if isinstance(array, np.ndarray):
+            widths = [(0, n - have) for n, have in zip(largest, array.shape, strict=True)]
+            whole = owned(np.pad(array, widths))
+        else:
+            whole = filled(array, largest)
+        pieces.append(jax.device_put(whole, device))
+    shape = (largest[0] * layout.num_replicas, *largest[1:])
+    return PerReplica.of_global(
+        jax.make_array_from_single_device_arrays(shape, layout.per_replica, pieces)
+    )
+
+
+def cut(array: jax.Array, shapes: Shapes) -> PerReplica:
+    """A padded per-replica result as the values that the replicas have, each in its own shape."""
+    rows = PerReplica.of_global(array).values
+    return PerReplica(
+        [v[tuple(slice(n) for n in shape)] for v, shape in zip(rows, shapes, strict=True)]
+    )
+
+
+def _largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(max, zip(*shapes, strict=True)))
+
+
+def traces_of_groups(
+    fn: Callable[..., Any], signature: Signature, strategy: Any
+) -> tuple[list[Signature], list[Traced], Groups]:
+    """Trace `fn` for each group of replicas with equal shapes.
+
+    Raises:
+        ShapeError: The rows of a gather do not settle.
+    """
+    layout: ReplicaMesh = strategy.layout
+    columns = list(zip(*(shapes for _, shapes in signature.uneven), strict=True))
+    kinds = list(dict.fromkeys(columns))
+    groups = Groups(tuple(kinds.index(c) for c in columns), layout.replica_axes)
+    own = [_for_group(signature, kind, layout.num_replicas) for kind in kinds]
+    return own, _with_known_gathers(fn, own, strategy, groups), groups
+
+
+def joined_trace(
+    signature: Signature,
+    own: list[Signature],
+    traces: list[Traced],
+    groups: Groups,
+    layout: ReplicaMesh,
+) -> Traced:
+    """Join the traces of the groups, of which `own` are the signatures.
+
+    Raises:
+        ShapeError: A collective that needs one shape meets several.
+        DivergentCollectiveError: The groups do not reach the same collectives.
+        StateDivergenceError: Results differ in structure.
+        NoRowsError: A mean over nothing would reach other replicas.
+    """
+    for group, (of_group, one) in enumerate(zip(own, traces, strict=True)):
+        if has_empty_input(of_group, layout.num_replicas):
+            check_without_rows(signature, of_group, one, groups.members(group), layout)
+    local = _JoinedStep(signature, own, traces, groups, layout.num_replicas)
+    traced = trace_local(traces[0].manual_axes, local, signature, layout)
+    has_rows = len(set(rows_of(signature, layout.num_replicas))) > 1
+    axes = frozenset(layout.replica_axes)
+    means = lines_of_means(traces[0].jaxpr, axes, layout.num_replicas) if has_rows else ()
+    return dataclasses.replace(traced, uneven=local.uneven, means=(*traces[0].means, *means))
+
+
+def _for_group(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -> Signature:
+    """The signature as if all replicas had the shapes of one group."""
+    inputs = list(signature.inputs)
+    for (number, _), local in zip(signature.uneven, kind, strict=True):
+        shape = (local[0] * num_replicas, *local[1:])
+        inputs[number] = dataclasses.replace(inputs[number], shape=shape)
+    return dataclasses.replace(signature, inputs=tuple(inputs), uneven=())
+
+
+def signature_of(signature: Signature, replica: int, num_replicas: int) -> Signature:
+    """The signature as if all replicas had the shapes of one."""
+    kind = tuple(shapes[replica] for _, shapes in signature.uneven)
+    return _for_group(signature, kind, num_replicas)
+
+
+def _with_known_gathers(
+    fn: Callable[..., Any], signatures: list[Signature], strategy: Any, groups: Groups
+) -> list[Traced]:
+    """Traces in which every gather knows the rows that each replica brings."""
+    assumed: tuple[tuple[int, ...], ...] = ()
+    for _ in range(MAX_ROUNDS):
+        logs = [GatherLog(assumed, len(groups.of_replica)) for _ in signatures]
+        traces: list[Traced] = []
+        failed: Exception | None = None
+        for group, (signature, log) in enumerate(zip(signatures, logs, strict=True)):
+            try:
+                with logged(log):
+                    traces.append(trace(_restarting(fn, log), signature, strategy))
+            except Exception as error:
+                error.add_note(_where(groups.members(group), signature))
+                failed = failed or error
+        counts = [len(log.seen) for log in logs]
+        rows = range(min(counts))
+        found = tuple(tuple(logs[g].seen[i] for g in groups.of_replica) for i in rows)
+        # What a gather meets may fit its real rows alone, so an error counts once these are known.
+        if failed is not None and found == assumed[: len(found)]:
+            raise failed
+        if failed is None and found == assumed:
+            _check_asked(logs, groups)
+            averages = lines_of_averages([log.averaged for log in logs])
+            return [dataclasses.replace(t, means=averages) for t in traces]
+        assumed = found
+    raise ShapeError(
+        f"strategy.run: the number of rows in an all_gather did not settle in {MAX_ROUNDS} rounds "
+        "of tracing.\n\nThe number of rows that a replica brings to an all_gather must follow from "
+        "the shapes of the arguments.\n\n"
+        "Do not compute it from the number of rows that another all_gather returned."
+    )
+
+
+def _check_asked(logs: Sequence[GatherLog], groups: Groups) -> None:
+    """Refuse collectives of values that do not fit, by the names that the caller gave them."""
+    if len({len(log.asked) for log in logs}) > 1:
+        return
+    for calls in zip(*(log.asked for log in logs), strict=True):
+        first = calls[0]
+        # Other calls are told of where the traces are joined.
+        if len({(c.caller, c.free, tuple(c.values)) for c in calls}) == 1:
+            named = {
+                name: PerReplica([calls[g].values[name] for g in groups.of_replica])
+                for name in first.values
+            }
+            remedy = _TO_GATHER if first.free else _TO_REDUCE
+            check_together(first.caller, named, first.free, remedy=remedy)
+
+
+def _where(replicas: list[int], signature: Signature) -> str:
+    has_none = any(0 in slot.shape for slot in signature.inputs)
+    advice = (
+        " They have no rows in this step. Where a model cannot be traced so (a reshape to "
+        "(rows, -1) cannot), write the sizes out, or pad the batch and mask the padding."
+    )
+    return f"Raised for replicas {replicas}.{advice if has_none else ''}"
+
+
+def _restarting(fn: Callable[..., Any], log: GatherLog) -> Callable[..., Any]:
+    @functools.wraps(fn, updated=())
+    def restarted(*args: Any, **kwargs: Any) -> Any:
+        log.clear()
+        return fn(*args, **kwargs)
+
+    return restarted
+
+
+class _JoinedStep:
+    """The joined traces as a function of flat, padded local values."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        own: list[Signature],
+        traces: list[Traced],
+        groups: Groups,
+        num_replicas: int,
+    ) -> None:
+        first = traces[0]
+        self._own, self._traces, self._groups = own, traces, groups
+        self._num_replicas = num_replicas
+        self._real = dict(signature.uneven)
+        self.num_graph = first.num_graph
+        self.paths = first.paths
+        self.template = joined_template(traces, groups)
+        self.cuts = first.cuts
+        check_ranks(traces, groups)
+        by_group = list(zip(*(t.shapes for t in traces), strict=True))
+        self.shapes = tuple(_largest(shapes) for shapes in by_group)
+        self.uneven = {
+            i: tuple(shapes[g] for g in groups.of_replica)
+            for i, shapes in enumerate(by_group)
+            if len(set(shapes)) > 1
+        }
+        self.__name__ = "step"
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        slots = [self._slot(i, leaf) for i, leaf in enumerate(leaves)]
+        given = [
+            [slots[o] if type(o) is Argument else Const(o) for o in t.operands]
+            for t in self._traces
+        ]
+        programs = [t.jaxpr for t in self._traces]
+        return [s.value for s in run_joined(programs, given, self._groups)]
+
+    def _slot(self, number: int, leaf: Any) -> Slot:
+        shapes: list[tuple[int, ...]] = []
+        for signature in self._own:
+            known = number in self._real
+            inner = signature.inputs[number].local_shape(self._num_replicas)
+            shapes.append(inner if known else tuple(leaf.shape))
+        return Slot(leaf, tuple(shapes))
+
+
+def check_ranks(traces: Sequence[Traced], groups: Groups) -> None:
+    """Refuse results that differ in rank."""
+    by_group = list(zip(*(t.shapes for t in traces), strict=True))
+    for path, shapes in zip(traces[0].paths, by_group[traces[0].num_graph :], strict=True):
+        if len({len(s) for s in shapes}) > 1:
+            raise StateDivergenceError(_other_ranks(path, shapes, groups))
+
+
+def joined_template(traces: Sequence[Traced], groups: Groups) -> Any:
+    """The structure of the results; Python values that differ become a `PerReplica`."""
+    flat = [jax.tree.flatten(t.template, is_leaf=lambda x: isinstance(x, Static)) for t in traces]
+    for group, (_, treedef) in enumerate(flat):
+        if treedef != flat[0][1]:
+            raise StateDivergenceError(
+                "strategy.run: the step returns other structures on other replicas.\n"
+                f"Replicas {groups.members(0)}: {flat[0][1]}\n"
+                f"Replicas {groups.members(group)}: {treedef}\n\n"
+                "The results of all replicas become one pytree, leaf by leaf.\n\n"
+                "Return the same structure on every replica."
+            )
+    leaves = []
+    for column in zip(*(found for found, _ in flat), strict=True):
+        first = column[0]
+        kinds = [isinstance(mark, Static) for mark in column]
+        if len(set(kinds)) > 1:
+            arrays = [r for r, g in enumerate(groups.of_replica) if not kinds[g]]
+            raise StateDivergenceError(
+                f"strategy.run: a result is an array on replicas {arrays} and "
+                f"{column[kinds.index(True)]!r} on others.\n\n"
+                "A result is an array on all replicas, or a Python value on all of them.\n\n"
+                "Return the same kind of value on every replica, such as jnp.asarray(value)."
+            )
+        alike = all(_same_mark(first, other) for other in column)
+        differing = PerReplica([getattr(column[g], "value", None) for g in groups.of_replica])
+        leaves.append(first if alike else Static(differing))
+    return jax.tree.unflatten(flat[0][1], leaves)
+
+
+def _same_mark(first: Any, other: Any) -> bool:
+    if isinstance(first, Static) and isinstance(other, Static):
+        return first == other or same(first.value, other.value)
+    return type(first) is type(other) and not isinstance(first, Static) and first == other
+
+
+def _other_ranks(path: str, shapes: Sequence[tuple[int, ...]], groups: Groups) -> str:
+    found = "\n".join(
+        f"replicas {groups.members(g)}: {list(shape)}" for g, shape in enumerate(shapes)
+    )
+    return (
+        f"strategy.run: {path} has another rank on other replicas.\n{found}\n\n"
+        "Values of replicas may differ in size, not in rank.\n\n"
+        "Keep all dims, also those of size 1 and 0."
+    )

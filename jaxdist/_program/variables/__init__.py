@@ -1,0 +1,1 @@
+"""Variables that a step reads and assigns while it is traced."""

@@ -1,0 +1,148 @@
+"""What a variable asks of the step around it."""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxdist.errors import ArgumentError, MixedStrategyError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.variables.in_step import given_rows
+from jaxdist._program.variables.in_step import given_value
+from jaxdist._program.variables.in_step import value_across
+from jaxdist._replica import innermost_explicit_frame
+from jaxdist._values import Change
+from jaxdist._values import IndexedSlices
+from jaxdist._values import PerReplica
+from jaxdist._values import Scatter
+from jaxdist._values import Variable
+from jaxdist._values import checked_value
+from jaxdist._values import own_value
+
+
+class StepAccess(abc.ABC):
+    """Reads and changes variables inside a replica; where their values are is left open."""
+
+    def __init__(self, layout: ReplicaMesh) -> None:
+        self._layout = layout
+
+    @abc.abstractmethod
+    def _own(self, variable: Variable) -> Any:
+        """The value of this replica's copy."""
+
+    def _own_to_change(self, variable: Variable) -> Any:
+        """The same, where a changed value is set next."""
+        return self._own(variable)
+
+    @abc.abstractmethod
+    def _set(self, variable: Variable, what: str, value: Any) -> None:
+        """Give this replica's copy a value; `what` is the name of the method that was called."""
+
+    @abc.abstractmethod
+    def merge(self, merged: Callable[[Any, Any], Any], fn: Any, given: Any) -> Any:
+        """Call a merge function for all replicas.
+
+        Args:
+            merged: Calls it, with these arguments and this access to variables.
+            fn: The merge function itself.
+            given: Its arguments, of this replica.
+        """
+
+    def read(self, variable: Variable) -> Any:
+        """The value of `variable` as the caller sees it."""
+        own = self._own(variable)
+        if self._in_merge and variable.home.per_replica:
+            return value_across(variable, own, self._layout)
+        return own
+
+    def update(self, variable: Variable, change: Change, value: Any) -> None:
+        """Change this replica's copy, or all of them together."""
+        given = given_value(variable, change, value, self._layout, in_merge=self._in_merge)
+        self._set(variable, change.value, change.apply(self._own_to_change(variable), given))
+
+    def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
+        """Change rows of a mirrored variable."""
+        rows = given_rows(variable, kind, slices, self._layout, in_merge=self._in_merge)
+        self._set(variable, kind.value, kind.apply(self._own_to_change(variable), rows))
+
+    def own_copies(self) -> "OwnCopies":
+        """Reads and changes each replica's copy by itself, without aggregation."""
+        return OwnCopies(self)
+
+    def update_own(self, variable: Variable, change: Change, value: Any) -> None:
+        """Change this replica's copy alone."""
+        if isinstance(value, PerReplica):
+            value = jnp.asarray(own_value(value, self._layout))
+        given = checked_value(variable.label, change.value, value, variable.shape, variable.dtype)
+        self._set(variable, change.value, change.apply(self._own_to_change(variable), given))
+
+    def scatter_own(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
+        """Change rows of this replica's copy alone."""
+        self._set(variable, kind.value, kind.apply(self._own_to_change(variable), slices))
+
+    def read_own(self, variable: Variable) -> Any:
+        """The value of this replica's copy."""
+        return self._own(variable)
+
+    @property
+    def _in_merge(self) -> bool:
+        frame = innermost_explicit_frame()
+        return frame is not None and frame.in_merge
+
+
+class OwnCopies:
+    """What a function that `StrategyExtended.update` calls gets at: one copy at a time."""
+
+    def __init__(self, step: StepAccess) -> None:
+        self._step = step
+
+    def own_copies(self) -> "OwnCopies":
+        """Itself."""
+        return self
+
+    def merge(self, merged: Callable[[Any, Any], Any], fn: Any, given: Any) -> Any:
+        """Call a merge function for all replicas."""
+        return self._step.merge(merged, fn, given)
+
+    def read(self, variable: Variable) -> Any:
+        """The value of this replica's copy."""
+        return self._step.read_own(variable)
+
+    def update(self, variable: Variable, change: Change, value: Any) -> None:
+        """Change this replica's copy."""
+        self._step.update_own(variable, change, value)
+
+    def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
+        """Change rows of this replica's copy."""
+        self._step.scatter_own(variable, kind, slices)
+
+
+def check_home(variable: Variable, layout: ReplicaMesh) -> None:
+    """Refuse a variable of another strategy."""
+    home = variable.home.layout
+    if home is not None and home != layout:
+        raise _other_strategy(variable, home, layout)
+
+
+def _other_strategy(
+    variable: Variable, home: ReplicaMesh, layout: ReplicaMesh
+) -> MixedStrategyError:
+    return MixedStrategyError(
+        f"Variable {variable.label!r} was used in a step of another strategy. "
+        f"It is on {[str(d) for d in home.devices][:4]} ({home.num_replicas} replicas); the step "
+        f"runs on {[str(d) for d in layout.devices][:4]} ({layout.num_replicas} replicas).\n\n"
+        "A variable belongs to the strategy in whose scope it was made.\n\nRun the step with that "
+        "strategy, or make a variable in this one's scope: Variable(other.read_value())."
+    )
+
+
+def one_for_each_example(variable: Variable, what: str) -> ArgumentError:
+    """The error for an assignment of a value that `jax.vmap` maps over."""
+    return ArgumentError(
+        f"Variable {variable.label!r}.{what} was given a value that jax.vmap maps over, and the "
+        f"variable is one {variable.dtype}{list(variable.shape)}.\n\n"
+        "Under vmap there is one value for each example, and the variable has room for one.\n\n"
+        "Return the value from the mapped function, combine it (value.mean(axis=0)), and assign "
+        "that outside jax.vmap."
+    )

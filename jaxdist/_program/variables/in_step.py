@@ -1,0 +1,120 @@
+"""What a replica gives to a variable, together with the other replicas."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist import _collectives
+from jaxdist.errors import ArgumentError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import Change
+from jaxdist._values import IndexedSlices
+from jaxdist._values import PerReplica
+from jaxdist._values import Scatter
+from jaxdist._values import Variable
+from jaxdist._values import VariableAggregation
+from jaxdist._values import check_can_combine
+from jaxdist._values import check_can_scatter
+from jaxdist._values import checked_value
+from jaxdist._values import no_sum_of_all
+from jaxdist._values import own_value
+
+
+def given_value(
+    variable: Variable, change: Change, value: Any, layout: ReplicaMesh, *, in_merge: bool
+) -> Any:
+    """What is assigned or added to the copy of one replica."""
+    is_own = not in_merge or isinstance(value, PerReplica)
+    if isinstance(value, PerReplica):
+        value = jnp.asarray(own_value(value, layout))
+    given = checked_value(variable.label, change.value, value, variable.shape, variable.dtype)
+    if layout.num_replicas == 1:
+        return given
+    if variable.home.per_replica:
+        return given if is_own else _for_all_copies(variable, change, given, layout)
+    if not is_own:
+        return given
+    if variable.home.layout is None:
+        return given if change is Change.ASSIGN else _added_by_all(given, layout)
+    return _together(variable, change, given, layout)
+
+
+def _for_all_copies(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
+    """One value for the copies of all replicas, given in a merge function."""
+    if variable.aggregation is not VariableAggregation.SUM:
+        return given
+    if change is not Change.ASSIGN:
+        raise no_sum_of_all(variable, change)
+    count = layout.num_replicas
+    if jnp.issubdtype(variable.dtype, jnp.inexact):
+        return (given / count).astype(variable.dtype)
+    more = jax.lax.axis_index(layout.replica_axes) < given % count
+    return given // count + more.astype(variable.dtype)
+
+
+def _added_by_all(given: Any, layout: ReplicaMesh) -> Any:
+    """A variable of no strategy is one for all replicas, and each of them adds to it."""
+    if isinstance(given, jax.core.Tracer):
+        return _collectives.summed(given, layout.replica_axes)
+    return given * layout.num_replicas
+
+
+def _together(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
+    """One value from those that all replicas give to a mirrored variable."""
+    how = variable.aggregation
+    is_constant = not isinstance(given, jax.core.Tracer)
+    if how is VariableAggregation.SUM and is_constant:
+        raise ArgumentError(
+            f"Variable {variable.label!r}.{change.value} was given {given!r} inside a replica, and "
+            "the variable has VariableAggregation.SUM.\n\n"
+            "The sum is over a value that each replica computes; a constant is none of them, and "
+            f"whether {layout.num_replicas} times the constant is meant cannot be told.\n\n"
+            "Use VariableAggregation.MEAN or ONLY_FIRST_REPLICA for constants, or let each "
+            "replica compute its part (jnp.asarray(value) inside the step)."
+        )
+    if is_constant or how is VariableAggregation.NONE:
+        return given
+    return combined(given, how, layout)
+
+
+def given_rows(
+    variable: Variable, kind: Scatter, slices: IndexedSlices, layout: ReplicaMesh, *, in_merge: bool
+) -> IndexedSlices:
+    """The rows that are applied to a mirrored variable, from those of all replicas."""
+    check_can_scatter(variable, kind, of_replicas=not in_merge)
+    how = variable.aggregation
+    if variable.home.layout is None:
+        # One variable for all replicas: each of them applies its rows.
+        how = VariableAggregation.NONE if kind.picks else VariableAggregation.SUM
+    if in_merge or layout.num_replicas == 1 or how is VariableAggregation.NONE:
+        return slices
+    values, indices = jnp.asarray(slices.values), jnp.asarray(slices.indices)
+    if how is VariableAggregation.ONLY_FIRST_REPLICA:
+        return type(slices)(combined(values, how, layout), combined(indices, how, layout))
+    if how is VariableAggregation.MEAN:
+        values = values / layout.num_replicas
+    axes = layout.replica_axes
+    return type(slices)(
+        _collectives.gathered(values, 0, axes), _collectives.gathered(indices, 0, axes)
+    )
+
+
+def combined(own: Any, how: VariableAggregation, layout: ReplicaMesh) -> Any:
+    """One value of the replicas' own ones; an all-reduce."""
+    axes = layout.replica_axes
+    if how is VariableAggregation.ONLY_FIRST_REPLICA:
+        is_first = jax.lax.axis_index(axes) == 0
+        # Booleans have no sum of their own.
+        numbers = own.astype(jnp.int8) if own.dtype == jnp.bool_ else own
+        first = jnp.where(is_first, numbers, jnp.zeros_like(numbers))
+        return jax.lax.psum(first, axes).astype(own.dtype)
+    if how is VariableAggregation.SUM:
+        return _collectives.summed(own, axes)
+    return _collectives.mean_over(own, axes)
+
+
+def value_across(variable: Variable, own: Any, layout: ReplicaMesh) -> Any:
+    """The value of a variable with a copy of its own on each replica, in a merge function."""
+    check_can_combine(variable, "read")
+    return combined(own, variable.aggregation, layout)

@@ -1,0 +1,261 @@
+"""Making the variables that a step touches inputs and results of its program."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxdist import _compat
+from jaxdist.errors import ContextError, DivergentCollectiveError, StateDivergenceError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments.in_slot import InSlot
+from jaxdist._program.uneven.joined import Groups
+from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
+from jaxdist._program.trace.trace import Argument
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.trace.trace import Traced
+from jaxdist._program.trace.trace import on_pieces
+from jaxdist._program.trace.trace import trace
+from jaxdist._program.uneven.uneven import joined_trace
+from jaxdist._program.uneven.uneven import traces_of_groups
+from jaxdist._program.variables.step_variables import Lifting
+from jaxdist._values import Kind
+from jaxdist._values import Placement
+from jaxdist._values import Variable
+from jaxdist._values import held_by
+from jaxdist._values import hold_all
+
+MAX_TRACES = 8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LiftedVariables:
+    """The variables of one program. They stand after the variables of NNX objects."""
+
+    written: tuple[Variable, ...]  # inputs before the arguments, and results
+    read_only: tuple[Variable, ...]  # inputs after the arguments
+    after: int  # inputs that stand before them
+    refs: frozenset[int] = frozenset()  # by `id`: those that a trace has to have as refs
+
+    def __bool__(self) -> bool:
+        return bool(self.written or self.read_only)
+
+    @property
+    def all(self) -> tuple[Variable, ...]:
+        """The written ones, then the others."""
+        return (*self.written, *self.read_only)
+
+    @property
+    def names(self) -> tuple[list[str], list[str]]:
+        """Names of the written ones and of the others; each name is there once."""
+        made: dict[str, int] = {}
+
+        def name(variable: Variable) -> str:
+            number = made[variable.label] = made.get(variable.label, 0) + 1
+            return f"variable {variable.label}" + (f" ({number})" if number > 1 else "")
+
+        return [name(v) for v in self.written], [name(v) for v in self.read_only]
+
+    def around(self, leaves: Sequence[Any]) -> list[Any]:
+        """All inputs of the program, from those of the call."""
+        return [
+            *leaves[: self.after],
+            *held_by(self.written),
+            *leaves[self.after :],
+            *held_by(self.read_only),
+        ]
+
+    def write(self, values: Sequence[Any]) -> None:
+        """Give every written variable its new value; an interruption leaves none half done."""
+        try:
+            hold_all(self.written, values)
+        except KeyboardInterrupt:
+            hold_all(self.written, values)
+            raise
+
+
+NO_VARIABLES = LiftedVariables((), (), 0)
+
+
+def lift(
+    fn: Callable[..., Any], signature: Signature, strategy: Any, known: LiftedVariables
+) -> tuple[Traced, Signature, LiftedVariables]:
+    """Trace `fn` with the variables that it touches as inputs, and the written ones as results.
+
+    Args:
+        fn: The step.
+        signature: Of its arguments.
+        strategy: The strategy that runs it.
+        known: Variables that it touched for other arguments.
+
+    Raises:
+        ContextError: Every trace changes other variables in programs inside.
+        MixedStrategyError: A variable of another strategy.
+    """
+    layout: ReplicaMesh = strategy.layout
+    lifting = Lifting(layout, refs=known.refs)
+    touched: tuple[Variable, ...] = ()
+    for _ in range(MAX_TRACES):
+        asked = dataclasses.replace(signature, lifting=lifting)
+        if signature.uneven:
+            own, traces, groups = traces_of_groups(fn, asked, strategy)
+        else:
+            own, traces, groups = [asked], [trace(fn, asked, strategy)], None
+        written, touched = _of_all(traces)
+        need_refs = lifting.refs.union(*(t.need_refs for t in traces))
+        if need_refs == lifting.refs and all(
+            len(t.touched) == len(touched) and len(t.written) == len(written) for t in traces
+        ):
+            break
+        # Replicas with other shapes use others, or one has to be a ref.
+        lifting = Lifting(layout, touched, frozenset(map(id, written)), need_refs)
+    else:
+        names = sorted({v.label for v in touched})
+        raise ContextError(
+            f"strategy.run traced {getattr(fn, '__name__', fn)!s} {MAX_TRACES} times, and it used "
+            f"other variables, or used them in another way, every time; last {names[:5]}.\n\n"
+            "Which variables a step uses is part of its program.\n\n"
+            "Choose them by an argument of the step, not by state that changes from call to call."
+        )
+    if groups is not None:
+        _check_merge_calls(traces, groups)
+    found = _lifted(signature, written, touched, lifting.refs, known)
+    extended = _extended(signature, found, layout)
+    inner = [_extended(s, found, layout) for s in own]
+    settled = [
+        on_pieces(_with_inputs(t, s, found, layout), s, layout)
+        for t, s in zip(traces, inner, strict=True)
+    ]
+    if groups is None:
+        return settled[0], extended, found
+    return joined_trace(extended, inner, settled, groups, layout), extended, found
+
+
+def _check_merge_calls(traces: Sequence[Traced], groups: Groups) -> None:
+    if len({len(t.merge_calls) for t in traces}) == 1:
+        return
+    listed = "\n".join(
+        f"replicas {groups.members(g)}: {len(t.merge_calls)}, at {list(t.merge_calls)[:5]}"
+        for g, t in enumerate(traces)
+    )
+    raise DivergentCollectiveError(
+        "strategy.run: some replicas made a different number of merge_calls.\n"
+        f"{listed}\n\n"
+        "A merge function runs for all replicas, so all of them must come to it.\n\n"
+        "Call merge_call outside of the condition, with what the condition decides as argument."
+    )
+
+
+def _of_all(traces: Sequence[Traced]) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
+    """The variables that any of the traces writes, and that it touches."""
+    written = {id(v): v for t in traces for v in t.written}
+    touched = {id(v): v for t in traces for v in t.touched}
+    return tuple(written.values()), tuple(touched.values())
+
+
+def _lifted(
+    signature: Signature,
+    written: tuple[Variable, ...],
+    touched: tuple[Variable, ...],
+    refs: frozenset[int],
+    known: LiftedVariables,
+) -> LiftedVariables:
+    """These variables as those of a program; what is known already where they are the same."""
+    after = len(signature.graph.paths) if signature.graph else 0
+    if not touched:
+        return NO_VARIABLES
+    ids = frozenset(map(id, written))
+    read_only = tuple(v for v in touched if id(v) not in ids)
+    same = (
+        ids == frozenset(map(id, known.written))
+        and frozenset(map(id, read_only)) == frozenset(map(id, known.read_only))
+        and (after, refs) == (known.after, known.refs)
+    )
+    return known if same else LiftedVariables(written, read_only, after, refs)
+
+
+def _with_inputs(
+    traced: Traced, signature: Signature, found: LiftedVariables, layout: ReplicaMesh
+) -> Traced:
+    """A trace with its placeholders as inputs, and the written variables in the order of `found`.
+
+    `signature` has these inputs already.
+    """
+    if not found:
+        return traced
+    body, marks = _compat.without_placeholders(traced.jaxpr, PLACEHOLDER)
+    by_id = {id(v): marks[n] for n, v in enumerate(traced.touched)}
+    body = _compat.with_inputs(body, [by_id[id(v)] for v in found.all])
+    body = body.replace(outvars=_in_order(body.outvars, traced, found))
+    count, written = len(signature.inputs) - len(found.all), len(found.written)
+    places = [
+        *range(found.after, found.after + written),
+        *range(written + count, len(signature.inputs)),
+    ]
+    new = [
+        (signature.inputs[p].abstract(), signature.inputs[p].placement.manual_spec(layout))
+        for p in places
+    ]
+    order = [
+        *range(found.after),
+        *range(count, count + written),
+        *range(found.after, count),
+        *range(count + written, len(signature.inputs)),
+    ]
+    operands = tuple(
+        Argument(o + written if o >= found.after else o) if type(o) is Argument else o
+        for o in traced.operands
+    )
+    return dataclasses.replace(
+        traced,
+        closed=_compat.body_with_inputs(traced.closed, body, new, order),
+        operands=(*operands, *map(Argument, places)),
+        shapes=tuple(_in_order(traced.shapes, traced, found)),
+    )
+
+
+def _in_order(results: Sequence[Any], traced: Traced, found: LiftedVariables) -> list[Any]:
+    """What belongs to results of a trace, with those of variables in the order of `found`."""
+    own = dict(zip(map(id, traced.written), results[found.after : traced.num_graph], strict=True))
+    variables = [own[id(v)] for v in found.written]
+    return [*results[: found.after], *variables, *results[traced.num_graph :]]
+
+
+def _extended(signature: Signature, found: LiftedVariables, layout: ReplicaMesh) -> Signature:
+    after = found.after
+    written = [_slot(v, layout) for v in found.written]
+    read_only = [_slot(v, layout) for v in found.read_only]
+    inputs = (
+        *signature.inputs[:after],
+        *written,
+        *signature.inputs[after:],
+        *read_only,
+    )
+    uneven = tuple((n if n < after else n + len(written), shapes) for n, shapes in signature.uneven)
+    return dataclasses.replace(signature, inputs=inputs, uneven=uneven, lifting=None)
+
+
+def _slot(variable: Variable, layout: ReplicaMesh) -> InSlot:
+    placement = variable.home.placement or Placement(Kind.MIRRORED, layout.replicated)
+    is_scalar = placement.kind is Kind.PER_REPLICA and not variable.shape
+    shape, dtype = variable.home.global_shape, variable.dtype
+    return InSlot(placement, shape, dtype, False, is_scalar, is_variable=True)
+
+
+def check_equal(variables: Sequence[Variable], differs: Sequence[bool], num_replicas: int) -> None:
+    """Refuse mirrored variables that would come out different on each replica."""
+    names = [
+        v.label for v, d in zip(variables, differs, strict=True) if d and not v.home.per_replica
+    ]
+    if not names:
+        return
+    raise StateDivergenceError(
+        f"strategy.run would leave {len(names)} variable(s) with a different value on each of "
+        f"{num_replicas} replicas: {', '.join(names[:10])}.\n\n"
+        "Each of them is mirrored and has VariableAggregation.NONE (or belongs to no strategy), so "
+        "all replicas must assign the same value, and that these are the same is not proved.\n\n"
+        "All-reduce what is assigned (jaxdist.get_replica_context().all_reduce('mean', value)), "
+        "make the variable with aggregation=VariableAggregation.MEAN, SUM or ONLY_FIRST_REPLICA, "
+        "or give every replica its own: synchronization=VariableSynchronization.ON_READ. Where "
+        "the values are the same for a reason that the trace does not show, say so with "
+        "jaxdist.assume_replicated(value)."
+    )

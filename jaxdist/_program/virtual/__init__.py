@@ -1,0 +1,1 @@
+"""Several virtual replicas on one device, with the bits of as many devices."""

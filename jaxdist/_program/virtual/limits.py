@@ -1,0 +1,73 @@
+"""Where virtual replicas cannot keep their bits, and what to do instead."""
+
+from typing import Any
+
+import jax
+
+from jaxdist import _compat
+from jaxdist.errors import ContextError, UnsupportedError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import current_binding
+
+
+def check_compiled(layout: ReplicaMesh) -> None:
+    """Refuse to run virtual replicas op by op.
+
+    Raises:
+        ContextError: The replicas of this strategy are virtual.
+    """
+    if layout.num_virtual is None:
+        return
+    raise ContextError(
+        "strategy.run of a strategy with deterministic=True was called op by op "
+        "(jaxdist.config.run_eagerly or jax.disable_jit).\n\n"
+        "Operations that run one by one are rounded in other ways than in a compiled step, so the "
+        "bits would not be those of the strategy.\n\n"
+        "Look into the step with a strategy without deterministic, or compiled, with "
+        "jax.debug.print."
+    )
+
+
+def check_inside_trace(layout: ReplicaMesh) -> None:
+    """Ask for the compile options of virtual replicas where somebody else compiles.
+
+    Raises:
+        ContextError: Whoever compiles does not ask.
+    """
+    if layout.num_virtual is None:
+        return
+    options = _compat.exact_options(layout.platform)
+    if options is None or _compat.are_set_by_flags(options):
+        return
+    binding: Any = current_binding()
+    if binding is not None:
+        binding.compiler_options = options
+        return
+    raise ContextError(
+        "strategy.run of a strategy with deterministic=True was called inside another function "
+        f"that JAX is tracing (jax.jit, scan, grad), on {layout.platform} with JAX "
+        f"{jax.__version__}.\n\n"
+        f"There XLA keeps the bits only with {_compat.as_flags(options)}, set before JAX starts, "
+        "and jaxdist does not compile that function.\n\n"
+        "Decorate it with jaxdist.function instead of jax.jit; or call strategy.run outside of "
+        "it, with jaxdist.training.multi_step for many steps in one call."
+    )
+
+
+def not_differentiable(call: Any) -> Any:
+    """The same function of arrays, with a named error where it is differentiated."""
+
+    @jax.custom_jvp
+    def guarded(*leaves: Any) -> Any:
+        return call(*leaves)
+
+    @guarded.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        raise UnsupportedError(
+            "jax.grad was taken through strategy.run of a strategy with deterministic=True.\n\n"
+            "The step is taken apart to keep the order of its sums, and its derivative would not "
+            "keep it.\n\n"
+            "Take the gradient inside the step, and all-reduce it there."
+        )
+
+    return guarded

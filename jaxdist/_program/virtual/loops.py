@@ -1,0 +1,141 @@
+"""Loops and branches with collectives in them, of virtual replicas.
+
+The loop is kept, and its body is taken apart like the step itself. What it carries is held once
+where the analysis finds it the same on all replicas in every turn, and by rows elsewhere.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist import _compat
+from jaxdist._program.jaxprs.batched_while import any_goes_on
+from jaxdist._program.jaxprs.batched_while import where_it_goes_on
+from jaxdist._program.proof.replication import Differs
+from jaxdist._program.proof.replication import results_of_program
+from jaxdist._program.virtual.values import Own
+from jaxdist._program.virtual.values import Same
+from jaxdist._program.virtual.values import Turns
+
+Run: TypeAlias = Callable[[Any, Sequence[Same | Own], Turns], list[Same | Own]]
+Held: TypeAlias = Sequence[Same | Own]
+
+
+def _value(held: Same | Own) -> Any:
+    return held.rows if isinstance(held, Own) else jnp.asarray(held.value)
+
+
+def _as(held: Same | Own, differs: Any, turns: Turns) -> Any:
+    """The value in the form that the analysis gives it."""
+    return turns.rows(held) if differs else jnp.asarray(turns.one(held))
+
+
+def _again(value: Any, differs: Any) -> Same | Own:
+    return Own(value) if differs else Same(value)
+
+
+def _all_again(values: Sequence[Any], differs: Sequence[Any]) -> list[Same | Own]:
+    return [_again(v, d) for v, d in zip(values, differs, strict=True)]
+
+
+def _all_as(held: Held, differs: Sequence[Any], turns: Turns) -> list[Any]:
+    return [_as(x, d, turns) for x, d in zip(held, differs, strict=True)]
+
+
+def _joined(first: Sequence[Differs], second: Sequence[Differs]) -> list[Differs]:
+    return [a | b for a, b in zip(first, second, strict=True)]
+
+
+def _scan(eqn: Any, held: Held, differs: list[Differs], turns: Turns, run: Run) -> list[Same | Own]:
+    params = eqn.params
+    program = params["jaxpr"]
+    consts, carry = _compat.scan_counts(params)
+    end = consts + carry
+    state = differs[consts:end]
+    while True:
+        out = results_of_program(program, [*differs[:consts], *state, *differs[end:]], turns.axes)
+        grown = _joined(state, out[:carry])
+        if grown == state:
+            break
+        state = grown
+    of_rows = out[carry:]
+    # [turn, replica, ...], since the loop goes over dim 0.
+    given = [
+        jnp.moveaxis(x.rows, 1, 0) if isinstance(x, Own) else jnp.asarray(x.value)
+        for x in held[end:]
+    ]
+
+    def body(carried: list[Any], values: list[Any]) -> Any:
+        own_rows = [isinstance(x, Own) for x in held[end:]]
+        inputs = [*held[:consts], *_all_again(carried, state), *_all_again(values, own_rows)]
+        results = run(program, inputs, turns)
+        return _all_as(results[:carry], state, turns), _all_as(results[carry:], of_rows, turns)
+
+    start = _all_as(held[consts:end], state, turns)
+    last, stacked = jax.lax.scan(
+        body, start, given, length=params["length"], reverse=params["reverse"]
+    )
+    rows = [jnp.moveaxis(x, 0, 1) if d else x for x, d in zip(stacked, of_rows, strict=True)]
+    return [*_all_again(last, state), *_all_again(rows, of_rows)]
+
+
+def _while(
+    eqn: Any, held: Held, differs: list[Differs], turns: Turns, run: Run
+) -> list[Same | Own]:
+    params = eqn.params
+    first = params["cond_nconsts"]
+    second = first + params["body_nconsts"]
+    of_cond, of_body = held[:first], held[first:second]
+    state = differs[second:]
+    while True:
+        given = [*differs[first:second], *state]
+        grown = _joined(state, results_of_program(params["body_jaxpr"], given, turns.axes))
+        if grown == state:
+            break
+        state = grown
+
+    def condition(carried: list[Any]) -> Any:
+        results = run(params["cond_jaxpr"], [*of_cond, *_all_again(carried, state)], turns)
+        return turns.one(results[0])
+
+    is_batched = bool(params["cond_jaxpr"].out_avals[0].shape)
+
+    def body(carried: list[Any]) -> list[Any]:
+        results = run(params["body_jaxpr"], [*of_body, *_all_again(carried, state)], turns)
+        after = _all_as(results, state, turns)
+        if not is_batched:
+            return after
+        # What differs is held as [replica, rows of the loop, ...].
+        fronts = [1 if differs else 0 for differs in state]
+        return where_it_goes_on(condition(carried), after, carried, fronts)
+
+    last = jax.lax.while_loop(
+        lambda carried: any_goes_on(condition(carried)), body, _all_as(held[second:], state, turns)
+    )
+    return _all_again(last, state)
+
+
+def _cond(eqn: Any, held: Held, differs: list[Differs], turns: Turns, run: Run) -> list[Same | Own]:
+    index, *operands = held
+    branches = eqn.params["branches"]
+    outs = [results_of_program(b, differs[1:], turns.axes) for b in branches]
+    joined = outs[0]
+    for out in outs[1:]:
+        joined = _joined(joined, out)
+
+    def of(branch: Any) -> Callable[[list[Any]], list[Any]]:
+        def taken(values: list[Any]) -> list[Any]:
+            own = [isinstance(x, Own) for x in operands]
+            return _all_as(run(branch, _all_again(values, own), turns), joined, turns)
+
+        return taken
+
+    values = jax.lax.switch(
+        turns.one(index), [of(b) for b in branches], [_value(x) for x in operands]
+    )
+    return _all_again(values, joined)
+
+
+LOOPS = {"scan": _scan, "cond": _cond, "while": _while}

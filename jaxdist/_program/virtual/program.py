@@ -1,0 +1,108 @@
+"""A traced step as a function of global arrays, with virtual replicas on each device."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from jaxdist._program.nnx.graph_rules import Combination
+from jaxdist._program.nnx.graph_rules import combine
+from jaxdist._program.state.rows import replicas_with_rows
+from jaxdist._program.trace.trace import Argument
+from jaxdist._program.trace.trace import Signature
+from jaxdist._program.trace.trace import Traced
+from jaxdist._program.virtual.program_of_one import run_virtually
+from jaxdist._program.virtual.values import Own
+from jaxdist._program.virtual.values import Same
+from jaxdist._program.virtual.values import Turns
+from jaxdist._values import Kind
+
+
+def call_virtually(
+    traced: Traced,
+    signature: Signature,
+    leaves: Sequence[Any],
+    kinds: Sequence[Kind],
+    combined: Sequence[Combination],
+    turns: Turns,
+) -> list[Any]:
+    """Run on flat global arrays.
+
+    Args:
+        traced: The step, traced over as many devices as there are virtual replicas.
+        signature: Of its inputs.
+        leaves: The inputs.
+        kinds: Of the results.
+        combined: Variables of NNX objects that are brought together after the step.
+        turns: The virtual replicas.
+    """
+    layout = turns.layout
+    count = len(leaves)
+    takes_part = replicas_with_rows(signature, layout.num_replicas)
+
+    def device(*local: Any) -> list[Any]:
+        own = [i.kind is not Kind.MIRRORED for i in signature.inputs]
+        by_argument = [_held(x, o, turns) for x, o in zip(local[:count], own, strict=True)]
+        given = [
+            by_argument[o] if type(o) is Argument else Same(x)
+            for o, x in zip(traced.operands, local[count:], strict=True)
+        ]
+        results = run_virtually(traced.jaxpr, given, turns)
+        for c in combined:
+            before, after = [by_argument[i] for i in c.numbers], [results[i] for i in c.numbers]
+            made = _combined(c, before, after, takes_part, turns)
+            for i, value in zip(c.numbers, made, strict=True):
+                results[i] = value
+        return [_global(x, kind, turns) for x, kind in zip(results, kinds, strict=True)]
+
+    constants = [x if type(x) is not Argument else 0 for x in traced.operands]
+    spec = layout.replica_spec
+    mapped = jax.shard_map(
+        device,
+        mesh=layout.mesh,
+        in_specs=(
+            *(i.placement.manual_spec(layout) for i in signature.inputs),
+            *(PartitionSpec() for _ in constants),
+        ),
+        out_specs=[spec if kind is Kind.PER_REPLICA else PartitionSpec() for kind in kinds],
+        axis_names=frozenset(layout.mesh.axis_names),
+        check_vma=False,
+    )
+    results: list[Any] = mapped(*leaves, *constants)
+    return results
+
+
+def _held(local: Any, is_own: bool, turns: Turns) -> Same | Own:
+    if not is_own:
+        return Same(local)
+    return Own(local.reshape(turns.here, local.shape[0] // turns.here, *local.shape[1:]))
+
+
+def _global(held: Same | Own, kind: Kind, turns: Turns) -> Any:
+    if kind is not Kind.PER_REPLICA:
+        return turns.one(held)
+    rows = turns.rows(held)
+    return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
+
+
+def _combined(
+    combination: Combination,
+    before: Sequence[Same | Own],
+    after: Sequence[Same | Own],
+    takes_part: tuple[bool, ...] | None,
+    turns: Turns,
+) -> list[Same | Own]:
+    """What `combine` makes of variables, by the tree."""
+    axes = turns.layout.replica_axes
+    count = len(before)
+
+    def one(*values: Any) -> list[Any]:
+        return combine(combination, values[:count], values[count:], axes, takes_part)
+
+    shapes = [turns.rows(x)[0] for x in (*before, *after)]
+    sizes = [(a, turns.layout.traced_mesh.shape[a]) for a in axes]
+    program = jax.make_jaxpr(one, axis_env=sizes)(
+        *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes)
+    )
+    return run_virtually(program, [*before, *after], turns)

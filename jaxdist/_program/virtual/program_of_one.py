@@ -1,0 +1,216 @@
+"""A step traced for one of many virtual replicas, run for those that one device has.
+
+The trace is cut at its collectives. Between them, what is the same on all replicas is computed
+once, and the rest once for each virtual replica, one after the other in a loop: the same
+operations on the same shapes, however many devices there are. Each cut is an optimization
+barrier, since what XLA fuses decides how sums and products are rounded.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+from jaxdist import _compat
+from jaxdist._collectives import ASSUME_REPLICATED
+from jaxdist.errors import UnsupportedError
+from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.uneven.joined_ops import Const
+from jaxdist._program.uneven.joined_ops import Key
+from jaxdist._program.uneven.joined_ops import Op
+from jaxdist._program.uneven.joined_ops import flat_ops
+from jaxdist._program.proof.replication import NONE
+from jaxdist._program.proof.replication import Differs
+from jaxdist._program.proof.replication import results_of
+from jaxdist._program.virtual.collectives import added
+from jaxdist._program.virtual.collectives import is_over_replicas
+from jaxdist._program.virtual.collectives import is_sum
+from jaxdist._program.virtual.collectives import meet
+from jaxdist._program.virtual.loops import LOOPS
+from jaxdist._program.virtual.device import asks_number
+from jaxdist._program.virtual.device import do
+from jaxdist._program.virtual.values import Own
+from jaxdist._program.virtual.values import Same
+from jaxdist._program.virtual.values import Turns
+from jaxdist._program.virtual.values import barrier
+from jaxdist._program.virtual.values import literal
+
+
+def run_virtually(program: Any, arguments: Sequence[Same | Own], turns: Turns) -> list[Same | Own]:
+    """Evaluate an open or closed program of one replica for all of them, inside `shard_map`.
+
+    Raises:
+        UnsupportedError: An operation that virtual replicas do not have.
+    """
+    return _Run(program, arguments, turns).run()
+
+
+# Calls that are written out: some of their results may be the same on all replicas, and others
+# not. What is computed again for gradients stays a call of its own.
+_INLINED = frozenset(known.CALLS) - {"remat", "remat2", "checkpoint", "shard_map"}
+
+
+class _Run:
+    """One evaluation; `held` has the values that stand ready, `pending` waits for its turns."""
+
+    def __init__(self, program: Any, arguments: Sequence[Same | Own], turns: Turns) -> None:
+        self.turns = turns
+        invars = getattr(program, "jaxpr", program).invars
+        keys = [Key(v.aval) for v in invars]
+        self.ops, self.results = flat_ops(program, list(keys), inlined=_INLINED)
+        self.held: dict[Key, Same | Own] = dict(zip(keys, arguments, strict=True))
+        self.differs: dict[Key, Differs] = {
+            k: self._of(isinstance(x, Own)) for k, x in self.held.items()
+        }
+        self.pending: list[Op] = []
+        self.met: set[int] = set()
+        self.last_read: dict[Key, int] = {}
+        for number, op in enumerate(self.ops):
+            self.last_read.update((a, number) for a in op.inputs if isinstance(a, Key))
+        end = len(self.ops)
+        self.last_read.update((a, end) for a in self.results if isinstance(a, Key))
+
+    def _of(self, differs: bool) -> Differs:
+        return self.turns.axes if differs else NONE
+
+    def run(self) -> list[Same | Own]:
+        for number, op in enumerate(self.ops):
+            came_in = [self.differs[a] if isinstance(a, Key) else NONE for a in op.inputs]
+            differs = results_of(op.eqn, came_in, self.turns.axes)
+            self.differs.update(zip(op.outputs, differs, strict=True))
+            if op.eqn.primitive is ASSUME_REPLICATED:
+                values = [self._value(a, number) for a in op.inputs]
+                self.held.update(
+                    zip(op.outputs, [Same(self.turns.one(x)) for x in values], strict=True)
+                )
+            elif id(op) in self.met:
+                continue
+            elif is_sum(op.eqn) and self._meets(op):
+                self._add_up(number)
+            elif op.communicates and self._meets(op):
+                outputs = self._meet(op, [self._value(a, number) for a in op.inputs], came_in)
+                self.held.update(zip(op.outputs, outputs, strict=True))
+            elif any(came_in) or any(differs):
+                self.pending.append(op)
+            else:
+                values = [self.turns.one(self._value(a, number)) for a in op.inputs]
+                made = do(op.eqn, values, None, self.turns)
+                self.held.update((k, Same(v)) for k, v in zip(op.outputs, made, strict=True))
+        results = [self._value(a, len(self.ops)) for a in self.results]
+        if any(op.eqn.effects for op in self.pending):
+            self._take_turns(len(self.ops))
+        return results
+
+    def _meets(self, op: Op) -> bool:
+        return op.name not in known.COLLECTIVES or is_over_replicas(op.eqn, self.turns)
+
+    def _value(self, atom: Any, number: int) -> Same | Own:
+        """A value that operation `number` reads."""
+        if isinstance(atom, Literal):
+            return Same(literal(atom))
+        if isinstance(atom, Const):
+            return Same(atom.value)
+        if atom not in self.held:
+            self._take_turns(number)
+        return self.held[atom]
+
+    # Turns
+
+    def _take_turns(self, number: int) -> None:
+        """Do what is pending, one replica after the other; operation `number` is the next."""
+        turns, pending = self.turns, self.pending
+        self.pending = []
+        made = {k for op in pending for k in op.outputs}
+        read = [k for k in _keys(a for op in pending for a in op.inputs) if k not in made]
+        wanted = [k for op in pending for k in op.outputs if self.last_read.get(k, -1) >= number]
+        own = [k for k in read if isinstance(self.held[k], Own)]
+        same = [k for k in read if isinstance(self.held[k], Same)]
+        constants = [jnp.asarray(turns.one(self.held[k])) for k in same]
+        asks = any(asks_number(op.eqn, turns) for op in pending)
+
+        def turn(_: None, given: tuple[list[Any], Any]) -> tuple[None, list[Any]]:
+            rows, held, replica = barrier((given[0], constants, given[1]))
+            env = dict(zip((*own, *same), (*rows, *held), strict=True))
+
+            def value(atom: Any) -> Any:
+                if isinstance(atom, Key):
+                    return env[atom]
+                return atom.value if isinstance(atom, Const) else literal(atom)
+
+            for op in pending:
+                results = do(op.eqn, [value(a) for a in op.inputs], replica, turns)
+                env.update(zip(op.outputs, results, strict=True))
+            return None, barrier([env[k] for k in wanted])
+
+        stacks = [turns.rows(self.held[k]) for k in own], turns.numbers() if asks else None
+        results = _in_turn(turn, stacks, turns.here)
+        for key, rows in zip(wanted, results, strict=True):
+            self.held[key] = Own(rows) if self.differs[key] else Same(rows[0])
+
+    # Meetings
+
+    def _add_up(self, number: int) -> None:
+        """Do a sum over all replicas, with the later ones that could be done now: one exchange."""
+        given = [[self._value(a, number) for a in self.ops[number].inputs]]
+        ops = [self.ops[number]]
+        for op in self.ops[number + 1 :]:
+            keys = [a for a in op.inputs if isinstance(a, Key)]
+            if is_sum(op.eqn) and self._meets(op) and all(k in self.held for k in keys):
+                ops.append(op)
+                given.append([self._value(a, number) for a in op.inputs])
+        sums = iter(added([x for held in given for x in held], self.turns))
+        for op in ops:
+            self.met.add(id(op))
+            self.held.update((k, next(sums)) for k in op.outputs)
+            self.differs.update((k, NONE) for k in op.outputs)
+
+    def _meet(self, op: Op, held: list[Same | Own], differs: list[Differs]) -> list[Same | Own]:
+        if op.name in known.COLLECTIVES:
+            return meet(op.eqn, held, self.turns)
+        if op.name in LOOPS:
+            return LOOPS[op.name](op.eqn, held, differs, self.turns, run_virtually)
+        raise UnsupportedError(
+            "strategy.run of a strategy with deterministic=True was given a step that has a "
+            f"{op.name} with a collective in it, at {_compat.source_of(op.eqn)}.\n\n"
+            "There a collective may be in scan, while_loop, fori_loop, cond, switch, jit and "
+            "checkpoint.\n\n"
+            "Take the collective out of it, or leave deterministic out."
+        )
+
+
+def _in_turn(turn: Callable[[None, Any], tuple[None, list[Any]]], stacks: Any, count: int) -> Any:
+    """What `turn` gives for each row of `stacks`, stacked; a loop even where there is one row.
+
+    XLA takes a loop of one turn apart, and the choice of a row among one as well, and then fuses
+    what reads the row in another way. So there are two rows here, and a loop that ends, as far as
+    XLA sees, somewhere.
+    """
+    if count > 1:
+        return jax.lax.scan(turn, None, stacks, length=count)[1]
+    two = jax.tree.map(lambda x: barrier(jnp.concatenate([x, x])), stacks)
+
+    def row(i: Any) -> Any:
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), two)
+
+    shapes = jax.eval_shape(lambda: turn(None, row(0))[1])
+    # A number of turns that XLA does not see.
+    last = barrier(jnp.int32(1))
+
+    def body(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+        i, made = state
+        own = turn(None, row(i))[1]
+        return i + 1, [
+            jax.lax.dynamic_update_index_in_dim(m, x, i, 0) for m, x in zip(made, own, strict=True)
+        ]
+
+    # `jnp.zeros` knows no random keys.
+    start = [jax.lax.full((1, *s.shape), 0, s.dtype) for s in shapes]
+    made: list[Any] = jax.lax.while_loop(lambda s: s[0] < last, body, (jnp.int32(0), start))[1]
+    return made
+
+
+def _keys(atoms: Iterable[Any]) -> list[Key]:
+    """Each key once, in the order in which they come."""
+    return list(dict.fromkeys(a for a in atoms if isinstance(a, Key)))

@@ -1,0 +1,403 @@
+"""Where a call is made: outside, in a strategy's scope, or inside a replica of a step."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr
+
+from jaxdist import _collectives
+from jaxdist._typing import PyTree
+from jaxdist._validate import as_flag, call_arguments, is_callable, shown
+from jaxdist._collectives import ReduceOp
+from jaxdist.errors import ArgumentTypeError, ContextError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import DistributedValues
+from jaxdist._values import Handle
+from jaxdist._values import PerReplica
+from jaxdist._values import Site
+from jaxdist._values import Variable
+from jaxdist._values import find_sites_with
+from jaxdist._values import own_value
+
+
+class HasLayout(Protocol):
+    """What the rooms below strategies know of a strategy."""
+
+    @property
+    def layout(self) -> ReplicaMesh:
+        """The mesh and its replica axes."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frame:
+    """One level of context: a strategy's scope, a replica of a step, or a merge function."""
+
+    strategy: Any
+    replica: "ReplicaContext | None" = None
+    in_merge: bool = False
+    # How a step that is being traced gets at variables (`values.Access`).
+    variables: Any = None
+
+    @property
+    def inside_step(self) -> bool:
+        """Whether a step is being traced around the caller."""
+        return self.replica is not None or self.in_merge
+
+    def describe(self) -> str:
+        """Where this is, in words, for error messages."""
+        name = type(self.strategy).__name__
+        if self.in_merge:
+            return f"in a merge function of {name}"
+        if self.replica is not None:
+            return f"inside a replica, in a function run by {name}.run"
+        return f"in the cross-replica context of {name} (its scope)"
+
+
+# Hides the ambient strategy as well.
+_OUTSIDE = Frame(None)
+FRAME: ContextVar[Frame | None] = ContextVar("jaxdist_frame", default=None)
+# The strategy that `experimental_set_strategy` made ambient; process-wide, as documented.
+ambient: list[Frame] = []
+
+
+def current_frame() -> Frame | None:
+    """The innermost context of the caller, or None outside every strategy."""
+    frame = FRAME.get()
+    if frame is None:
+        return ambient[0] if ambient else None
+    return None if frame is _OUTSIDE else frame
+
+
+def innermost_explicit_frame() -> Frame | None:
+    """Like `current_frame`, without the ambient strategy."""
+    frame = FRAME.get()
+    return None if frame is _OUTSIDE else frame
+
+
+def _site() -> Site:
+    """Where a variable is made, read or assigned."""
+    frame = current_frame()
+    if frame is None:
+        return Site()
+    return Site(frame.strategy, frame.strategy.layout, frame.variables, frame.inside_step)
+
+
+find_sites_with(_site)
+
+
+def set_ambient(strategy: Any | None) -> None:
+    """Make `strategy` the process-wide ambient one; None clears it."""
+    ambient[:] = [] if strategy is None else [Frame(strategy)]
+
+
+@contextlib.contextmanager
+def entered(frame: Frame | None) -> Iterator[None]:
+    """Make `frame` the innermost context for the block; None is no context at all."""
+    token = FRAME.set(_OUTSIDE if frame is None else frame)
+    try:
+        yield
+    finally:
+        FRAME.reset(token)
+
+
+class ReplicaContext:
+    """A replica as seen from inside a step; `get_replica_context()` gives it.
+
+    Example:
+        >>> def step(x):
+        ...     return get_replica_context().all_reduce("sum", x)
+        >>> float(MirroredStrategy().run(step, (1.0,)))
+        8.0
+
+    Source:
+        `tf.distribute.ReplicaContext`.
+    """
+
+    __slots__ = ("_layout", "_strategy", "_traced")
+
+    def __init__(self, strategy: Any, *, traced: bool = True) -> None:
+        layout = getattr(strategy, "layout", None)
+        if not isinstance(layout, ReplicaMesh):
+            raise ArgumentTypeError(
+                f"ReplicaContext was given strategy={shown(strategy)}.\n\n"
+                "A replica context belongs to a strategy.\n\n"
+                "Ask for the one of the step that runs: jaxdist.get_replica_context()."
+            )
+        self._strategy = strategy
+        self._layout: ReplicaMesh = layout
+        self._traced = as_flag("ReplicaContext", "traced", traced)
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy that runs this step.
+
+        Example:
+            >>> get_replica_context().strategy is get_strategy()
+            True
+        """
+        return self._strategy
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas that run this step together.
+
+        Example:
+            >>> MirroredStrategy().run(lambda: get_replica_context().num_replicas_in_sync)
+            8
+        """
+        return self._layout.num_replicas
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        """This replica's number, from 0.
+
+        Shapes:
+            A traced int32 scalar inside `run`; the Python integer 0 outside every strategy.
+
+        Cost:
+            None.
+
+        Example:
+            >>> MirroredStrategy().run(lambda: get_replica_context().replica_id_in_sync_group)
+            PerReplica(0, 1, 2, 3, 4, 5, 6, 7)
+        """
+        if not self._traced:
+            return 0
+        self._must_be_current("replica_id_in_sync_group")
+        return jax.lax.axis_index(self._layout.replica_axes)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices that this context stands for.
+
+        One program is traced for all replicas, so inside `run` these are the devices of all of
+        them; outside every strategy it is the default device.
+
+        Example:
+            >>> get_replica_context().devices
+            ('/job:localhost/replica:0/task:0/device:CPU:0',)
+        """
+        names: tuple[str, ...] = self._strategy.extended.worker_devices
+        return names
+
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: PyTree,
+        options: Any = None,
+        *,
+        experimental_hints: Any = None,
+    ) -> PyTree:
+        """Combine `value` over all replicas; every replica gets the result.
+
+        Shapes:
+            In: any pytree, leaves `[...]` on each replica. Out: the same.
+
+        Cost:
+            One all-reduce of all leaves of one dtype: at most `2 (R-1)/R` of its bytes per device.
+            With `options.bytes_per_pack`, one for each pack, of the same bytes together.
+
+        Args:
+            reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
+            value: Pytree of arrays and numbers. Floats keep their dtype; booleans are counted
+                in int32; the mean of integers is true division into the default float. Of
+                `IndexedSlices` the rows of all replicas come one after the other (two
+                all-gathers), divided by their number for a mean.
+            options: `experimental.CommunicationOptions`; they never change the result.
+            experimental_hints: The older name of `options`.
+
+        Returns:
+            Pytree like `value`, the same on all replicas. Its gradient is an all-reduce of the
+            gradients of all replicas, by the same op.
+
+        Raises:
+            ArgumentError: Unknown `reduce_op`.
+            ArgumentTypeError: A leaf that has no sum.
+            ContextError: Not called in the step that this context belongs to.
+
+        Example:
+            >>> def step(x):
+            ...     return get_replica_context().all_reduce(ReduceOp.MEAN, {"x": x})
+            >>> MirroredStrategy().run(step, (PerReplica(range(8)),))
+            {'x': Array(3.5, dtype=float32)}
+
+        Source:
+            `tf.distribute.ReplicaContext.all_reduce`.
+        """
+        caller = "ReplicaContext.all_reduce"
+        op = _collectives.reduce_op(caller, reduce_op)
+        communication: _collectives.Communication = self._strategy.communication
+        chosen = communication.asked(caller, options, experimental_hints, packs=True)
+        if not self._traced:
+            return value
+        self._must_be_current("all_reduce")
+        ops = communication.ops
+        if ops is None:
+            return _collectives.all_reduce_tree(caller, op, value, self._layout, chosen)
+        with entered(self._merging()):
+            return _collectives.all_reduce_tree(caller, op, value, self._layout, chosen, ops)
+
+    def all_gather(
+        self,
+        value: PyTree,
+        axis: int,
+        options: Any = None,
+        *,
+        experimental_hints: Any = None,
+    ) -> PyTree:
+        """Concatenate `value` of all replicas on `axis`; every replica gets the result.
+
+        Shapes:
+            In: leaves `[..., n, ...]` on each replica. Out: `[..., R*n, ...]`.
+
+        Cost:
+            One all-gather per leaf: `(R-1)` times its bytes into each device.
+
+        Args:
+            value: Pytree of arrays of any dtype, rank 1 and up.
+            axis: Dim to concatenate on; negative counts from the end.
+            options: Communication options; they never change the result.
+            experimental_hints: The older name of `options`.
+
+        Returns:
+            Pytree like `value`. The gradient of the result is summed over the replicas, and each
+            gets its own slice.
+
+        Raises:
+            ShapeError: A scalar leaf, or an axis outside the rank.
+            ContextError: Not called in the step that this context belongs to.
+
+        Example:
+            >>> def step(x):
+            ...     return get_replica_context().all_gather(x[None], axis=0)
+            >>> MirroredStrategy(["cpu:0", "cpu:1"]).run(step, (PerReplica([1, 2]),)).tolist()
+            [1, 2]
+
+        Source:
+            `tf.distribute.ReplicaContext.all_gather`.
+        """
+        caller = "ReplicaContext.all_gather"
+        communication: _collectives.Communication = self._strategy.communication
+        chosen = communication.asked(caller, options, experimental_hints)
+        for path, leaf in jax.tree.flatten_with_path(value, is_leaf=_is_sparse)[0]:
+            _collectives.refuse_slices(caller, "value" + keystr(path), leaf)
+        if not self._traced:
+            return value
+        self._must_be_current("all_gather")
+        ops = communication.ops
+        if ops is not None and _collectives.overrides(ops, "gather_implementation"):
+            with entered(self._merging()):
+                return jax.tree.map_with_path(
+                    lambda path, leaf: _collectives.gathered_by(
+                        ops,
+                        "value" + keystr(path),
+                        Handle(jnp.asarray(leaf), self._layout),
+                        axis,
+                        self._layout,
+                        chosen,
+                    ),
+                    value,
+                )
+        return _collectives.all_gather(caller, value, axis, self._layout.replica_axes)
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call `merge_fn(strategy, *args, **kwargs)` once, across the replicas.
+
+        Inside it, arrays among the arguments are `PerReplica` handles: `strategy.reduce`,
+        `strategy.gather` and `strategy.extended.broadcast_to` on them are collectives.
+        Its result goes to every replica; a `PerReplica` in it gives each its own value.
+
+        Cost:
+            What `merge_fn` asks for. `.values` of a handle and
+            `strategy.experimental_local_results` are an all-gather.
+
+        Args:
+            merge_fn: Function of the strategy and the arguments.
+            args: Positional arguments, of this replica.
+            kwargs: Keyword arguments, of this replica.
+
+        Returns:
+            What `merge_fn` returned, as seen by this replica.
+
+        Raises:
+            ContextError: Not called in the step that this context belongs to.
+
+        Example:
+            >>> def total(strategy, x):
+            ...     return strategy.reduce("SUM", x, axis=None)
+            >>> def step(x):
+            ...     return get_replica_context().merge_call(total, args=(x,))
+            >>> float(MirroredStrategy().run(step, (PerReplica(range(8)),)))
+            28.0
+
+        Source:
+            `tf.distribute.ReplicaContext.merge_call`.
+        """
+        is_callable("ReplicaContext.merge_call", merge_fn, "merge_fn")
+        call_arguments("ReplicaContext.merge_call", args, kwargs)
+        given = (tuple(args), dict(kwargs or {}))
+
+        def merged(given: Any, variables: Any) -> Any:
+            if self._traced:
+                given = jax.tree.map(
+                    self._as_handle, given, is_leaf=lambda x: isinstance(x, Variable)
+                )
+            with entered(Frame(self._strategy, in_merge=self._traced, variables=variables)):
+                result = merge_fn(self._strategy, *given[0], **given[1])
+            return jax.tree.map(
+                lambda leaf: own_value(leaf, self._layout) if _is_per_replica(leaf) else leaf,
+                result,
+                is_leaf=lambda x: isinstance(x, DistributedValues),
+            )
+
+        if not self._traced:
+            return merged(given, None)
+        self._must_be_current("merge_call")
+        around = innermost_explicit_frame()
+        access = None if around is None else around.variables
+        return merged(given, None) if access is None else access.merge(merged, merge_fn, given)
+
+    def _merging(self) -> Frame:
+        """The context of what happens once for all replicas."""
+        around = innermost_explicit_frame()
+        variables = around.variables if around is not None and self._traced else None
+        return Frame(self._strategy, in_merge=self._traced, variables=variables)
+
+    def _as_handle(self, leaf: Any) -> Any:
+        is_array = hasattr(leaf, "dtype") and not isinstance(leaf, DistributedValues)
+        return Handle(leaf, self._layout) if is_array else leaf
+
+    def _must_be_current(self, what: str) -> None:
+        frame = innermost_explicit_frame()
+        if frame is not None and frame.replica is self:
+            return
+        where = "outside every strategy" if frame is None else frame.describe()
+        raise ContextError(
+            f"ReplicaContext.{what} was called {where}, on the context of a step that is not "
+            "running here.\n\n"
+            "A replica context belongs to the step that asked for it, and ends with it.\n\n"
+            "Call jaxdist.get_replica_context() inside the function that you pass to "
+            "strategy.run, and use it there."
+        )
+
+    def __repr__(self) -> str:
+        return f"ReplicaContext({type(self._strategy).__name__}, {self._layout.num_replicas})"
+
+
+def _is_sparse(x: Any) -> bool:
+    return _collectives.is_slices(x) or _collectives.is_sparse(x)
+
+
+def _is_per_replica(x: Any) -> bool:
+    return isinstance(x, PerReplica)

@@ -1,0 +1,1 @@
+"""`reduce`, `gather` and local results, outside a step and in merge functions."""

@@ -1,0 +1,128 @@
+"""`Strategy.reduce` by the `CrossDeviceOps` that the strategy was given."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist import _collectives
+from jaxdist._collectives import CommunicationOptions
+from jaxdist._collectives import CrossDeviceOps
+from jaxdist._collectives import ReduceOp
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import Form
+from jaxdist._values import Kind
+from jaxdist._values import PerReplica
+from jaxdist._values import checked_per_replica
+from jaxdist._values import placement_of
+
+
+class ReducedByOps:
+    """Reduces the per-replica leaves of one call; the others are not theirs to reduce."""
+
+    def __init__(
+        self, ops: CrossDeviceOps, layout: ReplicaMesh, options: CommunicationOptions
+    ) -> None:
+        self._ops = ops
+        self._layout = layout
+        self._options = options
+
+    def takes(self, leaf: Any) -> bool:
+        """Whether `leaf` has a value for each replica."""
+        if isinstance(leaf, jax.core.Tracer):
+            return False
+        if isinstance(leaf, PerReplica):
+            return not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(leaf))
+        is_array = isinstance(leaf, jax.Array)
+        return is_array and placement_of(leaf, self._layout).kind is Kind.PER_REPLICA
+
+    def reduce(self, op: ReduceOp, named: dict[str, Any], axis: Any) -> list[Any]:
+        """The leaves by their names, all in one batch."""
+        given = {
+            name: v if isinstance(v, PerReplica) else PerReplica.of_global(v)
+            for name, v in named.items()
+        }
+        values = list(given.values())
+        counts: list[int] = [1] * len(values)
+        if axis is not None:
+            pairs = zip(named, values, strict=True)
+            sums = [self._summed(op, name, v, axis) for name, v in pairs]
+            values, counts = [s for s, _ in sums], [c for _, c in sums]
+        placed = [
+            checked_per_replica(name, v, self._layout)
+            for name, v in zip(named, values, strict=True)
+        ]
+        for name, v in zip(named, placed, strict=True):
+            _collectives.check_numeric("Strategy.reduce", name, v.array)
+        own_sums = isinstance(self._ops, _collectives.AlgorithmicOps)
+        if op is ReduceOp.SUM and own_sums:
+            for name, v in given.items():
+                _collectives.check_sum(name, v, axis)
+        if not own_sums:
+            placed = [_tied_to_nothing(v) for v in placed]
+        across = op if axis is None else ReduceOp.SUM
+        shapes = [_local_shape(v) for v in placed]
+        results = self._ops.batch_reduce(across, [(v, v) for v in placed], self._options)
+        results = _collectives.checked_results(self._ops, results, shapes)
+        settled = [_collectives.settled(r) for r in results]
+        if axis is None or op is ReduceOp.SUM:
+            return settled
+        return [r / jnp.asarray(c, r.dtype) for r, c in zip(settled, counts, strict=True)]
+
+    def gather(self, name: str, leaf: Any, axis: int) -> Any:
+        """One leaf, by a class that says itself how values are gathered."""
+        value = leaf if isinstance(leaf, PerReplica) else PerReplica.of_global(leaf)
+        value = _tied_to_nothing(value) if value.is_global else value
+        found = _collectives.gathered_by(self._ops, name, value, axis, self._layout, self._options)
+        return _collectives.settled(found)
+
+    def _summed(
+        self, op: ReduceOp, name: str, value: PerReplica, axis: Any
+    ) -> tuple[PerReplica, int]:
+        """The sum on each replica over dims of its value, and how many were added in all."""
+        if not value.is_global:
+            rows = [np.asarray(v) for v in value.values]
+            dims = [_collectives.reduced_dims(name, r, axis) for r in rows]
+            dtype = _collectives.result_dtype(op, jnp.asarray(rows[0]).dtype)
+            sums = [np.sum(r, axis=d, dtype=dtype) for r, d in zip(rows, dims, strict=True)]
+            count = sum(math.prod(r.shape[i] for i in d) for r, d in zip(rows, dims, strict=True))
+            return PerReplica(sums), count
+        whole = checked_per_replica(name, value, self._layout).array
+        scalars = value.form is Form.SCALARS
+        replicas = self._layout.num_replicas
+        local = () if scalars else (whole.shape[0] // replicas, *whole.shape[1:])
+        on = _collectives.reduced_dims(name, jax.ShapeDtypeStruct(local, whole.dtype), axis)
+        dtype = _collectives.result_dtype(op, whole.dtype)
+        sums = _local_sums(self._layout)(whole, (replicas, *local), tuple(d + 1 for d in on), dtype)
+        count = replicas * math.prod(local[d] for d in on)
+        return _as_per_replica(sums, replicas), count
+
+
+def _tied_to_nothing(value: PerReplica) -> PerReplica:
+    """The values as a user can put them together: JAX does so with what is tied to no device."""
+    return PerReplica([_collectives.settled(x) for x in value.values])
+
+
+def _local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:
+    """What each replica has of a value."""
+    first = value.values[0]
+    return jax.ShapeDtypeStruct(first.shape, first.dtype)
+
+
+def _as_per_replica(sums: jax.Array, replicas: int) -> PerReplica:
+    """`[replicas, ...]` as what each replica has of it."""
+    if sums.ndim == 1:
+        return PerReplica.of_global(sums, scalars=True)
+    flat = (replicas * sums.shape[1], *sums.shape[2:])
+    return PerReplica.of_global(sums.reshape(flat))
+
+
+@functools.lru_cache(maxsize=64)
+def _local_sums(layout: ReplicaMesh) -> Any:
+    def sums(whole: Any, shape: tuple[int, ...], over: tuple[int, ...], dtype: Any) -> Any:
+        return jnp.sum(whole.reshape(shape), axis=over, dtype=dtype)
+
+    return jax.jit(sums, static_argnums=(1, 2, 3), out_shardings=layout.per_replica)

@@ -1,0 +1,150 @@
+"""What a strategy does inside a merge function, where every value is a traced handle."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr
+
+from jaxdist import _collectives
+from jaxdist._typing import PyTree
+from jaxdist._collectives import Communication
+from jaxdist._collectives import CommunicationOptions
+from jaxdist._collectives import CrossDeviceOps
+from jaxdist._collectives import ReduceOp
+from jaxdist.errors import ArgumentTypeError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._replica import Frame
+from jaxdist._replica import ReplicaContext
+from jaxdist._replica import entered
+from jaxdist._values import DistributedValues
+from jaxdist._values import Handle
+from jaxdist._values import PerReplica
+from jaxdist._values import own_value
+
+
+def run(
+    strategy: Any,
+    frame: Frame,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+) -> PyTree:
+    """`Strategy.run`: `fn` with what each replica has, and its results as handles."""
+    layout: ReplicaMesh = strategy.layout
+    own_args, own_kwargs = jax.tree.map(
+        lambda x: own_value(x, layout) if _is_per_replica(x) else x,
+        (tuple(args), dict(kwargs or {})),
+        is_leaf=lambda x: isinstance(x, DistributedValues),
+    )
+    context = ReplicaContext(strategy)
+    with entered(Frame(strategy, replica=context, variables=frame.variables)):
+        result = fn(*own_args, **own_kwargs)
+    return jax.tree.map(
+        lambda x: Handle(x, layout) if isinstance(x, jax.core.Tracer) else x,
+        result,
+        is_leaf=lambda x: isinstance(x, DistributedValues),
+    )
+
+
+def reduce(
+    op: ReduceOp,
+    value: PyTree,
+    axis: Any,
+    layout: ReplicaMesh,
+    communication: Communication,
+    options: CommunicationOptions,
+) -> PyTree:
+    """`Strategy.reduce` on handles: one all-reduce of all leaves."""
+    leaves, treedef = jax.tree.flatten_with_path(
+        value, is_leaf=lambda x: _is_per_replica(x) or _collectives.is_slices(x)
+    )
+    results: list[Any] = []
+    local: dict[int, Any] = {}
+    for number, (path, leaf) in enumerate(leaves):
+        name = "value" + keystr(path)
+        results.append(leaf)
+        if _collectives.is_slices(leaf):
+            results[number] = _reduced_slices(op, leaf, layout)
+        # A traced value that the function closed over may differ between replicas like any other.
+        elif not isinstance(leaf, (PerReplica, jax.core.Tracer)):
+            results[number] = _collectives.reduce_across(op, name, leaf, axis, layout)
+        else:
+            own = own_value(leaf, layout) if isinstance(leaf, PerReplica) else leaf
+            local[number] = _over_dims(op, name, own, axis)
+    if local:
+        caller = "Strategy.reduce"
+        given = list(local.values())
+        sums = _collectives.all_reduce(caller, op, given, layout, options, communication.ops)
+        for number, total in zip(local, sums, strict=True):
+            results[number] = total
+    return jax.tree.unflatten(treedef, results)
+
+
+def _over_dims(op: ReduceOp, name: str, local: Any, axis: Any) -> Any:
+    """What a replica has, reduced over dims of its own."""
+    _collectives.check_numeric("Strategy.reduce", name, local)
+    if axis is None:
+        return local
+    dims = _collectives.reduced_dims(name, local, axis)
+    dtype = _collectives.result_dtype(op, local.dtype)
+    if op is ReduceOp.MEAN:
+        return jnp.mean(local, axis=dims).astype(dtype)
+    return jnp.sum(local, axis=dims, dtype=dtype)
+
+
+def _reduced_slices(op: ReduceOp, leaf: Any, layout: ReplicaMesh) -> Any:
+    own = jax.tree.map(
+        lambda x: own_value(x, layout) if isinstance(x, PerReplica) else x,
+        leaf,
+        is_leaf=_is_per_replica,
+    )
+    return _collectives.all_reduce_slices(op, own, layout.replica_axes, layout.num_replicas)
+
+
+def gather(
+    value: PyTree,
+    axis: int,
+    layout: ReplicaMesh,
+    own: CrossDeviceOps | None,
+    options: CommunicationOptions,
+) -> PyTree:
+    """`Strategy.gather` on handles: an all-gather, or what a class of the user's own does."""
+
+    def leaf_of(path: Any, leaf: Any) -> Any:
+        name = "value" + keystr(path)
+        _collectives.refuse_slices("Strategy.gather", name, leaf)
+        if not isinstance(leaf, PerReplica):
+            return leaf
+        if own is not None:
+            handle = Handle(jnp.asarray(own_value(leaf, layout)), layout)
+            return _collectives.gathered_by(own, name, handle, axis, layout, options)
+        local = jnp.asarray(own_value(leaf, layout))
+        dim = _collectives.gather_dim("Strategy.gather", name, local, axis)
+        return _collectives.gathered(local, dim, layout.replica_axes)
+
+    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_whole)
+
+
+def _is_whole(x: Any) -> bool:
+    return _is_per_replica(x) or _collectives.is_slices(x) or _collectives.is_sparse(x)
+
+
+def broadcast(value: PyTree) -> PyTree:
+    """Every replica gets the value, which has to be one value and not one for each replica."""
+
+    def leaf_of(path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, PerReplica):
+            raise ArgumentTypeError(
+                f"broadcast_to was given tensor{keystr(path)}, which is a PerReplica.\n\n"
+                "It has a value for each replica already.\n\n"
+                "Reduce it first: strategy.reduce('MEAN', value, axis=None)."
+            )
+        return leaf
+
+    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_per_replica)
+
+
+def _is_per_replica(x: Any) -> bool:
+    return isinstance(x, PerReplica)

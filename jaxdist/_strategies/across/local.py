@@ -1,0 +1,146 @@
+"""Values of single replicas: taking them out, and making them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdist import _compat, data
+from jaxdist._typing import PyTree
+from jaxdist.errors import ReplicaValueError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import Kind
+from jaxdist._values import PerReplica
+from jaxdist._values import Sharded
+from jaxdist._values import checked_per_replica
+from jaxdist._values import close_containers
+from jaxdist._values import is_container
+from jaxdist._values import open_containers
+from jaxdist._values import owned
+from jaxdist._values import placement_of
+from jaxdist._values import refuse_leaked
+
+
+def results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
+    """One entry for each replica of this process."""
+    count = len(layout.local_replicas)
+    leaves, treedef = jax.tree.flatten(value, is_leaf=_is_per_replica)
+    if any(map(is_container, leaves)):
+        inner = open_containers(value, "value", is_leaf=_is_per_replica)
+        return tuple(close_containers(x) for x in results(inner, layout))
+    is_leaf = treedef == jax.tree.structure(0)
+    if is_leaf and isinstance(value, Sharded):
+        return (value.whole(),)
+    if (is_leaf and not _is_distributed(value, layout)) or value is None:
+        return (value,)
+    columns = [_column(leaf, layout, count) for leaf in leaves]
+    return tuple(jax.tree.unflatten(treedef, [c[i] for c in columns]) for i in range(count))
+
+
+def _is_per_replica(x: Any) -> bool:
+    return isinstance(x, (PerReplica, Sharded))
+
+
+def _is_distributed(leaf: Any, layout: ReplicaMesh) -> bool:
+    if isinstance(leaf, PerReplica):
+        return True
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        return False
+    return len(leaf.sharding.device_set) == len(layout.devices) and _compat.is_committed(leaf)
+
+
+def _column(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
+    if isinstance(leaf, Sharded):
+        # One array, which no replica has for itself.
+        return (leaf.whole(),) * count
+    if not isinstance(leaf, PerReplica):
+        if not _is_distributed(leaf, layout):
+            return (leaf,) * count
+        found = placement_of(leaf, layout)
+        if found.kind is Kind.PER_REPLICA:
+            lead, *rest = tuple(found.sharding.spec)
+            if lead != layout.replica_spec[0]:
+                rows = PartitionSpec(layout.replica_spec[0], *rest)
+                leaf = jax.device_put(leaf, NamedSharding(found.sharding.mesh, rows))
+            leaf = PerReplica.of_global(leaf, replicas_per_shard=layout.replicas_per_place)
+        else:
+            return tuple(_copy_on(leaf, layout, r) for r in layout.local_replicas)
+    values: tuple[Any, ...] = leaf.values
+    if len(values) != count:
+        raise ReplicaValueError(
+            f"experimental_local_results was given value, a PerReplica with {len(values)} values, "
+            f"and the strategy has {count} replicas in this process.\n\n"
+            "A PerReplica has one value for each replica of the strategy that made it.\n\n"
+            "Use the strategy that made the value."
+        )
+    return values
+
+
+def _copy_on(array: jax.Array, layout: ReplicaMesh, replica: int) -> jax.Array:
+    """The copy of a mirrored array that one replica has, over its logical devices."""
+    on = {s.device: s.data for s in array.addressable_shards}
+    sharding = array.sharding
+    if array.is_fully_replicated or not isinstance(sharding, NamedSharding):
+        return on[layout.device_grid[replica, 0]]
+    # Split over several dims, it lies on a mesh with the logical axis in factors.
+    mesh: Any = sharding.mesh
+    own = ReplicaMesh(mesh, layout.replica_axes)
+    here = NamedSharding(own.replica_mesh(replica), sharding.spec)
+    parts = [on[d] for d in layout.device_grid[replica]]
+    return jax.make_array_from_single_device_arrays(array.shape, here, parts)
+
+
+def from_function(
+    value_fn: Callable[[Any], PyTree], layout: ReplicaMesh, *, unwrap: bool
+) -> PyTree:
+    """Call `value_fn` for each replica of this process and put the results side by side."""
+    if unwrap:
+        made = value_fn(_context(layout, layout.local_replicas[0]))
+        return jax.tree.map(lambda x: _placed([x], layout).values[0], made)
+    flat = []
+    for r in layout.local_replicas:
+        leaves, structure = jax.tree.flatten(value_fn(_context(layout, r)), is_leaf=_is_none)
+        # Copied before the next call, which may fill and return the same arrays again.
+        flat.append(([owned(x) for x in leaves], structure))
+    treedef = flat[0][1]
+    for r, (_, other) in enumerate(flat):
+        if other != treedef:
+            raise ReplicaValueError(
+                "experimental_distribute_values_from_function: value_fn returned different "
+                f"structures.\nReplica 0: {treedef}\nReplica {r}: {other}\n\n"
+                "The values of all replicas become one pytree, leaf by leaf.\n\n"
+                "Return the same structure for every replica."
+            )
+    columns = zip(*[leaves for leaves, _ in flat], strict=True)
+    return jax.tree.unflatten(treedef, [_placed(c, layout) for c in columns])
+
+
+def _context(layout: ReplicaMesh, replica: int) -> data.ValueContext:
+    return data.ValueContext(
+        replica_id_in_sync_group=replica, num_replicas_in_sync=layout.num_replicas
+    )
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _placed(values: Sequence[Any], layout: ReplicaMesh) -> PerReplica:
+    """One value for each replica, on the devices where they are arrays alike.
+
+    Python numbers stay as they are, since `Strategy.reduce` adds them up exactly; values of
+    different shapes stay one by one, and are padded when a step takes them.
+    """
+    value = PerReplica(values)
+    for v in values:
+        refuse_leaked("experimental_distribute_values_from_function", "a result of value_fn", v)
+    are_arrays = all(isinstance(v, (jax.Array, np.ndarray, np.generic)) for v in values)
+    if not are_arrays or any(isinstance(v, jax.core.Tracer) for v in values):
+        return value
+    are_numbers = all(isinstance(v, jax.Array) or v.dtype.kind not in "OSUMm" for v in values)
+    are_alike = len({(v.shape, v.dtype) for v in values}) == 1
+    if not are_numbers or not are_alike or layout.described is not None:
+        return value
+    return checked_per_replica("value", value, layout)

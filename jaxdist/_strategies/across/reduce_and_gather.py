@@ -1,0 +1,97 @@
+"""`Strategy.reduce` and `Strategy.gather` outside of a step, on arrays that are there."""
+
+from typing import Any
+
+import jax
+from jax.tree_util import keystr
+
+from jaxdist import _collectives
+from jaxdist._typing import PyTree
+from jaxdist._collectives import Communication
+from jaxdist._collectives import CommunicationOptions
+from jaxdist._collectives import CrossDeviceOps
+from jaxdist._collectives import ReduceOp
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._strategies.across.by_ops import ReducedByOps
+from jaxdist._values import PerReplica
+from jaxdist._values import Sharded
+from jaxdist._values import close_containers
+from jaxdist._values import is_container
+from jaxdist._values import open_containers
+
+
+def reduce(
+    op: ReduceOp,
+    value: PyTree,
+    axis: Any,
+    layout: ReplicaMesh,
+    communication: Communication,
+    options: CommunicationOptions,
+) -> PyTree:
+    """Combine the values of all replicas, by the strategy's own `CrossDeviceOps` if it has any."""
+    ops = communication.ops
+    value = _collectives.slices_of_all(value)
+    if isinstance(value, PerReplica) and ops is None:
+        return _collectives.reduce_across(op, "value", value, axis, layout)
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
+    if any(is_container(leaf) for _, leaf in leaves):
+        inner = open_containers(value, "value", is_leaf=_is_whole)
+        return close_containers(reduce(op, inner, axis, layout, communication, options))
+    named = {"value" + keystr(path): _collectives.slices_of_all(leaf) for path, leaf in leaves}
+    for leaf in named.values():
+        _collectives.refuse_sparse("Strategy.reduce", leaf)
+    _collectives.check_reducible(named, axis)
+    found: dict[str, Any] = {}
+    if ops is not None:
+        by_ops = ReducedByOps(ops, layout, options)
+        theirs = {n: leaf for n, leaf in named.items() if by_ops.takes(leaf)}
+        if theirs:
+            found = dict(zip(theirs, by_ops.reduce(op, theirs, axis), strict=True))
+    return treedef.unflatten(
+        found[n] if n in found else _reduced(op, n, leaf, axis, layout) for n, leaf in named.items()
+    )
+
+
+def _reduced(op: ReduceOp, name: str, leaf: Any, axis: Any, layout: ReplicaMesh) -> Any:
+    if _collectives.is_slices(leaf):
+        return _collectives.reduce_slices_across(op, name, leaf, axis, layout)
+    if isinstance(leaf, Sharded):
+        return _collectives.reduce_sharded(op, name, leaf, axis)
+    return _collectives.reduce_across(op, name, leaf, axis, layout)
+
+
+def gather(
+    value: PyTree,
+    axis: int,
+    layout: ReplicaMesh,
+    own: CrossDeviceOps | None,
+    options: CommunicationOptions,
+) -> PyTree:
+    """Concatenate the values of all replicas, by a class of the user's own if there is one."""
+    if isinstance(value, PerReplica) and own is None:
+        _collectives.refuse_slices("Strategy.gather", "value", value)
+        return _collectives.gather_across("value", value, axis, layout)
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
+    if any(is_container(leaf) for _, leaf in leaves):
+        inner = open_containers(value, "value", is_leaf=_is_whole)
+        return close_containers(gather(inner, axis, layout, own, options))
+    named = {"value" + keystr(path): leaf for path, leaf in leaves}
+    for name, leaf in named.items():
+        _collectives.refuse_slices("Strategy.gather", name, leaf)
+    _collectives.check_gatherable("Strategy.gather", named, axis)
+    by_ops = None if own is None else ReducedByOps(own, layout, options)
+
+    def gathered(name: str, leaf: Any) -> Any:
+        if isinstance(leaf, Sharded):
+            return _collectives.gather_sharded(name, leaf, axis)
+        if by_ops is not None and by_ops.takes(leaf):
+            return by_ops.gather(name, leaf, axis)
+        return _collectives.gather_across(name, leaf, axis, layout)
+
+    return treedef.unflatten(gathered(name, leaf) for name, leaf in named.items())
+
+
+def _is_whole(x: Any) -> bool:
+    if isinstance(x, (PerReplica, Sharded)):
+        return True
+    return _collectives.is_slices(x) or _collectives.is_sparse(x)

@@ -1,0 +1,78 @@
+"""The option `deterministic` of strategies."""
+
+import dataclasses
+
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist._mesh import ReplicaMesh
+
+DEFAULT_VIRTUAL_REPLICAS = 8
+
+
+def with_virtual_replicas(
+    caller: str, layout: ReplicaMesh, deterministic: bool | int
+) -> ReplicaMesh:
+    """The mesh with as many virtual replicas as `deterministic` says; as it is for False.
+
+    Raises:
+        ArgumentTypeError: `deterministic` is neither a boolean nor an integer.
+        ArgumentError: The number is no power of two, or the devices do not divide it, or there
+            are several replica axes or logical devices.
+    """
+    if not isinstance(deterministic, int):
+        raise ArgumentTypeError(
+            f"{caller} was given deterministic={deterministic!r} of type "
+            f"{type(deterministic).__name__}.\n\n"
+            "deterministic is True, False or a number of virtual replicas; True stands for "
+            f"{DEFAULT_VIRTUAL_REPLICAS}.\n\nPass deterministic=True."
+        )
+    if deterministic is False:
+        return layout
+    count = DEFAULT_VIRTUAL_REPLICAS if deterministic is True else deterministic
+    given = f"{caller}(deterministic={deterministic})"
+    if count < 2 or not _is_power(count):
+        near = (1 << (count.bit_length() - 1), 1 << count.bit_length()) if count > 2 else (2, 4, 8)
+        raise ArgumentError(
+            f"{given}: the number of virtual replicas is {count}.\n\n"
+            "Virtual replicas are added up in pairs, and pairs of pairs, so their number is a "
+            "power of two, from 2 up."
+            f"\n\nUse {' or '.join(map(str, near))}."
+        )
+    _check_axes(given, layout)
+    if count % layout.num_replicas:
+        raise ArgumentError(_do_not_divide(given, layout.num_replicas, count))
+    return dataclasses.replace(layout, num_virtual=count)
+
+
+def _is_power(count: int) -> bool:
+    return not count & (count - 1)
+
+
+def _check_axes(given: str, layout: ReplicaMesh) -> None:
+    if len(layout.replica_axes) > 1:
+        raise ArgumentError(
+            f"{given}: the replicas run over {len(layout.replica_axes)} mesh axes, "
+            f"{layout.replica_axes}.\n\n"
+            "Virtual replicas are numbered along one axis: with two axes, their number along each "
+            "would depend on the devices.\n\n"
+            f"Give a mesh with one replica axis of {layout.num_replicas} devices, or leave "
+            "deterministic out."
+        )
+    if layout.num_logical > 1:
+        raise ArgumentError(
+            f"{given}: each replica spans {layout.num_logical} devices "
+            f"({dict(layout.mesh.shape)}).\n\n"
+            "XLA chooses the order of sums over the devices of one replica, so the bits would "
+            "depend on it.\n\n"
+            "Give each replica one device, or leave deterministic out."
+        )
+
+
+def _do_not_divide(given: str, num_devices: int, count: int) -> str:
+    fitting = [1 << k for k in range(count.bit_length())]
+    below = max(n for n in fitting if n <= num_devices)
+    more = f", or deterministic={num_devices}" if _is_power(num_devices) else ""
+    return (
+        f"{given}: {num_devices} devices cannot share {count} virtual replicas.\n\n"
+        f"Each device takes the same number of them, so {', '.join(map(str, fitting))} devices "
+        f"fit.\n\nUse {below} of the {num_devices} devices{more}."
+    )

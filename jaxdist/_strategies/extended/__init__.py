@@ -1,0 +1,1 @@
+"""`StrategyExtended`, and what version 1 of `tf.distribute` documents."""

@@ -1,0 +1,423 @@
+"""The documented lower-level view of a strategy."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import keystr
+
+from jaxdist import _collectives
+from jaxdist import _replica
+from jaxdist._devices import runtime
+from jaxdist._typing import PyTree
+from jaxdist._validate import (
+    Renamed,
+    as_arrays,
+    as_flag,
+    as_list,
+    call_arguments,
+    is_callable,
+    shown,
+)
+from jaxdist._collectives import ReduceOp
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
+from jaxdist._strategies.across import in_merge as _in_merge
+from jaxdist._strategies.extended.version_1_members import ExtendedV1
+from jaxdist._strategies.where_called import check_across
+from jaxdist._values import Variable
+from jaxdist._values import owned
+from jaxdist._values import refuse_leaked
+
+_INSIDE = (
+    "Inside a replica use jaxdist.get_replica_context().all_reduce, or call it in a merge_call."
+)
+
+
+class StrategyExtended(ExtendedV1):
+    """A thin view of a strategy that exists because it is documented; `strategy.extended`.
+
+    Example:
+        >>> MirroredStrategy(["cpu:0", "cpu:1"]).extended.worker_devices[1]
+        '/job:localhost/replica:0/task:0/device:CPU:1'
+
+    Source:
+        `tf.distribute.StrategyExtended`.
+    """
+
+    __slots__ = ("_strategy",)
+
+    def __init__(self, strategy: Any) -> None:
+        if not hasattr(strategy, "run"):
+            raise ArgumentTypeError(
+                f"StrategyExtended was given strategy={shown(strategy)}.\n\n"
+                "It belongs to a strategy, which makes it.\n\nUse strategy.extended."
+            )
+        self._strategy = strategy
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """Full names of the devices that replicas run on, replica by replica.
+
+        Example:
+            >>> OneDeviceStrategy("cpu:3").extended.worker_devices
+            ('/job:localhost/replica:0/task:0/device:CPU:3',)
+        """
+        return tuple(runtime.device_name(d) for d in self._strategy.layout.devices)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Full names of the devices that hold variables: those that replicas run on.
+
+        Example:
+            >>> OneDeviceStrategy("cpu:3").extended.parameter_devices
+            ('/job:localhost/replica:0/task:0/device:CPU:3',)
+        """
+        return self.worker_devices
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """Whether the devices take programs of static shapes alone: on TPUs.
+
+        Elsewhere an iterator may give batches of any shape, and a step is compiled for each.
+
+        Example:
+            >>> MirroredStrategy().extended.experimental_require_static_shapes
+            False
+
+        Source:
+            `tf.distribute.StrategyExtended.experimental_require_static_shapes`.
+        """
+        return bool(self._strategy._requires_static_shapes)
+
+    def reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value: PyTree,
+        destinations: Any,
+        options: Any = None,
+        *,
+        experimental_hints: Any = None,
+    ) -> PyTree:
+        """Combine `value` over replicas and put the result where `destinations` says.
+
+        Cost:
+            As `Strategy.reduce` with `axis=None`, and one copy to the destination.
+
+        Args:
+            reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
+            value: Pytree of `PerReplica` or arrays.
+            destinations: A device or its name; or a distributed value, and then the result is
+                mirrored over the strategy's devices.
+            options: Communication options; they never change the result.
+            experimental_hints: The older name of `options`.
+
+        Returns:
+            Pytree of arrays on the destination.
+
+        Raises:
+            ArgumentError: Unknown op, or empty destinations.
+            ContextError: Inside a replica.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> total = strategy.extended.reduce_to("SUM", PerReplica([1, 2]), "cpu:1")
+            >>> int(total), total.devices() == {jax.devices()[1]}
+            (3, True)
+
+        Source:
+            `tf.distribute.StrategyExtended.reduce_to`.
+        """
+        caller = "StrategyExtended.reduce_to"
+        check_across(self._strategy, "extended.reduce_to", _INSIDE)
+        reduce_op = _collectives.reduce_op(caller, reduce_op)
+        target = _collectives.target_in_strategy(caller, destinations, self._strategy.layout)
+        chosen = _collectives.hints_of(caller, options, experimental_hints, packs=True)
+        with Renamed("Strategy.reduce", caller):
+            reduced = self._strategy.reduce(reduce_op, value, axis=None, options=chosen)
+        return self._put(reduced, target)
+
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: Any = None,
+        *,
+        experimental_hints: Any = None,
+    ) -> list[PyTree]:
+        """`reduce_to` for several pairs of value and destination, in order.
+
+        Cost:
+            That of `reduce_to` for all values together: one all-reduce inside a merge function.
+
+        Args:
+            reduce_op: As for `reduce_to`.
+            value_destination_pairs: List or tuple of `(value, destinations)`.
+            options: As for `reduce_to`.
+            experimental_hints: As for `reduce_to`.
+
+        Returns:
+            The results, in the order of the pairs.
+
+        Raises:
+            ArgumentError: Not a list or tuple of pairs.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> a = PerReplica([1, 2])
+            >>> [int(x) for x in strategy.extended.batch_reduce_to("SUM", [(a, a), (a, "cpu:0")])]
+            [3, 3]
+
+        Source:
+            `tf.distribute.StrategyExtended.batch_reduce_to`.
+        """
+        caller = "StrategyExtended.batch_reduce_to"
+        check_across(self._strategy, "extended.batch_reduce_to", _INSIDE)
+        reduce_op = _collectives.reduce_op(caller, reduce_op)
+        pairs = _collectives.checked_pairs(caller, value_destination_pairs)
+        chosen = _collectives.hints_of(caller, options, experimental_hints, packs=True)
+        layout = self._strategy.layout
+        targets = [_collectives.target_in_strategy(caller, d, layout) for _, d in pairs]
+        values = [v for v, _ in pairs]
+        with Renamed("Strategy.reduce", caller):
+            reduced = self._strategy.reduce(reduce_op, values, axis=None, options=chosen)
+        return [self._put(v, t) for v, t in zip(reduced, targets, strict=True)]
+
+    def broadcast_to(self, tensor: PyTree, destinations: Any) -> PyTree:
+        """Put one value on all the devices that `destinations` names.
+
+        Cost:
+            One copy to each device; inside a merge function none.
+
+        Args:
+            tensor: Pytree of arrays.
+            destinations: A device or its name; or a distributed value or a list of the strategy's
+                devices, and then the result is mirrored over the strategy's devices.
+
+        Returns:
+            Pytree of arrays on the destination.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> x = strategy.extended.broadcast_to(np.ones(2), PerReplica([0, 0]))
+            >>> strategy.experimental_local_results(x)[1].tolist()
+            [1.0, 1.0]
+
+        Source:
+            `tf.distribute.StrategyExtended.broadcast_to`.
+        """
+        caller = "StrategyExtended.broadcast_to"
+        frame = check_across(
+            self._strategy, "extended.broadcast_to", "Inside a replica call it in a merge_call."
+        )
+        target = _collectives.target_in_strategy(caller, destinations, self._strategy.layout)
+        if frame is not None and frame.in_merge:
+            tensor = _in_merge.broadcast(tensor)
+        tensor = as_arrays(caller, "tensor", tensor)
+        ops = self._strategy.communication.ops
+        if ops is not None and _collectives.overrides(ops, "broadcast_implementation"):
+            return jax.tree.map(lambda leaf: ops.broadcast(leaf, destinations), tensor)
+        if frame is not None and frame.in_merge:
+            return tensor
+        return self._put(tensor, target)
+
+    def update(
+        self,
+        var: Variable,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Call `fn(var, *args, **kwargs)` once for each copy of `var`, on its replica.
+
+        In `fn`, reading `var` gives the copy of that replica, and assigning changes that copy
+        alone, without aggregation. The copies of a mirrored variable have to come out equal.
+
+        Cost:
+            A step; no collective of its own, but inside a step `group=False` is an all-gather.
+
+        Args:
+            var: A variable of this strategy.
+            fn: Function of the variable and the arguments.
+            args: Positional arguments; of a `PerReplica` each call gets its own value.
+            kwargs: Keyword arguments, in the same way.
+            group: Whether the results come back as one value, as from `run`.
+
+        Returns:
+            What `fn` returned, as `run` would return it; with `group=False`, a tuple with one
+            entry for each replica.
+
+        Raises:
+            ArgumentTypeError: `var` is no variable.
+            StateDivergenceError: The copies of a mirrored variable would come out different.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> with strategy.scope():
+            ...     w = Variable(1.0)
+            ...     w_new = strategy.extended.update(w, lambda v, x: v.assign_add(x), args=(2.0,))
+            >>> float(w_new)
+            3.0
+
+        Source:
+            `tf.distribute.StrategyExtended.update`.
+        """
+        caller = "StrategyExtended.update"
+        _must_be_variable(caller, var, "var")
+        is_callable(caller, fn)
+        call_arguments(caller, args, kwargs)
+        return self._update_copies(fn, var, args, kwargs, as_flag(caller, "group", group), caller)
+
+    def value_container(self, value: Any) -> Any:
+        """The variable that a value belongs to; here every value is its own container.
+
+        Example:
+            >>> v = Variable(1.0)
+            >>> MirroredStrategy().extended.value_container(v) is v
+            True
+
+        Source:
+            `tf.distribute.StrategyExtended.value_container`.
+        """
+        return value
+
+    def read_var(self, v: Variable) -> Any:
+        """The value of a variable, as `v.read_value()` gives it.
+
+        Raises:
+            ArgumentTypeError: `v` is no variable.
+
+        Example:
+            >>> MirroredStrategy().extended.read_var(Variable(1.0))
+            Array(1., dtype=float32)
+
+        Source:
+            `tf.compat.v1.distribute.StrategyExtended.read_var`.
+        """
+        _must_be_variable("StrategyExtended.read_var", v)
+        return v.read_value()
+
+    def variable_created_in_scope(self, v: Variable) -> bool:
+        """Whether a variable was made in the scope of this strategy.
+
+        Raises:
+            ArgumentTypeError: `v` is no variable.
+
+        Example:
+            >>> strategy = MirroredStrategy()
+            >>> with strategy.scope():
+            ...     v = Variable(1.0)
+            >>> strategy.extended.variable_created_in_scope(v)
+            True
+
+        Source:
+            `tf.distribute.StrategyExtended.variable_created_in_scope`.
+        """
+        _must_be_variable("StrategyExtended.variable_created_in_scope", v)
+        return v.distribute_strategy is self._strategy
+
+    @contextlib.contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
+        """A block in which new variables lie on the devices of another one of this strategy.
+
+        All variables of a strategy lie on all its devices, so inside its scope this only checks.
+
+        Raises:
+            ContextError: Outside the scope of this strategy.
+            ArgumentError: Not a variable of this strategy.
+
+        Example:
+            >>> strategy = MirroredStrategy()
+            >>> with strategy.scope():
+            ...     v = Variable(1.0)
+            ...     with strategy.extended.colocate_vars_with(v):
+            ...         momentum = Variable(0.0)
+
+        Source:
+            `tf.distribute.StrategyExtended.colocate_vars_with`.
+        """
+        frame = _replica.current_frame()
+        name = type(self._strategy).__name__
+        if frame is None or frame.strategy is not self._strategy or frame.inside_step:
+            where = "outside every strategy" if frame is None else frame.describe()
+            raise ContextError(
+                f"StrategyExtended.colocate_vars_with was called {where}.\n\n"
+                "It says where variables are made, and those of a strategy are made in its scope."
+                "\n\nEnter strategy.scope() first."
+            )
+        given = colocate_with_variable
+        if not isinstance(given, Variable) or given.distribute_strategy is not self._strategy:
+            raise ArgumentError(
+                f"StrategyExtended.colocate_vars_with was given "
+                f"colocate_with_variable={shown(given)}.\n\n"
+                f"It takes a variable that was made in the scope of this {name}.\n\n"
+                "Make it there, or leave colocate_vars_with out: all variables of a strategy are "
+                "on all its devices."
+            )
+        yield
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
+        """Full names of the devices for state that belongs to no variable in particular.
+
+        Args:
+            var_list: The variables that are optimized; their devices are all those of the
+                strategy.
+
+        Raises:
+            ArgumentTypeError: Something in `var_list` is no variable.
+
+        Example:
+            >>> OneDeviceStrategy("cpu:1").extended.non_slot_devices([])
+            ('/job:localhost/replica:0/task:0/device:CPU:1',)
+
+        Source:
+            `tf.compat.v1.distribute.StrategyExtended.non_slot_devices`.
+        """
+        caller = "StrategyExtended.non_slot_devices"
+        remedy = "Pass for instance var_list=[variable], or [] where there is none."
+        listed = as_list(caller, "var_list", var_list, "a list of variables", remedy)
+        for number, v in enumerate(listed):
+            _must_be_variable(caller, v, f"var_list[{number}]")
+        return self.worker_devices
+
+    def call_for_each_replica(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """`Strategy.run` under its older name.
+
+        Example:
+            >>> MirroredStrategy().extended.call_for_each_replica(lambda x: x + 1, args=(1,))
+            Array(2, dtype=int32, weak_type=True)
+
+        Source:
+            `tf.compat.v1.distribute.StrategyExtended.call_for_each_replica`.
+        """
+        caller = "StrategyExtended.call_for_each_replica"
+        is_callable(caller, fn)
+        call_arguments(caller, args, kwargs)
+        with Renamed("strategy.run ", f"{caller} "):
+            return self._strategy.run(fn, args, kwargs)
+
+    def _put(self, value: PyTree, target: Any) -> PyTree:
+        frame = _replica.current_frame()
+        if frame is not None and frame.in_merge:
+            return value
+        named, treedef = jax.tree.flatten_with_path(value)
+        for path, leaf in named:
+            refuse_leaked("StrategyExtended", "value" + keystr(path), leaf)
+        return treedef.unflatten([jax.device_put(owned(x), target) for _, x in named])
+
+    def __repr__(self) -> str:
+        return f"StrategyExtended({self._strategy!r})"
+
+
+def _must_be_variable(caller: str, value: Any, name: str = "v") -> None:
+    if not isinstance(value, Variable):
+        raise ArgumentTypeError(
+            f"{caller} was given {name}={shown(value)}.\n\n"
+            f"{name} is a jaxdist.Variable.\n\nMake one in the scope of the strategy."
+        )

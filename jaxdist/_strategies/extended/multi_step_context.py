@@ -1,0 +1,103 @@
+"""What a function that runs for several steps hands out."""
+
+from typing import Any
+
+from jaxdist import _collectives
+from jaxdist import _replica
+from jaxdist._collectives import ReduceOp
+from jaxdist.errors import ArgumentTypeError, ContextError
+
+
+class MultiStepContext:
+    """What `extended.experimental_run_steps_on_iterator` gives to its function, and returns.
+
+    Outputs of the last step are kept; those of earlier steps are written over.
+
+    Example:
+        >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> def fn(context, batch):
+        ...     sums = strategy.run(lambda x: x.sum(), (batch,))
+        ...     context.set_last_step_output("total", sums, "sum")
+        >>> data = strategy.experimental_distribute_dataset([np.arange(4), np.arange(4, 8)])
+        >>> context = strategy.extended.experimental_run_steps_on_iterator(
+        ...     fn, iter(data), iterations=2)
+        >>> int(context.last_step_outputs["total"])
+        22
+
+    Source:
+        `MultiStepContext` of TensorFlow's `input_lib`.
+    """
+
+    def __init__(self, strategy: Any, initial: dict[str, Any]) -> None:
+        self._strategy = strategy
+        self._last_step_outputs = dict(initial)
+        self._non_tensor_outputs: dict[str, Any] = {}
+
+    @property
+    def run_op(self) -> None:
+        """None: the steps have run. In a graph it was the operation that runs them."""
+        return None
+
+    @property
+    def last_step_outputs(self) -> dict[str, Any]:
+        """Outputs by their names, of the last step that set them."""
+        return self._last_step_outputs
+
+    @property
+    def non_tensor_outputs(self) -> dict[str, Any]:
+        """Values that are no arrays, by their names."""
+        return self._non_tensor_outputs
+
+    def set_last_step_output(
+        self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
+    ) -> None:
+        """Keep an output of this step.
+
+        Cost:
+            With `reduce_op` that of `Strategy.reduce`.
+
+        Args:
+            name: What it is called.
+            output: A value of all replicas, or a pytree of such values.
+            reduce_op: How the values of the replicas are combined; None leaves them as they are.
+
+        Raises:
+            ArgumentTypeError: `name` is no string.
+            ContextError: In a replica, whose value is not there yet.
+        """
+        caller = "MultiStepContext.set_last_step_output"
+        self._check(caller, name)
+        if reduce_op is not None:
+            op = _collectives.reduce_op(caller, reduce_op)
+            output = self._strategy.reduce(op, output, axis=None)
+        self._last_step_outputs[name] = output
+
+    def set_non_tensor_output(self, name: str, output: Any) -> None:
+        """Keep a value that is no array.
+
+        Raises:
+            ArgumentTypeError: `name` is no string.
+            ContextError: In a replica.
+        """
+        self._check("MultiStepContext.set_non_tensor_output", name)
+        self._non_tensor_outputs[name] = output
+
+    def _check(self, caller: str, name: Any) -> None:
+        if not isinstance(name, str):
+            raise ArgumentTypeError(
+                f"{caller} was given the name {name!r}, of type {type(name).__name__}.\n\n"
+                "Outputs are found by their names.\n\nPass a string."
+            )
+        frame = _replica.current_frame()
+        if frame is not None and frame.inside_step:
+            raise ContextError(
+                f"{caller}({name!r}) was called {frame.describe()}.\n\n"
+                "The step is traced, and its values are not there yet.\n\n"
+                f"Return the value from the step, and call it with what strategy.run gives."
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"MultiStepContext(last_step_outputs={self._last_step_outputs!r}, "
+            f"non_tensor_outputs={self._non_tensor_outputs!r})"
+        )

@@ -1,0 +1,245 @@
+"""Methods of strategies that come from version 1 of `tf.distribute`."""
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jaxdist import data
+from jaxdist._not_there import MISSING_MEMBERS, missing_member
+from jaxdist._typing import PyTree
+from jaxdist._validate import Renamed, check_text, is_callable, tell_without_effect
+from jaxdist._collectives import ReduceOp
+from jaxdist._strategies.extended import input_v1
+from jaxdist._values import Variable
+
+
+class StrategyMethodsV1:
+    """What strategies of version 1 had, and those of version 2 still have."""
+
+    @property
+    def _strategy(self) -> Any:
+        """This object, whose class has the other methods."""
+        return self
+
+    def experimental_distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[data.InputContext], Any],
+        options: data.InputOptions | None = None,
+    ) -> data.DistributedDataset:
+        """`distribute_datasets_from_function` under its older name, which is deprecated.
+
+        Example:
+            >>> import warnings
+            >>> with warnings.catch_warnings():
+            ...     warnings.simplefilter("ignore")
+            ...     dataset = MirroredStrategy().experimental_distribute_datasets_from_function(
+            ...         lambda context: [np.zeros(2)] * 16)
+            >>> len(dataset)
+            2
+
+        Source:
+            `tf.distribute.Strategy.experimental_distribute_datasets_from_function`.
+        """
+        warnings.warn(
+            "experimental_distribute_datasets_from_function is deprecated; use "
+            "distribute_datasets_from_function.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        name = "distribute_datasets_from_function"
+        with Renamed(name, f"experimental_{name}"):
+            distributed: data.DistributedDataset = self._strategy.distribute_datasets_from_function(
+                dataset_fn, options
+            )
+        return distributed
+
+    def unwrap(self, value: PyTree) -> tuple[Any, ...]:
+        """`experimental_local_results` under its older name.
+
+        Example:
+            >>> MirroredStrategy(["cpu:0", "cpu:1"]).unwrap(PerReplica([1, 2]))
+            (1, 2)
+
+        Source:
+            `tf.compat.v1.distribute.Strategy.unwrap`.
+        """
+        with Renamed("experimental_local_results", "Strategy.unwrap"):
+            return self._strategy.experimental_local_results(value)
+
+    def group(self, value: PyTree, name: str | None = None) -> Any:
+        """What has to be there for all replicas to be done: the values of this process's replicas.
+
+        In a graph this was one operation that ran those of all replicas. Steps here run when they
+        are called; `jax.block_until_ready(strategy.group(value))` waits for them.
+
+        Args:
+            value: A value of all replicas, or a pytree of such values.
+            name: Has no effect, which is logged: there are no operations to name.
+
+        Returns:
+            The value itself where there is one, else a tuple of those of the replicas.
+
+        Raises:
+            ArgumentTypeError: `name` is no string.
+
+        Example:
+            >>> MirroredStrategy(["cpu:0", "cpu:1"]).group(PerReplica([1, 2]))
+            (1, 2)
+            >>> OneDeviceStrategy("cpu:0").group(7)
+            7
+
+        Source:
+            `tf.distribute.Strategy.group`.
+        """
+        if name is not None:
+            check_text("Strategy.group", "name", name, "train")
+            tell_without_effect("Strategy.group", "name", "there are no operations to name")
+        with Renamed("experimental_local_results", "Strategy.group"):
+            values = self._strategy.experimental_local_results(value)
+        return values[0] if len(values) == 1 else values
+
+    def make_dataset_iterator(self, dataset: Any) -> data.DistributedIterator:
+        """The iterator of `experimental_distribute_dataset(dataset)`.
+
+        Example:
+            >>> iterator = MirroredStrategy(["cpu:0", "cpu:1"]).make_dataset_iterator([np.zeros(4)])
+            >>> iterator.initialize()
+            []
+            >>> iterator.get_next()
+            PerReplica([0., 0.], [0., 0.])
+
+        Source:
+            `tf.compat.v1.distribute.Strategy.make_dataset_iterator`.
+        """
+        with Renamed("experimental_distribute_dataset", "Strategy.make_dataset_iterator"):
+            iterator: data.DistributedIterator = iter(
+                self._strategy.experimental_distribute_dataset(dataset)
+            )
+        return iterator
+
+    def make_input_fn_iterator(
+        self,
+        input_fn: Callable[[data.InputContext], Any],
+        replication_mode: data.InputReplicationMode = data.InputReplicationMode.PER_WORKER,
+    ) -> data.DistributedIterator:
+        """The iterator of what `input_fn` makes: consecutive elements go to the replicas.
+
+        Args:
+            input_fn: Function of an `InputContext`. It returns a dataset, as for
+                `distribute_datasets_from_function`, or a function without arguments that gives
+                the next element at each call, until it raises `StopIteration` or
+                `errors.OutOfRangeError`.
+            replication_mode: `InputReplicationMode.PER_WORKER`.
+
+        Raises:
+            ArgumentError: Another replication mode.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> strategy.make_input_fn_iterator(lambda context: [np.zeros(2)] * 2).get_next()
+            PerReplica([0., 0.], [0., 0.])
+
+        Source:
+            `tf.compat.v1.distribute.Strategy.make_input_fn_iterator`.
+        """
+        caller = "Strategy.make_input_fn_iterator"
+        is_callable(caller, input_fn, "input_fn")
+        input_v1.check_per_worker(caller, replication_mode)
+        name = "distribute_datasets_from_function"
+        make = input_v1.dataset_of(input_fn)
+        with Renamed(f"{name} was given dataset_fn", f"{caller} was given input_fn"):
+            dataset = self._strategy.distribute_datasets_from_function(make)
+            iterator: data.DistributedIterator = iter(dataset)
+        return iterator
+
+    def experimental_make_numpy_dataset(
+        self, numpy_input: PyTree, session: Any = None
+    ) -> data.Examples:
+        """Arrays in memory as a dataset of single examples; `.batch(size)` makes batches.
+
+        Shapes:
+            Leaves `[N, ...]`, the same `N`; an example has leaves `[...]`.
+
+        Cost:
+            None: arrays are kept as they are, and batches are copies.
+
+        Args:
+            numpy_input: Pytree of arrays.
+            session: Has no effect, which is logged: there are no sessions.
+
+        Raises:
+            ShapeError: A scalar among the leaves, or leaves of different lengths.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> examples = strategy.experimental_make_numpy_dataset(np.arange(4))
+            >>> strategy.make_dataset_iterator(examples.batch(4)).get_next()
+            PerReplica([0, 1], [2, 3])
+
+        Source:
+            `tf.compat.v1.distribute.Strategy.experimental_make_numpy_dataset`.
+        """
+        return input_v1.examples("Strategy.experimental_make_numpy_dataset", numpy_input, session)
+
+    def experimental_run(
+        self, fn: Callable[..., Any], input_iterator: data.DistributedIterator | None = None
+    ) -> Any:
+        """`run(fn, args=(input_iterator.get_next(),))`; without an iterator `run(fn)`.
+
+        Raises:
+            OutOfRangeError: The iterator has no batch left.
+            ArgumentTypeError: It is no iterator of a distributed dataset.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> iterator = strategy.make_dataset_iterator([np.arange(4)])
+            >>> strategy.experimental_run(lambda x: x.sum(), iterator)
+            PerReplica(1, 5)
+
+        Source:
+            `tf.compat.v1.distribute.Strategy.experimental_run`.
+        """
+        is_callable("Strategy.experimental_run", fn)
+        if input_iterator is None:
+            return self._strategy.run(fn)
+        input_v1.check_iterator("Strategy.experimental_run", "input_iterator", input_iterator)
+        return self._strategy.run(fn, args=(input_iterator.get_next(),))
+
+    def colocate_vars_with(
+        self, colocate_with_variable: Variable
+    ) -> contextlib.AbstractContextManager[None]:
+        """`extended.colocate_vars_with` under its older name.
+
+        Example:
+            >>> strategy = MirroredStrategy()
+            >>> with strategy.scope():
+            ...     v = Variable(1.0)
+            ...     with strategy.colocate_vars_with(v):
+            ...         momentum = Variable(0.0)
+
+        Source:
+            `tf.compat.v1.distribute.Strategy.colocate_vars_with`.
+        """
+        block: contextlib.AbstractContextManager[None] = self._strategy.extended.colocate_vars_with(
+            colocate_with_variable
+        )
+        return block
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing_member(self, name, MISSING_MEMBERS["Strategy"])
+
+
+def get_loss_reduction() -> ReduceOp:
+    """How losses are reduced over replicas when nobody says: by sum.
+
+    Example:
+        >>> jaxdist.compat.v1.get_loss_reduction()
+        <ReduceOp.SUM: 'SUM'>
+
+    Source:
+        `tf.compat.v1.distribute.get_loss_reduction`.
+    """
+    return ReduceOp.SUM

@@ -1,0 +1,284 @@
+"""What `tf.compat.v1.distribute.StrategyExtended` has beside the newer one."""
+
+import collections as containers
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxdist import _replica
+from jaxdist._devices import runtime
+from jaxdist._typing import PyTree
+from jaxdist._validate import Noted, Renamed, as_flag, call_arguments, is_callable
+from jaxdist.data import DistributedIterator, Examples
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist._program import UpdateOfCopies
+from jaxdist._strategies.extended import input_v1
+from jaxdist._strategies.extended.multi_step_context import MultiStepContext
+from jaxdist._strategies.where_called import BEFORE
+from jaxdist._strategies.where_called import check_across
+from jaxdist._values import Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithoutVariable:
+    """`fn` of the arguments alone, where a function of a variable is called."""
+
+    fn: Callable[..., Any]
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+    def __call__(self, _: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+
+class ExtendedV1:
+    """The members of `StrategyExtended` that come from version 1."""
+
+    __slots__ = ()
+
+    _strategy: Any
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Call `fn(*args, **kwargs)` once on each replica, for state that is of no variable.
+
+        Cost:
+            A step; no collective of its own, but inside a step `group=False` is an all-gather.
+
+        Args:
+            colocate_with: What `non_slot_devices` gave, or a variable of this strategy.
+            fn: Function of the arguments.
+            args: Positional arguments; of a `PerReplica` each call gets its own value.
+            kwargs: Keyword arguments, in the same way.
+            group: Whether the results come back as one value, as from `run`.
+
+        Returns:
+            What `fn` returned, as `run` would return it; with `group=False`, a tuple with one
+            entry for each replica.
+
+        Raises:
+            ArgumentError: `colocate_with` is not all the devices of this strategy.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> devices = strategy.extended.non_slot_devices([])
+            >>> strategy.extended.update_non_slot(devices, lambda x: x + 1, (PerReplica([1, 2]),))
+            PerReplica(2, 3)
+
+        Source:
+            `tf.compat.v1.distribute.StrategyExtended.update_non_slot`.
+        """
+        caller = "StrategyExtended.update_non_slot"
+        is_callable(caller, fn)
+        call_arguments(caller, args, kwargs)
+        group = as_flag(caller, "group", group)
+        self._check_colocated(caller, colocate_with)
+        return self._update_copies(_WithoutVariable(fn), None, args, kwargs, group, caller)
+
+    def _check_colocated(self, caller: str, given: Any) -> None:
+        strategy = self._strategy
+        if isinstance(given, Variable):
+            is_ours = given.distribute_strategy is strategy
+        else:
+            listed = [given] if isinstance(given, (str, jax.Device)) else given
+            is_list = isinstance(listed, (list, tuple))
+            devices = runtime.distinct_devices(caller, listed, "colocate_with") if is_list else []
+            is_ours = set(devices) == strategy.layout.device_set
+        if not is_ours:
+            raise ArgumentError(
+                f"{caller} was given colocate_with={given!r}.\n\n"
+                f"State of a {type(strategy).__name__} is on all its devices, "
+                f"{list(strategy.extended.worker_devices)}.\n\n"
+                "Pass strategy.extended.non_slot_devices(variables), or a variable that was made "
+                "in the scope of this strategy."
+            )
+
+    def _update_copies(
+        self,
+        fn: Callable[..., Any],
+        variable: Variable | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        group: bool,
+        caller: str,
+    ) -> Any:
+        """Call `fn` on each replica, with its own copy of `variable`."""
+        strategy = self._strategy
+        frame = _replica.innermost_explicit_frame()
+        step: Any = UpdateOfCopies(fn)
+        if frame is None or not frame.inside_step:
+            with (
+                Renamed("strategy.run was given args[1]", f"{caller} was given args"),
+                Renamed("strategy.run cannot take args[1]", f"{caller} cannot take args"),
+                Renamed("strategy.run was given args[2]", f"{caller} was given kwargs"),
+                Renamed("strategy.run cannot take args[2]", f"{caller} cannot take kwargs"),
+            ):
+                result = strategy.run(step, (variable, tuple(args), dict(kwargs or {})))
+            return result if group else strategy.experimental_local_results(result)
+        result = step(variable, args, kwargs)
+        if group:
+            return result
+        axes, count = strategy.layout.replica_axes, strategy.layout.num_replicas
+        rows = jax.tree.map(lambda x: jax.lax.all_gather(jax.numpy.asarray(x), axes), result)
+        return tuple(jax.tree.map(lambda x, r=r: x[r], rows) for r in range(count))
+
+    def experimental_run_steps_on_iterator(
+        self,
+        fn: Callable[[MultiStepContext, PyTree], Any],
+        iterator: DistributedIterator,
+        iterations: int = 1,
+        initial_loop_values: Mapping[str, Any] | None = None,
+    ) -> MultiStepContext:
+        """Call `fn(context, batch)` for several batches of an iterator.
+
+        Cost:
+            That of `fn`, `iterations` times. `jaxdist.multi_step` runs several steps in one
+            dispatch.
+
+        Args:
+            fn: Function of a context and of a batch, called across replicas; it may call `run`,
+                and `context.set_last_step_output`.
+            iterator: What `iter(distributed_dataset)` or `make_dataset_iterator` gave.
+            iterations: How many batches.
+            initial_loop_values: Outputs that are there before the first step, by their names.
+
+        Returns:
+            The context: `last_step_outputs`, `non_tensor_outputs`.
+
+        Raises:
+            OutOfRangeError: The iterator ends earlier; what `fn` did before stays done.
+            ArgumentError: `iterations` is below 0.
+            ArgumentTypeError: No iterator of a distributed dataset, or no mapping of outputs.
+            ContextError: Inside a replica.
+
+        Example:
+            >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> def fn(context, batch):
+            ...     context.set_last_step_output("rows", strategy.run(len, (batch,)))
+            >>> iterator = strategy.make_dataset_iterator([np.zeros(4), np.zeros(6)])
+            >>> strategy.extended.experimental_run_steps_on_iterator(fn, iterator, 2)
+            MultiStepContext(last_step_outputs={'rows': 3}, non_tensor_outputs={})
+
+        Source:
+            `tf.compat.v1.distribute.StrategyExtended.experimental_run_steps_on_iterator`.
+        """
+        caller = "StrategyExtended.experimental_run_steps_on_iterator"
+        check_across(self._strategy, "extended.experimental_run_steps_on_iterator", BEFORE)
+        is_callable(caller, fn)
+        input_v1.check_iterator(caller, "iterator", iterator)
+        _check_iterations(caller, iterations)
+        if not isinstance(initial_loop_values, (Mapping, type(None))):
+            raise ArgumentTypeError(
+                f"{caller} was given initial_loop_values={initial_loop_values!r}, of type "
+                f"{type(initial_loop_values).__name__}.\n\n"
+                "initial_loop_values are the first outputs, by their names.\n\n"
+                "Pass a dict such as {'loss': 0.0}, or None."
+            )
+        context = MultiStepContext(self._strategy, dict(initial_loop_values or {}))
+        note = f"{caller} was given iterations={iterations}."
+        with self._strategy.scope(), Noted(note):
+            for _ in range(iterations):
+                fn(context, iterator.get_next())
+        return context
+
+    def experimental_make_numpy_dataset(self, numpy_input: PyTree, session: Any = None) -> Examples:
+        """`Strategy.experimental_make_numpy_dataset`.
+
+        Example:
+            >>> len(MirroredStrategy().extended.experimental_make_numpy_dataset(np.zeros((5, 2))))
+            5
+
+        Source:
+            `tf.compat.v1.distribute.StrategyExtended.experimental_make_numpy_dataset`.
+        """
+        return input_v1.examples(
+            "StrategyExtended.experimental_make_numpy_dataset", numpy_input, session
+        )
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether each worker builds a program of its own: no.
+
+        Example:
+            >>> MirroredStrategy().extended.experimental_between_graph
+            False
+        """
+        return False
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """Whether this process makes the first values of variables: each does.
+
+        Example:
+            >>> MirroredStrategy().extended.experimental_should_init
+            True
+        """
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process should write checkpoints.
+
+        True but in the later processes of a `TPUStrategy` that spans several.
+
+        Example:
+            >>> MirroredStrategy().extended.should_checkpoint
+            True
+        """
+        return bool(self._strategy.layout.is_local or jax.process_index() == 0)
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this process should write metrics, as for `should_checkpoint`.
+
+        Example:
+            >>> MirroredStrategy().extended.should_save_summary
+            True
+        """
+        return self.should_checkpoint
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts whose devices replicas run on.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x4")
+            >>> MirroredStrategy().extended.num_hosts, TPUStrategy(resolver).extended.num_hosts
+            (1, 2)
+        """
+        return len(set(self._strategy._hosts_of_replicas()))
+
+    @property
+    def num_replicas_per_host(self) -> int:
+        """Replicas of the host that has most of them.
+
+        Example:
+            >>> MirroredStrategy(["cpu:0", "cpu:1"]).extended.num_replicas_per_host
+            2
+        """
+        return max(containers.Counter(self._strategy._hosts_of_replicas()).values())
+
+
+def _check_iterations(caller: str, iterations: Any) -> None:
+    if not isinstance(iterations, int) or isinstance(iterations, bool):
+        raise ArgumentTypeError(
+            f"{caller} was given iterations={iterations!r}, of type {type(iterations).__name__}."
+            "\n\niterations is a number of batches, an integer from 0 up.\n\n"
+            "Pass for instance iterations=1."
+        )
+    if iterations < 0:
+        raise ArgumentError(
+            f"{caller} was given iterations={iterations}.\n\n"
+            "iterations is a number of batches, an integer from 0 up.\n\n"
+            "Pass for instance iterations=1."
+        )

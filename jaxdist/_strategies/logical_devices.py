@@ -1,0 +1,319 @@
+"""Splitting values over the logical devices of a replica, and computing them on one."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdist import _replica
+from jaxdist._typing import PyTree
+from jaxdist._validate import is_callable
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program import assigned
+from jaxdist._program import laid_out
+from jaxdist._program import on_device
+from jaxdist._values import Form
+from jaxdist._values import Kind
+from jaxdist._values import PerReplica
+from jaxdist._values import Sharded
+from jaxdist._values import Variable
+from jaxdist._values import checked_per_replica
+from jaxdist._values import placement_of
+
+_WHOLE = (PerReplica, Sharded, Variable)
+
+
+def split(strategy: Any, caller: str, value: PyTree, partition_dimensions: Any) -> PyTree:
+    """Every leaf of `value` in parts over the logical devices."""
+    parts = _checked_parts(caller, partition_dimensions)
+    layout: ReplicaMesh = strategy.layout
+
+    def check(name: str, shape: tuple[int, ...], dtype: Any) -> tuple[int, ...]:
+        check_parts(f"{caller}: {name}, {dtype}{list(shape)},", shape, parts, layout.num_logical)
+        return parts
+
+    return _each(strategy, caller, value, check)
+
+
+def replicate(strategy: Any, caller: str, value: PyTree) -> PyTree:
+    """Every leaf of `value` whole on each of the logical devices."""
+    return _each(strategy, caller, value, lambda _, shape, __: (1,) * len(shape))
+
+
+def assign(strategy: Any, caller: str, value: PyTree, device: Any) -> PyTree:
+    """Every leaf of `value` computed on one logical device."""
+    number = _checked_device(strategy, caller, device)
+    layout = _layout_here(strategy, caller)
+
+    def one(path: Any, leaf: Any) -> Any:
+        name = "tensor" + jax.tree_util.keystr(path)
+        if isinstance(leaf, (PerReplica, Sharded)):
+            raise _not_an_array(caller, name, leaf)
+        array = _as_array(caller, name, leaf.value() if isinstance(leaf, Variable) else leaf)
+        return array if layout.num_logical == 1 else assigned(array, number)
+
+    return jax.tree_util.tree_map_with_path(one, value, is_leaf=lambda x: isinstance(x, _WHOLE))
+
+
+def on_logical_device(
+    strategy: Any, caller: str, device: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that puts calls of a function on one logical device."""
+    number = _checked_device(strategy, caller, device)
+
+    def decorated(fn: Callable[..., Any]) -> Callable[..., Any]:
+        is_callable(caller, fn)
+        placed = on_device(fn, number)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            layout = _layout_here(strategy, caller)
+            return (fn if layout.num_logical == 1 else placed)(*args, **kwargs)
+
+        return called
+
+    return decorated
+
+
+def _checked_device(strategy: Any, caller: str, device: Any) -> int:
+    count = strategy.layout.num_logical
+    is_number = isinstance(device, (int, np.integer)) and not isinstance(device, bool)
+    if not is_number:
+        raise ArgumentTypeError(
+            f"{caller}: logical_device_id={device!r} is no integer.\n\n"
+            f"Logical devices are numbered from 0 to {count - 1}, the same for every replica.\n\n"
+            "Pass for instance logical_device_id=0."
+        )
+    if strategy.layout.spmd:
+        raise ArgumentError(
+            f"{caller}: the strategy was made with experimental_spmd_xla_partitioning=True, and "
+            f"logical device {device} was asked for.\n\n"
+            "With it all logical devices of a replica run one program on their parts of each "
+            "value.\n\n"
+            "Split the tensor, or make the strategy without it: TPUStrategy(resolver, assignment)."
+        )
+    if not 0 <= device < count:
+        raise ArgumentError(
+            f"{caller}: logical_device_id={device}, and a replica has {count} logical "
+            "device(s).\n\n"
+            f"They are numbered from 0 to {count - 1}; their number is the product of the "
+            "computation_shape of the device assignment.\n\n"
+            f"Pass a logical_device_id up to {count - 1}, or build the device assignment with a "
+            "larger computation_shape."
+        )
+    return int(device)
+
+
+def _layout_here(strategy: Any, caller: str) -> ReplicaMesh:
+    layout = layout_in_step(strategy, caller)
+    if layout is None:
+        raise ContextError(
+            f"{caller} was called outside of a step.\n\n"
+            "It says which logical device computes a value in a step. Arrays outside of a step are "
+            "on all logical devices of a replica, or are split over them.\n\n"
+            "Call it in the function that you pass to strategy.run. To place an array, use "
+            "experimental_split_to_logical_devices or experimental_replicate_to_logical_devices."
+        )
+    return layout
+
+
+def layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
+    """The layout of the step that is being traced around the caller, or None outside of steps.
+
+    `check_gradients` runs a step of this strategy on one device.
+
+    Raises:
+        ContextError: A step of another strategy, or a merge function.
+    """
+    frame = _replica.innermost_explicit_frame()
+    if frame is None or not frame.inside_step:
+        return None
+    runs = frame.strategy
+    if (runs is not strategy and runs.stands_for is not strategy) or frame.in_merge:
+        raise ContextError(
+            f"{caller} was called {frame.describe()}.\n\n"
+            "Logical devices are those of a replica, so it is called inside one, in a function "
+            "that this strategy runs; or outside of every step, to place an array.\n\n"
+            "Call it in the function that you pass to strategy.run, before the merge_call, with "
+            "the strategy that runs it: jaxdist.get_replica_context().strategy."
+        )
+    layout: ReplicaMesh = runs.layout
+    return layout
+
+
+Check = Callable[[str, tuple[int, ...], Any], tuple[int, ...]]
+
+
+def _each(strategy: Any, caller: str, value: PyTree, check: Check) -> PyTree:
+    inside = layout_in_step(strategy, caller)
+
+    def one(path: Any, leaf: Any) -> Any:
+        name = "tensor" + jax.tree_util.keystr(path)
+        if isinstance(leaf, Variable):
+            leaf = leaf.value()
+        if inside is not None:
+            return _marked(caller, name, leaf, check, inside)
+        return _placed(caller, name, leaf, check, strategy.layout)
+
+    return jax.tree_util.tree_map_with_path(one, value, is_leaf=lambda x: isinstance(x, _WHOLE))
+
+
+def _marked(caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh) -> Any:
+    if isinstance(leaf, (PerReplica, Sharded)):
+        raise _not_an_array(caller, name, leaf)
+    array = _as_array(caller, name, leaf)
+    parts = check(name, array.shape, array.dtype)
+    return array if layout.num_logical == 1 else laid_out(array, parts, layout)
+
+
+def _placed(caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh) -> Any:
+    if isinstance(leaf, Sharded):
+        raise _not_an_array(caller, name, leaf)
+    if isinstance(leaf, PerReplica):
+        leaf = checked_per_replica(name, leaf, layout)
+        scalars = leaf.form is Form.SCALARS
+        rows = _of_each_replica(caller, name, leaf.array, check, layout, scalars=scalars)
+        shared = layout.replicas_per_place
+        return PerReplica.of_global(rows, scalars=scalars, replicas_per_shard=shared)
+    if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+        leaf = np.asarray(leaf)
+        if not _is_numeric(leaf.dtype):
+            raise _not_an_array(caller, name, leaf)
+    if placement_of(leaf, layout).kind is Kind.PER_REPLICA:
+        return _of_each_replica(caller, name, leaf, check, layout, scalars=False)
+    parts = check(name, leaf.shape, leaf.dtype)
+    return _put(caller, name, leaf, parts, layout.tiles(parts), layout)
+
+
+def _of_each_replica(
+    caller: str, name: str, array: Any, check: Check, layout: ReplicaMesh, *, scalars: bool
+) -> Any:
+    """The rows of the replicas, those of each over its own logical devices."""
+    rows = array.shape[0] // layout.num_replicas
+    local = () if scalars else (rows, *array.shape[1:])
+    parts = check(name, local, array.dtype)
+    if parts and parts[0] > 1:
+        raise ArgumentError(
+            f"{caller}: {name} is a value for each replica, {array.dtype}{list(local)}, and "
+            f"partition_dimensions={list(parts)} splits its dim 0.\n\n"
+            "Outside of a step dim 0 is split over the replicas, and the logical devices of one "
+            "replica hold all rows of that replica.\n\n"
+            "Split another dim here, or split dim 0 in the step."
+        )
+    whole = (1, *parts[1:])
+    tiles = layout.tiles(whole)
+    spec = PartitionSpec(layout.replica_spec[0], *tuple(tiles.spec)[1:])
+    return _put(caller, name, array, whole, NamedSharding(tiles.mesh, spec), layout)
+
+
+def _put(
+    caller: str,
+    name: str,
+    array: Any,
+    parts: Sequence[int],
+    sharding: NamedSharding,
+    layout: ReplicaMesh,
+) -> Any:
+    if isinstance(array, jax.core.Tracer):
+        return jax.lax.with_sharding_constraint(array, sharding)
+    for dim, (size, count) in enumerate(zip(array.shape, parts, strict=True)):
+        if size % count:
+            sizes = [s for s in (size - size % count, size + -size % count) if s]
+            raise ShapeError(
+                f"{caller}: dim {dim} of {name}, {array.dtype}{list(array.shape)}, has {size} "
+                f"elements, and {size} is no multiple of its {count} parts.\n\n"
+                "An array outside of a step has parts of one size; only inside of a step XLA pads "
+                "them.\n\n"
+                f"Make it {' or '.join(map(str, sizes))} long, or split it in the step."
+            )
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+    layout.check_is_there(caller)
+    return jax.device_put(array, sharding)
+
+
+def _checked_parts(caller: str, given: Any) -> tuple[int, ...]:
+    entries = given.tolist() if isinstance(given, np.ndarray) else given
+    if not isinstance(entries, (list, tuple)) or not all(
+        isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in entries
+    ):
+        raise ArgumentTypeError(
+            f"{caller}: partition_dimensions={given!r} is no list of integers.\n\n"
+            "partition_dimensions has one integer for each dim of the tensor: the number of parts "
+            "of that dim.\n\nPass for instance [1, 2], which splits dim 1 of a matrix into two."
+        )
+    return tuple(int(n) for n in entries)
+
+
+def check_parts(
+    what: str, shape: tuple[int, ...], parts: tuple[int, ...], num_logical: int
+) -> None:
+    """Refuse parts that do not fit an array, or the number of logical devices."""
+    if len(parts) != len(shape):
+        raise ShapeError(
+            f"{what} has {len(shape)} dim(s), and partition_dimensions={list(parts)} is for "
+            f"{len(parts)}.\n\n"
+            "There is one number for each dim, 1 for a dim that is not split.\n\n"
+            f"{_for_instance(shape, num_logical)}"
+        )
+    for dim, (size, count) in enumerate(zip(shape, parts, strict=True)):
+        if count < 1:
+            raise ArgumentError(
+                f"{what} has {size} element(s) in dim {dim}, and "
+                f"partition_dimensions={list(parts)} wants {count} parts of dim {dim}.\n\n"
+                "A dim is split into one part (not at all) or more.\n\n"
+                f"{_for_instance(shape, num_logical)}"
+            )
+        if size < count:
+            raise ShapeError(
+                f"{what} has {size} element(s) in dim {dim}, and "
+                f"partition_dimensions={list(parts)} splits it into {count} parts.\n\n"
+                "No part may be empty.\n\n"
+                f"{_for_instance(shape, num_logical)}"
+            )
+    product = math.prod(parts)
+    if product != num_logical:
+        raise ArgumentError(
+            f"{what} would be split into {product} part(s) by "
+            f"partition_dimensions={list(parts)}, and a replica has {num_logical} logical "
+            "device(s).\n\n"
+            "Each logical device gets one part.\n\n"
+            f"{_for_instance(shape, num_logical)}"
+        )
+
+
+def _for_instance(shape: tuple[int, ...], num_logical: int) -> str:
+    """A split that fits, along the largest dim."""
+    largest = max(range(len(shape)), key=shape.__getitem__, default=None)
+    if largest is None or shape[largest] < num_logical:
+        return (
+            f"No dim of {list(shape)} is as long as {num_logical} parts: use "
+            "experimental_replicate_to_logical_devices(tensor)."
+        )
+    parts = [num_logical if d == largest else 1 for d in range(len(shape))]
+    return f"For {list(shape)} and {num_logical} logical device(s), pass for instance {parts}."
+
+
+def _as_array(caller: str, name: str, leaf: Any) -> jax.Array:
+    is_array = isinstance(leaf, jax.Array) or hasattr(leaf, "__jax_array__")
+    if not is_array and not _is_numeric(np.asarray(leaf).dtype):
+        raise _not_an_array(caller, name, leaf)
+    return jnp.asarray(leaf)
+
+
+def _is_numeric(dtype: Any) -> bool:
+    return dtype == np.bool_ or jnp.issubdtype(dtype, np.number)
+
+
+def _not_an_array(caller: str, name: str, leaf: Any) -> ArgumentTypeError:
+    kind = type(leaf).__name__
+    what = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"of type {kind}"
+    return ArgumentTypeError(
+        f"{caller}: {name} is {what}.\n\n"
+        "Logical devices hold parts of arrays of numbers.\n\n"
+        "Pass an array of numbers, or a pytree of them."
+    )

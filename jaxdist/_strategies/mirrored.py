@@ -1,0 +1,105 @@
+"""A replica on every device of one process."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+from jax.sharding import Mesh
+
+from jaxdist import _mesh as meshes
+from jaxdist._devices import runtime
+from jaxdist._collectives import communication_of
+from jaxdist.errors import ArgumentError
+from jaxdist._strategies.base import Strategy
+from jaxdist._strategies.deterministic import with_virtual_replicas
+from jaxdist._strategies.processes import check_one_process
+
+
+@final
+class MirroredStrategy(Strategy):
+    """A replica on each device; state is mirrored and stays the same by all-reduced updates.
+
+    In a job of several processes it has to be told that one process alone is meant:
+    `MirroredStrategy(jax.local_devices())`.
+
+    Args:
+        devices: Names or `jax.Device`s; None or `[]` is all accelerators of this process, or all
+            CPU devices where there are none.
+        cross_device_ops: Who reduces, inside `run` and in `reduce`; None is XLA
+            (`experimental.CollectiveAllReduce`).
+        mesh: A mesh of your own instead of `devices`; its axis names stay.
+        replica_axes: With `mesh`: the axes over which replicas run. The others are the logical
+            devices of each replica, for GSPMD to partition over.
+        options: `experimental.CommunicationOptions` that hold where a call does not say otherwise.
+        experimental_hints: The older name of `options`.
+        deterministic: Whether training gives the same bits on any number of devices that divides
+            the virtual replicas: True is 8 of them, an integer their number, a power of two. They
+            are the replicas that a step sees, and devices run several of them in turn. See
+            `docs/deterministic.md`.
+
+    Raises:
+        SeveralProcessesError: In a job of several processes, devices of others, or no devices.
+        DeviceError: Devices that do not exist, are listed twice, or are of different kinds.
+        ArgumentError: Both `devices` and `mesh`, axes that the mesh does not have, devices that
+            do not divide the virtual replicas, or `cross_device_ops` with `deterministic`.
+        ArgumentTypeError: `cross_device_ops` is no `CrossDeviceOps`.
+
+    Example:
+        >>> MirroredStrategy().num_replicas_in_sync
+        8
+        >>> mesh = jax.make_mesh((4, 2), ("data", "model"))
+        >>> MirroredStrategy(mesh=mesh, replica_axes=("data",)).num_replicas_in_sync
+        4
+
+    Source:
+        `tf.distribute.MirroredStrategy`.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str | jax.Device] | None = None,
+        cross_device_ops: Any = None,
+        *,
+        mesh: Mesh | None = None,
+        replica_axes: Sequence[str] | str | None = None,
+        options: Any = None,
+        experimental_hints: Any = None,
+        deterministic: bool | int = False,
+    ) -> None:
+        communication = communication_of(
+            "MirroredStrategy", cross_device_ops, options, experimental_hints
+        )
+        if communication.ops is not None and deterministic:
+            raise ArgumentError(
+                f"MirroredStrategy was given cross_device_ops={cross_device_ops!r} and "
+                f"deterministic={deterministic!r}.\n\n"
+                "Virtual replicas are added up by one tree, whatever the devices.\n\n"
+                "Leave one of them out."
+            )
+        if mesh is not None:
+            if devices is not None:
+                raise ArgumentError(
+                    "MirroredStrategy was given both devices and mesh.\n\n"
+                    "A mesh has its devices already.\n\n"
+                    "Leave devices out: MirroredStrategy(mesh=mesh)."
+                )
+            layout = meshes.adopt(mesh, replica_axes)
+            check_one_process("MirroredStrategy", layout, were_chosen=True)
+            layout = with_virtual_replicas("MirroredStrategy", layout, deterministic)
+            self._set_up(layout, communication)
+            return
+        if replica_axes is not None:
+            raise ArgumentError(
+                f"MirroredStrategy was given replica_axes={replica_axes!r} without a mesh.\n\n"
+                "replica_axes are names of axes of mesh.\n\n"
+                "Pass the mesh too, MirroredStrategy(mesh=mesh, replica_axes=mesh.axis_names[:1]), "
+                "or leave replica_axes out."
+            )
+        if isinstance(devices, (str, jax.Device)):
+            devices = [devices]
+        given: Sequence[str | jax.Device] = [] if devices is None else devices
+        named = runtime.distinct_devices("MirroredStrategy", given)
+        layout = meshes.build(named or runtime.default_devices())
+        check_one_process("MirroredStrategy", layout, were_chosen=bool(named))
+        layout = with_virtual_replicas("MirroredStrategy", layout, deterministic)
+        self._set_up(layout, communication)

@@ -1,0 +1,60 @@
+"""One replica on one device."""
+
+from typing import Any, final
+
+import jax
+
+from jaxdist import _mesh
+from jaxdist._devices import runtime
+from jaxdist._collectives import communication_of
+from jaxdist._strategies.base import Strategy
+from jaxdist._strategies.deterministic import with_virtual_replicas
+from jaxdist._strategies.processes import check_one_process
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """One replica on one device: the same code as on many, and the oracle for it.
+
+    In a job of several processes each has its own, which is logged.
+
+    Args:
+        device: `"cpu:0"`, `"GPU:1"`, a full documented name, or a `jax.Device`.
+        options: Communication options. With one replica nothing is communicated, so they have no
+            effect, which is logged.
+        experimental_hints: The older name of `options`.
+        deterministic: As for `MirroredStrategy`: virtual replicas, which this device runs in turn,
+            and the bits that a `MirroredStrategy` with as many of them gives.
+
+    Raises:
+        DeviceError: No such device.
+        SeveralProcessesError: A device of another process.
+        ArgumentError: A number of virtual replicas that is no power of two.
+
+    Example:
+        >>> strategy = OneDeviceStrategy("cpu:1")
+        >>> strategy.run(lambda x: x + 1, (np.float32(1),)).devices() == {jax.devices()[1]}
+        True
+
+    Source:
+        `tf.distribute.OneDeviceStrategy`.
+    """
+
+    def __init__(
+        self,
+        device: str | jax.Device,
+        *,
+        options: Any = None,
+        experimental_hints: Any = None,
+        deterministic: bool | int = False,
+    ) -> None:
+        layout = _mesh.build([runtime.device_from_name(device, "OneDeviceStrategy(device=...)")])
+        check_one_process("OneDeviceStrategy", layout, were_chosen=True)
+        layout = with_virtual_replicas("OneDeviceStrategy", layout, deterministic)
+        self._set_up(
+            layout, communication_of("OneDeviceStrategy", None, options, experimental_hints)
+        )
+
+    @property
+    def _unwraps(self) -> bool:
+        return self.layout.num_virtual is None

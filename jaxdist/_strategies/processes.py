@@ -1,0 +1,69 @@
+"""Strategies of one process, in a job that has several."""
+
+import logging
+
+import jax
+
+from jaxdist.errors import SeveralProcessesError
+from jaxdist._mesh import ReplicaMesh
+
+_LOG = logging.getLogger("jaxdist")
+_UNTIL_THEN = (
+    "MultiWorkerMirroredStrategy, which trains with all processes, is not there yet. Until then: "
+    "one process with all devices of the machine (each sees all of them when it is started alone), "
+)
+
+
+def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) -> None:
+    """Refuse a strategy of one process that could be meant for all of them.
+
+    Args:
+        caller: The strategy.
+        layout: Its mesh.
+        were_chosen: Whether the caller said which devices.
+
+    Raises:
+        SeveralProcessesError: Devices of other processes, or devices that nobody chose.
+    """
+    count = jax.process_count()
+    if count == 1 or layout.described is not None:
+        return
+    me = jax.process_index()
+    others = sorted({d.process_index for d in layout.devices} - {me})
+    if others:
+        raise SeveralProcessesError(
+            f"{caller} was given devices of process(es) {others}, and this is process {me} of "
+            f"{count}.\n\n"
+            f"{caller} works on the devices of one process: datasets, variables and values that "
+            "each process makes for itself would differ between them.\n\n"
+            f"{_UNTIL_THEN}or, for a strategy of this process alone, its own devices: "
+            f"{_own(caller)}."
+        )
+    if not were_chosen:
+        raise SeveralProcessesError(
+            f"{caller}() was made in process {me} of a job of {count} processes, and works on the "
+            "devices of this process alone.\n\n"
+            f"Each of the {count} processes would train its own model, without the batches of the "
+            f"others.\n\n{_UNTIL_THEN}or, where each process is meant to work on its own, "
+            f"its devices by name: {_own(caller)}."
+        )
+    say_alone(caller)
+
+
+def say_alone(caller: str) -> None:
+    """Log that a strategy of this process is one of several, where that is so."""
+    count = jax.process_count()
+    if count > 1:
+        _LOG.warning(
+            "%s in process %d of a job of %d processes works on the devices of this process "
+            "alone: nothing is exchanged with the others, and each process trains a model of its "
+            "own.",
+            caller,
+            jax.process_index(),
+            count,
+        )
+
+
+def _own(caller: str) -> str:
+    one = caller == "OneDeviceStrategy"
+    return f"{caller}(jax.local_devices(){'[0]' if one else ''})"

@@ -1,0 +1,342 @@
+"""Replicas on the cores of a slice of TPUs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from jaxdist import _mesh as meshes
+from jaxdist._typing import PyTree
+from jaxdist._validate import as_flag, shown
+from jaxdist.cluster_resolver import TPUClusterResolver
+from jaxdist._collectives import communication_of
+from jaxdist.errors import ArgumentTypeError, TopologyError
+from jaxdist._strategies import logical_devices
+from jaxdist._strategies.base import Strategy
+from jaxdist._strategies.processes import say_alone
+from jaxdist.tpu import TPUSystem
+from jaxdist.tpu._initialize import system_of
+from jaxdist.tpu.experimental import DeviceAssignment
+
+
+@final
+class TPUStrategy(Strategy):
+    """Replicas on TPU cores: one on each, or as a device assignment says.
+
+    The mesh follows the assignment: device `[r, l]` of `strategy.mesh.devices` is the core of
+    logical device l of replica r.
+
+    Args:
+        tpu_cluster_resolver: Which TPUs; None is those of this machine.
+        experimental_device_assignment: Which core each logical device of each replica is; None is
+            a replica on every core, in the order of JAX's devices, host by host.
+        experimental_spmd_xla_partitioning: Whether every input of a step has to be split over the
+            logical devices, or replicated to them, before it is used; then nothing can be
+            assigned to one of them. XLA partitions a replica in either case.
+        options: `experimental.CommunicationOptions` that hold where a call does not say otherwise.
+        experimental_hints: The older name of `options`.
+
+    Raises:
+        NotFoundError: There is no TPU; the message says where it was looked for.
+        TopologyError: An assignment without replicas, or for cores that the TPUs do not have.
+        ArgumentTypeError: No TPU resolver, or no assignment.
+
+    Example:
+        >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
+        >>> topology = jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+        >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(
+        ...     topology, computation_shape=[1, 1, 1, 2], num_replicas=4)
+        >>> strategy = TPUStrategy(resolver, experimental_device_assignment=assignment)
+        >>> dict(strategy.mesh.shape)
+        {'replica': 4, 'logical': 2}
+
+    Source:
+        `tf.distribute.TPUStrategy`.
+    """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: TPUClusterResolver | None = None,
+        experimental_device_assignment: DeviceAssignment | None = None,
+        experimental_spmd_xla_partitioning: bool = False,
+        *,
+        options: Any = None,
+        experimental_hints: Any = None,
+    ) -> None:
+        resolver = TPUClusterResolver("") if tpu_cluster_resolver is None else tpu_cluster_resolver
+        if not isinstance(resolver, TPUClusterResolver):
+            raise ArgumentTypeError(
+                f"TPUStrategy was given tpu_cluster_resolver={shown(resolver)}.\n\n"
+                "It is a jaxdist.cluster_resolver.TPUClusterResolver.\n\n"
+                "Pass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for "
+                "the TPUs of this machine."
+            )
+        spmd = as_flag(
+            "TPUStrategy", "experimental_spmd_xla_partitioning", experimental_spmd_xla_partitioning
+        )
+        system = system_of(
+            resolver.tpu_name, f"TPUStrategy(tpu_cluster_resolver={tpu_cluster_resolver!r})"
+        )
+        assignment = _checked(resolver, system, experimental_device_assignment)
+        self._resolver, self._assignment = resolver, assignment
+        grid = system.device_grid(assignment.core_assignment)
+        described = resolver.tpu_name if system.is_described else None
+        layout = meshes.build(
+            grid.ravel().tolist(),
+            num_logical=grid.shape[1],
+            described=described,
+            spmd=spmd,
+        )
+        if described is None and layout.is_local:
+            say_alone("TPUStrategy")
+        self._set_up(layout, communication_of("TPUStrategy", None, options, experimental_hints))
+
+    _requires_static_shapes = True
+
+    def _hosts_of_replicas(self) -> list[Any]:
+        count = self._assignment.num_replicas
+        return [self._assignment.host_device(replica) for replica in range(count)]
+
+    @property
+    def cluster_resolver(self) -> TPUClusterResolver:
+        """The resolver of these TPUs.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x4")
+            >>> TPUStrategy(resolver).cluster_resolver is resolver
+            True
+        """
+        return self._resolver
+
+    @property
+    def device_assignment(self) -> DeviceAssignment:
+        """Which core each logical device of each replica is.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2")
+            >>> TPUStrategy(resolver).device_assignment
+            DeviceAssignment(4 replicas x 1 core: 0000|1000|0100|1100)
+        """
+        return self._assignment
+
+    @property
+    def experimental_spmd_xla_partitioning(self) -> bool:
+        """Whether every input of a step has to be split over, or replicated to, logical devices.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2")
+            >>> TPUStrategy(resolver).experimental_spmd_xla_partitioning
+            False
+        """
+        return self.layout.spmd
+
+    def experimental_split_to_logical_devices(
+        self, tensor: PyTree, partition_dimensions: Sequence[int]
+    ) -> PyTree:
+        """Split a tensor over the logical devices of each replica; its values stay as they are.
+
+        Inside of a step it says where the value lies, and XLA partitions what it is computed from
+        and used for; its gradient lies the same way. Outside of a step it places an array.
+
+        Shapes:
+            As they are. Logical device `i * n + j` has part (i, j) of dims split into m and n.
+            Inside of a step a dim may be uneven: XLA pads the last part.
+
+        Cost:
+            What moving the value there takes: nothing to split what is whole on each device.
+
+        Args:
+            tensor: An array, or a pytree of arrays that are all split alike.
+            partition_dimensions: For each dim the number of parts; their product is the number of
+                logical devices.
+
+        Returns:
+            The same values. A result of the step that is marked comes back split (uneven dims, and
+            dim 0 of a value for each replica, come back whole).
+
+        Raises:
+            ShapeError: Another number of dims, a dim with fewer elements than parts, or outside of
+                a step one that does not go into equal parts.
+            ArgumentError: The product is not the number of logical devices.
+            ContextError: In a merge function, or in a step of another strategy.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
+            >>> topology = jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+            >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(
+            ...     topology, computation_shape=[1, 1, 1, 2], num_replicas=4)
+            >>> strategy = TPUStrategy(resolver, assignment)
+            >>> w = strategy.experimental_split_to_logical_devices(np.ones((2, 6)), [1, 2])
+            >>> w.addressable_shards[0].data.shape
+            (2, 3)
+
+        Source:
+            `tf.distribute.TPUStrategy.experimental_split_to_logical_devices`.
+        """
+        caller = "TPUStrategy.experimental_split_to_logical_devices"
+        return logical_devices.split(self, caller, tensor, partition_dimensions)
+
+    def experimental_replicate_to_logical_devices(self, tensor: PyTree) -> PyTree:
+        """Put a tensor whole on every logical device of each replica; its values stay.
+
+        Inside of a step it says where the value lies. Outside of a step it places an array.
+
+        Shapes:
+            As they are.
+
+        Cost:
+            An all-gather over the logical devices of what was split.
+
+        Args:
+            tensor: An array, or a pytree of arrays.
+
+        Returns:
+            The same values.
+
+        Raises:
+            ContextError: In a merge function, or in a step of another strategy.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
+            >>> topology = jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+            >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(
+            ...     topology, computation_shape=[1, 1, 1, 2], num_replicas=4)
+            >>> strategy = TPUStrategy(resolver, assignment)
+            >>> def step(x):
+            ...     return strategy.experimental_replicate_to_logical_devices(x) + 1
+            >>> strategy.run(step, (np.ones(2),)).tolist()
+            [2.0, 2.0]
+
+        Source:
+            `tf.distribute.TPUStrategy.experimental_replicate_to_logical_devices`.
+        """
+        caller = "TPUStrategy.experimental_replicate_to_logical_devices"
+        return logical_devices.replicate(self, caller, tensor)
+
+    def experimental_assign_to_logical_device(
+        self, tensor: PyTree, logical_device_id: int
+    ) -> PyTree:
+        """Compute a tensor on one logical device of each replica; its values stay.
+
+        The operation that makes the value is placed there, and backwards from it those whose
+        results go nowhere else, up to a collective or another of these calls; so are their
+        gradients. The other devices skip them. `Program.placed` of `strategy.lower` shows what
+        was placed.
+
+        Shapes:
+            As they are.
+
+        Cost:
+            An all-reduce over the logical devices of what other devices use of the results, and a
+            conditional.
+
+        Args:
+            tensor: A value inside of a step, or a pytree of them.
+            logical_device_id: From 0.
+
+        Returns:
+            The same values.
+
+        Raises:
+            ArgumentError: No such logical device, or the strategy partitions by SPMD.
+            ContextError: Outside of a step, in a merge function or a step of another strategy.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
+            >>> topology = jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+            >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(
+            ...     topology, computation_shape=[1, 1, 1, 2], num_replicas=1)
+            >>> strategy = TPUStrategy(resolver, assignment)
+            >>> def step(x):
+            ...     return strategy.experimental_assign_to_logical_device(x + x, 0)
+            >>> strategy.run(step, (np.ones(2),)).tolist()
+            [2.0, 2.0]
+
+        Source:
+            `tf.distribute.TPUStrategy.experimental_assign_to_logical_device`.
+        """
+        caller = "TPUStrategy.experimental_assign_to_logical_device"
+        return logical_devices.assign(self, caller, tensor, logical_device_id)
+
+    def on_logical_device(
+        self, logical_device_id: int
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Compute calls of a function, and their gradients, on one logical device of each replica.
+
+        What `experimental_assign_to_logical_device` finds out by itself is said here: exactly the
+        function is placed.
+
+        Shapes:
+            As they are.
+
+        Cost:
+            As for `experimental_assign_to_logical_device`.
+
+        Args:
+            logical_device_id: From 0.
+
+        Returns:
+            A decorator. The function that it gives takes and returns pytrees of arrays inside of a
+            step, and holds no collective. NNX objects that it is given are updated in place.
+
+        Raises:
+            ArgumentError: No such logical device, or the strategy partitions by SPMD.
+            ArgumentTypeError: When the function returns what is no array.
+            ContextError: When the function is called outside of a step, or writes an NNX object
+                that it closes over; from `run`, when there is something in it that needs the
+                other devices.
+
+        Example:
+            >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
+            >>> topology = jaxdist.tpu.experimental.initialize_tpu_system(resolver)
+            >>> assignment = jaxdist.tpu.experimental.DeviceAssignment.build(
+            ...     topology, computation_shape=[1, 1, 1, 2], num_replicas=1)
+            >>> strategy = TPUStrategy(resolver, assignment)
+            >>> @strategy.on_logical_device(1)
+            ... def layer(w, x):
+            ...     return jnp.tanh(x @ w)
+            >>> program = strategy.lower(layer, (np.eye(2), np.zeros((1, 2))))
+            >>> [(work.device, work.operations) for work in program.placed]
+            [(1, 2)]
+        """
+        caller = "TPUStrategy.on_logical_device"
+        return logical_devices.on_logical_device(self, caller, logical_device_id)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TPUStrategy":
+        other: Any = super().__deepcopy__(memo)
+        other._resolver, other._assignment = self._resolver, self._assignment
+        return other
+
+
+def check_assignment(name: str, assignment: Any) -> None:
+    """Refuse what is neither None nor a device assignment; `name` is that of the parameter."""
+    if assignment is not None and not isinstance(assignment, DeviceAssignment):
+        raise ArgumentTypeError(
+            f"TPUStrategy was given {name}={shown(assignment)}.\n\n"
+            f"{name} is a jaxdist.tpu.experimental.DeviceAssignment.\n\n"
+            "Pass what jaxdist.tpu.experimental.DeviceAssignment.build returns."
+        )
+
+
+def _checked(
+    resolver: TPUClusterResolver, system: TPUSystem, assignment: DeviceAssignment | None
+) -> DeviceAssignment:
+    if assignment is None:
+        every_core = system.topology.device_coordinates.reshape(-1, 1, 4)
+        return DeviceAssignment(system.topology, every_core)
+    check_assignment("experimental_device_assignment", assignment)
+    if assignment.num_replicas == 0 or assignment.num_cores_per_replica == 0:
+        raise TopologyError(
+            f"TPUStrategy was given a device assignment that has {assignment.num_replicas} "
+            "replicas of "
+            f"{assignment.num_cores_per_replica} cores.\n\n"
+            "A strategy has at least one replica, of one core.\n\n"
+            "Build it with num_replicas=1 or more."
+        )
+    if assignment.topology != system.topology:
+        raise TopologyError(
+            f"TPUStrategy was given a device assignment for {assignment.topology}, and "
+            f"{resolver!r} is "
+            f"{system.topology}.\n\n"
+            "A device assignment is for the topology of the resolver.\n\n"
+            "Build the assignment on the topology that initialize_tpu_system(resolver) returns."
+        )
+    return assignment

@@ -1,0 +1,148 @@
+"""Where a method of a strategy may be called: what is refused elsewhere, and with which advice."""
+
+from typing import NoReturn
+
+from jaxdist import _replica
+from jaxdist.errors import ContextError, InputContextError, MixedStrategyError
+from jaxdist._strategies.properties import Facts
+from jaxdist._values import current_binding
+
+BEFORE = "Call it before strategy.run, and pass what it gives as an argument of the step."
+
+
+def instead(method: str) -> str:
+    """The advice to use this method of the replica."""
+    return f"Inside a replica use jaxdist.get_replica_context().{method}, or merge_call."
+
+
+def refuse_mixing(strategy: Facts, what: str, frame: _replica.Frame) -> NoReturn:
+    """Another strategy is current.
+
+    Raises:
+        MixedStrategyError: Always.
+    """
+    raise MixedStrategyError(
+        f"{type(strategy).__name__}.{what} was called {frame.describe()}.\n\n"
+        f"{_apart(strategy, frame.strategy)}\n\n"
+        f"Leave the scope of that {type(frame.strategy).__name__} first (or call "
+        "jaxdist.experimental_set_strategy(None) if it was set that way), or use "
+        "jaxdist.get_strategy() inside it."
+    )
+
+
+def _apart(called: Facts, current: Facts) -> str:
+    """What tells the strategy of a call from the current one."""
+    if repr(called) == repr(current):
+        return (
+            f"Two strategies were made with the same arguments, {called!r}. They do not mix: each "
+            "has its own values and programs. One strategy can be used in both places."
+        )
+    return (
+        f"{current!r} is current there and not {called!r}, and strategies do not mix: their values "
+        "are on different devices."
+    )
+
+
+def check_across(strategy: Facts, what: str, remedy: str) -> _replica.Frame | None:
+    """The current frame, refused inside a replica and under another strategy.
+
+    Raises:
+        ContextError: Inside a replica.
+        MixedStrategyError: Another strategy is current.
+    """
+    frame = _replica.current_frame()
+    if frame is None or not frame.inside_step:
+        strategy.layout.check_is_there(f"strategy.{what}")
+    if frame is None:
+        return None
+    if frame.strategy is not strategy:
+        refuse_mixing(strategy, what, frame)
+    if frame.replica is not None:
+        _refuse_here(strategy, what, frame, remedy)
+    return frame
+
+
+def check_scope(strategy: Facts) -> None:
+    """Refuse `scope` inside a step, and under another strategy.
+
+    Raises:
+        ContextError: Inside a replica.
+        MixedStrategyError: Another strategy is current.
+    """
+    frame = _replica.current_frame()
+    if frame is None:
+        return
+    if frame.strategy is not strategy:
+        refuse_mixing(strategy, "scope", frame)
+    if frame.inside_step:
+        _refuse_here(strategy, "scope", frame, "Enter the scope outside strategy.run.")
+
+
+def check_run(strategy: Facts) -> _replica.Frame | None:
+    """Refuse `run` inside a replica, and under another strategy.
+
+    Returns:
+        The frame of the merge function that calls it, if one does.
+
+    Raises:
+        ContextError: Inside a replica.
+        MixedStrategyError: Another strategy is current.
+    """
+    frame = _replica.current_frame()
+    if frame is None:
+        return None
+    if frame.strategy is not strategy:
+        refuse_mixing(strategy, "run", frame)
+    if frame.replica is not None:
+        remedy = "A step cannot start another; call the function itself: fn(*args)."
+        _refuse_here(strategy, "run", frame, remedy)
+    return frame if frame.in_merge else None
+
+
+def check_lower(strategy: Facts) -> None:
+    """Refuse `lower` inside a step, and under another strategy.
+
+    Raises:
+        ContextError: Inside a replica, or in a merge function.
+        MixedStrategyError: Another strategy is current.
+    """
+    frame = check_run(strategy)
+    if frame is not None:
+        _refuse_here(strategy, "lower", frame, "Call it outside strategy.run.")
+
+
+def check_not_in_function(strategy: Facts, what: str) -> None:
+    """Refuse values of single replicas inside a `jaxdist.function`.
+
+    Raises:
+        ContextError: Inside one.
+    """
+    if current_binding() is not None:
+        raise ContextError(
+            f"{type(strategy).__name__}.{what} was called inside a jaxdist.function.\n\n"
+            "Per-replica values are unavailable while a function is traced.\n\n"
+            "Return the value, and take its local results outside."
+        )
+
+
+def check_next() -> None:
+    """Refuse the next batch of a distributed dataset inside a step.
+
+    Raises:
+        InputContextError: Inside one.
+    """
+    frame = _replica.current_frame()
+    if frame is None or not frame.inside_step:
+        return
+    raise InputContextError(
+        f"next() of a distributed dataset was called {frame.describe()}.\n\n"
+        "The step is traced once, and every later call would use that one batch.\n\n"
+        "Take the batch outside and pass it: strategy.run(step, args=(next(iterator),))."
+    )
+
+
+def _refuse_here(strategy: Facts, what: str, frame: _replica.Frame, remedy: str) -> NoReturn:
+    raise ContextError(
+        f"{type(strategy).__name__}.{what} was called {frame.describe()}.\n\n"
+        f"It is a method of the cross-replica context, outside of a replica.\n\n{remedy}"
+    )

@@ -1,0 +1,246 @@
+"""What `sharded_update` refuses, by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from jaxdist._typing import PyTree
+from jaxdist._validate import as_array, shown
+from jaxdist._validate import is_array as is_jax_array
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, JaxdistError, ShapeError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._update.leaves import Leaves
+from jaxdist._update.leaves import is_array
+from jaxdist._update.leaves import is_unit
+from jaxdist._values import PerReplica
+from jaxdist._values import Sharded
+from jaxdist._values import from_state
+
+_MOST_LISTED = 10
+
+
+def checked_transformation(
+    tx: Any, caller: str = "sharded_update"
+) -> optax.GradientTransformationExtraArgs:
+    """`tx` as a transformation that takes extra arguments."""
+    if isinstance(tx, optax.MultiSteps):
+        tx = tx.gradient_transformation()
+    if not isinstance(tx, optax.GradientTransformation):
+        raise ArgumentTypeError(
+            f"{caller} was given tx={shown(tx)}.\n\n"
+            "tx is an optax.GradientTransformation.\n\n"
+            "Pass for instance optax.adam(1e-3), or make one of two functions: "
+            "optax.GradientTransformation(init, update)."
+        )
+    return optax.with_extra_args_support(tx)
+
+
+def check_real_replicas(layout: ReplicaMesh) -> None:
+    """Refuse virtual replicas: they share devices, and a piece belongs to one."""
+    if layout.num_virtual is not None:
+        raise ArgumentError(
+            "sharded_update was used with a strategy with deterministic=True.\n\n"
+            "Sums in pieces have another order than the sums of virtual replicas.\n\n"
+            "Make the strategy without deterministic, or use tx itself on all-reduced gradients."
+        )
+
+
+def check_gradients(
+    grads: PyTree, params: PyTree, caller: str = "sharded_update", name: str = "updates"
+) -> None:
+    """Refuse gradients that are not those of these parameters; all leaves are named."""
+    if params is None:
+        return
+    if isinstance(params, optax.LookaheadParams):
+        params = params.fast
+    lines = _differences(grads, params, "the parameter", name)
+    if lines:
+        raise _do_not_fit(lines, "params", caller, name)
+
+
+def explain(error: Exception, grads: PyTree, state: PyTree, params: PyTree, name: str) -> None:
+    """Raise a better error where no parameters were given, if there is one."""
+    if params is not None:
+        return
+    for part in _like(state, grads):
+        lines = _differences(grads, part, "in the state", name)
+        if lines:
+            raise _do_not_fit(lines, "the state", "sharded_update", name) from error
+    if "params" in str(error):
+        raise ArgumentError(
+            "sharded_update: update was called without params, and the transformation failed: "
+            f"{error}\n\nThis transformation needs the parameters.\n\n"
+            "Pass them: tx.update(grads, state, params)."
+        ) from error
+
+
+# What transformations raise for a state or gradients of another structure than they made.
+OF_WRONG_TREES = (TypeError, ValueError, AttributeError, IndexError, KeyError)
+
+
+def explain_state(
+    error: Exception, init: Callable[[PyTree], PyTree], state: Any, like: Any, name: str
+) -> None:
+    """Raise a better error where the state is none that the transformation made, if it is so."""
+    if isinstance(error, JaxdistError):
+        return
+    try:
+        wanted = jax.tree.structure(jax.eval_shape(init, like))
+    except Exception:
+        return
+    found = jax.tree.structure(jax.tree.map(lambda x: 0, state, is_leaf=is_unit))
+    if found != wanted:
+        raise ArgumentError(
+            f"sharded_update: {_METHODS[name]} was given a state with the structure "
+            f"{_cut_off(found)}, and "
+            f"the transformation makes {_cut_off(wanted)}.\n\n"
+            "The state belongs to the transformation and the parameters that it was made for.\n\n"
+            "Pass what tx.init(params), or the update before, returned."
+        ) from error
+
+
+def _cut_off(structure: Any) -> str:
+    text = str(structure)
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
+
+
+_MOST_SHOWN = 300
+# What the two functions call the gradients.
+_METHODS = {"updates": "update", "grads": "apply_gradients"}
+
+
+def _like(state: PyTree, grads: PyTree) -> list[PyTree]:
+    """Parts of a state that have the structure of the gradients."""
+    structure = jax.tree.structure(grads)
+    if structure == jax.tree.structure(0):
+        return []
+
+    def is_like(x: Any) -> bool:
+        return jax.tree.structure(x, is_leaf=is_unit) == structure
+
+    return [x for x in jax.tree.leaves(state, is_leaf=is_like) if is_like(x)]
+
+
+def _differences(grads: PyTree, others: PyTree, what: str, name: str) -> list[str]:
+    found, wanted = _by_path(grads), _by_path(others)
+    return [
+        f"{name}{path}: {_described(found.get(path))}, {what} {_described(wanted.get(path))}"
+        for path in dict.fromkeys([*found, *wanted])
+        if _differs(found.get(path), wanted.get(path))
+    ]
+
+
+def _do_not_fit(lines: list[str], what: str, caller: str, name: str) -> ShapeError:
+    more = len(lines) - _MOST_LISTED
+    listed = "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
+    return ShapeError(
+        f"{caller}: {_METHODS[name]} was given {len(lines)} gradient(s) in {name} that do not fit "
+        f"{what}.\n{listed}\n\n"
+        "Gradients have the structure and the shapes of the parameters that the state was made "
+        "for.\n\nGradients per example are clipped and averaged over the examples first; those "
+        "of a part of the parameters need optax.masked or optax.partition."
+    )
+
+
+def _by_path(tree: PyTree) -> dict[str, Any]:
+    flat = tree_flatten_with_path(tree, is_leaf=is_unit)[0]
+    return {keystr(path): leaf for path, leaf in flat if is_array(leaf)}
+
+
+def _differs(grad: Any, param: Any) -> bool:
+    if grad is None or param is None:
+        return True
+    kinds = [jnp.issubdtype(_dtype(x), jnp.floating) for x in (grad, param)]
+    return _shape(grad) != _shape(param) or kinds[0] != kinds[1]
+
+
+def _described(leaf: Any) -> str:
+    return "nothing" if leaf is None else f"{_dtype(leaf)}{list(_shape(leaf))}"
+
+
+def _shape(leaf: Any) -> tuple[int, ...]:
+    return tuple(leaf.shape) if hasattr(leaf, "shape") else ()
+
+
+def _dtype(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+
+
+def check_arrays(caller: str, name: str, tree: PyTree) -> None:
+    """Refuse a pytree with a leaf that is neither an array nor a number."""
+    refuse_per_replica(caller, name, tree)
+    for path, leaf in tree_flatten_with_path(tree, is_leaf=is_unit)[0]:
+        held = from_state(leaf)
+        has_dtype = hasattr(held, "dtype") and is_jax_array(held)
+        if not has_dtype and not isinstance(held, Sharded):
+            as_array(caller, name + keystr(path), held)
+
+
+def refuse_per_replica(caller: str, name: str, tree: PyTree) -> None:
+    """Refuse a pytree in which replicas have values of their own."""
+    flat = tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, PerReplica))[0]
+    for path, leaf in flat:
+        if isinstance(leaf, PerReplica):
+            raise ArgumentTypeError(
+                f"{caller} was given {name}{keystr(path)}={shown(leaf)}.\n\n"
+                f"{name} is the same on all replicas.\n\n"
+                "Pass the arrays of one replica, or what strategy.reduce makes of them."
+            )
+
+
+def check_pieces(part: Leaves) -> None:
+    """Refuse nodes of arrays in pieces into which a function of pytrees put something else."""
+    wrong = [
+        f"{name}: {list(x.held.shape)} in a node cut along dim {x.dim} of {x.size} elements"
+        for x, name in zip(part.arrays, part.names, strict=True)
+        if isinstance(x, Sharded)
+        and isinstance(x.held, jax.core.Tracer)
+        and (x.dim >= x.held.ndim or x.held.shape[x.dim] != x.size)
+    ]
+    if wrong:
+        listed = "\n".join(wrong[:_MOST_LISTED])
+        raise ShapeError(
+            f"sharded_update: {len(wrong)} array(s) are not what their nodes say.\n{listed}\n\n"
+            "A function of pytrees changed the shapes of pieces.\n\n"
+            "Gather them before it, jaxdist.partition.gather(tree), or keep the shapes."
+        )
+
+
+def check_whole(state: PyTree) -> None:
+    """Refuse pieces where there is one replica and no step."""
+    leaves = Leaves.of(state, "state")
+    cut = [n for n, x in zip(leaves.names, leaves.arrays, strict=True) if isinstance(x, Sharded)]
+    if cut:
+        raise ContextError(
+            f"sharded_update: update was called outside every strategy, with a state that is cut "
+            f"for replicas: {', '.join(cut[:_MOST_LISTED])}.\n\n"
+            "Each replica updates its piece of the state, so the update is part of a step.\n\n"
+            "Call it inside a step, strategy.run(step, (params, state, batch)), under the "
+            "strategy that the state was made for."
+        )
+
+
+def outside_step(describe: str, num_replicas: int) -> ContextError:
+    """The error for an update where replicas have no gradients of their own."""
+    return ContextError(
+        f"sharded_update: update was called {describe}, for {num_replicas} replicas.\n\n"
+        "Each replica brings the gradients of its part of the batch, so the update is part "
+        "of the step.\n\n"
+        "Call it in the function that you pass to strategy.run."
+    )
+
+
+def checked_layout(caller: str, strategy: Any) -> ReplicaMesh:
+    """The mesh of `strategy`, or an error that says that it is none."""
+    layout = getattr(strategy, "layout", None)
+    if not isinstance(layout, ReplicaMesh):
+        raise ArgumentTypeError(
+            f"{caller} was given strategy={shown(strategy)}.\n\n"
+            "strategy is a strategy of jaxdist.\n\n"
+            "Pass for instance jaxdist.MirroredStrategy()."
+        )
+    return layout

@@ -1,0 +1,79 @@
+"""Pytrees of arrays, taken apart so that JAX can trace a function of them."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.tree_util import PyTreeDef, keystr
+
+from jaxdist._typing import PyTree
+from jaxdist._validate import as_array
+from jaxdist._values import Sharded
+from jaxdist._values import from_state
+from jaxdist._values import is_sharded
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaves:
+    """A pytree: its arrays, in order, and where they go. What is no array stays in its place."""
+
+    treedef: PyTreeDef
+    marks: tuple[Any, ...]  # for each leaf: None where it is an array, else a `Kept`
+    arrays: tuple[Any, ...]
+    names: tuple[str, ...]  # of the arrays
+    paths: tuple[str, ...]  # the names without that of the pytree
+
+    @classmethod
+    def of(cls, tree: PyTree, name: str) -> "Leaves":
+        """Take a pytree apart; arrays in pieces are leaves."""
+        flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_unit)
+        marks: list[Any] = []
+        arrays: list[Any] = []
+        paths: list[str] = []
+        for path, leaf in flat:
+            leaf = from_state(leaf)
+            if is_array(leaf):
+                marks.append(None)
+                own = hasattr(leaf, "dtype") and getattr(leaf.dtype, "kind", "V") not in "OSUmM"
+                arrays.append(leaf if own else _own_array(name, keystr(path), leaf))
+                paths.append(keystr(path))
+            else:
+                marks.append(Kept(leaf))
+        names = tuple(name + path for path in paths)
+        return cls(treedef, tuple(marks), tuple(arrays), names, tuple(paths))
+
+    def rebuilt(self, arrays: Any) -> PyTree:
+        """The pytree with other arrays."""
+        rest = iter(arrays)
+        leaves = [next(rest) if m is None else m.leaf for m in self.marks]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+    def abstract(self) -> list[jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the arrays, whole."""
+        return [
+            jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False)))
+            for x in self.arrays
+        ]
+
+
+def _own_array(name: str, path: str, leaf: Any) -> Any:
+    return as_array("sharded_update: update", name + path, leaf)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A leaf that is no array."""
+
+    leaf: Any
+
+
+def is_unit(x: Any) -> bool:
+    """For `is_leaf`: whether `x` is one array in pieces, as such or as NNX holds it."""
+    return is_sharded(x) or isinstance(from_state(x), Sharded)
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array or a number."""
+    if isinstance(leaf, bool):
+        return False
+    return isinstance(leaf, (Sharded, int, float, complex)) or hasattr(leaf, "dtype")

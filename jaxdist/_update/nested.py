@@ -1,0 +1,43 @@
+"""Transformations that bring gradients together, one inside the other."""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from jaxdist._collectives import ReduceOp
+from jaxdist.errors import ArgumentError
+
+SHARDED, COMPRESSED = "sharded_update", "compressed_update"
+
+_AROUND: ContextVar[str | None] = ContextVar("jaxdist_update", default=None)
+
+
+@contextlib.contextmanager
+def around(caller: str) -> Iterator[None]:
+    """The block calls the transformation that `caller` wraps."""
+    token = _AROUND.set(caller)
+    try:
+        yield
+    finally:
+        _AROUND.reset(token)
+
+
+def check_nesting(caller: str, op: ReduceOp) -> None:
+    """Refuse to bring together what another one around has brought together.
+
+    The mean of what is equal on all replicas is itself, so a `sharded_update` may be inside a
+    `compressed_update`.
+    """
+    outer = _AROUND.get()
+    if outer is None or ((outer, caller, op) == (COMPRESSED, SHARDED, ReduceOp.MEAN)):
+        return
+    remedy = f"Leave the {caller} inside out: {outer}(tx) of the transformation itself."
+    if outer == SHARDED and caller == COMPRESSED:
+        remedy = f"For both, put them the other way round: {COMPRESSED}({SHARDED}(tx))."
+    if caller == SHARDED and outer == COMPRESSED:
+        remedy = f"Leave reduce_op='sum' of the {SHARDED} inside out, and give it to {COMPRESSED}."
+    raise ArgumentError(
+        f"{outer} was given a transformation in which there is a {caller}.\n\n"
+        "Each of them reduces the gradients of all replicas, and they would be reduced twice.\n\n"
+        f"{remedy}"
+    )

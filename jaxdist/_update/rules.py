@@ -1,0 +1,202 @@
+"""Operations that may run on pieces, other than element by element."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist._update.values import Partial
+from jaxdist._update.values import Piece
+from jaxdist._update.values import Spread
+from jaxdist._update.values import Value
+from jaxdist._update.values import Whole
+from jaxdist._values import Cut
+
+# A rule gives the result, or None where the operation has to run on whole arrays.
+Rule = Callable[[Any, Sequence[Value]], Value | None]
+
+
+def _broadcast(eqn: Any, inputs: Sequence[Value]) -> Value | None:
+    if len(inputs) != 1:
+        return None
+    [operand] = inputs
+    shape, dims = tuple(eqn.params["shape"]), tuple(eqn.params["broadcast_dimensions"])
+    if isinstance(operand, Partial):
+        operand = Whole(operand.whole(), operand.replicas)
+    if isinstance(operand, Whole):
+        array = jnp.asarray(operand.array, eqn.invars[0].aval.dtype)
+        return Spread(Whole(array, operand.replicas, operand.name), shape, dims)
+    if not isinstance(operand, Piece):
+        return None
+    cut = operand.cut._replace(dim=dims[operand.cut.dim])
+    if shape[cut.dim] != cut.size:
+        return None
+    local = cut.local_shape(shape, operand.replicas.pieces(cut))
+    return Piece(jax.lax.broadcast_in_dim(operand.array, local, dims), cut, operand.replicas)
+
+
+def _reshape(eqn: Any, inputs: Sequence[Value]) -> Value | None:
+    """Where the cut dim stays as it is, or is the first and takes in those behind it."""
+    [operand, *sizes] = inputs
+    if sizes or not isinstance(operand, Piece):
+        return None
+    if eqn.params.get("dimensions") is not None:
+        return None
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    cut, count = operand.cut, operand.replicas.pieces(operand.cut)
+    lead = math.prod(before[: cut.dim])
+    for dim in range(len(after)):
+        if math.prod(after[:dim]) != lead:
+            continue
+        size = after[dim]
+        if size == cut.size:
+            new = Cut(dim, size, cut.axes)
+            local = new.local_shape(tuple(after), count)
+        elif lead == 1 and size == math.prod(before) and not cut.padding(count):
+            new = Cut(dim, size, cut.axes)
+            local = new.local_shape(tuple(after), count)
+        else:
+            continue
+        if math.prod(local) == operand.array.size:
+            return Piece(operand.array.reshape(local), new, operand.replicas)
+    return None
+
+
+def _transpose(eqn: Any, inputs: Sequence[Value]) -> Value | None:
+    [operand] = inputs
+    if not isinstance(operand, Piece):
+        return None
+    order = tuple(eqn.params["permutation"])
+    cut = operand.cut._replace(dim=order.index(operand.cut.dim))
+    return Piece(jax.lax.transpose(operand.array, order), cut, operand.replicas)
+
+
+def _smallest(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return -np.inf
+    return False if dtype == np.bool_ else jnp.iinfo(dtype).min
+
+
+def _largest(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.inf
+    return True if dtype == np.bool_ else jnp.iinfo(dtype).max
+
+
+def _over_all(name: str, local: Any, axes: Any) -> Any:
+    is_bool = local.dtype == np.bool_
+    array = local.astype(jnp.int32) if is_bool else local
+    reduce = jax.lax.pmin if name in ("reduce_min", "reduce_and") else jax.lax.pmax
+    total = reduce(array, axes)
+    return total.astype(bool) if is_bool else total
+
+
+_NEUTRAL: dict[str, Callable[[Any], Any]] = {
+    "reduce_sum": lambda dtype: False if dtype == np.bool_ else 0,
+    "reduce_max": _smallest,
+    "reduce_min": _largest,
+    "reduce_and": _largest,
+    "reduce_or": _smallest,
+}
+
+
+# [Note: nan in a maximum]
+# XLA on CPU leaves nan out of a maximum over many elements, and of one over devices. A nan in the
+# gradients would become a large number, or none. So it is looked for beside the maximum.
+_EXTREMES = frozenset({"reduce_max", "reduce_min"})
+
+
+def _reduce(eqn: Any, inputs: Sequence[Value]) -> Value | None:
+    [operand] = inputs
+    name, over = eqn.primitive.name, tuple(eqn.params["axes"])
+    has_nan = name in _EXTREMES and jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating)
+    if has_nan and over:
+        return _extreme(eqn, operand, over)
+    if not isinstance(operand, Piece):
+        return None
+    dtype, cut, replicas = operand.array.dtype, operand.cut, operand.replicas
+    is_bitwise = name in ("reduce_and", "reduce_or") and dtype != np.bool_
+    if is_bitwise or jnp.issubdtype(dtype, jnp.complexfloating):
+        return None
+    if cut.dim not in over:
+        [local] = _reduced(eqn, operand.array)
+        dim = cut.dim - sum(d < cut.dim for d in over)
+        return Piece(local, cut._replace(dim=dim), replicas)
+    [local] = _reduced(eqn, operand.masked(_NEUTRAL[name](dtype)))
+    if name == "reduce_sum":
+        return Partial(local, None, replicas, cut.over(replicas.layout))
+    return Whole(_over_all(name, local, cut.over(replicas.layout)), replicas)
+
+
+def _extreme(eqn: Any, operand: Value, over: tuple[int, ...]) -> Value | None:
+    """The largest or smallest number, or nan where there is one; see the note above."""
+    neutral = _NEUTRAL[eqn.primitive.name](eqn.invars[0].aval.dtype)
+    if isinstance(operand, Whole):
+        return Whole(_or_nan(*_apart(eqn, operand.array, over, neutral)), operand.replicas)
+    if not isinstance(operand, Piece):
+        return None
+    cut, replicas = operand.cut, operand.replicas
+    if cut.dim not in over:
+        dim = cut.dim - sum(d < cut.dim for d in over)
+        array = _or_nan(*_apart(eqn, operand.array, over, neutral))
+        return Piece(array, cut._replace(dim=dim), replicas)
+    largest, found = _apart(eqn, operand.masked(neutral), over, neutral)
+    sign = -1 if eqn.primitive.name == "reduce_min" else 1
+    both = jnp.stack([largest * sign, found.astype(largest.dtype)])
+    both = jax.lax.pmax(both, cut.over(replicas.layout))
+    return Whole(_or_nan(both[0] * sign, both[1] > 0), replicas)
+
+
+def _apart(eqn: Any, array: Any, over: tuple[int, ...], neutral: Any) -> tuple[Any, Any]:
+    """The largest or smallest of the numbers that are none, and where there are others."""
+    array = jnp.asarray(array)
+    is_nan = jnp.isnan(array)
+    [found] = _reduced(eqn, jnp.where(is_nan, jnp.asarray(neutral, array.dtype), array))
+    return found, jnp.any(is_nan, axis=over)
+
+
+def _or_nan(array: Any, is_nan: Any) -> Any:
+    return jnp.where(is_nan, jnp.asarray(jnp.nan, array.dtype), array)
+
+
+def _reduced(eqn: Any, array: Any) -> list[Any]:
+    return [eqn.primitive.bind(array, **eqn.params)]
+
+
+def _dot(eqn: Any, inputs: Sequence[Value]) -> Value | None:
+    """Where the dim that is cut is contracted, as in an inner product of two leaves."""
+    left, right = inputs
+    (of_left, of_right), (batch, _) = eqn.params["dimension_numbers"]
+    if not (isinstance(left, Piece) and isinstance(right, Piece)) or batch:
+        return None
+    pairs = list(zip(of_left, of_right, strict=True))
+    if left.cut[1:3] != right.cut[1:3] or (left.cut.dim, right.cut.dim) not in pairs:
+        return None
+    local = eqn.primitive.bind(left.masked(0), right.masked(0), **eqn.params)
+    return Partial(local, None, left.replicas, left.cut.over(left.replicas.layout))
+
+
+def _add(eqn: Any, inputs: Sequence[Value]) -> Value | None:
+    first, second = inputs
+    if len({v.aval.shape for v in eqn.invars}) > 1 or len({v.aval.dtype for v in eqn.invars}) > 1:
+        return None
+    for one, other in ((first, second), (second, first)):
+        if isinstance(one, Partial) and isinstance(other, (Partial, Whole)):
+            return one.added(other)
+    return None
+
+
+RULES: dict[str, Rule] = {
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "transpose": _transpose,
+    "dot_general": _dot,
+    "add": _add,
+    "add_any": _add,
+    **dict.fromkeys(_NEUTRAL, _reduce),
+}

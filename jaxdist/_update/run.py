@@ -1,0 +1,170 @@
+"""One update, in pieces: reduce-scatter, update, all-gather."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdist import _collectives
+from jaxdist._typing import PyTree
+from jaxdist._collectives import ReduceOp
+from jaxdist._collectives import of_sum
+from jaxdist._collectives import to_sum
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._update.checks import check_pieces
+from jaxdist._update.cuts import Cuts
+from jaxdist._update.leaves import Leaves
+from jaxdist._update.nested import SHARDED
+from jaxdist._update.partitioned import Partitioned
+from jaxdist._update.values import Piece
+from jaxdist._update.values import Replicas
+from jaxdist._update.values import Value
+from jaxdist._update.values import Whole
+from jaxdist._values import Cut
+from jaxdist._values import Sharded
+
+CALLER = SHARDED
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What one update is made of."""
+
+    update: Callable[..., tuple[PyTree, PyTree]]
+    op: ReduceOp
+    layout: ReplicaMesh
+    min_bytes: float | None
+
+    def run(
+        self,
+        grads: PyTree,
+        state: PyTree,
+        params: PyTree,
+        extra: dict[str, Any],
+        *,
+        gives_params: bool,
+    ) -> tuple[PyTree, PyTree]:
+        """Updates, or new parameters, whole on every replica; and the new state."""
+        replicas = Replicas(self.layout)
+        parts = [
+            Leaves.of(grads, "grads"),
+            Leaves.of(state, "state"),
+            Leaves.of(params, "params"),
+            Leaves.of(extra, "extra arguments"),
+        ]
+        for part in parts[:3]:
+            check_pieces(part)
+        cuts = Cuts(self.layout, self.min_bytes, parts[2])
+        reduced = self._reduced(parts[0], cuts, replicas)
+        given = [self._values(p, cuts, replicas) for p in parts[1:3]]
+        # `optax.lbfgs` takes the gradients twice.
+        known = {id(x): v for x, v in zip(parts[0].arrays, reduced, strict=True)}
+        others = [known.get(id(x)) or _extra(x, n, replicas) for x, n in _named(parts[3])]
+        made: list[Leaves] = []
+
+        def flat(*arrays: Any) -> list[Any]:
+            rest = list(arrays)
+            trees = []
+            for part in parts:
+                count = len(part.arrays)
+                trees.append(part.rebuilt(rest[:count]))
+                del rest[:count]
+            first, after = self.update(trees[0], trees[1], trees[2], **trees[3])
+            if gives_params:
+                first = optax.apply_updates(trees[2], first)
+            made[:] = [Leaves.of(first, "updates"), Leaves.of(after, "state")]
+            return [*made[0].arrays, *made[1].arrays]
+
+        traced = jax.make_jaxpr(flat)(*(a for part in parts for a in part.abstract()))
+        inputs = [v for values in (reduced, *given, others) for v in values]
+        results = Partitioned(replicas).run(traced, inputs)
+        count = len(made[0].arrays)
+        in_pieces = {
+            path: array.cut
+            for part in (parts[0], parts[2])
+            for array, path in zip(part.arrays, part.paths, strict=True)
+            if isinstance(array, Sharded)
+        }
+        first = [
+            v.whole() if path not in in_pieces else _cut(v, in_pieces[path])
+            for v, path in zip(results[:count], made[0].paths, strict=True)
+        ]
+        after = self._state(results[count:], made[1], parts, cuts)
+        return made[0].rebuilt(first), made[1].rebuilt(after)
+
+    def _reduced(self, grads: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
+        """The gradients of all replicas together: large ones in pieces.
+
+        Those of parameters in pieces are in pieces already, of the mean over the replicas.
+        """
+        of_leaves = [_cut_of(g, p, cuts) for g, p in zip(grads.arrays, grads.paths, strict=True)]
+        small = [
+            g
+            for g, c in zip(grads.arrays, of_leaves, strict=True)
+            if c is None and not isinstance(g, Sharded)
+        ]
+        sums = iter(_collectives.all_reduce(CALLER, self.op, small, replicas.layout))
+        values: list[Value] = []
+        for array, cut in zip(grads.arrays, of_leaves, strict=True):
+            if isinstance(array, Sharded):
+                times = 1 if self.op is ReduceOp.MEAN else replicas.count
+                held = array.array if times == 1 else array.array * times
+                values.append(Piece(held, array.cut, replicas))
+                continue
+            if cut is None:
+                values.append(Whole(next(sums), replicas))
+                continue
+            piece = replicas.scatter_sum(to_sum(self.op, array, replicas.count), cut)
+            mean = of_sum(self.op, piece, array.dtype, replicas.count)
+            values.append(Piece(mean, cut, replicas))
+        return values
+
+    def _values(self, part: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
+        """The parameters, or the state."""
+        values: list[Value] = []
+        for array, name, path in zip(part.arrays, part.names, part.paths, strict=True):
+            if isinstance(array, Sharded):
+                values.append(Piece(array.array, array.cut, replicas))
+                continue
+            whole = Whole(array, replicas, name)
+            cut = cuts.of_leaf(array, path)
+            # Both forms are there: what is computed from it is computed in pieces.
+            values.append(whole if cut is None else Piece(whole.piece(cut), cut, replicas, array))
+        return values
+
+    def _state(
+        self, values: Sequence[Value], after: Leaves, parts: Sequence[Leaves], cuts: Cuts
+    ) -> list[Any]:
+        """The new state, cut as it came in; what came in whole is cut where the rule says so."""
+        before: Sequence[Any] = [None] * len(values)
+        if after.treedef == parts[1].treedef and len(parts[1].arrays) == len(values):
+            before = parts[1].arrays
+        made: list[Any] = []
+        for value, old, new, path in zip(values, before, after.arrays, after.paths, strict=True):
+            cut = old.cut if isinstance(old, Sharded) else cuts.of_leaf(new, path)
+            made.append(value.whole() if cut is None else _cut(value, cut))
+        return made
+
+
+def _cut(value: Value, cut: Cut) -> Sharded:
+    return Sharded(value.piece(cut), *cut)
+
+
+def _cut_of(grad: Any, path: str, cuts: Cuts) -> Cut | None:
+    if isinstance(grad, Sharded) or not jnp.issubdtype(grad.dtype, jnp.inexact):
+        return None
+    return cuts.of_leaf(grad, path)
+
+
+def _extra(array: Any, name: str, replicas: Replicas) -> Whole:
+    """An extra argument. A loss that is not all-reduced is told by its name."""
+    value = Whole(array, replicas, name)
+    return value if np.ndim(array) else Whole(value.proved(), replicas, name)
+
+
+def _named(part: Leaves) -> list[tuple[Any, str]]:
+    return list(zip(part.arrays, part.names, strict=True))

@@ -1,0 +1,306 @@
+"""`sharded_update`: any optax transformation, updated in pieces."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import optax
+
+from jaxdist import _collectives
+from jaxdist import _replica
+from jaxdist._typing import PyTree
+from jaxdist._validate import Renamed, check_has_arrays, checked_size
+from jaxdist._collectives import ReduceOp
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._replica import HasLayout
+from jaxdist._update import checks
+from jaxdist._update.cuts import Cuts
+from jaxdist._update.init import cut_in_step
+from jaxdist._update.init import cut_outside
+from jaxdist._update.init import made_outside
+from jaxdist._update.init import with_variables
+from jaxdist._update.leaves import Leaves
+from jaxdist._update.nested import around
+from jaxdist._update.nested import check_nesting
+from jaxdist._update.run import CALLER
+from jaxdist._update.run import Step
+from jaxdist._values import Sharded
+from jaxdist._values import gathered
+from jaxdist._values import is_sharded
+from jaxdist._values import layout_of_pieces
+
+
+class ShardedUpdate(optax.GradientTransformationExtraArgs):
+    """An optax transformation whose update each replica does a part of; see `sharded_update`.
+
+    `init(params)` and `update(grads, state, params, **extra)` are those of optax. The gradients
+    are the replica's own, not reduced yet.
+
+    Example:
+        >>> tx = sharded_update(optax.sgd(0.1))
+        >>> isinstance(tx, optax.GradientTransformation)
+        True
+    """
+
+    __slots__ = ()
+
+    def apply_gradients(
+        self, grads: PyTree, state: PyTree, params: PyTree, **extra: Any
+    ) -> tuple[PyTree, PyTree]:
+        """The new parameters and the new state: `update` and `optax.apply_updates` in one.
+
+        Shapes:
+            As for `update`.
+
+        Cost:
+            As for `update`, without a pass over all parameters on every replica: the parameters
+            are updated in pieces, and they are what is gathered.
+
+        Args:
+            grads: Gradients of this replica.
+            state: From `init`, or from the step before.
+            params: The parameters, the same on all replicas.
+            extra: What the transformation takes beside them.
+
+        Returns:
+            New parameters, whole on every replica, and the new state.
+
+        Raises:
+            Everything that `update` raises.
+
+        Example:
+            >>> tx = sharded_update(optax.sgd(0.5))
+            >>> def step(params, state, grads):
+            ...     return tx.apply_gradients(grads, state, params)
+            >>> params = jnp.ones(2)
+            >>> MirroredStrategy().run(step, (params, tx.init(params), params))[0].tolist()
+            [0.5, 0.5]
+        """
+        own: Any = self.update
+        result: tuple[PyTree, PyTree] = own.apply_gradients(grads, state, params, extra)
+        return result
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Update:
+    """The two functions of a `ShardedUpdate`; calling it is `update`."""
+
+    tx: optax.GradientTransformationExtraArgs
+    op: ReduceOp
+    min_bytes: float | None
+    strategy: HasLayout | None
+
+    def init(self, params: PyTree) -> PyTree:
+        """The first state."""
+        check_nesting(CALLER, self.op)
+        checks.check_arrays(f"{CALLER}: init", "params", params)
+        with around(CALLER):
+            return with_variables(self._first(params), params)
+
+    def _first(self, params: PyTree) -> PyTree:
+        frame = _replica.current_frame()
+        strategy = self.strategy if frame is None else frame.strategy
+        # Parameters in pieces say themselves whose they are.
+        layout = layout_of_pieces(params) if strategy is None else strategy.layout
+        if layout is None or layout.num_replicas == 1:
+            return self.tx.init(params)
+        checks.check_real_replicas(layout)
+        cuts = Cuts(layout, self.min_bytes, Leaves.of(params, "params"))
+        if frame is not None and frame.inside_step:
+            return cut_in_step(self.tx.init(_gathered(params, layout)), layout, cuts)
+        return made_outside(self.tx.init, params, layout, cuts)
+
+    def __call__(
+        self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
+    ) -> tuple[PyTree, PyTree]:
+        step = self._step(updates, state, params, "updates")
+        with around(CALLER):
+            if step is None:
+                return self._alone(updates, state, params, extra, "updates")
+            return self._named(step, updates, state, params, extra, gives_params=False)
+
+    def apply_gradients(
+        self, grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, Any]
+    ) -> tuple[PyTree, PyTree]:
+        """New parameters in the place of updates."""
+        step = self._step(grads, state, params, "grads")
+        with around(CALLER):
+            if step is None:
+                updates, state = self._alone(grads, state, params, extra, "grads")
+                return optax.apply_updates(params, updates), state
+            with Renamed("sharded_update: update ", "sharded_update: apply_gradients "):
+                return self._named(step, grads, state, params, extra, gives_params=True)
+
+    def _step(self, grads: PyTree, state: PyTree, params: PyTree, name: str) -> Step | None:
+        """What to run, or None where there is one replica."""
+        check_nesting(CALLER, self.op)
+        checks.check_gradients(grads, params, CALLER, name)
+        frame = _replica.current_frame()
+        if frame is None:
+            checks.check_whole(state)
+            return None
+        layout: ReplicaMesh = frame.strategy.layout
+        if layout.num_replicas == 1:
+            return None
+        checks.check_real_replicas(layout)
+        if frame.replica is None:
+            raise checks.outside_step(frame.describe(), layout.num_replicas)
+        return Step(self.tx.update, self.op, layout, self.min_bytes)
+
+    def _named(
+        self,
+        step: Step,
+        grads: PyTree,
+        state: PyTree,
+        params: PyTree,
+        extra: dict[str, Any],
+        *,
+        gives_params: bool,
+    ) -> tuple[PyTree, PyTree]:
+        try:
+            return step.run(grads, state, params, extra, gives_params=gives_params)
+        except checks.OF_WRONG_TREES as error:
+            name = "grads" if gives_params else "updates"
+            checks.explain(error, grads, state, params, name)
+            like = grads if params is None else params
+            checks.explain_state(error, self.tx.init, state, like, name)
+            raise
+
+    def _alone(
+        self, grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, Any], name: str
+    ) -> tuple[PyTree, PyTree]:
+        """The update of one replica, which may still hold pieces: one of each array."""
+        held, treedef = jax.tree.flatten(state, is_leaf=is_sharded)
+        whole = [x.whole() if isinstance(x, Sharded) else x for x in held]
+        try:
+            updates, after = self.tx.update(
+                grads, jax.tree.unflatten(treedef, whole), params, **extra
+            )
+        except checks.OF_WRONG_TREES as error:
+            checks.explain(error, grads, state, params, name)
+            like = grads if params is None else params
+            checks.explain_state(error, self.tx.init, state, like, name)
+            raise
+        if not any(map(is_sharded, held)):
+            return updates, after
+        new = [
+            Sharded(x, *old.cut) if isinstance(old, Sharded) else x
+            for x, old in zip(treedef.flatten_up_to(after), held, strict=True)
+        ]
+        return updates, jax.tree.unflatten(treedef, new)
+
+
+def _gathered(params: PyTree, layout: ReplicaMesh) -> PyTree:
+    return jax.tree.map(
+        lambda x: gathered(x, layout) if is_sharded(x) else x, params, is_leaf=is_sharded
+    )
+
+
+def sharded_update(
+    tx: optax.GradientTransformation | optax.MultiSteps,
+    *,
+    reduce_op: ReduceOp | str = "mean",
+    min_bytes: float | None = None,
+    strategy: HasLayout | None = None,
+) -> ShardedUpdate:
+    """Wrap an optax transformation so that each replica updates a piece of every array (ZeRO-1).
+
+    In a step, `updates, state = tx.update(grads, state, params)` takes the gradients of the
+    replica as they are, without an all-reduce before: it brings them together piece by piece (a
+    reduce-scatter), updates the pieces, and gathers the updates. The optimizer state lies in
+    pieces, one on each device. With one replica it is `tx` itself.
+
+    The whole of what is done to the gradients goes inside: a transformation that is chained before
+    this one sees the gradients of one replica.
+
+    Guarantees:
+        The results are those of `tx` on all-reduced gradients, up to the order of sums. That is
+        proved operation by operation from the traced `tx.update`: what is known to act on each
+        element by itself runs on pieces, sums over a leaf or a tree get their all-reduce, and
+        every other operation gets whole arrays, brought together for it.
+
+    Shapes:
+        Gradients, parameters and updates are whole. State leaves `[..., n, ...]` are `Sharded`
+        along one dim; small ones, and scalars, are whole on every replica.
+
+    Cost:
+        For each large leaf one reduce-scatter and one all-gather: together the bytes of an
+        all-reduce. One all-reduce for all small leaves. The state takes `1/R` of the memory, and
+        the update `1/R` of the time. What cannot run on pieces takes an all-gather more.
+
+    Args:
+        tx: Any optax transformation; `optax.MultiSteps` too.
+        reduce_op: How the gradients of the replicas are put together, `"mean"` or `"sum"`.
+        min_bytes: Leaves with fewer bytes (in float32) stay whole on every replica; None takes
+            the size from which cutting pays, by the latency of a collective.
+        strategy: Whose replicas the state of `init` is cut for where no strategy is current.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs` with one more method, `apply_gradients`.
+
+    Raises:
+        ArgumentTypeError: `tx` is not optax's.
+        ArgumentError: Unknown `reduce_op`, or `min_bytes` below 0; when it is used, a strategy
+            with `deterministic=True`, or a `tx` in which there is a `sharded_update` or
+            `compressed_update`.
+
+    Example:
+        >>> strategy = MirroredStrategy()
+        >>> tx = sharded_update(optax.adam(0.1), min_bytes=0)
+        >>> def step(w, state, x):
+        ...     grads = jax.grad(lambda w: jnp.sum(w * x))(w)
+        ...     updates, state = tx.update(grads, state, w)
+        ...     return optax.apply_updates(w, updates), state
+        >>> w = jnp.ones(16)
+        >>> with strategy.scope():
+        ...     state = tx.init(w)
+        >>> w, state = strategy.run(step, (w, state, PerReplica(np.arange(8.0))))
+        >>> state[0].mu.array.addressable_shards[0].data.shape, round(float(w[0]), 3)
+        ((2,), 0.9)
+
+    Source:
+        ZeRO, arXiv:1910.02054; Xu et al., arXiv:2004.13336.
+    """
+    whole = checks.checked_transformation(tx)
+    op = _collectives.reduce_op(CALLER, reduce_op)
+    if strategy is not None:
+        checks.checked_layout("sharded_update", strategy)
+    own = _Update(whole, op, checked_size(CALLER, "min_bytes", min_bytes), strategy)
+    return ShardedUpdate(own.init, own)
+
+
+def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None = None) -> PyTree:
+    """Optimizer state of any layout, cut for the replicas of a strategy.
+
+    For a state that was made for another number of replicas, or by the transformation itself.
+
+    Shapes:
+        Every array whole, in pieces, or on the host; the result as `sharded_update` makes it.
+
+    Cost:
+        A copy; arrays in pieces are put together on the way.
+
+    Args:
+        state: Any pytree.
+        strategy: The strategy whose steps will take it.
+        min_bytes: As for `sharded_update`.
+
+    Returns:
+        The pytree with `Sharded` arrays, and others replicated. With one replica all are whole.
+
+    Raises:
+        ArgumentTypeError: `strategy` is none.
+
+    Example:
+        >>> strategy = MirroredStrategy()
+        >>> state = shard_state(optax.adam(1e-3).init(jnp.ones((3, 16))), strategy, min_bytes=0)
+        >>> state[0].mu
+        Sharded(float32[3, 16] cut along dim 1, held as [3, 16])
+    """
+    layout = checks.checked_layout("shard_state", strategy)
+    check_has_arrays("shard_state", "state", state)
+    checks.refuse_per_replica("shard_state", "state", state)
+    with Renamed("sharded_update: update ", "shard_state "):
+        return cut_outside(
+            state, layout, Cuts(layout, checked_size("shard_state", "min_bytes", min_bytes))
+        )

@@ -1,0 +1,157 @@
+"""Some rows of an array."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import GetAttrKey, register_pytree_with_keys
+
+from jaxdist._validate import as_array, as_integer, as_list, is_array, shown
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist._values.replicas.owned import owned
+
+
+@final
+class IndexedSlices:
+    """Rows of an array and their numbers: the gradient of an embedding table, for instance.
+
+    A registered pytree node. A number may come more than once; the rows are then added up, or
+    applied one after the other.
+
+    Shapes:
+        `values` `[n, ...]`, `indices` `[n]`, for an array `[rows, ...]`.
+
+    Args:
+        values: The rows.
+        indices: Their numbers, integers.
+        dense_shape: Shape of the whole array, if it is known.
+
+    Raises:
+        ShapeError: Another number of values than of indices.
+        ArgumentTypeError: Indices that are no integers.
+
+    Example:
+        >>> rows = IndexedSlices([[10.0], [20.0], [1.0]], [2, 0, 2], dense_shape=(3, 1))
+        >>> rows.to_dense().ravel().tolist()
+        [20.0, 0.0, 11.0]
+
+    Source:
+        `tf.IndexedSlices`.
+    """
+
+    __slots__ = ("dense_shape", "indices", "values")
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
+        # See Note [Who owns host memory]
+        self.values: Any = _array("values", values)
+        self.indices: Any = _array("indices", indices)
+        self.dense_shape = None if dense_shape is None else _shape(dense_shape)
+        found = f"values {_brief(self.values)} and indices {_brief(self.indices)}"
+        if not jnp.issubdtype(self.indices.dtype, np.integer):
+            raise ArgumentTypeError(
+                f"IndexedSlices was given {found}.\n\n"
+                "Indices are numbers of rows.\n\nPass integers: indices.astype('int32')."
+            )
+        if self.indices.ndim != 1 or self.values.shape[:1] != self.indices.shape:
+            raise ShapeError(
+                f"IndexedSlices was given {found}.\n\n"
+                "There is one index for each row: values [n, ...] and indices [n].\n\n"
+                "Flatten the indices: indices.ravel(), values.reshape(-1, *row_shape)."
+            )
+
+        whole = self.dense_shape
+        if whole is not None and (not whole or whole[1:] != tuple(self.values.shape[1:])):
+            raise ShapeError(
+                f"IndexedSlices was given {found}, and dense_shape={list(whole)}.\n\n"
+                "The rows have the dims of the whole array after its first one: values [n, ...] "
+                "and dense_shape [rows, ...].\n\n"
+                f"Pass dense_shape={[whole[0] if whole else 1, *self.values.shape[1:]]}."
+            )
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the rows."""
+        return self.values.dtype
+
+    def to_dense(self) -> jax.Array:
+        """The whole array, with zeros where there is no row; rows of one number are added up.
+
+        Raises:
+            ArgumentError: The shape of the whole is not known.
+
+        Example:
+            >>> IndexedSlices([1.0], [1], dense_shape=(2,)).to_dense().tolist()
+            [0.0, 1.0]
+        """
+        if self.dense_shape is None:
+            raise ArgumentError(
+                f"IndexedSlices.to_dense was called on {self!r}, which has no dense_shape.\n\n"
+                "dense_shape is the shape of the whole array, which the rows are part of.\n\n"
+                "Pass it when you make the slices: IndexedSlices(values, indices, "
+                "dense_shape=table.shape)."
+            )
+        whole: jax.Array = jnp.zeros(self.dense_shape, self.dtype).at[self.indices].add(self.values)
+        return whole
+
+    def with_parts(self, values: Any, indices: Any) -> "IndexedSlices":
+        """Slices of the same whole array; the parts may be values of all replicas."""
+        return _rebuild(self.dense_shape, (values, indices))
+
+    def __repr__(self) -> str:
+        return f"IndexedSlices({_brief(self.values)} at {_brief(self.indices)})"
+
+
+def _array(name: str, value: Any) -> Any:
+    has_dtype = hasattr(value, "dtype") and is_array(value)
+    return owned(value) if has_dtype else as_array("IndexedSlices", name, value)
+
+
+def _shape(dense_shape: Any) -> tuple[int, ...]:
+    caller, name = "IndexedSlices", "dense_shape"
+    remedy = "Pass dense_shape=table.shape."
+    dims = as_list(caller, name, dense_shape, "the shape of the whole array", remedy)
+    most = (1 << 31) - 1
+    return tuple(
+        as_integer(caller, f"{name}[{i}]", d, least=0, most=most, remedy=remedy)
+        for i, d in enumerate(dims)
+    )
+
+
+def as_indexed_slices(name: str, caller: str, value: Any) -> IndexedSlices:
+    """`value` as `IndexedSlices`: it is one, or a `BCOO` matrix of whole rows."""
+    if isinstance(value, IndexedSlices):
+        return value
+    if getattr(value, "n_sparse", None) == 1 and value.n_batch == 0:
+        return IndexedSlices(value.data, value.indices[:, 0], value.shape)
+    raise ArgumentTypeError(
+        f"Variable {name!r}.{caller} was given sparse_delta={shown(value)}.\n\n"
+        "It takes rows and their numbers.\n\n"
+        "Pass jaxdist.IndexedSlices(values, indices), or a jax.experimental.sparse.BCOO with "
+        "n_sparse=1 and n_batch=0."
+    )
+
+
+def _brief(array: Any) -> str:
+    has_shape = hasattr(array, "dtype") and hasattr(array, "shape")
+    return f"{array.dtype}{list(array.shape)}" if has_shape else repr(array)
+
+
+def _rebuild(dense_shape: tuple[int, ...] | None, parts: Any) -> IndexedSlices:
+    # Transformations put other things than arrays in the places of arrays.
+    slices = object.__new__(IndexedSlices)
+    slices.values, slices.indices = parts
+    slices.dense_shape = dense_shape
+    return slices
+
+
+register_pytree_with_keys(
+    IndexedSlices,
+    lambda s: (
+        ((GetAttrKey("values"), s.values), (GetAttrKey("indices"), s.indices)),
+        s.dense_shape,
+    ),
+    _rebuild,
+    lambda s: ((s.values, s.indices), s.dense_shape),
+)

@@ -1,0 +1,1 @@
+"""One value for each replica, and which kind of value an array is."""

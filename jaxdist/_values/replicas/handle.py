@@ -1,0 +1,81 @@
+"""A `PerReplica` as merge functions and `CrossDeviceOps` see it while a step is traced."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist.errors import ReplicaValueError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values.replicas.per_replica import Form
+from jaxdist._values.replicas.per_replica import PerReplica
+
+
+class Handle(PerReplica):
+    """A `PerReplica` inside a merge function: each replica holds its own traced value."""
+
+    __slots__ = ("_layout",)
+
+    def __init__(self, local: Any, layout: ReplicaMesh) -> None:
+        super().__init__((local,))
+        self._layout = layout
+
+    @property
+    def local(self) -> Any:
+        """The value of the replica that is being traced."""
+        return self._data[0]
+
+    @property
+    def layout(self) -> ReplicaMesh:
+        """The mesh of the strategy."""
+        return self._layout
+
+    @property
+    def array(self) -> jax.Array:
+        """The values of all replicas as a `PerReplica` has them; an all-gather."""
+        gathered: jax.Array = jax.lax.all_gather(
+            self.local, self._layout.replica_axes, axis=0, tiled=self.local.ndim > 0
+        )
+        return gathered
+
+    @property
+    def form(self) -> Form:
+        """A handle stands for one global array."""
+        return Form.SCALARS if self.local.ndim == 0 else Form.ROWS
+
+    @property
+    def is_global(self) -> bool:
+        """A handle stands for one global array."""
+        return True
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values of all replicas; an all-gather of `R` times the bytes."""
+        stacked = jax.lax.all_gather(self.local, self._layout.replica_axes, axis=0)
+        return tuple(stacked[i] for i in range(self._layout.num_replicas))
+
+    def __repr__(self) -> str:
+        return f"PerReplica(traced {self.local!r} on {self._layout.num_replicas} replicas)"
+
+
+def own_value(value: PerReplica, layout: ReplicaMesh) -> Any:
+    """What this replica has of a `PerReplica` in a merge function: a handle, or one made there."""
+    if isinstance(value, Handle):
+        return value.local
+    count = layout.num_replicas
+    if value.is_global or len(value.values) != count:
+        what = (
+            "it is on the devices of all replicas"
+            if value.is_global
+            else f"it has {len(value.values)} values, and the strategy has {count} replicas"
+        )
+        raise ReplicaValueError(
+            f"A merge function cannot use {value!r}: {what}.\n\n"
+            "A PerReplica that is made in a merge function has one value for each replica.\n\n"
+            "Make one with a value for each replica, or pass the one from outside as an argument "
+            "of the step: strategy.run(fn, args=(value,))."
+        )
+    if count == 1:
+        return value.values[0]
+    rows = jnp.stack([jnp.asarray(v) for v in value.values])
+    return rows[jax.lax.axis_index(layout.replica_axes)]

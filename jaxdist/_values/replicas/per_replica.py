@@ -1,0 +1,352 @@
+"""One value for each replica."""
+
+import enum
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import GetAttrKey, register_pytree_with_keys
+
+from jaxdist._validate import as_flag, as_integer, shown
+from jaxdist.errors import ArgumentTypeError, ReplicaValueError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values.replicas.distributed import DistributedValues
+from jaxdist._values.replicas.owned import owned
+
+
+class Form(enum.Enum):
+    """How a `PerReplica` holds its values."""
+
+    ROWS = "rows"  # one global array: local [b, ...] is global [R*b, ...]
+    SCALARS = "scalars"  # one global array [R]: a local scalar each
+    LOCAL = "local"  # the values one by one: not placed yet, or of different shapes
+
+
+# The form, and of how many replicas one device holds the values.
+Held: TypeAlias = tuple[Form, int]
+_ONE_BY_ONE: Held = (Form.LOCAL, 1)
+
+
+class PerReplica(DistributedValues):
+    """One value for each replica, as `Strategy.run` returns where replicas differ.
+
+    A registered pytree node. On the devices it is one global `jax.Array`, so a shard *is* the
+    local value and nothing is copied.
+
+    Shapes:
+        A local value `[b, ...]` on each of `R` replicas is the global array `[R*b, ...]`, laid
+        out over the replica axes on dim 0; a local scalar is global `[R]`. Values of different
+        shapes are held one by one.
+
+    Cost:
+        NumPy arrays among the values are copied on the host, so that the caller may overwrite
+        them; else making one costs nothing until it is used: `Strategy.run` then copies each
+        value to its replica. No collective is run.
+
+    Args:
+        values: One value for each replica, in replica order.
+
+    Raises:
+        ReplicaValueError: `values` is empty.
+        ArgumentTypeError: `values` is not a sequence.
+
+    Example:
+        >>> strategy = MirroredStrategy()
+        >>> x = PerReplica(range(8))
+        >>> strategy.run(lambda v: v * v, (x,))
+        PerReplica(0, 1, 4, 9, 16, 25, 36, 49)
+
+    Source:
+        `PerReplica` of `tf.distribute`, `DESIGN.md` §2.3.
+    """
+
+    # The children and the form, as JAX's flatten returns them: JAX then reads them in C, which
+    # saves half a microsecond in each step that takes a value.
+    # Where a dataset gave it, `_ahead` is what it has yet to give; see Note [Batches to come].
+    __slots__ = ("_ahead", "_flat")
+
+    _flat: "tuple[tuple[Any, ...], Held]"
+    _ahead: Any
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        is_many = isinstance(values, Iterable) and getattr(values, "ndim", 1) != 0
+        if isinstance(values, (str, bytes, dict, set, PerReplica)) or not is_many:
+            raise ArgumentTypeError(
+                f"PerReplica was given values={shown(values)}.\n\n"
+                "values is a sequence with one value for each replica.\n\n"
+                "Pass for instance PerReplica([1.0, 2.0]). To split one array over the replicas, "
+                "call jax.device_put(x, strategy.per_replica_sharding)."
+            )
+        held = tuple(values)
+        if not held:
+            raise ReplicaValueError(
+                f"PerReplica was given values={shown(values)}, which is empty.\n\n"
+                "values has one value for each replica, in replica order.\n\n"
+                "Pass for instance PerReplica([1.0, 2.0]) for two replicas."
+            )
+        self._flat = (tuple(map(_as_it_is_now, held)), _ONE_BY_ONE)
+
+    @classmethod
+    def of_global(
+        cls, array: Any, *, scalars: bool = False, replicas_per_shard: int = 1
+    ) -> "PerReplica":
+        """Wrap a global array that is laid out over the replicas on dim 0; nothing is copied.
+
+        Shapes:
+            In: global `[R*b, ...]`, or `[R]` with `scalars=True`.
+
+        Cost:
+            None; a NumPy array is copied on the host.
+
+        Args:
+            array: The global array.
+            scalars: Whether each replica's value is a scalar.
+            replicas_per_shard: Replicas whose values one device holds, one after the other on
+                dim 0: more than one under a strategy with `deterministic=True`.
+
+        Raises:
+            ArgumentTypeError: `array` is no array, `scalars` no bool, or `replicas_per_shard` no
+                integer.
+            ArgumentError: `replicas_per_shard` is below 1.
+            ReplicaValueError: It does not divide the rows.
+
+        Example:
+            >>> strategy = MirroredStrategy()
+            >>> x = jax.device_put(np.arange(16.0), strategy.per_replica_sharding)
+            >>> PerReplica.of_global(x).values[1].tolist()
+            [2.0, 3.0]
+        """
+        caller = "PerReplica.of_global"
+        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+            raise ArgumentTypeError(
+                f"{caller} was given array={shown(array)}.\n\narray is one global array with the "
+                "rows of all replicas.\n\nPass jax.device_put(x, strategy.per_replica_sharding), "
+                "or PerReplica([...]) with one value for each replica."
+            )
+        form = Form.SCALARS if as_flag(caller, "scalars", scalars) else Form.ROWS
+        as_integer(caller, "replicas_per_shard", replicas_per_shard, least=1)
+        num_rows = array.shape[0] if array.shape else 0
+        if num_rows % replicas_per_shard or replicas_per_shard > max(num_rows, MAX_PER_SHARD):
+            raise ReplicaValueError(
+                f"{caller} was given replicas_per_shard={replicas_per_shard} and an array of "
+                f"{num_rows} rows, {array.dtype}{[*array.shape]}.\n\nThe rows are split over the "
+                "shards, and those of a shard over its replicas, so replicas_per_shard divides "
+                f"their number.\n\nPass {_divisors(num_rows)}, or leave it out."
+            )
+        return hold_global(
+            owned(array), scalars=form is Form.SCALARS, replicas_per_shard=replicas_per_shard
+        )
+
+    @property
+    def _held(self) -> "Held":
+        return self._flat[1]
+
+    @property
+    def _data(self) -> Any:
+        children, (form, _) = self._flat
+        return children if form is Form.LOCAL else children[0]
+
+    @property
+    def _form(self) -> Form:
+        return self._flat[1][0]
+
+    @property
+    def is_global(self) -> bool:
+        """Whether the values are held as one global array."""
+        return self._form is not Form.LOCAL
+
+    @property
+    def form(self) -> Form:
+        """How the values are held."""
+        return self._form
+
+    @property
+    def array(self) -> jax.Array:
+        """The global array `[R*b, ...]` (`[R]` for scalars), laid out over the replicas.
+
+        Raises:
+            ReplicaValueError: The values are held one by one, so there is no such array.
+
+        Example:
+            >>> MirroredStrategy().run(lambda: get_replica_context()
+            ...     .replica_id_in_sync_group).array.shape
+            (8,)
+        """
+        if self._form is Form.LOCAL:
+            raise ReplicaValueError(
+                f"PerReplica.array was read, and there is no such array: {self!r}.\n\n"
+                "Values that are on no devices yet, or have different shapes, are not one array."
+                "\n\nUse .values, or strategy.gather(value, axis=0)."
+            )
+        array: jax.Array = self._data
+        return array
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The local values of this process's replicas, in replica order.
+
+        Cost:
+            None for arrays of rank 1 and up: each is the shard itself. A scalar, and a value of
+            which a shard holds several, is sliced out. No collective.
+
+        Example:
+            >>> PerReplica([3, 4]).values
+            (3, 4)
+        """
+        if self._form is Form.LOCAL:
+            held: tuple[Any, ...] = self._data
+            return held
+        if isinstance(self._data, jax.core.Tracer) or not isinstance(self._data, jax.Array):
+            raise ReplicaValueError(
+                "PerReplica.values was read, and the array that PerReplica.of_global was given is "
+                f"a {type(self._data).__name__}, which is on no devices.\n\n"
+                "The devices of the rows decide which replica they belong to.\n\n"
+                "Pass it to strategy.run, strategy.reduce or strategy.gather, which know."
+            )
+        shards = shards_by_replica(self._data)
+        if self._form is Form.SCALARS:
+            return tuple(row for s in shards for row in (s if s.size > 1 else (s.reshape(()),)))
+        return shards if self._held[1] == 1 else _cut(shards, self._held[1])
+
+    def __repr__(self) -> str:
+        data = self._data
+        if self._form is not Form.LOCAL:
+            if not isinstance(data, jax.Array) or isinstance(data, jax.core.Tracer):
+                return f"PerReplica({self._form.value} of {data!r})"
+            if data.is_deleted():
+                shape = [*data.shape]
+                return f"PerReplica({self._form.value} of a deleted {data.dtype}{shape})"
+        if self._form is Form.LOCAL or self._form is Form.SCALARS or data.size <= 64:
+            with jax.ensure_compile_time_eval():
+                return "PerReplica(" + ", ".join(map(_brief, self.values)) + ")"
+        shape = [*self.values[0].shape]
+        return f"PerReplica({len(self.values)} local values of {data.dtype}{shape})"
+
+    def _no_arithmetic(self, *_: Any) -> Any:
+        raise ArgumentTypeError(
+            "An operator was used on a PerReplica outside a replica.\n\n"
+            "A PerReplica holds one value for each replica, so arithmetic on it has no single "
+            "result.\n\n"
+            "Do it inside strategy.run(fn, args=(value,)), or get one value with "
+            "strategy.reduce('SUM', value, axis=None) or strategy.gather(value, axis=0)."
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_arithmetic
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = _no_arithmetic
+    __pow__ = __float__ = __int__ = __getitem__ = __bool__ = __index__ = _no_arithmetic
+    __iter__ = _no_arithmetic
+    __array__ = _no_arithmetic
+
+
+def _as_it_is_now(value: Any) -> Any:
+    """A value that does not change when the caller writes to what it was made of."""
+    if isinstance(value, list):
+        return [_as_it_is_now(v) for v in value]
+    return owned(value)
+
+
+# Where there are no rows, every number divides them.
+MAX_PER_SHARD = 1 << 16
+
+
+def _divisors(num_rows: int) -> str:
+    fitting = [n for n in (1, 2, 4, 8, 16) if num_rows % n == 0]
+    return " or ".join(map(str, fitting))
+
+
+def _cut(shards: Sequence[jax.Array], count: int) -> tuple[jax.Array, ...]:
+    """Shards that hold the rows of several replicas, cut between them."""
+    rows = shards[0].shape[0] // count
+    return tuple(s[i * rows : (i + 1) * rows] for s in shards for i in range(count))
+
+
+def shards_by_replica(array: jax.Array) -> tuple[jax.Array, ...]:
+    """What each device has of dim 0, in the order of the rows, without a copy."""
+    sharding = array.sharding
+    shards = array.addressable_shards
+    if isinstance(sharding, NamedSharding) and (
+        _spans_logical(sharding) or _is_empty_and_split(array, sharding)
+    ):
+        pieces = _assembled(array, sharding)
+    else:
+        first: dict[int, jax.Array] = {}
+        for shard in shards:
+            start = shard.index[0].start or 0
+            if start not in first:
+                first[start] = shard.data
+        pieces = [first[start] for start in sorted(first)]
+    return tuple(pieces)
+
+
+def _spans_logical(sharding: NamedSharding) -> bool:
+    return any(entry is not None for entry in tuple(sharding.spec)[1:])
+
+
+def _is_empty_and_split(array: jax.Array, sharding: NamedSharding) -> bool:
+    """Whether there is nothing in the shards: they may all start at the same row."""
+    return not array.size and bool(tuple(sharding.spec)[:1])
+
+
+def _of_its_shape(part: jax.Array, sharding: NamedSharding, shape: tuple[int, ...]) -> jax.Array:
+    """XLA does not split arrays of no elements, so a shard of one has the shape of the whole."""
+    if part.size:
+        return part
+    own = np.zeros(sharding.shard_shape(shape), part.dtype)
+    return jax.device_put(own, part.sharding)
+
+
+def _assembled(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
+    """One array over the logical devices of each replica, where the rest of the dims is split."""
+    lead, *rest = tuple(sharding.spec)
+    axes = (lead,) if isinstance(lead, str) else tuple(lead or ())
+    mesh = sharding.mesh
+    if not isinstance(mesh, Mesh):
+        raise ArgumentTypeError(
+            f"PerReplica.values: the array is laid out over {mesh}, which has no devices.\n\n"
+            "The devices of the rows decide which replica they belong to.\n\n"
+            "Lay it out with jax.device_put(x, strategy.per_replica_sharding)."
+        )
+    layout = ReplicaMesh(mesh, axes)
+    by_device = {s.device: s.data for s in array.addressable_shards}
+    local = (array.shape[0] // layout.num_replicas, *array.shape[1:])
+    pieces: list[jax.Array] = []
+    for replica in layout.local_replicas:
+        here = NamedSharding(layout.replica_mesh(replica), PartitionSpec(None, *rest))
+        parts = [_of_its_shape(by_device[d], here, local) for d in layout.device_grid[replica]]
+        pieces.append(jax.make_array_from_single_device_arrays(local, here, parts))
+    return pieces
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, jax.core.Tracer):
+        return repr(value)
+    if isinstance(value, (jax.Array, np.ndarray)) and isinstance(value.dtype, np.dtype):
+        held = np.asarray(value)
+        return np.array2string(held, separator=", ", threshold=16) if held.ndim else str(held[()])
+    return repr(value)
+
+
+def _flatten_with_keys(value: PerReplica) -> tuple[Sequence[tuple[Any, Any]], Held]:
+    if value._form is Form.LOCAL:
+        return [(GetAttrKey(f"values[{i}]"), v) for i, v in enumerate(value._data)], value._held
+    return [(GetAttrKey("array"), value._data)], value._held
+
+
+_new = object.__new__
+
+
+def _rebuild(how: Held, children: Iterable[Any]) -> PerReplica:
+    value = _new(PerReplica)
+    value._flat = (tuple(children), how)
+    return value
+
+
+def hold_global(held: Any, *, scalars: bool, replicas_per_shard: int) -> PerReplica:
+    """`PerReplica.of_global` of whatever stands for the array, such as its place in a template."""
+    return _rebuild((Form.SCALARS if scalars else Form.ROWS, replicas_per_shard), (held,))
+
+
+register_pytree_with_keys(PerReplica, _flatten_with_keys, _rebuild, operator.attrgetter("_flat"))

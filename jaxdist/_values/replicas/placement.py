@@ -1,0 +1,337 @@
+"""Which kind of value an array is, read from where it lies."""
+
+import dataclasses
+import enum
+import functools
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdist import _compat
+from jaxdist.errors import ReplicaValueError, ShapeError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values.replicas.numbers import check_integers
+from jaxdist._values.replicas.numbers import how_to_cast
+from jaxdist._values.replicas.owned import owned
+from jaxdist._values.replicas.per_replica import Form
+from jaxdist._values.replicas.per_replica import PerReplica
+from jaxdist._values.replicas.binding import origin_of
+
+
+class Kind(enum.Enum):
+    """The three kinds of values that a step takes and gives."""
+
+    MIRRORED = "mirrored"  # the same array on every replica
+    PER_REPLICA = "per-replica"  # each replica has a value of its own
+    SHARDED = "sharded"  # one array of which each replica holds a piece
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where a value lies: its kind, and its layout over the whole mesh."""
+
+    kind: Kind
+    sharding: NamedSharding
+
+    def manual_spec(self, layout: ReplicaMesh) -> PartitionSpec:
+        """The part of the layout over the replica axes, as `shard_map` wants it."""
+        return PartitionSpec(
+            *(_only(entry, layout.replica_axes) for entry in tuple(self.sharding.spec))
+        )
+
+
+def _only(entry: Any, axes: tuple[str, ...]) -> Any:
+    names = entry if isinstance(entry, tuple) else (entry,)
+    kept = tuple(n for n in names if n in axes)
+    return None if not kept else kept[0] if len(kept) == 1 else kept
+
+
+@functools.lru_cache(maxsize=4096)
+def placement_of_sharding(sharding: Any, ndim: int, layout: ReplicaMesh) -> Placement | None:
+    """The placement that a sharding already is, or None where data has to move first."""
+    mirrored = Placement(Kind.MIRRORED, layout.replicated)
+    if layout.num_places == 1 and layout.num_logical == 1:
+        here = sharding.device_set == {layout.devices[0]}
+        if here and layout.num_virtual is not None and _is_split(sharding, layout):
+            return Placement(Kind.PER_REPLICA, layout.per_replica)
+        return mirrored if here else None
+    if not isinstance(sharding, NamedSharding):
+        return mirrored if _equivalent(sharding, layout.replicated, ndim) else None
+    if tuple(sharding.mesh.devices.ravel()) != tuple(layout.mesh.devices.ravel()):
+        return None
+    if _equivalent(sharding, layout.replicated, ndim):
+        return mirrored
+    if ndim and _equivalent(sharding, layout.per_replica, ndim):
+        return Placement(Kind.PER_REPLICA, layout.per_replica)
+    if sharding.mesh.axis_names == layout.mesh.axis_names:
+        own = NamedSharding(layout.mesh, sharding.spec)
+    elif layout.is_in_factors(sharding.mesh):
+        own = sharding
+    else:
+        return None
+    used = Placement(Kind.MIRRORED, own).manual_spec(layout)
+    if all(entry is None for entry in used):
+        return Placement(Kind.MIRRORED, own)
+    if used[0] == layout.replica_spec[0] and all(e is None for e in tuple(used)[1:]):
+        return Placement(Kind.PER_REPLICA, own)
+    return None
+
+
+def _is_split(sharding: Any, layout: ReplicaMesh) -> bool:
+    """Whether a layout over one device names the replica axis: to JAX it is like any other."""
+    if not isinstance(sharding, NamedSharding) or not len(sharding.spec):
+        return False
+    used = Placement(Kind.MIRRORED, sharding).manual_spec(layout)
+    return used[0] == layout.replica_spec[0]
+
+
+def _equivalent(sharding: Any, other: NamedSharding, ndim: int) -> bool:
+    same: bool = sharding.is_equivalent_to(other, ndim)
+    return same
+
+
+def placement_of(leaf: Any, layout: ReplicaMesh) -> Placement:
+    """The kind and the layout that `leaf` has, or gets when it enters a step.
+
+    An array that lies over the mesh keeps its kind; everything else is mirrored. A `PerReplica`
+    is per-replica whatever it holds.
+    """
+    if isinstance(leaf, PerReplica):
+        array = leaf.array if leaf.is_global else None
+        if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
+            found = placement_of_sharding(array.sharding, array.ndim, layout)
+            if found is not None and found.kind is Kind.PER_REPLICA:
+                return found
+        return Placement(Kind.PER_REPLICA, layout.per_replica)
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        found = placement_of_sharding(leaf.sharding, leaf.ndim, layout)
+        if found is not None and (found.kind is not Kind.MIRRORED or _compat.is_committed(leaf)):
+            return found
+    if isinstance(leaf, jax.core.Tracer) and (origin := origin_of(leaf)) is not None:
+        if origin.sharding is not None and origin.is_committed:
+            found = placement_of_sharding(origin.sharding, leaf.ndim, layout)
+            if found is not None:
+                return found
+    if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
+        found = placement_of_sharding(leaf.sharding, leaf.ndim, layout)
+        if found is not None:
+            return found
+    return Placement(Kind.MIRRORED, layout.replicated)
+
+
+def is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
+    """Whether an array lies over all devices of the strategy, the same on every replica."""
+    if isinstance(value, jax.core.Tracer):
+        origin = origin_of(value)
+        if origin is None:
+            return True
+        sharding, committed = origin.sharding, origin.is_committed
+    elif isinstance(value, jax.Array):
+        sharding, committed = value.sharding, _compat.is_committed(value)
+    else:
+        return False
+    return (
+        sharding is not None
+        and committed
+        and len(sharding.device_set) == len(layout.devices)
+        and placement_of(value, layout).kind is Kind.MIRRORED
+    )
+
+
+def checked_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+    """`value` as one global array over this mesh, or an error that names it as `str(name)`."""
+    if _is_abstract(value):
+        return _checked_abstract(name, value, layout)
+    if layout.described is not None and not isinstance(value.values[0], jax.core.Tracer):
+        layout.check_is_there(f"A PerReplica of arrays ({name})")
+    if not value.is_global:
+        return _placed_one_by_one(name, value, layout)
+    array = value.array
+    if isinstance(array, jax.core.Tracer):
+        _check_rows(name, array, layout)
+        return value
+    if isinstance(array, jax.Array) and (
+        len(array.sharding.device_set) > 1 or _lies_on_the_one_device(array, layout)
+    ):
+        found = placement_of_sharding(array.sharding, array.ndim, layout)
+        if found is None:
+            raise ReplicaValueError(_other_strategy(name, array, layout))
+        if found.kind is Kind.PER_REPLICA or layout.num_places == 1:
+            if layout.num_virtual is not None:
+                _check_rows(name, array, layout)
+            return value
+    if layout.num_replicas == 1 and isinstance(array, jax.Array):
+        return value
+    _check_rows(name, array, layout)
+    return PerReplica.of_global(
+        jax.device_put(owned(array), layout.per_replica),
+        scalars=value.form is Form.SCALARS,
+        replicas_per_shard=layout.replicas_per_place,
+    )
+
+
+def _is_abstract(value: PerReplica) -> bool:
+    held = (value.array,) if value.is_global else value.values
+    return bool(held) and all(isinstance(x, jax.ShapeDtypeStruct) for x in held)
+
+
+def _checked_abstract(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+    """Shapes in place of arrays, which lie nowhere: as one global shape."""
+    if value.is_global:
+        _check_rows(name, value.array, layout)
+        return value
+    local: Any = value.values[0]
+    if len(value.values) != layout.num_replicas or any(
+        (x.shape, x.dtype) != (local.shape, local.dtype) for x in value.values
+    ):
+        raise ReplicaValueError(
+            f"{name} is a PerReplica of {len(value.values)} jax.ShapeDtypeStruct(s), and the "
+            f"strategy has {layout.num_replicas} replicas.\n\n"
+            "There is one shape for each replica, the same for all.\n\n"
+            f"Give {layout.num_replicas} equal ones, or the global one: "
+            "PerReplica.of_global(jax.ShapeDtypeStruct((replicas * rows, ...), dtype))."
+        )
+    rows, rest = (local.shape[0], local.shape[1:]) if local.shape else (1, ())
+    whole: Any = jax.ShapeDtypeStruct((rows * layout.num_replicas, *rest), local.dtype)
+    return PerReplica.of_global(
+        whole, scalars=not local.shape, replicas_per_shard=layout.replicas_per_place
+    )
+
+
+def _lies_on_the_one_device(array: jax.Array, layout: ReplicaMesh) -> bool:
+    """Whether all virtual replicas of a strategy are on the device that an array lies on."""
+    is_one = layout.num_virtual is not None and layout.num_places == 1
+    return is_one and array.sharding.device_set == layout.device_set
+
+
+def checked_global(name: str, value: PerReplica, layout: ReplicaMesh) -> Any:
+    """The global array of `value`, which has to fit this mesh; nothing is moved."""
+    array = value.array
+    if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
+        devices = array.sharding.device_set
+        if len(devices) > 1 and devices != layout.device_set:
+            raise ReplicaValueError(_other_strategy(name, array, layout))
+    _check_rows(name, array, layout)
+    return array
+
+
+def _check_rows(name: object, array: Any, layout: ReplicaMesh) -> None:
+    rows = array.shape[0] if array.ndim else 0
+    if rows % layout.num_replicas or not array.ndim:
+        raise ShapeError(
+            f"{name} is a PerReplica whose global array is {array.dtype}{list(array.shape)}, and "
+            f"the strategy has {layout.num_replicas} replicas.\n\n"
+            f"Dim 0 must be a multiple of {layout.num_replicas}.\n\n{_nearest(rows, layout)}"
+        )
+
+
+def check_virtual_rows(name: object, array: Any, layout: ReplicaMesh) -> None:
+    """Refuse rows that the devices can share and the virtual replicas cannot."""
+    rows, count = array.shape[0], layout.num_replicas
+    if rows % count:
+        raise ShapeError(
+            f"{name} is {array.dtype}{list(array.shape)}, laid out over the replicas, and the "
+            f"{count} virtual replicas of deterministic=True cannot share {rows} rows.\n\n"
+            f"Dim 0 must be a multiple of {count}.\n\n{_nearest(rows, layout)}"
+        )
+
+
+def _nearest(rows: int, layout: ReplicaMesh) -> str:
+    count = layout.num_replicas
+    sizes = [n for n in (rows - rows % count, rows + -rows % count) if n]
+    return f"Use {' or '.join(map(str, sizes or [count]))} rows."
+
+
+def _other_strategy(name: object, array: jax.Array, layout: ReplicaMesh) -> str:
+    theirs = sorted(str(d) for d in array.sharding.device_set)
+    return (
+        f"{name} is a PerReplica of another strategy. "
+        f"It is on {len(theirs)} devices {theirs[:4]} as {array.sharding}; this strategy has "
+        f"{layout.num_replicas} replicas on {[str(d) for d in layout.devices][:4]}.\n\n"
+        "A PerReplica belongs to the strategy that made it.\n\n"
+        "Make one array of it with other_strategy.gather(value, axis=0), and distribute that."
+    )
+
+
+def _placed_one_by_one(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+    if _compat.inside_trace() and not any(map(_is_tracer, value.values)):
+        # A trace would stage the copies to the devices.
+        with jax.ensure_compile_time_eval():
+            return _placed_on_devices(name, value, layout)
+    return _placed_on_devices(name, value, layout)
+
+
+def _is_tracer(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
+
+
+def _placed_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+    values = value.values
+    expected = len(layout.local_replicas)
+    if len(values) != expected:
+        raise ReplicaValueError(
+            f"{name} is a PerReplica with {len(values)} values, and the strategy has {expected} "
+            "replicas in this process.\n\nA PerReplica has one value for each replica.\n\n"
+            f"Pass a PerReplica of {expected} value(s)."
+        )
+    arrays = [owned(_as_array(name, i, v)) for i, v in enumerate(values)]
+    shapes = {(a.shape, str(a.dtype)) for a in arrays}
+    if len(shapes) > 1:
+        found = ", ".join(f"replica {i}: {a.dtype}{list(a.shape)}" for i, a in enumerate(arrays))
+        largest = max((a.shape[0] if a.ndim else 0) for a in arrays)
+        remedy = (
+            f"Pad dim 0 to {largest} rows on every replica and carry a mask, or drop the rows "
+            "that are too many (drop_remainder=True)."
+        )
+        if len({dtype for _, dtype in shapes}) > 1:
+            remedy = how_to_cast("x", (a.dtype for a in arrays))
+        raise ShapeError(
+            f"{name} is a PerReplica whose values differ in shape or dtype: {found}.\n\n"
+            "Inside a function that JAX traces, such as one under jax.jit, and where a replica has "
+            "several devices, local values have one shape. Elsewhere their shapes may differ, and "
+            f"rank and dtype are the same.\n\n{remedy}"
+        )
+    scalars = arrays[0].ndim == 0
+    rows = [a[None] for a in arrays] if scalars else arrays
+    return PerReplica.of_global(
+        _join(rows, layout), scalars=scalars, replicas_per_shard=layout.replicas_per_place
+    )
+
+
+def _as_array(name: object, replica: int, value: Any) -> Any:
+    array = value if hasattr(value, "dtype") and hasattr(value, "ndim") else jax.numpy.asarray
+    if callable(array):
+        if not isinstance(value, (bool, int, float, complex, list)):
+            raise ReplicaValueError(
+                f"{name} is a PerReplica whose value on replica {replica} is "
+                f"{type(value).__name__}: {value!r}.\n\n"
+                "A step takes arrays and numbers that differ between replicas; other objects "
+                "have to be the same everywhere, since one program runs on all replicas.\n\n"
+                "Pass it as a plain argument instead."
+            )
+        check_integers(name, replica, value)
+        return array(value)
+    return array
+
+
+def _join(rows: list[Any], layout: ReplicaMesh) -> jax.Array:
+    if any(isinstance(r, jax.core.Tracer) for r in rows):
+        whole: jax.Array = jax.lax.with_sharding_constraint(
+            jax.numpy.concatenate(rows), layout.per_replica
+        )
+        return whole
+    local = rows[0].shape
+    shape = (local[0] * layout.num_replicas, *local[1:])
+    shared = layout.replicas_per_place
+    if shared > 1:
+        starts = range(0, len(rows), shared)
+        rows = [jax.numpy.concatenate(rows[i : i + shared]) for i in starts]
+    on = {
+        device: jax.device_put(rows[i // shared], device)
+        for i, replica in enumerate(layout.local_replicas)
+        for device in layout.device_grid[replica]
+    }
+    # In the order of the mesh: JAX does not sort the pieces of random keys.
+    pieces = [on[d] for d in layout.mesh.devices.flat if d in on]
+    return jax.make_array_from_single_device_arrays(shape, layout.per_replica, pieces)

@@ -1,0 +1,1 @@
+"""One array of which each replica holds a piece."""

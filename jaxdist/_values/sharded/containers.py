@@ -1,0 +1,161 @@
+"""Containers that JAX takes for leaves: subclasses of mappings, lists and tuples.
+
+`tf.distribute` goes into them and gives them back in their own type. So they are opened where
+values go into a step or a collective, and closed where they come out.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+from jax.tree_util import DictKey, SequenceKey, keystr, register_pytree_with_keys
+
+from jaxdist.errors import ArgumentTypeError
+from jaxdist._values.sharded.sharded import is_sharded
+
+
+class Opened:
+    """A container as a pytree node.
+
+    Unflattening gives another `Opened`; one that `rebuilds` gives the container itself.
+    """
+
+    __slots__ = ("keys", "kind", "rebuilds", "values")
+
+    def __init__(
+        self, kind: type, keys: tuple[Any, ...] | None, values: Iterable[Any], *, rebuilds: bool
+    ) -> None:
+        self.kind, self.keys, self.rebuilds = kind, keys, rebuilds
+        self.values = tuple(values)
+
+    def closed(self) -> Any:
+        """The container, in its own type."""
+        if self.keys is None:
+            return self.kind(self.values)
+        return self.kind(dict(zip(self.keys, self.values, strict=True)))
+
+
+def is_container(leaf: Any) -> bool:
+    """Whether a leaf of a pytree is a container that JAX does not know."""
+    return isinstance(leaf, (Mapping, list, tuple))
+
+
+def open_containers(
+    tree: Any,
+    name: str,
+    *,
+    is_leaf: Callable[[Any], bool] | None = None,
+    must_open: Callable[[Any], bool] | None = None,
+    rebuilds: bool = False,
+) -> Any:
+    """A pytree whose containers are `Opened`, or the pytree itself where there are none.
+
+    Args:
+        tree: Any pytree.
+        name: What it is called, for messages.
+        is_leaf: Where flattening stops.
+        must_open: Which containers; None is all.
+        rebuilds: Whether unflattening gives the containers themselves.
+
+    Raises:
+        ArgumentTypeError: A container that cannot be made of a dict or a list.
+    """
+    leaves, treedef = jax.tree.flatten_with_path(tree, is_leaf=is_leaf)
+    if not any(is_container(leaf) for _, leaf in leaves):
+        return tree
+
+    def open_one(leaf: Any, own: str) -> Any:
+        # A mapping or list of NNX is where flattening stops, and stays what it is.
+        if not is_container(leaf) or (is_leaf is not None and is_leaf(leaf)):
+            return leaf
+        if must_open is not None and not must_open(leaf):
+            return leaf
+        is_mapping = isinstance(leaf, Mapping)
+        pairs = list(leaf.items()) if is_mapping else list(enumerate(leaf))
+        inner = [
+            open_containers(
+                v, f"{own}[{k!r}]", is_leaf=is_leaf, must_open=must_open, rebuilds=rebuilds
+            )
+            for k, v in pairs
+        ]
+        keys = tuple(k for k, _ in pairs) if is_mapping else None
+        _check_rebuilds(leaf, own)
+        return Opened(type(leaf), keys, inner, rebuilds=rebuilds)
+
+    return treedef.unflatten([open_one(leaf, name + keystr(path)) for path, leaf in leaves])
+
+
+def close_containers(tree: Any) -> Any:
+    """A pytree with its containers in their own types again."""
+    return jax.tree.map(_closed, tree, is_leaf=lambda x: _is_opened(x) or is_sharded(x))
+
+
+def rebuild_on_unflatten(tree: Any, whole: type) -> Any:
+    """The same pytree, whose unflattening gives the containers themselves.
+
+    Nodes of the class `whole` stay what they are.
+    """
+
+    def of_leaf(leaf: Any) -> Any:
+        if not _is_opened(leaf):
+            return leaf
+        values = [rebuild_on_unflatten(v, whole) for v in leaf.values]
+        return Opened(leaf.kind, leaf.keys, values, rebuilds=True)
+
+    return jax.tree.map(of_leaf, tree, is_leaf=lambda x: isinstance(x, (Opened, whole)))
+
+
+def _closed(leaf: Any) -> Any:
+    if not _is_opened(leaf):
+        return leaf
+    return Opened(leaf.kind, leaf.keys, map(close_containers, leaf.values), rebuilds=True).closed()
+
+
+def _is_opened(x: Any) -> bool:
+    return isinstance(x, Opened)
+
+
+def _check_rebuilds(container: Any, name: str) -> None:
+    kind = type(container)
+    given = dict(container) if isinstance(container, Mapping) else list(container)
+    try:
+        rebuilt = kind(given)
+        is_whole = len(rebuilt) == len(container)
+    except Exception as error:
+        raise ArgumentTypeError(_cannot_rebuild(kind, name, given, repr(error))) from error
+    if not is_whole:
+        found = f"it has {len(rebuilt)} entries, not {len(container)}"
+        raise ArgumentTypeError(_cannot_rebuild(kind, name, given, found))
+
+
+def _cannot_rebuild(kind: type, name: str, given: Any, found: str) -> str:
+    builtin = "dict" if isinstance(given, dict) else "list"
+    return (
+        f"{name} is a {kind.__name__}, which cannot be made of its values again: "
+        f"{kind.__name__}({builtin}) gave {found}.\n\n"
+        "JAX does not know the class. A mapping, list or tuple of another class goes through a "
+        f"step as its own type: {kind.__name__} is called with a {builtin} of the values.\n\n"
+        f"Use {builtin}(value), or register the class: "
+        f"jax.tree_util.register_pytree_node({kind.__name__}, flatten, unflatten)."
+    )
+
+
+def _flatten_with_keys(node: Opened) -> tuple[list[tuple[Any, Any]], Any]:
+    if node.keys is None:
+        paths: list[Any] = [SequenceKey(i) for i in range(len(node.values))]
+    else:
+        paths = [DictKey(k) for k in node.keys]
+    return list(zip(paths, node.values, strict=True)), (node.kind, node.keys, node.rebuilds)
+
+
+def _flatten(node: Opened) -> tuple[tuple[Any, ...], Any]:
+    return node.values, (node.kind, node.keys, node.rebuilds)
+
+
+def _rebuild(how: Any, values: Iterable[Any]) -> Any:
+    kind, keys, rebuilds = how
+    node = Opened(kind, keys, values, rebuilds=rebuilds)
+    return node.closed() if rebuilds else node
+
+
+register_pytree_with_keys(Opened, _flatten_with_keys, _rebuild, _flatten)

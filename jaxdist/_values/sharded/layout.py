@@ -1,0 +1,139 @@
+"""Where the pieces of one array lie."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from jaxdist import _compat
+from jaxdist.errors import ReplicaValueError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values.sharded.cuts import Cut
+from jaxdist._values.replicas.owned import owned
+from jaxdist._values.replicas.placement import Kind
+from jaxdist._values.replicas.placement import Placement
+from jaxdist._values.sharded.sharded import Sharded
+from jaxdist._values.sharded.sharded import is_sharded
+from jaxdist._values.sharded.sharded import pad_dim
+from jaxdist._values.sharded.sharded import undeclared
+
+
+def sharded_placement(value: Sharded, layout: ReplicaMesh) -> Placement:
+    """The layout that the pieces have, or get when they enter a step."""
+    array, cut = value.held, value.cut
+    sharding = getattr(array, "sharding", None)
+    if isinstance(sharding, NamedSharding) and not isinstance(array, jax.core.Tracer):
+        if sharding.mesh == layout.mesh and layout.num_logical > 1:
+            found = Placement(Kind.SHARDED, sharding)
+            manual = list(found.manual_spec(layout))
+            while manual and manual[-1] is None:
+                manual.pop()
+            if tuple(manual) == tuple(cut.spec(layout)):
+                return found
+    return Placement(Kind.SHARDED, NamedSharding(layout.mesh, cut.full_spec(layout)))
+
+
+def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
+    """`value` laid out over this mesh, or an error that names it as `str(name)`."""
+    array, cut = value.held, value.cut
+    _check_axes(name, value, layout)
+    count = cut.pieces(layout)
+    if not hasattr(array, "ndim"):
+        raise ReplicaValueError(
+            f"{name} is a Sharded that holds a {type(array).__name__}, {array!r}, in the place of "
+            "an array.\n\n"
+            "A function of pytrees put it there: jax.tree.map goes into a Sharded and takes the "
+            "piece for a leaf.\n\n"
+            "Keep such values in a pytree of their own: jax.tree.map(fn, tree, "
+            "is_leaf=lambda x: isinstance(x, jaxdist.Sharded))."
+        )
+    # No cut of the array is shorter than the array.
+    fits = cut.dim < array.ndim and array.shape[cut.dim] >= cut.size
+    if not fits or (array.shape[cut.dim] > cut.size and not value.has_padding):
+        raise ReplicaValueError(
+            f"{name} is {array.dtype}{list(array.shape)}, in a node that says that it is cut along "
+            f"dim {cut.dim} of {cut.size} elements.\n\n"
+            "An optimizer whose state has other shapes than the parameters (adafactor) was "
+            "initialised with parameters in pieces.\n\n"
+            "Let sharded_update make and cut its state: tx = jaxdist.sharded_update(tx)."
+        )
+    have, need = array.shape[cut.dim], cut.rows(count) * count
+    if have == cut.size < need:
+        # A function of pytrees made it: there it is the array without padding.
+        array = _padded(array, cut, count)
+        value, have = undeclared(array, cut, has_padding=True), need
+    if have != need:
+        raise ReplicaValueError(_of_others(name, value, layout, f"{have} rows, not {need}"))
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+        if isinstance(array, (jax.core.Tracer, jax.ShapeDtypeStruct)):
+            return value
+        held = jax.device_put(owned(array), sharded_placement(value, layout).sharding)
+        return Sharded(held, *cut)
+    if len(array.sharding.device_set) > 1 and array.sharding.device_set != layout.device_set:
+        where = _listed(array.sharding.device_set)
+        raise ReplicaValueError(_of_others(name, value, layout, where))
+    wanted = sharded_placement(value, layout).sharding
+    if _compat.is_committed(array) and array.sharding.is_equivalent_to(wanted, array.ndim):
+        return value
+    return Sharded(jax.device_put(array, wanted), *cut)
+
+
+def _listed(devices: Iterable[jax.Device]) -> str:
+    names = sorted(map(str, devices))
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f"devices {', '.join(names[:4])}{more}"
+
+
+def _of_others(name: object, value: Sharded, layout: ReplicaMesh, what: str) -> str:
+    return (
+        f"{name} is cut for other replicas: {value!r}, on {what}; this strategy has "
+        f"{layout.num_replicas} replicas on {_listed(layout.devices)}.\n\n"
+        "An array in pieces stays with the strategy that cut it.\n\n"
+        "Cut it again: jaxdist.partition.place(strategy, tree, rules), or the state of a "
+        "sharded_update alone: state = jaxdist.shard_state(state, strategy)."
+    )
+
+
+def layout_of_pieces(tree: Any) -> ReplicaMesh | None:
+    """The mesh that the arrays in pieces of a pytree lie on, read from one that is cut over all."""
+    for leaf in jax.tree.leaves(tree, is_leaf=is_sharded):
+        sharding = getattr(leaf.held, "sharding", None) if is_sharded(leaf) else None
+        if not isinstance(sharding, NamedSharding) or leaf.axes is not None:
+            continue
+        spec = tuple(sharding.spec)
+        entry = spec[leaf.dim] if leaf.dim < len(spec) else None
+        axes = (entry,) if isinstance(entry, str) else tuple(entry or ())
+        if axes and isinstance(sharding.mesh, Mesh):
+            return ReplicaMesh(sharding.mesh, axes)
+    return None
+
+
+def _check_axes(name: object, value: Sharded, layout: ReplicaMesh) -> None:
+    unknown = [a for a in value.axes or () if a not in layout.replica_axes]
+    if unknown:
+        raise ReplicaValueError(
+            f"{name} is cut over the axes {value.axes}: {value!r}; the replica axes of this "
+            f"strategy are {layout.replica_axes}.\n\n"
+            "An array in pieces stays with the strategy that cut it.\n\n"
+            "Cut it again: jaxdist.partition.place(strategy, state, rules)."
+        )
+
+
+def _padded(array: Any, cut: Cut, pieces: int) -> Any:
+    """The array with its padding, made by whatever it is an array of."""
+    more = cut.padding(pieces)
+    if isinstance(array, jax.ShapeDtypeStruct):
+        longer = array.shape[cut.dim] + more
+        shape = (*array.shape[: cut.dim], longer, *array.shape[cut.dim + 1 :])
+        return jax.ShapeDtypeStruct(shape, array.dtype)
+    if isinstance(array, jax.Array):
+        return pad_dim(array, cut.dim, more)
+    return np.pad(array, [(0, more if d == cut.dim else 0) for d in range(array.ndim)])
+
+
+def cut_for(array: Any, cut: Cut, layout: ReplicaMesh) -> Sharded:
+    """A whole array in pieces over the replicas, one piece on each."""
+    padded = pad_dim(jax.numpy.asarray(array), cut.dim, cut.padding(cut.pieces(layout)))
+    return Sharded(jax.device_put(padded, NamedSharding(layout.mesh, cut.full_spec(layout))), *cut)

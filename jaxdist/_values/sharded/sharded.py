@@ -1,0 +1,403 @@
+"""One array of which each replica holds a piece."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+
+from jaxdist import _compat
+from jaxdist._validate import as_integer, shown
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values.arithmetic import Arithmetic
+from jaxdist._values.sharded.cuts import Cut
+from jaxdist._values.replicas.owned import owned
+from jaxdist._values.sharded.piece_marks import OPEN
+from jaxdist._values.sharded.piece_marks import PIECE
+from jaxdist._values.access import site
+
+# What computing with an array needs; not what tells where it lies, which is asked of `held`.
+_OF_ARRAYS = frozenset(
+    "T mT at astype conj dot flatten max mean min ravel reshape squeeze std sum swapaxes take "
+    "transpose var".split()
+)
+
+
+class Sharded(Arithmetic):
+    """One array of which each replica holds a piece, cut along one dim and padded.
+
+    A registered pytree node with one leaf. Optimizer state of `sharded_update` is held so, and
+    parameters that `partition.place` shards. It goes into `Strategy.run` and comes out with the
+    same layout; inside a step `array` is the piece of the replica, and where it is used as an
+    array (`value[...]`, arithmetic, functions of `jax.numpy`) it is the whole one, gathered
+    (`partition.gather`). `Strategy.reduce`, `Strategy.gather`, checkpoints and, outside of steps,
+    `np.asarray` take it for the one array that it stands for.
+
+    Shapes:
+        A logical `[..., size, ...]` on `R` replicas is held as `[..., R*p, ...]` with
+        `p = ceil(size / R)`, laid out over the replica axes on `dim`. What stands behind `size`
+        is padding, and means nothing. Functions of pytrees find the logical array, in a step and
+        outside. Where they put a new array of that shape into the node, it is padded and cut
+        when it enters a step.
+
+    Cost:
+        None: the array is held as it is. Used as an array in a step, an all-gather. Outside of
+        steps, each function of pytrees cuts the padding off, if there is any: a slice of the
+        whole array, which moves rows between devices. `strategy.run(tx.init, (params,))` makes
+        the state of an optimizer without it.
+
+    Args:
+        array: The padded array over all replicas, or the piece of one inside a step.
+        dim: The dim that is cut, counted from the front.
+        size: Its length without padding.
+        axes: The replica axes over which it is cut, where not over all of them; over the others
+            it is the same.
+        split: The dim that is split over the logical devices of each replica besides, if one is.
+
+    Raises:
+        ArgumentError: `dim` is not one of the array's, or `size` is less than 1.
+
+    Example:
+        >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> rows = np.arange(4.0, dtype="float32")
+        >>> held = Sharded(rows, dim=0, size=3)
+        >>> strategy.run(lambda x: Sharded(x.array * 2, 0, 3), (held,)).whole().tolist()
+        [0.0, 2.0, 4.0]
+
+    Source:
+        `DESIGN.md` §2.3; ZeRO, arXiv:1910.02054.
+    """
+
+    __slots__ = ("_has_padding", "_held", "axes", "dim", "size", "split")
+
+    dim: int
+    size: int
+    axes: tuple[str, ...] | None
+    split: int | None
+
+    def __init__(
+        self,
+        array: Any,
+        dim: int,
+        size: int,
+        axes: tuple[str, ...] | None = None,
+        split: int | None = None,
+    ) -> None:
+        dim = as_integer("Sharded", "dim", dim, least=0)
+        size = as_integer(
+            "Sharded", "size", size, least=1, remedy="Leave an array without elements as it is."
+        )
+        if not hasattr(array, "shape") and not isinstance(array, int):
+            raise ArgumentTypeError(
+                f"Sharded was given array={shown(array)}.\n\narray is the padded array over all "
+                "replicas, or in a step the piece of one.\n\nPass an array of jax or numpy."
+            )
+        if axes is not None and not (
+            isinstance(axes, tuple) and axes and all(isinstance(a, str) for a in axes)
+        ):
+            raise ArgumentTypeError(
+                f"Sharded was given axes={shown(axes)}.\n\naxes is a tuple of names of replica "
+                "axes.\n\nPass for instance axes=('replica',), or leave it out for all of them."
+            )
+        if split is not None:
+            split = as_integer("Sharded", "split", split, least=0)
+        given: Any = array
+        rank = getattr(given, "ndim", None)
+        if rank is not None and not 0 <= dim < rank:
+            raise ArgumentError(
+                f"Sharded(array, dim={dim}): the array is {given.dtype}{list(given.shape)}, of "
+                f"rank {rank}.\n\ndim is the number of a dim of the array.\n\n"
+                + (f"Pass one of {[*range(rank)]}." if rank else "Leave a scalar as it is.")
+            )
+        self.dim, self.size, self.axes, self.split = dim, size, axes, split
+        # What is made by hand is declared to be a piece; what functions of pytrees make is not.
+        layout = _layout_around()
+        self._held = owned(array) if layout is None else _declared(array, self.cut, layout)
+        self._has_padding = is_longer(array, self.cut)
+
+    @property
+    def array(self) -> Any:
+        """The padded array over all replicas; inside a step the piece of this one.
+
+        Example:
+            >>> Sharded(np.arange(4), dim=0, size=3).array.tolist()
+            [0, 1, 2, 3]
+        """
+        layout = _layout_around()
+        if layout is None:
+            return self._held
+        traced = isinstance(self._held, jax.core.Tracer)
+        return opened(self._held if traced else self.whole(), self.cut, layout)
+
+    @property
+    def held(self) -> Any:
+        """What the pytree node holds: the padded array; inside a step the one array, traced.
+
+        To look at and not to compute with.
+
+        Example:
+            >>> Sharded(np.arange(4), dim=0, size=3).held.shape
+            (4,)
+        """
+        return self._held
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether `held` is longer than the array that it stands for.
+
+        What a function of pytrees made is not, whatever its shape is.
+
+        Example:
+            >>> Sharded(np.arange(4), dim=0, size=3).has_padding
+            True
+        """
+        return self._has_padding
+
+    @property
+    def cut(self) -> Cut:
+        """Dim, size, axes and split dim.
+
+        Example:
+            >>> Sharded(np.arange(4), dim=0, size=3).cut
+            Cut(dim=0, size=3, axes=None, split=None)
+        """
+        return Cut(self.dim, self.size, self.axes, self.split)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the one array, without padding.
+
+        Example:
+            >>> Sharded(np.zeros((2, 4)), dim=1, size=3).shape
+            (2, 3)
+        """
+        shape: tuple[int, ...] = tuple(self._held.shape)
+        return (*shape[: self.dim], self.size, *shape[self.dim + 1 :])
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the array."""
+        return self._held.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The rank of the array."""
+        rank: int = self._held.ndim
+        return rank
+
+    def whole(self) -> Any:
+        """The one array, without padding.
+
+        Shapes:
+            `[..., size, ...]`, laid out as it is held where there is no padding.
+
+        Cost:
+            None without padding; else a slice, which may move rows between devices.
+
+        Raises:
+            ReplicaValueError: Inside a step, where there is only a piece.
+
+        Example:
+            >>> Sharded(np.arange(4), dim=0, size=3).whole().tolist()
+            [0, 1, 2]
+        """
+        layout = _layout_around()
+        if layout is not None and isinstance(self._held, jax.core.Tracer):
+            pieces = self.cut.pieces(layout)
+            if pieces > 1:
+                raise ReplicaValueError(
+                    "Sharded.whole was called inside a step, where a replica has "
+                    f"a piece of {self.cut.rows(pieces)} of the {self.size} elements of dim "
+                    f"{self.dim}.\n\n"
+                    "Inside a step a replica has one piece of the array.\n\n"
+                    "Bring the pieces together: jaxdist.partition.gather(value)."
+                )
+            return self.array
+        array = self._held
+        if not self._has_padding:
+            return array
+        if isinstance(array, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(self.shape, array.dtype)
+        if isinstance(array, jax.core.Tracer) or not _compat.inside_trace():
+            return _without_padding(array, self.cut)
+        # The step that closes over it cannot slice an array of all replicas.
+        return _compat.outside(_without_padding, array, self.cut)
+
+    def _operand(self) -> Any:
+        """The one array as it is seen from here."""
+        layout = _layout_around()
+        if layout is not None and isinstance(self._held, jax.core.Tracer):
+            return gathered(self, layout)
+        return self.whole()
+
+    def __jax_array__(self) -> Any:
+        return self._operand()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_ARRAYS:
+            return getattr(self._operand(), name)
+        raise AttributeError(
+            f"Sharded has no attribute {name!r}; the one array has it: "
+            "jaxdist.partition.gather(value) inside a step, value.whole() outside."
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        operand = self._operand()
+        if isinstance(operand, jax.core.Tracer):
+            raise ArgumentTypeError(
+                f"NumPy was given {self!r} inside a step.\n\n"
+                "A step is traced, and NumPy needs numbers.\n\n"
+                "Use jax.numpy, which brings the pieces together: jnp.asarray(value)."
+            )
+        host = np.asarray(operand, dtype=dtype)
+        return host.copy() if copy else host
+
+    def __repr__(self) -> str:
+        array = self._held
+        if not hasattr(array, "shape") or self.dim >= len(array.shape):
+            return f"Sharded({array!r}, dim={self.dim}, size={self.size})"
+        return (
+            f"Sharded({array.dtype}{list(self.shape)} cut along dim {self.dim}, held as "
+            f"{list(array.shape)})"
+        )
+
+
+def is_sharded(x: Any) -> bool:
+    """For `is_leaf`: whether `x` is one array in pieces."""
+    return isinstance(x, Sharded)
+
+
+def undeclared(array: Any, cut: Cut, *, has_padding: bool = False) -> Sharded:
+    """A node that holds what the analysis of the step has to prove to be a piece."""
+    value = object.__new__(Sharded)
+    value._held, value._has_padding = array, has_padding
+    value.dim, value.size, value.axes, value.split = cut
+    return value
+
+
+def _without_padding(array: Any, cut: Cut) -> Any:
+    return array[(*[slice(None)] * cut.dim, slice(cut.size))]
+
+
+def is_longer(array: Any, cut: Cut) -> bool:
+    return cut.dim < getattr(array, "ndim", 0) and array.shape[cut.dim] > cut.size
+
+
+def _layout_around() -> ReplicaMesh | None:
+    """Of the strategy whose step the caller is in."""
+    here = site()
+    return here.layout if here.in_replica else None
+
+
+def _declared(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+    """The one array of which `array` is the piece of this replica."""
+    if not hasattr(array, "ndim"):
+        return array
+    return piece(array, cut, layout)
+
+
+def piece(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+    """The one array that a replica has this piece of, in a step; nothing moves.
+
+    Raises:
+        ShapeError: The piece is of another length.
+    """
+    count = cut.pieces(layout)
+    rows, have = cut.rows(count), array.shape[cut.dim]
+    if rows != have:
+        raise ShapeError(
+            f"A step made a piece of {have} rows: Sharded(array, dim={cut.dim}, "
+            f"size={cut.size}).\n\n"
+            f"{cut.size} elements on {count} replicas are {rows} on each, the last ones padded."
+            f"\n\nGive an array whose dim {cut.dim} has {rows} elements."
+        )
+    return PIECE.bind(jax.numpy.asarray(array), cut=cut, rows=rows)
+
+
+def opened(
+    array: Any,
+    cut: Cut,
+    layout: ReplicaMesh,
+    *,
+    divisor: int = 1,
+    others: tuple[str, ...] = (),
+    name: str = "",
+) -> Any:
+    """The piece of this replica, of one array in a step; nothing moves.
+
+    `name` is that of a result of the step.
+    """
+    rows = cut.rows(cut.pieces(layout))
+    whole = jax.numpy.asarray(array)
+    return OPEN.bind(whole, cut=cut, rows=rows, divisor=divisor, others=others, name=name)
+
+
+def piece_of(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+    """The piece of this replica, cut from an array that all replicas have whole."""
+    count = cut.pieces(layout)
+    padded, rows = pad_dim(array, cut.dim, cut.padding(count)), cut.rows(count)
+    start = jax.lax.axis_index(cut.over(layout)) * rows
+    return jax.lax.dynamic_slice_in_dim(padded, start, rows, cut.dim)
+
+
+def pad_dim(array: Any, dim: int, more: int) -> Any:
+    """`array` with zeros behind the end of one dim."""
+    if not more:
+        return array
+    widths = [(0, more if d == dim else 0, 0) for d in range(array.ndim)]
+    return jax.lax.pad(array, jnp.zeros((), array.dtype), widths)
+
+
+# The name under which `jax.checkpoint` policies see a parameter that was gathered.
+GATHERED = "jaxdist_gathered"
+
+
+def gathered(value: Sharded, layout: ReplicaMesh) -> Any:
+    """The whole array, inside a step. Its gradient is a piece of the mean over all replicas."""
+    cut, axes = value.cut, value.cut.over(layout)
+    pieces = cut.pieces(layout)
+    held = value.held
+    if cut.dim >= held.ndim or held.shape[cut.dim] != cut.size:
+        raise ReplicaValueError(
+            f"An array in pieces was used in a step as {held.dtype}{list(held.shape)}, in a node "
+            f"that says that it is cut along dim {cut.dim}.\n\n"
+            f"Dim {cut.dim} of the array has {cut.size} elements. A scan or vmap over a dim of "
+            "the array gives something else.\n\n"
+            "Gather it before the scan: jaxdist.partition.gather(value)."
+        )
+    others = tuple(a for a in layout.replica_axes if a not in axes)
+    if pieces == 1 and layout.num_replicas == 1:
+        return opened(held, cut, layout)
+    own = opened(held, cut, layout, divisor=layout.num_replicas, others=others)
+    if pieces == 1:
+        return own
+    whole = _all_gathered(own, cut, layout)
+    # Named before and after the padding is cut off, so that a policy can leave both.
+    whole = checkpoint_name(whole, GATHERED)
+    if cut.padding(pieces):
+        whole = checkpoint_name(jax.lax.slice_in_dim(whole, 0, cut.size, axis=cut.dim), GATHERED)
+    return whole
+
+
+def _all_gathered(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+    """The pieces of all replicas, each logical device of what it has of them.
+
+    XLA brings an array together over automatic axes before a collective over manual ones, so
+    where it is split over the logical devices these are made manual too.
+    """
+
+    def gather(held: Any) -> Any:
+        return jax.lax.all_gather(held, cut.over(layout), axis=cut.dim, tiled=True)
+
+    manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+    if cut.split is None or manual != frozenset(layout.replica_axes):
+        return gather(own)
+    axes = layout.logical_axes
+    spec = PartitionSpec(*[None] * cut.split, axes[0] if len(axes) == 1 else axes)
+    inner = jax.shard_map(
+        gather, in_specs=spec, out_specs=spec, axis_names=set(axes), check_vma=False
+    )
+    return inner(own)

@@ -1,0 +1,1 @@
+"""A value that stays on the devices of a strategy and can be assigned."""

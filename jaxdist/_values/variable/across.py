@@ -1,0 +1,160 @@
+"""Variables as they are read and changed outside a step, across replicas."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdist import _compat
+from jaxdist._validate import shown
+from jaxdist.errors import ArgumentError, ContextError, ReplicaValueError
+from jaxdist._values.indexed_slices import IndexedSlices
+from jaxdist._values.replicas.per_replica import Form
+from jaxdist._values.replicas.per_replica import PerReplica
+from jaxdist._values.replicas.placement import checked_per_replica
+from jaxdist._values.access import Change
+from jaxdist._values.replicas.binding import current_binding
+from jaxdist._values.variable.checks import check_fits
+from jaxdist._values.variable.checks import checked_value
+from jaxdist._values.variable.checks import parameter_of
+from jaxdist._values.variable.enums import VariableAggregation
+from jaxdist._values.variable.scatter import Scatter
+from jaxdist._values.variable.scatter import check_can_scatter
+
+
+class Across:
+    """Reads and changes all copies of a variable at once, on the devices that they lie on."""
+
+    def read(self, variable: Any) -> jax.Array:
+        """The mirrored value, or the values of all replicas combined."""
+        _refuse_plain_jit(variable, "read")
+        held: jax.Array = variable.held
+        if not variable.home.per_replica:
+            return held
+        check_can_combine(variable, "read")
+        combined: jax.Array = variable.home.combined(held, variable.aggregation)
+        return combined
+
+    def update(self, variable: Any, change: Change, value: Any) -> None:
+        """Change every copy."""
+        _refuse_plain_jit(variable, change.value)
+        home = variable.home
+        if isinstance(value, PerReplica):
+            given = self._one_each(variable, change, value)
+        else:
+            if _outlives(value):
+                raise _traced_value(variable, change)
+            one = checked_value(variable.label, change.value, value, variable.shape, variable.dtype)
+            given = self._everywhere(variable, change, one)
+        after = given if change is Change.ASSIGN else change.apply(variable.held, given)
+        variable.held = after if home.sharding is None else jax.device_put(after, home.sharding)
+
+    def _everywhere(self, variable: Any, change: Change, value: Any) -> jax.Array:
+        home = variable.home
+        if home.per_replica and variable.aggregation is VariableAggregation.SUM:
+            if change is not Change.ASSIGN:
+                raise no_sum_of_all(variable, change)
+            shares: jax.Array = home.shares_of_sum(value)
+            return shares
+        everywhere: jax.Array = home.everywhere(value)
+        return everywhere
+
+    def _one_each(self, variable: Any, change: Change, value: PerReplica) -> jax.Array:
+        home = variable.home
+        parameter = parameter_of(change.value)
+        label = f"The {parameter} of Variable {variable.label!r}.{change.value}"
+        if home.layout is None:
+            raise ReplicaValueError(
+                f"{label} is {shown(value)}, and the variable belongs to no strategy.\n\n"
+                "A variable of no strategy has one value.\n\n"
+                "Combine the values first: strategy.reduce('MEAN', value, axis=None)."
+            )
+        placed = checked_per_replica(label, value, home.layout)
+        count = home.layout.num_replicas
+        rows = placed.array
+        local = () if placed.form is Form.SCALARS else (rows.shape[0] // count, *rows.shape[1:])
+        check_fits(
+            variable.label, change.value, parameter, rows, variable.shape, variable.dtype, local
+        )
+        rows = rows.astype(variable.dtype)
+        if home.per_replica:
+            return rows
+        if variable.aggregation is VariableAggregation.NONE:
+            raise ReplicaValueError(
+                f"{label} is a PerReplica of {count} values, and the variable is mirrored, with "
+                "VariableAggregation.NONE.\n\n"
+                "A mirrored variable has one value; how to make one of several is what its "
+                "aggregation says.\n\n"
+                "Give it aggregation=VariableAggregation.MEAN (or SUM, ONLY_FIRST_REPLICA), "
+                "combine the values first (strategy.reduce('MEAN', value, axis=None)), or let "
+                "every replica have its own: synchronization=VariableSynchronization.ON_READ."
+            )
+        combined: jax.Array = home.combined(rows, variable.aggregation)
+        return combined
+
+    def scatter(self, variable: Any, kind: Scatter, slices: IndexedSlices) -> None:
+        """Change rows of a mirrored variable, once."""
+        _refuse_plain_jit(variable, kind.value)
+        check_can_scatter(variable, kind, of_replicas=False)
+        if _outlives(slices.values) or _outlives(slices.indices):
+            raise _traced_value(variable, kind)
+        home = variable.home
+        after = kind.apply(variable.held, slices)
+        variable.held = after if home.sharding is None else jax.device_put(after, home.sharding)
+
+
+ACROSS = Across()
+
+
+def check_can_combine(variable: Any, what: str) -> None:
+    """Refuse to make one value of a variable that does not say how."""
+    if variable.aggregation is not VariableAggregation.NONE:
+        return
+    raise ArgumentError(
+        f"Variable {variable.label!r} was {what} across replicas, and it has a value of its own "
+        "on each, with VariableAggregation.NONE.\n\n"
+        "How to make one value of several is what the aggregation says.\n\n"
+        "Give it an aggregation (SUM, MEAN, ONLY_FIRST_REPLICA), or take the values one by one: "
+        "variable.values. To assign without reading, pass read_value=False."
+    )
+
+
+def no_sum_of_all(variable: Any, change: Change) -> ArgumentError:
+    """The error for adding one value to a sum that is spread over the replicas."""
+    return ArgumentError(
+        f"Variable {variable.label!r}.{change.value} was called across replicas, and the variable "
+        "is the sum of a value on each replica.\n\n"
+        "It is unknown to which of these values it should be added.\n\n"
+        "Call it inside strategy.run, or assign the new total: "
+        "variable.assign(variable.read_value() + value)."
+    )
+
+
+def _outlives(value: Any) -> bool:
+    """Whether a variable would keep a traced value after its trace."""
+    return isinstance(value, jax.core.Tracer) and current_binding() is None
+
+
+def _refuse_plain_jit(variable: Any, what: str) -> None:
+    if current_binding() is not None:
+        return
+    # Under an eager jax.grad or jax.vmap nothing is staged, and a constant is made at once.
+    if not _compat.inside_trace() or not isinstance(jnp.zeros(()), jax.core.Tracer):
+        return
+    raise ContextError(
+        f"Variable {variable.label!r}: {what} inside a function that jax.jit (or scan, or another "
+        "transformation) is tracing, outside strategy.run.\n\n"
+        "The compiled function would keep the value that the variable has now, and assignments "
+        "would be lost.\n\n"
+        "Decorate the function with jaxdist.function instead, or pass variable.read_value() as "
+        "an argument and assign the result afterwards."
+    )
+
+
+def _traced_value(variable: Any, change: Change | Scatter) -> ContextError:
+    return ContextError(
+        f"Variable {variable.label!r}.{change.value} was given a traced value outside "
+        "strategy.run.\n\nA variable outlives the trace that the value belongs to.\n\n"
+        "Return the value from the transformed function and assign it afterwards; inside "
+        "strategy.run variables may be assigned under jax.grad."
+    )

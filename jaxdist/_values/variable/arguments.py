@@ -1,0 +1,127 @@
+"""Arguments that the methods of variables share: `name`, `use_locking` and an index."""
+
+import operator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._validate import shown, tell_without_effect
+from jaxdist.errors import ArgumentError, ArgumentTypeError
+from jaxdist._values.replicas.per_replica import PerReplica
+
+_INDICES = (
+    "An index is what an array of JAX takes: integers, slices, None, ..., arrays of integers or of "
+    "bool, or a tuple of these."
+)
+
+
+def check_name(label: str, caller: str, name: Any, use_locking: Any = False) -> None:
+    """Refuse a `name` that is no text and a `use_locking` that is no bool; log other ones once."""
+    if name is not None and not isinstance(name, str):
+        raise ArgumentTypeError(
+            f"Variable {label!r}.{caller} was given name={shown(name)}.\n\n"
+            "name is a text or None; it has no effect.\n\nLeave name out."
+        )
+    if use_locking is not False and use_locking is not True:
+        raise ArgumentTypeError(
+            f"Variable {label!r}.{caller} was given use_locking={shown(use_locking)}.\n\n"
+            "use_locking is either True or False; it has no effect.\n\nLeave use_locking out."
+        )
+    if name is not None:
+        tell_without_effect(f"Variable.{caller}", "name", "there are no operations to name")
+    if use_locking:
+        why = "a variable changes as a whole or not at all"
+        tell_without_effect(f"Variable.{caller}", "use_locking", why)
+
+
+def elements_at(caller: str, array: jax.Array, index: Any) -> jax.Array:
+    """`array[index]`, or an error that names the index.
+
+    JAX takes the last element for an index that is too large; that is refused where the index is
+    known.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    for part in parts:
+        if isinstance(part, PerReplica) or not _is_index(part):
+            raise ArgumentTypeError(
+                f"{caller} was given index={shown(part)}.\n\n{_INDICES}\n\n"
+                f"Pass for instance variable[0]{', or jnp.array(index)' * isinstance(part, list)}."
+            )
+    _check_bounds(caller, array, parts)
+    try:
+        return array[index]
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+        raise
+    except (IndexError, TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(
+            f"{caller} was given index={shown(index)}, and the variable is "
+            f"{array.dtype}{list(array.shape)}: {error}\n\n{_INDICES}\n\n"
+            f"Pass an index for {array.ndim} dim(s)."
+        ) from error
+
+
+def _is_index(part: Any) -> bool:
+    if part is None or part is Ellipsis:
+        return True
+    if isinstance(part, slice):
+        return all(
+            bound is None or _is_integer(bound) for bound in (part.start, part.stop, part.step)
+        )
+    kind = getattr(getattr(part, "dtype", None), "kind", None)
+    return kind in ("i", "u", "b") if kind is not None else _is_integer(part)
+
+
+def _is_integer(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except jax.errors.JAXTypeError:
+        return True  # a traced integer
+    except TypeError:
+        return False
+    return True
+
+
+def _check_bounds(caller: str, array: jax.Array, parts: tuple[Any, ...]) -> None:
+    """Refuse places that are not there; those of traced indices are not known."""
+    dim = 0
+    for place, part in enumerate(parts):
+        if part is Ellipsis:
+            taken = sum(_dims_of(later) for later in parts[place + 1 :])
+            dim = max(dim, array.ndim - taken)
+            continue
+        if dim < array.ndim and not _is_mask(part) and not isinstance(part, (slice, type(None))):
+            _check_places(caller, array, dim, part)
+        dim += _dims_of(part)
+
+
+def _check_places(caller: str, array: jax.Array, dim: int, part: Any) -> None:
+    if isinstance(part, jax.core.Tracer):
+        return
+    size = array.shape[dim]
+    found = np.asarray(part if hasattr(part, "dtype") else operator.index(part))
+    wrong = found[(found < -size) | (found >= size)]
+    if wrong.size:
+        raise ArgumentError(
+            f"{caller} was given index={int(wrong.flat[0])} for dim {dim}, and "
+            f"the variable is {array.dtype}{list(array.shape)}.\n\n"
+            f"Its dim {dim} has {size} element(s).\n\n"
+            + (
+                f"Pass an index from 0 to {size - 1}, or from {-size} to -1."
+                if size
+                else "Pass a slice, which may be empty."
+            )
+        )
+
+
+def _is_mask(part: Any) -> bool:
+    return isinstance(part, bool) or getattr(getattr(part, "dtype", None), "kind", "") == "b"
+
+
+def _dims_of(part: Any) -> int:
+    """How many dims an index is for."""
+    if part is None or part is Ellipsis:
+        return 0
+    if _is_mask(part):
+        return int(getattr(part, "ndim", 0))
+    return 1

@@ -1,0 +1,271 @@
+"""Reading and changing elements and blocks of a variable, as methods."""
+
+from typing import Any
+
+import jax
+
+from jaxdist._validate import as_array
+from jaxdist._values.variable.arguments import check_name
+from jaxdist._values.variable.nd import blocks_at
+from jaxdist._values.variable.nd import blocks_of_batches
+from jaxdist._values.variable.nd import checked_blocks
+from jaxdist._values.variable.nd import gathered_blocks
+from jaxdist._values.variable.scatter import Scatter
+
+_KINDS = {"add": Scatter.ADD, "sub": Scatter.SUBTRACT, "update": Scatter.UPDATE}
+
+
+class BlockChanges:
+    """The methods of a variable that read and change it by places."""
+
+    __slots__ = ()
+
+    @property
+    def label(self) -> str:
+        """Its name as it was given."""
+        raise NotImplementedError
+
+    def _apply_blocks(self, kind: Scatter, blocks: Any) -> jax.Array:
+        raise NotImplementedError
+
+    def _scatter_blocks(self, kind: Scatter, caller: str, indices: Any, updates: Any) -> jax.Array:
+        return self._apply_blocks(kind, checked_blocks(self, caller, indices, updates))
+
+    def _change_elements(self, change: str, index: Any, value: Any) -> jax.Array:
+        """What `variable[index].assign` and the like do."""
+        caller = "assign" if change == "update" else f"assign_{change}"
+        places, given = blocks_at(self, caller, index, value)
+        return self._scatter_blocks(_KINDS[change], f"[...].{caller}", places, given)
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> jax.Array:
+        """The rows with these numbers.
+
+        Shapes:
+            `indices` `[...]` gives `[..., *shape[1:]]`.
+
+        Args:
+            indices: Integers from 0.
+            name: Without effect; TensorFlow names the operation by it.
+
+        Raises:
+            ArgumentError: A row that is not there.
+            ShapeError: A scalar variable.
+
+        Example:
+            >>> Variable([1.0, 2.0, 3.0]).sparse_read([2, 0]).tolist()
+            [3.0, 1.0]
+
+        Source:
+            `tf.Variable.sparse_read`.
+        """
+        check_name(self.label, "sparse_read", name)
+        rows = indices
+        if not hasattr(rows, "dtype"):
+            rows = as_array(f"Variable {self.label!r}.sparse_read", "indices", indices)
+        return gathered_blocks(self, "sparse_read", rows[..., None])
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> jax.Array:
+        """The elements or blocks at these places.
+
+        Shapes:
+            `indices` `[..., k]` gives `[..., *shape[k:]]`.
+
+        Args:
+            indices: Integers from 0.
+            name: Without effect; TensorFlow names the operation by it.
+
+        Raises:
+            ArgumentError: A place that is not there.
+            ShapeError: Places with more dims than the variable.
+
+        Example:
+            >>> Variable([[1.0, 2.0], [3.0, 4.0]]).gather_nd([[0, 1], [1, 0]]).tolist()
+            [2.0, 3.0]
+
+        Source:
+            `tf.Variable.gather_nd`.
+        """
+        check_name(self.label, "gather_nd", name)
+        return gathered_blocks(self, "gather_nd", indices)
+
+    def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
+        """Add blocks to elements or blocks, by their places.
+
+        In a step it does what `scatter_add` does with rows.
+
+        Shapes:
+            `indices` `[..., k]`: places in the first `k` dims; `updates` `[..., *shape[k:]]`.
+
+        Args:
+            indices: Integers from 0.
+            updates: The blocks.
+            name: Without effect; TensorFlow names the operation by it.
+
+        Returns:
+            The new value as seen from here.
+
+        Raises:
+            ShapeError: Places or blocks that do not fit.
+            ArgumentError: A place that is not there; inside a step such blocks are dropped.
+            NotImplementedError: An `ON_READ` variable.
+
+        Example:
+            >>> Variable([1.0, 2.0]).scatter_nd_add([[1]], [10.0]).tolist()
+            [1.0, 12.0]
+
+        Source:
+            `tf.Variable.scatter_nd_add`.
+        """
+        check_name(self.label, "scatter_nd_add", name)
+        return self._scatter_blocks(Scatter.ADD, "scatter_nd_add", indices, updates)
+
+    def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
+        """Subtract blocks from elements or blocks, by their places.
+
+        In a step it does what `scatter_sub` does with rows.
+
+        Shapes:
+            `indices` `[..., k]`: places in the first `k` dims; `updates` `[..., *shape[k:]]`.
+
+        Args:
+            indices: Integers from 0.
+            updates: The blocks.
+            name: Without effect; TensorFlow names the operation by it.
+
+        Returns:
+            The new value as seen from here.
+
+        Raises:
+            ShapeError: Places or blocks that do not fit.
+            ArgumentError: A place that is not there; inside a step such blocks are dropped.
+            NotImplementedError: An `ON_READ` variable.
+
+        Example:
+            >>> Variable([1.0, 2.0]).scatter_nd_sub([[1]], [10.0]).tolist()
+            [1.0, -8.0]
+
+        Source:
+            `tf.Variable.scatter_nd_sub`.
+        """
+        check_name(self.label, "scatter_nd_sub", name)
+        return self._scatter_blocks(Scatter.SUBTRACT, "scatter_nd_sub", indices, updates)
+
+    def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
+        """Replace elements or blocks, by their places.
+
+        In a step it does what `scatter_update` does with rows.
+
+        Shapes:
+            `indices` `[..., k]`: places in the first `k` dims; `updates` `[..., *shape[k:]]`.
+
+        Args:
+            indices: Integers from 0.
+            updates: The blocks.
+            name: Without effect; TensorFlow names the operation by it.
+
+        Returns:
+            The new value as seen from here.
+
+        Raises:
+            ShapeError: Places or blocks that do not fit.
+            ArgumentError: A place that is not there; inside a step such blocks are dropped.
+            NotImplementedError: An `ON_READ` variable.
+
+        Example:
+            >>> Variable([1.0, 2.0]).scatter_nd_update([[1]], [10.0]).tolist()
+            [1.0, 10.0]
+
+        Source:
+            `tf.Variable.scatter_nd_update`.
+        """
+        check_name(self.label, "scatter_nd_update", name)
+        return self._scatter_blocks(Scatter.UPDATE, "scatter_nd_update", indices, updates)
+
+    def scatter_nd_min(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
+        """Lower elements or blocks to given ones where those are lower, by their places.
+
+        In a step it does what `scatter_min` does with rows.
+
+        Shapes:
+            `indices` `[..., k]`: places in the first `k` dims; `updates` `[..., *shape[k:]]`.
+
+        Args:
+            indices: Integers from 0.
+            updates: The blocks.
+            name: Without effect; TensorFlow names the operation by it.
+
+        Returns:
+            The new value as seen from here.
+
+        Raises:
+            ShapeError: Places or blocks that do not fit.
+            ArgumentError: A place that is not there; inside a step such blocks are dropped.
+            NotImplementedError: An `ON_READ` variable.
+
+        Example:
+            >>> Variable([1.0, 2.0]).scatter_nd_min([[1]], [10.0]).tolist()
+            [1.0, 2.0]
+
+        Source:
+            `tf.Variable.scatter_nd_min`.
+        """
+        check_name(self.label, "scatter_nd_min", name)
+        return self._scatter_blocks(Scatter.MIN, "scatter_nd_min", indices, updates)
+
+    def scatter_nd_max(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
+        """Raise elements or blocks to given ones where those are higher, by their places.
+
+        In a step it does what `scatter_max` does with rows.
+
+        Shapes:
+            `indices` `[..., k]`: places in the first `k` dims; `updates` `[..., *shape[k:]]`.
+
+        Args:
+            indices: Integers from 0.
+            updates: The blocks.
+            name: Without effect; TensorFlow names the operation by it.
+
+        Returns:
+            The new value as seen from here.
+
+        Raises:
+            ShapeError: Places or blocks that do not fit.
+            ArgumentError: A place that is not there; inside a step such blocks are dropped.
+            NotImplementedError: An `ON_READ` variable.
+
+        Example:
+            >>> Variable([1.0, 2.0]).scatter_nd_max([[1]], [10.0]).tolist()
+            [1.0, 10.0]
+
+        Source:
+            `tf.Variable.scatter_nd_max`.
+        """
+        check_name(self.label, "scatter_nd_max", name)
+        return self._scatter_blocks(Scatter.MAX, "scatter_nd_max", indices, updates)
+
+    def batch_scatter_update(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> jax.Array:
+        """Replace rows within each batch; everything else is as for `scatter_update`.
+
+        Shapes:
+            Indices `[..., n]` number rows of the dim after `...`; values `[..., n, *rest]`.
+
+        Args:
+            sparse_delta: `IndexedSlices`, or values and indices as a pair where these have several
+                dims.
+            use_locking: Without effect: an update is whole or not at all.
+            name: Without effect; TensorFlow names the operation by it.
+
+        Example:
+            >>> v = Variable([[1.0, 2.0], [3.0, 4.0]])
+            >>> v.batch_scatter_update(([[10.0], [20.0]], [[0], [1]])).tolist()
+            [[10.0, 2.0], [3.0, 20.0]]
+
+        Source:
+            `tf.Variable.batch_scatter_update`.
+        """
+        caller = "batch_scatter_update"
+        check_name(self.label, caller, name, use_locking)
+        indices, values = blocks_of_batches(self, caller, sparse_delta)
+        return self._scatter_blocks(Scatter.UPDATE, caller, indices, values)

@@ -1,0 +1,198 @@
+"""What a variable can be made of, and what it can be given."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist._validate import as_array, is_array, shown
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist._values.replicas.owned import owned
+from jaxdist._values.replicas.per_replica import PerReplica
+from jaxdist._values.variable.enums import VariableAggregation
+from jaxdist._values.variable.enums import VariableSynchronization
+
+_KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
+
+
+def check_modes(name: str, synchronization: Any, aggregation: Any, *, in_scope: bool) -> None:
+    """Refuse a synchronization or aggregation that is none, or that does not fit the place."""
+    for given, kind, what in (
+        (synchronization, VariableSynchronization, "synchronization"),
+        (aggregation, VariableAggregation, "aggregation"),
+    ):
+        if not isinstance(given, kind):
+            raise ArgumentError(
+                f"Variable {name!r} was given {what}={given!r}, of type {type(given).__name__}.\n\n"
+                f"{what} is one of {', '.join(f'{kind.__name__}.{m.name}' for m in kind)}.\n\n"
+                f"Pass for instance {what}=jaxdist.{kind.__name__}.{next(iter(kind)).name}."
+            )
+    if in_scope and synchronization is VariableSynchronization.NONE:
+        raise ArgumentError(
+            f"Variable {name!r} was given VariableSynchronization.NONE in the scope of a "
+            "strategy.\n\nA strategy keeps the copies of its variables together, so there "
+            "synchronization is AUTO, ON_WRITE or ON_READ.\n\n"
+            "Leave synchronization out, or make the variable outside the scope."
+        )
+
+
+def check_aggregation(name: str, aggregation: VariableAggregation, dtype: Any) -> None:
+    """Refuse to add up or average what has no sum or mean of its own dtype."""
+    if aggregation is VariableAggregation.NONE:
+        return
+    needed = np.inexact if aggregation is VariableAggregation.MEAN else np.number
+    first_of_booleans = aggregation is VariableAggregation.ONLY_FIRST_REPLICA and dtype == np.bool_
+    if jnp.issubdtype(dtype, needed) or first_of_booleans:
+        return
+    what = "floats" if needed is np.inexact else "numbers"
+    raise ArgumentError(
+        f"Variable {name!r} of dtype {dtype} was given VariableAggregation.{aggregation.name}.\n\n"
+        f"{aggregation.name} is for {what}: the result has the dtype of the variable.\n\n"
+        "Give it a dtype that fits (dtype='float32'), or another aggregation."
+    )
+
+
+def initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) -> Any:
+    """The first value of a variable, of its dtype and not weakly typed."""
+    if initial_value is None:
+        raise ArgumentError(
+            f"Variable {name!r} was given no initial_value.\n\n"
+            "A variable has a value from the start.\n\n"
+            "Pass an array, a number, or a function without arguments that makes one."
+        )
+    value = initial_value() if callable(initial_value) else initial_value
+    if isinstance(value, PerReplica):
+        raise ArgumentTypeError(
+            f"Variable {name!r} was given a PerReplica as initial_value: {value!r}.\n\n"
+            "All copies of a variable start from one value.\n\n"
+            "Pass that value; give each replica its own later: variable.assign(per_replica), with "
+            "synchronization=VariableSynchronization.ON_READ."
+        )
+    if isinstance(value, jax.core.Tracer):
+        raise ArgumentTypeError(
+            f"Variable {name!r} was given a traced initial_value: {value!r}.\n\n"
+            "A variable outlives the trace that the value belongs to.\n\n"
+            "Make the variable before strategy.run or jax.jit, and use it in there."
+        )
+    caller = f"Variable {name!r}"
+    array: Any = as_array(caller, "initial_value", owned(value) if is_array(value) else value)
+    chosen = None if dtype is None else _checked_dtype(name, dtype)
+    if chosen is not None or getattr(array, "weak_type", False):
+        array = jnp.asarray(array, dtype=chosen)
+        array = jax.lax.convert_element_type(array, array.dtype)
+    _check_declared_shape(name, shape, tuple(array.shape))
+    return array
+
+
+def _checked_dtype(name: str, dtype: Any) -> Any:
+    chosen: Any = None
+    try:
+        chosen = jnp.dtype(dtype)
+        is_known = chosen.kind in "biufcV" and chosen.itemsize > 0 and chosen.names is None
+    except (TypeError, ValueError):
+        is_known = False
+    if not is_known:
+        raise ArgumentTypeError(
+            f"Variable {name!r} was given dtype={shown(dtype)}.\n\n"
+            "dtype is a type of numbers or of bool, as arrays have it.\n\n"
+            "Pass for instance dtype=jnp.float32 or dtype='int32', or leave it out."
+        )
+    return chosen
+
+
+def _check_declared_shape(name: str, declared: Any, found: tuple[int, ...]) -> None:
+    if declared is None:
+        return
+    if not isinstance(declared, (tuple, list)) or not all(isinstance(d, int) for d in declared):
+        raise ArgumentError(
+            f"Variable {name!r} was given shape={declared!r}.\n\n"
+            "Shapes are fixed when a step is compiled, so a variable has one shape of integers.\n\n"
+            f"Pass shape={list(found)}, or leave it out."
+        )
+    if tuple(declared) != found:
+        raise ShapeError(
+            f"Variable {name!r} was given shape={list(declared)} and an initial_value of shape "
+            f"{list(found)}.\n\nThe initial value has the shape of the variable.\n\n"
+            f"Pass shape={list(found)}, or leave it out."
+        )
+
+
+def checked_value(
+    name: str, caller: str, value: Any, shape: tuple[int, ...], dtype: Any
+) -> jax.Array | np.ndarray:
+    """`value` in the dtype of the variable, or an error that names both."""
+    is_array = hasattr(value, "dtype") and hasattr(value, "shape")
+    parameter = parameter_of(caller)
+    array = value if is_array else _as_array(name, caller, parameter, value)
+    check_fits(name, caller, parameter, array, shape, dtype)
+    return array if array.dtype == dtype else array.astype(dtype)
+
+
+def parameter_of(caller: str) -> str:
+    """What `assign`, `assign_add` and `assign_sub` call the value."""
+    return "delta" if caller.endswith(("_add", "_sub")) else "value"
+
+
+def check_fits(
+    name: str,
+    caller: str,
+    parameter: str,
+    given: Any,
+    shape: tuple[int, ...],
+    dtype: Any,
+    given_shape: tuple[int, ...] | None = None,
+) -> None:
+    """Refuse another shape, and a dtype whose values the variable cannot hold.
+
+    `shape` is that of what is replaced; `given_shape` is that of one value where `given` has one
+    for each replica.
+    """
+    found = tuple(given.shape) if given_shape is None else given_shape
+    if found != shape:
+        raise ShapeError(
+            f"Variable {name!r}.{caller} was given {parameter}={given.dtype}{list(found)}, and "
+            f"what it changes is {dtype}{list(shape)}.\n\n"
+            "A new value has the shape of the old one; nothing is broadcast.\n\n"
+            f"Pass jnp.broadcast_to({parameter}, {list(shape)}) if that is what is meant."
+        )
+    if given.dtype == dtype or 0 < _rank(given.dtype) <= _rank(dtype):
+        return
+    if getattr(given.dtype, "kind", "") in "OSUMm":
+        raise ArgumentTypeError(
+            f"Variable {name!r}.{caller} was given {parameter} of dtype {given.dtype}.\n\n"
+            "A variable holds arrays of numbers.\n\n"
+            f"Pass an array of numbers, of dtype {dtype}."
+        )
+    raise ArgumentTypeError(
+        f"Variable {name!r}.{caller} was given {parameter} of dtype {given.dtype}, and the "
+        f"variable is {dtype}.\n\nValues are cast where that loses no more than precision: "
+        "integers to floats, not the other way.\n\n"
+        f"Cast it: {parameter}.astype({str(dtype)!r})."
+    )
+
+
+def _rank(dtype: Any) -> int:
+    """Place among booleans, integers, floats, complex; 0 for what is cast to nothing else."""
+    for place, kind in enumerate(_KINDS):
+        if jnp.issubdtype(dtype, kind):
+            return place
+    return 0
+
+
+def _as_array(name: str, caller: str, parameter: str, value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype == object or array.dtype.kind in "USO":
+        raise ArgumentTypeError(
+            f"Variable {name!r}.{caller} was given {parameter}={shown(value)}.\n\n"
+            "A variable holds arrays of numbers.\n\nPass an array or a number."
+        )
+    # A list of Python floats is float64 to NumPy; JAX has its own default.
+    narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if array.dtype.kind in "iu" and not np.array_equal(narrow, array):
+        raise ArgumentError(
+            f"Variable {name!r}.{caller} was given {parameter}={shown(value)}.\n\n"
+            f"Integers in JAX are {narrow.dtype}, and it is beyond {narrow.dtype}.\n\n"
+            "Pass floats, or turn on 64 bits: jax.config.update('jax_enable_x64', True)."
+        )
+    return narrow

@@ -1,0 +1,118 @@
+"""Changing single elements and blocks of a variable, by their places."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdist._validate import as_array, shown
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+from jaxdist._values.indexed_slices import as_indexed_slices
+from jaxdist._values.replicas.per_replica import PerReplica
+from jaxdist._values.variable.checks import check_fits
+from jaxdist._values.variable.checks import parameter_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Blocks of an array: `values` `[n, ...]` at places `indices` `[n, k]` of its first dims."""
+
+    values: Any
+    indices: Any
+
+
+def checked_blocks(variable: Any, caller: str, indices: Any, updates: Any) -> Blocks:
+    """Places and blocks that fit the variable, in its dtype.
+
+    Raises:
+        ShapeError: Places with more dims than the variable has, or blocks of another shape.
+        ArgumentError: A place that is not there.
+    """
+    places = _checked_places(variable, caller, indices)
+    lead, depth = tuple(places.shape[:-1]), int(places.shape[-1])
+    values = _as_values(variable, f"Variable {variable.label!r}.{caller}", "updates", updates)
+    wanted = (*lead, *variable.shape[depth:])
+    check_fits(variable.label, caller, "updates", values, wanted, variable.dtype)
+    count = int(np.prod(lead))
+    rows = jnp.asarray(values).astype(variable.dtype).reshape((count, *variable.shape[depth:]))
+    return Blocks(rows, jnp.asarray(places).reshape((count, depth)))
+
+
+def blocks_of_batches(variable: Any, caller: str, sparse_delta: Any) -> tuple[Any, Any]:
+    """Places and blocks of `IndexedSlices` whose indices number rows within each batch."""
+    if isinstance(sparse_delta, tuple) and len(sparse_delta) == 2:
+        values, rows = sparse_delta[0], jnp.asarray(sparse_delta[1])
+    else:
+        slices = as_indexed_slices(variable.label, caller, sparse_delta)
+        values, rows = slices.values, jnp.asarray(slices.indices)
+    grid = jnp.meshgrid(*(jnp.arange(n, dtype=rows.dtype) for n in rows.shape), indexing="ij")
+    return jnp.stack([*grid[:-1], rows], axis=-1), values
+
+
+def blocks_at(variable: Any, caller: str, index: Any, value: Any) -> tuple[Any, Any]:
+    """Places and values of the elements that `variable[index]` has."""
+    if not variable.shape:
+        raise ArgumentError(
+            f"Variable {variable.label!r}[...].{caller} was called, and the variable is a scalar."
+            "\n\nAn index chooses elements of an array, and a scalar has no dim.\n\n"
+            f"Use variable.{caller}({parameter_of(caller)})."
+        )
+    numbers = jnp.arange(variable.size).reshape(variable.shape)[index]
+    name = f"{variable.label}[...]"
+    parameter = parameter_of(caller)
+    given = _as_values(variable, f"Variable {name!r}.{caller}", parameter, value)
+    check_fits(name, caller, parameter, given, tuple(numbers.shape), variable.dtype)
+    places = jnp.stack(jnp.unravel_index(numbers, variable.shape), axis=-1)
+    return places, given
+
+
+def gathered_blocks(variable: Any, caller: str, indices: Any) -> jax.Array:
+    """The blocks of the variable's value at these places."""
+    places = jnp.asarray(_checked_places(variable, caller, indices))
+    value: jax.Array = variable.value()
+    return value[tuple(places[..., k] for k in range(places.shape[-1]))]
+
+
+def _as_values(variable: Any, caller: str, name: str, value: Any) -> Any:
+    """An array as it is; Python numbers in the variable's dtype where that can hold them."""
+    if hasattr(value, "dtype"):
+        return value
+    given = as_array(caller, name, value)
+    fits = jnp.promote_types(variable.dtype, given.dtype) == variable.dtype
+    return given.astype(variable.dtype) if fits else given
+
+
+def _checked_places(variable: Any, caller: str, indices: Any) -> Any:
+    if isinstance(indices, PerReplica):
+        raise ArgumentTypeError(
+            f"Variable {variable.label!r}.{caller} was given indices={shown(indices)}.\n\n"
+            "Outside of strategy.run indices are the same for all replicas.\n\n"
+            f"Call {caller} in the function that strategy.run runs, where each replica has its own."
+        )
+    places = indices if hasattr(indices, "dtype") else np.asarray(indices)
+    if not jnp.issubdtype(places.dtype, np.integer):
+        raise ArgumentTypeError(
+            f"Variable {variable.label!r}.{caller} was given indices of dtype {places.dtype}.\n\n"
+            "They are places in the variable: integers.\n\nPass indices.astype('int32')."
+        )
+    if not places.ndim or not 0 < places.shape[-1] <= variable.ndim:
+        raise ShapeError(
+            f"Variable {variable.label!r}.{caller} was given indices of shape "
+            f"{list(places.shape)}, and the variable is {variable.dtype}{list(variable.shape)}.\n\n"
+            "The last dim of indices is one place: up to as many numbers as the variable has dims."
+            f"\n\nPass indices [..., {max(variable.ndim, 1)}] for single elements."
+        )
+    if not isinstance(places, jax.core.Tracer):
+        sizes = np.asarray(variable.shape[: places.shape[-1]])
+        found = np.asarray(places)
+        wrong = ((found < 0) | (found >= sizes)).any(axis=-1)
+        if wrong.any():
+            raise ArgumentError(
+                f"Variable {variable.label!r}.{caller} was given indices with the place "
+                f"{found[wrong][0].tolist()}, and the variable is "
+                f"{variable.dtype}{list(variable.shape)}.\n\nPlaces are numbered from 0.\n\n"
+                f"Pass places up to {(sizes - 1).tolist()}."
+            )
+    return places

@@ -1,0 +1,129 @@
+"""Where the copies of a variable lie."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxdist import _compat
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._values.pairwise import in_pairs
+from jaxdist._values.mean import mean_of_shares
+from jaxdist._values.mean import share_of_mean
+from jaxdist._values.replicas.owned import owned
+from jaxdist._values.replicas.per_replica import PerReplica
+from jaxdist._values.replicas.placement import Kind
+from jaxdist._values.replicas.placement import Placement
+from jaxdist._values.replicas.placement import checked_per_replica
+from jaxdist._values.variable.enums import VariableAggregation
+
+
+@dataclasses.dataclass(frozen=True)
+class Home:
+    """The devices and the layout of one variable.
+
+    Without a strategy (`layout` is None) it is one array on JAX's default device. With one it is
+    one array over the mesh: mirrored, or `per_replica` with a value of its own on each replica,
+    local `[b, ...]` as global `[R*b, ...]` and a local scalar as global `[R]`.
+    """
+
+    layout: ReplicaMesh | None
+    sharding: NamedSharding | None
+    per_replica: bool
+    shape: tuple[int, ...]  # as one replica sees it
+    dtype: Any
+
+    @property
+    def placement(self) -> Placement | None:
+        """Kind and layout over the mesh; None without a strategy."""
+        if self.sharding is None:
+            return None
+        return Placement(Kind.PER_REPLICA if self.per_replica else Kind.MIRRORED, self.sharding)
+
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """The shape of the array that holds all copies."""
+        if not self.per_replica or self.layout is None:
+            return self.shape
+        count = self.layout.num_replicas
+        return (count * self.shape[0], *self.shape[1:]) if self.shape else (count,)
+
+    def everywhere(self, value: Any) -> jax.Array:
+        """An array that gives every copy `value`, which has the shape and dtype of one."""
+        if self.layout is None or self.sharding is None:
+            return jnp.asarray(value)
+        self.layout.check_is_there("A Variable")
+        if not self.per_replica:
+            return jax.device_put(owned(value), self.sharding)
+        copies = PerReplica([value] * len(self.layout.local_replicas))
+        return checked_per_replica("value", copies, self.layout).array
+
+    def brought_home(self, array: jax.Array) -> jax.Array:
+        """An array that a step gave, where the variable lives; without a strategy, one device."""
+        if self.layout is not None:
+            return array
+        return _compat.as_uncommitted(array.addressable_data(0))
+
+    def held_as_values(self, held: jax.Array) -> PerReplica:
+        """The copies of a per-replica variable as a `PerReplica`."""
+        shared = 1 if self.layout is None else self.layout.replicas_per_place
+        return PerReplica.of_global(held, scalars=not self.shape, replicas_per_shard=shared)
+
+    def copies(self, held: jax.Array) -> tuple[Any, ...]:
+        """The copy of each replica of this process, without moving anything."""
+        if self.layout is None:
+            return (held,)
+        if self.per_replica:
+            return self.held_as_values(held).values
+        on = {s.device: s.data for s in held.addressable_shards}
+        if not held.is_fully_replicated:
+            return (held,) * len(self.layout.local_replicas)
+        return tuple(on[self.layout.device_grid[r, 0]] for r in self.layout.local_replicas)
+
+    def combined(self, held: jax.Array, how: VariableAggregation) -> jax.Array:
+        """One value from an array with one for each replica; mirrored over the mesh."""
+        if self.layout is None:
+            return held
+        combined: jax.Array = _combination(self.layout, how, self.shape)(held)
+        return combined
+
+    def shares_of_sum(self, value: Any) -> jax.Array:
+        """An array that gives each replica a share, so that their sum is `value`.
+
+        Integers that cannot be split evenly give the first replicas one more, so that nothing is
+        lost.
+        """
+        layout = self.layout
+        if layout is None:
+            return jnp.asarray(value)
+        count = layout.num_replicas
+        if jnp.issubdtype(self.dtype, np.inexact):
+            return self.everywhere((value / count).astype(self.dtype))
+        whole, rest = value // count, value % count
+        shares = [(whole + (rest > r)).astype(self.dtype) for r in layout.local_replicas]
+        return checked_per_replica("value", PerReplica(shares), layout).array
+
+
+@functools.lru_cache(maxsize=64)
+def _combination(
+    layout: ReplicaMesh, how: VariableAggregation, shape: tuple[int, ...]
+) -> Callable[[Any], Any]:
+    def combine(held: jax.Array) -> jax.Array:
+        rows = held.reshape((layout.num_replicas, *shape))
+        if how is VariableAggregation.ONLY_FIRST_REPLICA:
+            return rows[0]
+        is_mean = how is VariableAggregation.MEAN
+        if is_mean:
+            rows = share_of_mean(rows, layout.num_replicas)
+        if layout.num_virtual is None:
+            total = rows.sum(axis=0, dtype=rows.dtype)
+        else:
+            total = in_pairs(rows, jnp.add).astype(rows.dtype)
+        return mean_of_shares(total, held.dtype, layout.num_replicas) if is_mean else total
+
+    return jax.jit(combine, out_shardings=layout.replicated)

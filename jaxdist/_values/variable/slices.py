@@ -1,0 +1,97 @@
+"""A part of a variable that can be assigned."""
+
+from typing import Any, final
+
+import jax
+
+from jaxdist._values.variable.arguments import check_name
+from jaxdist._values.variable.arguments import elements_at
+from jaxdist._values.variable.operators import ValueOperators
+
+
+@final
+class VariableSlice(ValueOperators):
+    """What `variable[index]` gives: the elements as they are now, with `assign`.
+
+    Operators, `jax.numpy` and JAX's transformations take it for the array that it holds.
+
+    Example:
+        >>> v = Variable([1.0, 2.0, 3.0])
+        >>> v[1].assign(5.0).tolist(), float(v[0] + v[1])
+        ([1.0, 5.0, 3.0], 6.0)
+
+    Source:
+        `tf.Variable.__getitem__`.
+    """
+
+    __slots__ = ("_held", "_index", "_variable")
+
+    def __init__(self, variable: Any, index: Any, held: jax.Array) -> None:
+        self._variable, self._index, self._held = variable, index, held
+
+    def value(self) -> jax.Array:
+        """The elements, as they were when the slice was made."""
+        return self._held
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the elements."""
+        return tuple(self._held.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the elements."""
+        return self._held.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return self._held.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._held.size
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        return elements_at(f"Variable {self._variable.label!r}[...][index]", self._held, index)
+
+    def assign(self, value: Any, name: str | None = None) -> jax.Array:
+        """Replace these elements; the variable changes as by `scatter_nd_update`.
+
+        Args:
+            value: Of the shape of the slice; nothing is broadcast.
+            name: Without effect; TensorFlow names the operation by it.
+
+        Returns:
+            The new value of the whole variable.
+        """
+        check_name(self._variable.label, "[...].assign", name)
+        after: jax.Array = self._variable._change_elements("update", self._index, value)
+        return after
+
+    def assign_add(self, delta: Any, name: str | None = None) -> jax.Array:
+        """Add to these elements; the variable changes as by `scatter_nd_add`."""
+        check_name(self._variable.label, "[...].assign_add", name)
+        after: jax.Array = self._variable._change_elements("add", self._index, delta)
+        return after
+
+    def assign_sub(self, delta: Any, name: str | None = None) -> jax.Array:
+        """Subtract from these elements; the variable changes as by `scatter_nd_sub`."""
+        check_name(self._variable.label, "[...].assign_sub", name)
+        after: jax.Array = self._variable._change_elements("sub", self._index, delta)
+        return after
+
+    def __repr__(self) -> str:
+        return repr(self._held)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._held, spec)
+
+
+# It goes into functions of JAX as its array.
+jax.tree_util.register_pytree_with_keys(
+    VariableSlice,
+    lambda s: (((jax.tree_util.GetAttrKey("value"), s.value()),), None),
+    lambda _, values: next(iter(values)),
+)

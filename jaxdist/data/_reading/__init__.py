@@ -1,0 +1,1 @@
+"""Reading datasets element by element, and batches of arrays in memory."""

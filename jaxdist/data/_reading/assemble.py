@@ -1,0 +1,95 @@
+"""From elements of a dataset to batches of a strategy: what the two ways have in common."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+
+from jaxdist._typing import PyTree
+from jaxdist.data._reading.ahead import RowsAhead
+from jaxdist.errors import ShapeError
+from jaxdist._values import Ahead
+from jaxdist._values import PerReplica
+
+SPLIT_CALLER = "experimental_distribute_dataset"
+GROUP_CALLER = "distribute_datasets_from_function"
+
+_LOG = logging.getLogger("jaxdist")
+
+
+class Assembler(Protocol):
+    """Makes the batch of one step out of what a reader read."""
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows that every batch is padded to; 0 where none is, or where that is not known yet."""
+
+    def uneven_steps(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
+        """Those of a pass with these elements to come, after `done` steps."""
+
+    def __call__(self, raw: Any, index: int) -> PyTree:
+        """The batch made of the reader's answer number `index`, or `Dropped`."""
+
+
+class Dropped:
+    """Stands for a batch that is left out."""
+
+    __slots__ = ("is_last",)
+
+    def __init__(self, *, is_last: bool) -> None:
+        self.is_last = is_last  # whether no later batch of the pass can be whole
+
+
+class Drops:
+    """Batches of one dataset that are left out, over all passes."""
+
+    def __init__(self, caller: str, num_replicas: int) -> None:
+        self._caller = caller
+        self._num_replicas = num_replicas
+        self._was_logged = False
+
+    def leave_out(self, examples: int, index: int, *, is_last: bool = False) -> Dropped:
+        """Log the first batch that is left out; the next pass would say it all again."""
+        if not self._was_logged:
+            self._was_logged = True
+            _LOG.warning(
+                "%s: batch %d of the dataset has %d example(s), which %d replicas cannot share "
+                "evenly. partial_batch=DROP leaves it out; later ones are left out without a "
+                "message.",
+                self._caller,
+                index,
+                examples,
+                self._num_replicas,
+            )
+        return Dropped(is_last=is_last)
+
+
+# An endless dataset of uneven batches must not be read for ever.
+MAX_DROPPED_IN_A_ROW = 1000
+
+
+def nothing_left(count: int, *, is_all: bool) -> ShapeError:
+    """Nothing remains after batches were left out: of a pass, or of very many in a row."""
+    what = (
+        f"the whole dataset: {count} batch(es), none of which the replicas can share evenly"
+        if is_all
+        else f"{count} batches in a row, since the replicas cannot share them evenly"
+    )
+    return ShapeError(
+        f"partial_batch=DROP left out {what}.\n\n"
+        "A batch can be shared evenly when its dim 0 is a multiple of the number of replicas. "
+        "Elements of datasets of distribute_datasets_from_function need the same shapes in a step."
+        "\n\n"
+        "Make batches of such a size, or use partial_batch=UNEVEN or PAD."
+    )
+
+
+def spec_of(batch: PyTree) -> PyTree:
+    """Shapes and dtypes of what one replica gets of a batch."""
+
+    def of(leaf: Any) -> jax.ShapeDtypeStruct:
+        local = leaf.values[0] if isinstance(leaf, PerReplica) else leaf
+        return jax.ShapeDtypeStruct(local.shape, local.dtype)
+
+    return jax.tree.map(of, batch, is_leaf=lambda x: isinstance(x, PerReplica))

@@ -1,0 +1,364 @@
+"""Global batches of arrays that are in memory."""
+
+from collections.abc import Iterator
+from typing import Any, TypedDict
+
+import jax
+import numpy as np
+from jax.tree_util import keystr
+
+from jaxdist._typing import PyTree
+from jaxdist._validate import as_flag, as_integer, shown
+from jaxdist.data._reading.ahead import RowsAhead
+from jaxdist.data._reading.ahead import TellsRows
+from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY
+from jaxdist.data._reading.elements import check_not_traced
+from jaxdist.data._reading.host import own_rows
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
+
+
+class BatchesState(TypedDict):
+    """Where a pass over `batches` stands; plain values that any checkpoint can hold."""
+
+    epoch: int  # counted from 0
+    index: int  # examples of that epoch that were given already
+    num_examples: int  # with `shuffle` and `seed`, what tells this data from other data
+    shuffle: bool
+    seed: int
+
+
+def batches(
+    arrays: PyTree,
+    batch_size: int,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_remainder: bool = False,
+    repeat: int | None = 1,
+) -> "Batches":
+    """Batches of arrays that are in memory, as a dataset for `experimental_distribute_dataset`.
+
+    Shapes:
+        In: every leaf `[N, ...]`, the same `N`.
+        Out: every leaf `[batch_size, ...]`; the last of an epoch has the `N % batch_size`
+        examples that are left, unless `drop_remainder`.
+
+    Cost:
+        One copy of each batch; with `shuffle`, 8 bytes per example to hold the order.
+
+    Guarantees:
+        Each example is given exactly once per epoch (with `drop_remainder`: at most once).
+        The order depends on `seed` and on the epoch alone: not on the number of replicas, and not
+        on the batch size.
+        Each further pass (`for` over the same object) shuffles anew, as the next epoch.
+        A batch is a copy: changing the arrays later does not change it.
+
+    Args:
+        arrays: Pytree of arrays; NumPy, JAX, or anything that NumPy can read.
+        batch_size: Examples in one global batch.
+        shuffle: Whether each epoch has an order of its own.
+        seed: What the orders are made from.
+        drop_remainder: Whether the incomplete last batch of an epoch is left out.
+        repeat: Epochs in one pass; `None` for no end.
+
+    Raises:
+        ShapeError: A leaf is a scalar, leaves have different numbers of examples, or there are
+            too few examples for one batch.
+        ArgumentError: `batch_size` or `repeat` is below 1, or `seed` below 0.
+        ArgumentTypeError: One of them is not an int.
+
+    Example:
+        >>> data = batches({"x": np.arange(6)}, 4)
+        >>> [b["x"].tolist() for b in data]
+        [[0, 1, 2, 3], [4, 5]]
+
+    Source:
+        `Dataset.from_tensor_slices(...).shuffle(N).batch(...).repeat(...)` of `tf.data`; a batch
+        never crosses the border of an epoch.
+    """
+    _check_count("batch_size", batch_size, at_least=1)
+    _check_count("seed", seed, at_least=0)
+    if repeat is not None:
+        _check_count("repeat", repeat, at_least=1)
+    as_flag("batches", "shuffle", shuffle)
+    as_flag("batches", "drop_remainder", drop_remainder)
+    num_examples = check_arrays("data.batches", arrays)
+    if num_examples < (batch_size if drop_remainder else 1):
+        raise _too_few(num_examples, batch_size)
+    host = jax.tree.map(np.asarray, arrays)
+    return Batches(host, num_examples, batch_size, shuffle, seed, drop_remainder, repeat)
+
+
+class Batches:
+    """What `batches` returns: an iterable that can be passed over again and again."""
+
+    def __init__(
+        self,
+        arrays: PyTree,
+        num_examples: int,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        drop_remainder: bool,
+        repeat: int | None,
+    ) -> None:
+        self.arrays = arrays
+        self.num_examples = num_examples
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_remainder = drop_remainder
+        self.repeat = repeat
+        self.next_epoch = 0
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches in one epoch.
+
+        Example:
+            >>> batches(np.zeros(10), 4).batches_per_epoch
+            3
+        """
+        whole, rest = divmod(self.num_examples, self.batch_size)
+        return whole + (rest > 0 and not self.drop_remainder)
+
+    @property
+    def cardinality(self) -> int:
+        """Batches in one pass, or `INFINITE_CARDINALITY`."""
+        if self.repeat is None:
+            return INFINITE_CARDINALITY
+        return self.batches_per_epoch * self.repeat
+
+    def cardinality_of_multiples(self, divisor: int) -> int:
+        """Batches in one pass whose number of examples is a multiple of `divisor`."""
+        whole, rest = divmod(self.num_examples, self.batch_size)
+        count = whole * (self.batch_size % divisor == 0)
+        count += not self.drop_remainder and rest > 0 and rest % divisor == 0
+        if self.repeat is None:
+            return INFINITE_CARDINALITY if count else 0
+        return count * self.repeat
+
+    def restarted(self) -> "Batches":
+        """The same data with epochs counted from 0, apart from passes over this object."""
+        return Batches(
+            self.arrays,
+            self.num_examples,
+            self.batch_size,
+            self.shuffle,
+            self.seed,
+            self.drop_remainder,
+            self.repeat,
+        )
+
+    def order(self, epoch: int) -> np.ndarray | None:
+        """Which example comes when in `epoch`; None where that is as they are stored."""
+        if not self.shuffle:
+            return None
+        # Raw bits, sorted: NumPy promises them for ever, and does not for `permutation`.
+        bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch]))
+        keys: np.ndarray = bits.random_raw(self.num_examples)
+        return np.argsort(keys, kind="stable")
+
+    def __iter__(self) -> "BatchesIterator":
+        return BatchesIterator(self)
+
+    def __len__(self) -> int:
+        if self.repeat is None:
+            raise ArgumentTypeError(
+                "len() was called on data.batches(..., repeat=None).\n\n"
+                "With repeat=None a dataset has no end, so it has no length.\n\n"
+                "Use len(data.batches(..., repeat=1)), the number of batches of one epoch."
+            )
+        return self.cardinality
+
+    def __bool__(self) -> bool:
+        # `len` is an error where there is no end.
+        return True
+
+    def __repr__(self) -> str:
+        return (
+            f"batches({self.num_examples} examples, batch_size={self.batch_size}, "
+            f"shuffle={self.shuffle}, seed={self.seed}, drop_remainder={self.drop_remainder}, "
+            f"repeat={self.repeat})"
+        )
+
+
+class BatchesIterator(Iterator[PyTree], TellsRows):
+    """One pass over `Batches`, with a position that can be saved and returned to."""
+
+    def __init__(self, source: Batches) -> None:
+        self._source = source
+        self._epoch = source.next_epoch
+        self._index = 0
+        self._order = source.order(self._epoch)
+        self._claim_pass()
+
+    def _claim_pass(self) -> None:
+        """Decide where this pass ends; the next pass over the same object begins there."""
+        span = self._source.repeat or 1
+        end = (self._epoch // span + 1) * span
+        self._source.next_epoch = end
+        self._end_epoch = None if self._source.repeat is None else end
+
+    def __next__(self) -> PyTree:
+        source = self._source
+        size = min(source.batch_size, source.num_examples - self._index)
+        if size == 0 or (source.drop_remainder and size < source.batch_size):
+            if self._epoch + 1 == self._end_epoch:
+                raise StopIteration
+            self._epoch, self._index = self._epoch + 1, 0
+            self._order = source.order(self._epoch)
+            size = min(source.batch_size, source.num_examples)
+        where = slice(self._index, self._index + size)
+        rows = where if self._order is None else self._order[where]
+        batch = jax.tree.map(lambda leaf: own_rows(leaf, rows), source.arrays)
+        self._index += size
+        return batch
+
+    def rows_ahead(self) -> RowsAhead:
+        """The rows of the batches that come next.
+
+        Example:
+            >>> ahead = iter(batches(np.arange(6), 4)).rows_ahead()
+            >>> ahead.count, ahead.rows(1), ahead.first_short
+            (2, 2, 1)
+        """
+        source, size = self._source, self._source.batch_size
+        left, per_epoch = source.num_examples - self._index, source.batches_per_epoch
+        now = left // size if source.drop_remainder else -(-left // size)
+        epochs = None if self._end_epoch is None else self._end_epoch - self._epoch - 1
+
+        def rows(number: int) -> int:
+            examples = left
+            if number >= now:
+                examples, number = source.num_examples, (number - now) % per_epoch
+            return min(size, examples - number * size)
+
+        short = None
+        if not source.drop_remainder and left % size:
+            short = now - 1
+        elif not source.drop_remainder and source.num_examples % size and epochs != 0:
+            short = now + per_epoch - 1
+        return RowsAhead(None if epochs is None else now + epochs * per_epoch, rows, short)
+
+    def get_state(self) -> BatchesState:
+        """Where this pass stands.
+
+        Example:
+            >>> it = iter(batches(np.arange(6), 4))
+            >>> _ = next(it)
+            >>> it.get_state()["index"]
+            4
+        """
+        source = self._source
+        return {
+            "epoch": self._epoch,
+            "index": self._index,
+            "num_examples": source.num_examples,
+            "shuffle": source.shuffle,
+            "seed": source.seed,
+        }
+
+    def set_state(self, state: BatchesState) -> None:
+        """Go on after the last example that was given when `state` was taken.
+
+        The batch size may be another one: no example is lost and none given twice.
+
+        Raises:
+            ArgumentError: `state` was taken from other data, another order, or is not a state.
+        """
+        mine = self.get_state()
+        _check_state(mine, state)
+        self._epoch, self._index = state["epoch"], state["index"]
+        self._order = self._source.order(self._epoch)
+        self._claim_pass()
+
+
+def _check_state(mine: BatchesState, state: Any) -> None:
+    if not isinstance(state, dict) or set(state) != set(mine):
+        raise ArgumentError(
+            f"set_state of an iterator of data.batches was given state={shown(state)}.\n\n"
+            f"A state of data.batches is a dict with {sorted(mine)}.\n\n"
+            "Pass what get_state() returned."
+        )
+    fixed = ("num_examples", "shuffle", "seed")
+    differing = [k for k in fixed if state[k] != mine[k]]  # type: ignore[literal-required]
+    if differing:
+        found = ", ".join(f"{k}={state[k]!r}" for k in differing)
+        here = ", ".join(f"{k}={mine[k]!r}" for k in differing)  # type: ignore[literal-required]
+        raise ArgumentError(
+            "set_state of an iterator of data.batches was given a state that was taken with "
+            f"{found}, and this dataset has {here}.\n\n"
+            "A state belongs to one dataset and to one order of its examples.\n\n"
+            "Build the dataset as it was when the state was saved, or start from the beginning."
+        )
+    epoch, index = state["epoch"], state["index"]
+    is_sound = isinstance(epoch, int) and isinstance(index, int)
+    if not is_sound or epoch < 0 or not 0 <= index <= mine["num_examples"]:
+        raise ArgumentError(
+            "set_state of an iterator of data.batches was given a damaged state: "
+            f"epoch={epoch!r}, index={index!r}, for {mine['num_examples']} examples.\n\n"
+            f"epoch is an integer from 0 up, and index one from 0 to {mine['num_examples']}.\n\n"
+            "Start from the beginning of an epoch: index=0."
+        )
+
+
+def _check_count(name: str, value: Any, *, at_least: int) -> None:
+    as_integer("data.batches", name, value, least=at_least)
+
+
+def check_arrays(caller: str, arrays: PyTree, name: str = "arrays") -> int:
+    """The number of examples that all leaves have."""
+    check_not_traced(f"{caller} was given", name, arrays)
+    for path, leaf in jax.tree.leaves_with_path(arrays):
+        # Arrays on disk are not read for their dtype.
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+        if getattr(dtype, "hasobject", False):
+            raise ArgumentTypeError(
+                f"{caller} was given {name}{keystr(path)}={shown(leaf)}, an array of objects.\n\n"
+                "Examples are rows of numbers, and devices hold no Python objects.\n\n"
+                "Pass an array of numbers, of bools or of text: np.asarray(rows, 'float32')."
+            )
+    shapes = {
+        name + keystr(path): np.shape(leaf) for path, leaf in jax.tree.leaves_with_path(arrays)
+    }
+    scalars = [name for name, shape in shapes.items() if not shape]
+    counts = {shape[0] for shape in shapes.values() if shape}
+    if scalars or len(counts) != 1:
+        raise _no_common_count(caller, name, shapes, scalars)
+    return int(counts.pop())
+
+
+def _no_common_count(
+    caller: str, name: str, shapes: dict[str, tuple[int, ...]], scalars: list[str]
+) -> ShapeError:
+    if not shapes:
+        return ShapeError(
+            f"{caller} was given {name} without an array.\n\n"
+            f"{name} is a pytree of arrays with rows of examples.\n\nPass at least one array."
+        )
+    found = "\n".join(f"  {name} has shape {list(shape)}" for name, shape in shapes.items())
+    rest = (
+        f"Leave {', '.join(scalars)} out, and pass it to the step on its own."
+        if scalars
+        else f"Cut all of them to {min(s[0] for s in shapes.values())} rows, or add the examples "
+        "that the shorter ones miss."
+    )
+    return ShapeError(
+        f"{caller} was given {name} that differ in the number of examples on dim 0:\n{found}\n\n"
+        f"Row i of every array is example i, so all have the same dim 0.\n\n{rest}"
+    )
+
+
+def _too_few(num_examples: int, batch_size: int) -> ShapeError:
+    if num_examples == 0:
+        return ShapeError(
+            "data.batches was given arrays with 0 examples on dim 0.\n\n"
+            "A dataset has one example or more.\n\nPass arrays with rows."
+        )
+    return ShapeError(
+        f"data.batches was given {num_examples} examples, batch_size={batch_size} and "
+        "drop_remainder=True.\n\n"
+        "With drop_remainder=True a dataset needs at least one full batch.\n\n"
+        f"Use a batch size of at most {num_examples}, or drop_remainder=False."
+    )

@@ -1,0 +1,272 @@
+"""Reading datasets element by element, with positions that can be returned to."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from jaxdist.data._reading.ahead import RowsAhead
+from jaxdist.data._reading.ahead import TellsRows
+from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
+from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
+
+Keep = Callable[[Any], Any]
+
+
+class Reader(Protocol):
+    """One pass over a dataset."""
+
+    def read(self) -> Any:
+        """The next element, or `StopIteration`."""
+
+    def rows_ahead(self) -> list[RowsAhead] | None:
+        """The rows of the elements that come next, of each source; None where one cannot tell."""
+
+    def position(self) -> Any:
+        """What `seek` takes to come back here; None where the dataset cannot tell."""
+
+    def check_can_seek(self) -> None:
+        """Refuse where `seek` is not possible."""
+
+    def seek(self, position: Any) -> None:
+        """Go where `position` was taken."""
+
+    def close(self) -> None:
+        """Let go of what the pass holds."""
+
+
+class SingleReader:
+    """A pass over one dataset.
+
+    Args:
+        make: Makes the iterator of the pass.
+        length: Elements of the dataset; with it, a position of another dataset is noticed.
+        is_own: Whether the iterator is ours to close.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Any]], length: int, *, is_own: bool) -> None:
+        self._make = make
+        self._length = length
+        self._is_own = is_own
+        self._iterator: Any = make()
+        self._kind = type(self._iterator).__name__
+        self._can_tell = hasattr(self._iterator, "get_state")
+        self._can_seek = hasattr(self._iterator, "set_state")
+
+    def read(self) -> Any:
+        """The next element, or `StopIteration`."""
+        return next(self._iterator)
+
+    def rows_ahead(self) -> list[RowsAhead] | None:
+        """What the iterator knows of the elements that come next."""
+        return [self._iterator.rows_ahead()] if isinstance(self._iterator, TellsRows) else None
+
+    def position(self) -> Any:
+        """What the iterator's own `get_state` gives; None where it has none."""
+        if not self._can_tell:
+            return None
+        state = self._iterator.get_state()
+        if self._length == UNKNOWN_CARDINALITY:
+            return state
+        return {"elements": self._length, "state": state}
+
+    def check_can_seek(self) -> None:
+        """Refuse where the iterator has no `set_state`."""
+        if not self._can_seek:
+            raise _cannot_seek(self._kind)
+
+    def seek(self, position: Any) -> None:
+        """Go where `position` was taken, by the iterator's own `set_state`."""
+        if self._length != UNKNOWN_CARDINALITY:
+            position = _checked_position(position, self._length)
+        if self._iterator is None:
+            self._iterator = self._make()
+        iterator: Any = self._iterator
+        try:
+            iterator.set_state(position)
+        except JaxdistError:
+            raise
+        except Exception as error:
+            raise ArgumentError(
+                f"DistributedIterator.set_state was given a state that {self._kind} refused: "
+                f"{position!r:.200}. It raised {type(error).__name__}: {error}\n\n"
+                "A state belongs to the dataset that it was taken from.\n\n"
+                "Build the dataset as it was when the state was saved, or start from the beginning."
+            ) from error
+
+    def close(self) -> None:
+        """Let go of an iterator that was made for this pass, and of the threads that it has."""
+        # A generator that the user handed over stays the user's, open where we stopped.
+        if self._is_own and self._iterator is not None:
+            iterator, self._iterator = self._iterator, None
+            close = getattr(iterator, "close", None)
+            if callable(close):
+                close()
+
+
+class ListIterator(Iterator[Any], TellsRows):
+    """A pass over a list, with a position."""
+
+    def __init__(self, elements: Sequence[Any]) -> None:
+        self._elements = elements
+        self._index = 0
+
+    def __next__(self) -> Any:
+        if self._index >= len(self._elements):
+            raise StopIteration
+        self._index += 1
+        return self._elements[self._index - 1]
+
+    def rows_ahead(self) -> RowsAhead:
+        """The rows of the last element; those before it are not looked at."""
+        elements, done = self._elements, self._index
+        return RowsAhead(len(elements) - done, lambda i: _rows_of(elements[done + i]), None)
+
+    def get_state(self) -> int:
+        """How many elements were given."""
+        return self._index
+
+    def set_state(self, state: int) -> None:
+        """Go on after that many elements."""
+        if not 0 <= state <= len(self._elements):
+            raise ArgumentError(
+                f"set_state was given the position {state}, and the list has "
+                f"{len(self._elements)} elements.\n\n"
+                f"A position in this list is a number from 0 to {len(self._elements)}.\n\n"
+                "Pass what get_state of an iterator over the same data returned."
+            )
+        self._index = int(state)
+
+
+class GroupReader:
+    """Elements `count` at a time, in order, from one pass; fewer in the last group.
+
+    Each goes through `keep` before the next is asked for, since a source may use its arrays
+    again.
+    """
+
+    def __init__(self, reader: SingleReader, count: int, keep: Keep) -> None:
+        self._reader = reader
+        self._count = count
+        self._keep = keep
+
+    def read(self) -> list[Any]:
+        """The next group, or `StopIteration`."""
+        group = [self._keep(self._reader.read())]
+        with contextlib.suppress(StopIteration):
+            while len(group) < self._count:
+                group.append(self._keep(self._reader.read()))
+        return group
+
+    def rows_ahead(self) -> list[RowsAhead] | None:
+        """The rows of the elements that come next."""
+        return self._reader.rows_ahead()
+
+    def position(self) -> Any:
+        """The position of the pass."""
+        return self._reader.position()
+
+    def check_can_seek(self) -> None:
+        """Refuse where the pass cannot."""
+        self._reader.check_can_seek()
+
+    def seek(self, position: Any) -> None:
+        """Go where `position` was taken."""
+        self._reader.seek(position)
+
+    def close(self) -> None:
+        """Close the pass."""
+        self._reader.close()
+
+
+class ParallelReader:
+    """One element of each of several passes at a time; fewer where some have ended."""
+
+    def __init__(
+        self, readers: list[SingleReader], devices: list[jax.Device | None], keep: Keep
+    ) -> None:
+        self._readers = readers
+        self._devices = devices
+        self._keep = keep
+
+    def read(self) -> list[Any]:
+        """One element of each pass, None where it has ended; `StopIteration` where all have."""
+        group = [self._read_one(r, d) for r, d in zip(self._readers, self._devices, strict=True)]
+        if all(element is ENDED for element in group):
+            raise StopIteration
+        return group
+
+    def _read_one(self, reader: SingleReader, device: jax.Device | None) -> Any:
+        with jax.default_device(device) if device is not None else contextlib.nullcontext():
+            try:
+                return self._keep(reader.read())
+            except StopIteration:
+                return ENDED
+
+    def rows_ahead(self) -> list[RowsAhead] | None:
+        """The rows of the elements that come next in each pass."""
+        told = [r.rows_ahead() for r in self._readers]
+        known = [one for of_pass in told if of_pass is not None for one in of_pass]
+        return known if len(known) == len(self._readers) else None
+
+    def position(self) -> Any:
+        """The positions of all passes; None where one cannot tell."""
+        positions = [r.position() for r in self._readers]
+        return None if any(p is None for p in positions) else positions
+
+    def check_can_seek(self) -> None:
+        """Refuse where one pass cannot."""
+        for reader in self._readers:
+            reader.check_can_seek()
+
+    def seek(self, position: Any) -> None:
+        """Go where `position` was taken."""
+        for reader, one in zip(self._readers, position, strict=True):
+            reader.seek(one)
+
+    def close(self) -> None:
+        """Close every pass, also where closing one fails."""
+        with contextlib.ExitStack() as stack:
+            for reader in self._readers:
+                stack.callback(reader.close)
+
+
+def _rows_of(element: Any) -> int | None:
+    """The rows of an element whose leaves tell without being read."""
+    shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(element)]
+    return next((int(s[0]) for s in shapes if s), None)
+
+
+class _Ended:
+    """Stands for the element of a pass that has ended."""
+
+
+ENDED = _Ended()
+
+
+def _checked_position(position: Any, length: int) -> Any:
+    if not isinstance(position, dict) or set(position) != {"elements", "state"}:
+        raise ArgumentError(
+            "DistributedIterator.set_state was given a state whose source is "
+            f"{position!r:.200}.\n\n"
+            "The source of a state of this dataset is a dict with 'elements' and 'state'.\n\n"
+            "Pass what get_state() returned."
+        )
+    if position["elements"] != length:
+        raise ArgumentError(
+            "DistributedIterator.set_state was given a state of a dataset of "
+            f"{position['elements']} elements, and this one has {length}.\n\n"
+            "A state belongs to the dataset that it was taken from.\n\n"
+            "Build the dataset as it was when the state was saved, or start from the beginning."
+        )
+    return position["state"]
+
+
+def _cannot_seek(kind: str) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        f"DistributedIterator.set_state was called, and {kind} has no set_state.\n\n"
+        "Lists, jaxdist.data.batches and Grain datasets go back to a position, and so do iterators "
+        "with get_state and set_state.\n\n"
+        "Give the iterator of your dataset get_state() and set_state(state)."
+    )

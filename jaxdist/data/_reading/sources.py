@@ -1,0 +1,151 @@
+"""What a user may give as a dataset."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdist._validate import shown
+from jaxdist.data._reading.assemble import SPLIT_CALLER
+from jaxdist.data._reading.batches import Batches
+from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
+from jaxdist.data._reading.cardinality import cardinality_of
+from jaxdist.data._reading.examples import Examples
+from jaxdist.data._reading.readers import ListIterator
+from jaxdist.data._reading.readers import SingleReader
+from jaxdist.errors import ArgumentTypeError, ContextError
+from jaxdist._values import PerReplica
+
+
+class Source:
+    """A user's dataset; each `open` is a new pass over it."""
+
+    def __init__(self, caller: str, dataset: Any) -> None:
+        name = "dataset" if caller == SPLIT_CALLER else "dataset_fn()"
+        check_dataset(caller, dataset, name)
+        _check_is_batched(caller, dataset)
+        self._caller = caller
+        # A dataset of ours counts epochs; two strategies that share one count apart.
+        self._dataset: Any = dataset.restarted() if isinstance(dataset, Batches) else dataset
+        self._is_one_shot = isinstance(dataset, Iterator) and iter(dataset) is dataset
+        self._is_spent = False
+
+    @property
+    def gives_up_memory(self) -> bool:
+        """Whether nobody else refers to the arrays of an element."""
+        return isinstance(self._dataset, Batches)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the largest element where the dataset tells; else 0."""
+        data = self._dataset
+        return min(data.batch_size, data.num_examples) if isinstance(data, Batches) else 0
+
+    @property
+    def cardinality(self) -> int:
+        """Elements of one pass."""
+        if self._is_one_shot or not _is_container(self._dataset):
+            return UNKNOWN_CARDINALITY
+        return cardinality_of(self._dataset)
+
+    def cardinality_of_multiples(self, divisor: int) -> int:
+        """Elements of one pass whose rows are a multiple of `divisor`."""
+        data = self._dataset
+        is_known = isinstance(data, Batches)
+        return data.cardinality_of_multiples(divisor) if is_known else UNKNOWN_CARDINALITY
+
+    def open(self) -> SingleReader:
+        """Begin a pass."""
+        if self._is_one_shot:
+            if self._is_spent:
+                raise _spent(self._caller, self._dataset)
+            self._is_spent = True
+            return SingleReader(lambda: self._dataset, UNKNOWN_CARDINALITY, is_own=False)
+        # Positions in our own datasets tell how long they are themselves.
+        length = UNKNOWN_CARDINALITY if self.gives_up_memory else self.cardinality
+        return SingleReader(self._new_iterator, length, is_own=True)
+
+    def _new_iterator(self) -> Iterator[Any]:
+        data = self._dataset
+        if hasattr(data, "as_numpy_iterator"):  # tf.data: arrays in place of its tensors
+            made: Iterator[Any] = data.as_numpy_iterator()
+            return made
+        if isinstance(data, (list, range)):
+            return ListIterator(data)
+        made_now = data if isinstance(data, Iterable) else data()
+        if not isinstance(made_now, Iterable):
+            raise ArgumentTypeError(
+                f"{self._caller} was given dataset={shown(data)}, and calling it gave "
+                f"{shown(made_now)}.\n\nA dataset is an iterable of batches, or a function that "
+                "makes one for each pass.\n\nPass for instance jaxdist.data.batches(arrays, 32)."
+            )
+        return iter(made_now)
+
+    def __repr__(self) -> str:
+        if isinstance(self._dataset, Batches):
+            return repr(self._dataset)
+        return type(self._dataset).__name__
+
+
+def _is_container(dataset: Any) -> bool:
+    """Whether it is a dataset, and not a function that makes one."""
+    return isinstance(dataset, Iterable) or hasattr(dataset, "as_numpy_iterator")
+
+
+def _check_is_batched(caller: str, dataset: Any) -> None:
+    if caller == SPLIT_CALLER and isinstance(dataset, Examples):
+        raise ArgumentTypeError(
+            f"{caller} takes an iterable of global batches, and {dataset!r} gives single examples."
+            "\n\nEach replica takes a share of dim 0 of what is given.\n\n"
+            "Batch them first: examples.batch(batch_size)."
+        )
+
+
+def check_dataset(caller: str, dataset: Any, name: str) -> None:
+    """Refuse what is not a dataset, or is one example of a common mistake."""
+    if isinstance(dataset, (np.ndarray, jax.Array, Mapping, tuple, PerReplica)):
+        what = f"{type(dataset).__name__}"
+        raise ArgumentTypeError(
+            f"{caller} was given {name}={shown(dataset)}.\n\n"
+            f"{name} is an iterable of batches; this {what} could be one batch, or all the data, "
+            "or a sequence of batches.\n\n"
+            "For arrays that hold all the data use jaxdist.data.batches(arrays, batch_size); "
+            "for batches that exist already, a list of them."
+        )
+    if isinstance(dataset, (str, bytes)) or not (_is_container(dataset) or callable(dataset)):
+        raise ArgumentTypeError(
+            f"{caller} was given {name}={shown(dataset)}.\n\n"
+            f"{name} is an iterable of batches.\n\n"
+            "Pass a list of batches, an object with __iter__ (a loader, a tf.data or Grain "
+            "dataset), a generator function, or jaxdist.data.batches(arrays, batch_size)."
+        )
+    if not _is_container(dataset):
+        _check_needs_no_arguments(caller, dataset)
+
+
+def _check_needs_no_arguments(caller: str, function: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(function).bind()
+    except ValueError:  # a builtin without a signature
+        return
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"{caller} was given the function {getattr(function, '__name__', function)!r}, which "
+            f"takes arguments: {error}.\n\n"
+            "A function that makes a dataset is called without arguments for each pass.\n\n"
+            "Pass a function without arguments. A function of an InputContext is for "
+            "strategy.distribute_datasets_from_function(dataset_fn)."
+        ) from None
+
+
+def _spent(caller: str, dataset: Any) -> ContextError:
+    name = getattr(dataset, "__name__", type(dataset).__name__)
+    return ContextError(
+        f"{caller}: this dataset was passed over already, and {name} of type "
+        f"{type(dataset).__name__} gives its elements only once.\n\n"
+        "A dataset is read from its start in every pass.\n\n"
+        "Pass something that can start again: the generator function itself instead of its "
+        "result, a list, or an object whose __iter__ makes a new iterator."
+    )

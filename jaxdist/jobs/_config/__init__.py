@@ -1,0 +1,1 @@
+"""TOML files into frozen dataclasses: schema, sources, checks."""

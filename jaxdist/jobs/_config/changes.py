@@ -1,0 +1,139 @@
+"""What may differ between the configuration of a run and that with which it goes on."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxdist.errors import CheckpointError
+from jaxdist.jobs._config.load import LoadedConfig
+from jaxdist.jobs._config.load import as_dict
+from jaxdist.jobs._config.schema import Change
+
+
+@dataclasses.dataclass(frozen=True)
+class Changed:
+    """An entry that has another value than the run was trained with.
+
+    Attributes:
+        name: `"section.key"`.
+        before: Its value in the checkpoint.
+        after: Its value now.
+        change: Whether it may change.
+    """
+
+    name: str
+    before: Any
+    after: Any
+    change: Change
+
+
+def changed_entries(saved: Mapping[str, Any], config: Any) -> tuple[Changed, ...]:
+    """Entries that were saved with another value, whether they matter or not.
+
+    Entries that only one of the two has are left out: they are of another version.
+
+    Example:
+        >>> from jaxdist.training import DigitsConfig
+        >>> saved = {"optimizer": {"learning_rate": 0.1}, "training": {"log_every": 5}}
+        >>> for entry in changed_entries(saved, DigitsConfig()):
+        ...     print(entry.name, entry.before, entry.after, entry.change.name)
+        optimizer.learning_rate 0.1 0.003 KNOWINGLY
+        training.log_every 5 20 FREE
+    """
+    return tuple(_changed(saved, config))
+
+
+def _changed(saved: Mapping[str, Any], config: Any) -> Iterator[Changed]:
+    saved, now = (json.loads(json.dumps(c)) for c in (saved, as_dict(config)))
+    for field in dataclasses.fields(config):
+        name, value = field.name, getattr(config, field.name)
+        before = saved.get(name)
+        if not dataclasses.is_dataclass(value):
+            if name in saved and before != now[name]:
+                yield Changed(name, before, now[name], Change.NEVER)
+            continue
+        for entry in dataclasses.fields(value):
+            old = before.get(entry.name, _MISSING) if isinstance(before, Mapping) else _MISSING
+            new = now[name][entry.name]
+            if old is _MISSING or _same(old, new):
+                continue
+            change = entry.metadata.get("change", Change.KNOWINGLY)
+            if not any(_is_used(entry, c) for c in (saved, now)):
+                change = Change.FREE
+            yield Changed(f"{name}.{entry.name}", old, new, change)
+
+
+_MISSING = object()
+
+
+def _same(old: Any, new: Any) -> bool:
+    """`true` and 1 are two values, 1 and 1.0 are one."""
+    return isinstance(old, bool) == isinstance(new, bool) and bool(old == new)
+
+
+def _is_used(entry: "dataclasses.Field[Any]", config: Mapping[str, Any]) -> bool:
+    """Whether an entry has an effect: some belong to one value of another."""
+    only_if = entry.metadata.get("only_if")
+    if only_if is None:
+        return True
+    section, _, key = only_if[0].partition(".")
+    return bool(config.get(section, {}).get(key) == only_if[1])
+
+
+def check_same_run(
+    directory: Path,
+    step: int,
+    saved: Mapping[str, Any] | None,
+    loaded: LoadedConfig[Any],
+    *,
+    accept_changes: bool,
+) -> tuple[Changed, ...]:
+    """Refuse to go on with other values than a checkpoint was trained with.
+
+    Returns:
+        The changes that were accepted.
+
+    Raises:
+        CheckpointError: Entries that matter differ, and `accept_changes` is false; or it is true,
+            and they cannot change at all. Key, old and new value of each are named.
+    """
+    found = changed_entries(saved or {}, loaded.values)
+    never = [c for c in found if c.change is Change.NEVER]
+    knowingly = [c for c in found if c.change is Change.KNOWINGLY]
+    if never or (knowingly and not accept_changes):
+        raise _refused(directory, step, [*never, *knowingly], loaded)
+    return tuple(knowingly)
+
+
+def _refused(
+    directory: Path, step: int, found: Sequence[Changed], loaded: LoadedConfig[Any]
+) -> CheckpointError:
+    lines = [
+        f"{c.name}: saved {_shown(c.before)}, now {_shown(c.after)} ({loaded.origin(c.name)})"
+        for c in found
+    ]
+    fixed = [c.name for c in found if c.change is Change.NEVER]
+    if fixed:
+        rule = (
+            f"A run keeps its {' and '.join(fixed)}: shapes, or the examples that are held out, "
+            "depend on it."
+        )
+        on = f"or use the saved {' and '.join(fixed)}."
+    else:
+        rule = "A run continues with the values that it was trained with."
+        on = (
+            f"or continue from step {step} with the new values: `jaxdist train` does so with "
+            "--accept-changes, train with accept_changes=True. The metrics then name the step at "
+            "which the values changed."
+        )
+    return CheckpointError(
+        f"Checkpoint {step} in {directory} was trained with other values than are asked for now:"
+        "\n" + "\n".join(lines) + f"\n\n{rule}\n\nTrain in other folders, with --set "
+        f"checkpoint.directory=... and --set output.directory=..., {on}"
+    )
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value) if not isinstance(value, str) else repr(value)

@@ -1,0 +1,196 @@
+"""What must hold between entries of the main job, checked before anything is started."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxdist._validate import check_instance, shown
+from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, ConfigError
+from jaxdist._strategies import Strategy
+from jaxdist.jobs._config.load import LoadedConfig
+from jaxdist.training._extras import require_extra
+from jaxdist.jobs._run.finished import read_metrics
+
+# Sizes of arrays are int32 in MLIR's indices, and no batch is larger.
+MOST_ROWS = (1 << 31) - 1
+
+
+def check_strategy(caller: str, strategy: Any) -> None:
+    """Refuse what is no strategy."""
+    check_instance(
+        caller,
+        "strategy",
+        strategy,
+        Strategy,
+        "a strategy of jaxdist",
+        "Pass for instance jaxdist.MirroredStrategy().",
+    )
+
+
+def checked_rules(caller: str, rules: Any, known: Sequence[str]) -> str:
+    """The name of the rules of a job, or an error that lists those that it has."""
+    if isinstance(rules, str) and rules in known:
+        return rules
+    kind = ArgumentError if isinstance(rules, str) else ArgumentTypeError
+    raise kind(
+        f"{caller} was given rules={shown(rules)}.\n\nrules is one of {', '.join(known)}.\n\n"
+        f"Pass for instance rules={known[0]!r}."
+    )
+
+
+def check_job(
+    loaded: LoadedConfig[Any], *, num_replicas: int, num_examples: int, examples: str
+) -> None:
+    """Refuse entries that do not go together, and make the directories of the output.
+
+    Raises:
+        ConfigError: The batch does not fit the replicas or the data; warm-up outlasts training;
+            a file of the output cannot be written.
+        MissingExtraError: A picture is wanted and matplotlib is missing.
+    """
+    if loaded.values.output.picture:
+        require_extra("matplotlib", "draw the learning curve (output.picture)")
+    _check_batch_size(loaded, num_replicas, num_examples, examples)
+    _check_warmup(loaded)
+    _check_files(loaded)
+
+
+def _check_batch_size(loaded: LoadedConfig[Any], replicas: int, rows: int, examples: str) -> None:
+    size, where = loaded.values.data.batch_size, loaded.origin("data.batch_size")
+    if rows < replicas:
+        fraction = loaded.values.data.test_fraction
+        raise ConfigError(
+            f"There are {rows} {examples} to train on, and {replicas} replicas.\n\n"
+            f"Each replica needs one of the {examples} for a step.\n\nHold out less than "
+            f"data.test_fraction {fraction:g} "
+            f"({loaded.origin('data.test_fraction')}), cut the data into more {examples}, or "
+            "train on fewer devices."
+        )
+    if size > rows:
+        raise ConfigError(
+            f"{where}: data.batch_size is {size}, and there are {rows} {examples} to train on.\n\n"
+            f"A batch has at most all of them.\n\n"
+            f"Set data.batch_size to {rows - rows % replicas} or less."
+        )
+    if size % replicas:
+        low, high = size - size % replicas, size + -size % replicas
+        values = [v for v in (low, high) if 0 < v <= rows]
+        raise ConfigError(
+            f"{where}: data.batch_size is {size}, and there are {replicas} replicas.\n\n"
+            f"All replicas take the same number of rows: a multiple of {replicas}.\n\n"
+            f"Set data.batch_size to {' or '.join(map(str, values))}."
+        )
+
+
+def _check_warmup(loaded: LoadedConfig[Any]) -> None:
+    warmup, steps = loaded.values.optimizer.warmup_steps, loaded.values.training.steps
+    if warmup > steps:
+        raise ConfigError(
+            f"{loaded.origin('optimizer.warmup_steps')}: optimizer.warmup_steps is {warmup}, and "
+            f"training.steps is {steps}.\n\n"
+            "The warm-up of the learning rate ends within the training.\n\n"
+            f"Set optimizer.warmup_steps to {steps // 10} or training.steps above {warmup}."
+        )
+
+
+def _check_files(loaded: LoadedConfig[Any]) -> None:
+    """Make the directories of the output, and see that files can be written there."""
+    output = loaded.values.output
+    names = {"metrics": output.metrics, "picture": output.picture}
+    _make_folder(Path(output.directory), "output.directory", loaded)
+    for entry, name in names.items():
+        path = Path(output.directory) / name
+        if name:
+            _make_folder(path.parent, f"output.{entry}", loaded)
+        if name and path.is_dir():
+            raise ConfigError(
+                f"{loaded.origin(f'output.{entry}')}: output.{entry} {name!r} is a directory "
+                f"({path}).\n\nIt is the name of a file.\n\n"
+                "Set it to another name, such as "
+                f"{name + '.' + ('json', 'png')[entry == 'picture']!r}."
+            )
+    if Path(output.metrics) == Path(output.picture):
+        raise ConfigError(
+            f"{loaded.origin('output.picture')}: output.picture and output.metrics are one file, "
+            f"{output.picture!r}.\n\nThe picture and the metrics are two files.\n\n"
+            "Set output.picture to another name, such as 'learning_curve.png'."
+        )
+
+
+def _make_folder(folder: Path, name: str, loaded: LoadedConfig[Any]) -> None:
+    probe = folder / f".{os.getpid()}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"{loaded.origin(name)}: nothing can be written to {str(folder)!r}, where {name} is: "
+            f"{error}.\n\nIt is a directory that you may write to, or one that can be made.\n\n"
+            f"Set {name} to another directory, or change its permissions."
+        ) from error
+
+
+def not_empty(directory: Path, steps: tuple[int, ...]) -> CheckpointError:
+    """The error for checkpoints that a run from the beginning would mix with its own."""
+    return CheckpointError(
+        f"{directory} holds checkpoints of steps {list(steps)}, and checkpoint.resume is false."
+        "\n\nA training from the beginning needs a directory without checkpoints.\n\nResume from "
+        "them with --set checkpoint.resume=true, start elsewhere with "
+        "--set checkpoint.directory=..., or move them away."
+    )
+
+
+def check_output_is_ours(loaded: LoadedConfig[Any], losses: Sequence[float]) -> None:
+    """Refuse to write over the metrics of another run.
+
+    Args:
+        loaded: Of the run.
+        losses: Those of its steps so far.
+
+    Raises:
+        ConfigError: The file that is there has other losses.
+    """
+    output = loaded.values.output
+    path = Path(output.directory) / output.metrics
+    there = read_metrics(path)
+    if there is None or not isinstance(there.get("losses"), list):
+        return
+    known = min(len(losses), len(there["losses"]))
+    if known == 0 or list(losses[:known]) != there["losses"][:known]:
+        raise ConfigError(
+            f"{loaded.origin('output.directory')}: {str(path)!r} holds the metrics of another run "
+            f"({len(there['losses'])} steps).\n\n"
+            "A run writes over its own metrics only.\n\n"
+            "Write elsewhere, with --set output.directory=..., or move the file away."
+        )
+
+
+def check_same_data(
+    directory: Path, step: int, notes: Mapping[str, Any], identity: Mapping[str, Any]
+) -> None:
+    """Refuse a checkpoint that was trained on examples that are held out now."""
+    saved = notes["data"]
+    other = [
+        f"data.{key}: saved {saved.get(key)}, now {value}"
+        for key, value in identity.items()
+        if saved.get(key) != value
+    ]
+    if other:
+        raise CheckpointError(
+            f"Checkpoint {step} in {directory} was trained on another part of the data:\n"
+            + "\n".join(other)
+            + "\n\nExamples that are held out now may have been trained on.\n\n"
+            "Use the saved values, or another checkpoint.directory."
+        )
+
+
+def check_not_beyond(directory: Path, step: int, num_steps: int) -> None:
+    """Refuse a checkpoint from after the end of the training that is asked for."""
+    if step > num_steps:
+        raise CheckpointError(
+            f"Checkpoint {step} in {directory} is beyond the end: training.steps is "
+            f"{num_steps}.\n\nA run continues from a step before its end.\n\nSet training.steps to "
+            f"{step} or more, or use another checkpoint.directory."
+        )

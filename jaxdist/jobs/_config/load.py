@@ -1,0 +1,257 @@
+"""TOML files into frozen dataclasses, with errors that name the file, the line and the remedy."""
+
+import dataclasses
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, UnionType
+from typing import Any, Generic, Literal, TypeVar
+
+from jaxdist._validate import Noted, check_text, shown
+from jaxdist.errors import ArgumentTypeError, ConfigError
+from jaxdist.jobs._config.sources import Given
+from jaxdist.jobs._config.sources import all_names
+from jaxdist.jobs._config.sources import checked_sources
+from jaxdist.jobs._config.sources import entries_of
+from jaxdist.jobs._config.sources import given_by_overrides
+from jaxdist.jobs._config.sources import given_in_file
+from jaxdist.jobs._config.sources import nearest
+from jaxdist.jobs._config.sources import read_text
+from jaxdist.jobs._config.sources import sections_of
+
+C = TypeVar("C")
+
+_MOST_PROBLEMS_LISTED = 10
+_TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedConfig(Generic[C]):
+    """A configuration, and where each entry was given.
+
+    Attributes:
+        values: The dataclass of sections.
+        origins: `"section.key"` to `"file.toml, line 7"` or `"--set section.key=value"`.
+    """
+
+    values: C
+    origins: Mapping[str, str]
+
+    def origin(self, name: str) -> str:
+        """Where the entry `section.key` was given, in words."""
+        check_text("LoadedConfig.origin", "name", name, "training.steps")
+        return self.origins.get(name, f"{name} (default)")
+
+
+def load_config(
+    schema: type[C], path: str | Path, overrides: Sequence[str] = ()
+) -> LoadedConfig[C]:
+    """Read a TOML file, and overrides `section.key=value` over it.
+
+    Args:
+        schema: A frozen dataclass of sections, each a frozen dataclass of entries with defaults,
+            and of entries that stand before the first section. Entries are int, float, bool,
+            str, tuples of these, and `Literal`s.
+        path: The TOML file. What it leaves out keeps its default.
+        overrides: What `--set` was given; later ones win.
+
+    Returns:
+        The configuration, and where each entry was given.
+
+    Raises:
+        ConfigError: The file cannot be read or is no TOML; a section or key is unknown; a value
+            has the wrong type or is out of range. All problems are listed, each with its file
+            and line (or option), and the nearest valid name.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> from jaxdist.training import DigitsConfig
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "job.toml")
+        >>> _ = file.write_text("[data]\\nbatch_size = 32\\n")
+        >>> loaded = load_config(DigitsConfig, file, ["training.steps=10"])
+        >>> loaded.values.data.batch_size, loaded.values.training.steps
+        (32, 10)
+    """
+    caller = "training.load_config"
+    given: Any = schema
+    if not isinstance(given, type) or not dataclasses.is_dataclass(given):
+        raise ArgumentTypeError(
+            f"{caller} was given schema={shown(schema)}.\n\n"
+            "schema is a frozen dataclass of sections.\n\n"
+            "Pass for instance schema=training.DigitsConfig."
+        )
+    source, texts = checked_sources(caller, path, overrides)
+    with Noted(f"{caller} was given path={source!r} and overrides={texts!r}."):
+        return _loaded(schema, source, texts)
+
+
+def _loaded(schema: type[C], path: str, overrides: Sequence[str]) -> LoadedConfig[C]:
+    text = read_text(path)
+    problems: list[str] = []
+    items = [*given_in_file(path, text, problems), *given_by_overrides(schema, overrides, problems)]
+    kinds = sections_of(schema)
+    sections: dict[str, dict[str, Any]] = {name: {} for name in kinds}
+    alone: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for item in items:
+        if item.section in entries_of(schema):
+            problem = _place_alone(schema, item, alone, origins)
+        else:
+            problem = _place(schema, item, sections, origins)
+        if problem:
+            problems.append(problem)
+    if problems:
+        raise ConfigError(_report(path, problems))
+    defaults = schema()  # whose sections may have others than their classes
+    made = {n: dataclasses.replace(getattr(defaults, n), **own) for n, own in sections.items()}
+    return LoadedConfig(schema(**alone, **made), MappingProxyType(origins))
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """The sections and entries of a configuration, as JSON can hold them."""
+    return dataclasses.asdict(config)
+
+
+# Placing one value in the schema
+
+
+def _place(
+    schema: type[Any],
+    item: Given,
+    sections: dict[str, dict[str, Any]],
+    origins: dict[str, str],
+) -> str | None:
+    """Put a value in its section; the problem in words where it does not fit."""
+    if item.section not in sections:
+        return _unknown_section(schema, item)
+    if not item.key:
+        if item.value == {}:
+            return None
+        return f"{item.where}: [{item.section}] is a section, and {item.value!r} was given for it."
+    section = sections_of(schema)[item.section]
+    hints = _hints(section)
+    if item.key not in hints:
+        return _unknown_key(schema, section, item)
+    name = f"{item.section}.{item.key}"
+    value = _converted(item.value, hints[item.key], item.raw)
+    if value is _MISFIT:
+        return f"{item.where}: {name} must be {_in_words(hints[item.key])}, and " + _found(item)
+    field = next(f for f in dataclasses.fields(section) if f.name == item.key)
+    broken = _broken_rule(value, field)
+    if broken:
+        return f"{item.where}: {name} {broken}, and {_shown(item.value)} was given."
+    sections[item.section][item.key] = value
+    origins[name] = item.where
+    return None
+
+
+def _place_alone(
+    schema: type[Any], item: Given, alone: dict[str, Any], origins: dict[str, str]
+) -> str | None:
+    """Put a value that belongs to no section in its place; the problem in words."""
+    if item.key or isinstance(item.value, dict):
+        return f"{item.where}: {item.section} is an entry before the sections, and has no keys."
+    hint = entries_of(schema)[item.section]
+    value = _converted(item.value, hint, item.raw)
+    if value is _MISFIT:
+        return f"{item.where}: {item.section} must be {_in_words(hint)}, and " + _found(item)
+    alone[item.section] = value
+    origins[item.section] = item.where
+    return None
+
+
+def _unknown_section(schema: type[Any], item: Given) -> str:
+    valid = list(sections_of(schema))
+    what = f"'{item.section}.{item.key}'" if item.raw is not None else f"[{item.section}]"
+    if not isinstance(item.value, dict) and not item.key:
+        what = f"'{item.section}' outside a section"
+    near = nearest(item.section, valid)
+    homes = [n for n in all_names(schema) if n.endswith(f".{item.key or item.section}")]
+    meant = homes[0] if homes else (f"{near}.{item.key}" if near and item.key else near)
+    hint = f" Did you mean {meant!r}?" if meant else ""
+    return f"{item.where}: unknown section {what}; there are {', '.join(valid)}.{hint}"
+
+
+def _unknown_key(schema: type[Any], section: type[Any], item: Given) -> str:
+    valid = [f.name for f in dataclasses.fields(section)]
+    near = nearest(item.key, valid)
+    elsewhere = [n for n in all_names(schema) if n.endswith(f".{item.key}")]
+    if elsewhere:
+        hint = f" Did you mean {elsewhere[0]!r}?"
+    else:
+        hint = f" Did you mean {near!r}?" if near else ""
+    keys = ", ".join(valid)
+    return f"{item.where}: unknown key {item.key!r} in [{item.section}]; it has {keys}.{hint}"
+
+
+_MISFIT = object()
+
+
+def _converted(value: Any, hint: Any, raw: str | None) -> Any:
+    """`value` as the type `hint`, or `_MISFIT`."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        tried = (_converted(value, h, raw) for h in arguments)
+        return next((v for v in tried if v is not _MISFIT), _MISFIT)
+    if origin is Literal:
+        return value if value in arguments and isinstance(value, str) else _MISFIT
+    if origin is tuple:
+        if not isinstance(value, list):
+            return _MISFIT
+        items = tuple(_converted(v, arguments[0], None) for v in value)
+        return _MISFIT if any(v is _MISFIT for v in items) else items
+    if hint is str and raw is not None and not isinstance(value, (str, list, dict)):
+        return raw
+    if hint is float and type(value) is int:
+        return float(value)
+    return value if type(value) is hint else _MISFIT
+
+
+def _broken_rule(value: Any, field: dataclasses.Field[Any]) -> str | None:
+    within, length = field.metadata.get("within"), field.metadata.get("length")
+    if length is not None and isinstance(value, (tuple, str)):
+        broken = length.broken_by(len(value))
+        if broken:
+            return "must not be empty" if not value else f"has a length that {broken}"
+    if within is None or isinstance(value, str):
+        return None
+    items = value if isinstance(value, tuple) else (value,)
+    return next((b for b in map(within.broken_by, items) if b), None)
+
+
+# Words
+
+
+def _in_words(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        return " or ".join(_in_words(h) for h in arguments)
+    if origin is Literal:
+        return " or ".join(repr(a) for a in arguments)
+    if origin is tuple:
+        return f"a list of {_TYPE_NAMES[arguments[0]].split(' ', 1)[-1]}s"
+    return _TYPE_NAMES[hint]
+
+
+def _found(item: Given) -> str:
+    kind = {dict: "table", list: "list", str: "string", bool: "boolean", int: "integer"}
+    name = kind.get(type(item.value), type(item.value).__name__)
+    return f"{_shown(item.value)} ({name}) was given."
+
+
+def _shown(value: Any) -> str:
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _hints(schema: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(schema)
+
+
+def _report(path: str | Path, problems: list[str]) -> str:
+    shown = problems[:_MOST_PROBLEMS_LISTED]
+    more = len(problems) - len(shown)
+    tail = [f"... and {more} more."] if more else []
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    head = f"The configuration {str(path)!r} is not valid ({count})."
+    return "\n\n".join([head, "\n".join([*shown, *tail]), "Nothing was started."])

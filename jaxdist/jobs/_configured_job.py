@@ -1,0 +1,63 @@
+"""The step of a configuration, to be planned: what is trained, with shapes for arrays."""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+
+from jaxdist._validate import Renamed, as_integer, check_instance
+from jaxdist._strategies import Strategy
+from jaxdist.jobs._config.checks import MOST_ROWS
+from jaxdist.jobs._config.checks import check_strategy
+from jaxdist.jobs._config.load import LoadedConfig
+from jaxdist.jobs._job import JobStep
+from jaxdist.jobs._recipe import Recipe
+from jaxdist._values import PerReplica
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfiguredJob(abc.ABC):
+    """What the jobs of all tasks have; a task says how its rules change its configuration."""
+
+    loaded: LoadedConfig[Any]
+
+    def __post_init__(self) -> None:
+        check_instance(
+            type(self).__name__,
+            "loaded",
+            self.loaded,
+            LoadedConfig,
+            "a training.LoadedConfig",
+            "Pass training.load_job_config(path).",
+        )
+
+    @property
+    @abc.abstractmethod
+    def num_replicas(self) -> int:
+        """Replicas that it has without accelerators."""
+
+    @abc.abstractmethod
+    def recipe(self, rules: str) -> Recipe:
+        """What is trained where its state is laid out so."""
+
+    @abc.abstractmethod
+    def batch(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """A batch of all replicas."""
+
+    @property
+    def rows_per_replica(self) -> int:
+        """Its batch over the replicas that it has without accelerators."""
+        rows: int = self.loaded.values.data.batch_size
+        return max(1, rows // self.num_replicas)
+
+    def step(self, strategy: Strategy, rows: int, rules: str) -> JobStep:
+        """The model, its optimizer and a batch as shapes."""
+        caller = f"{type(self).__name__}.step"
+        check_strategy(caller, strategy)
+        rows = as_integer(caller, "rows", rows, least=1, most=MOST_ROWS)
+        with Renamed(f"{type(self).__name__}.recipe", caller):
+            recipe = self.recipe(rules)
+        shapes = self.batch(rows * strategy.num_replicas_in_sync)
+        args = (*recipe.made(strategy, abstract=True), jax.tree.map(PerReplica.of_global, shapes))
+        return JobStep(recipe.train_step, args, recipe.options)

@@ -1,0 +1,207 @@
+"""Plans of the job of a configuration, without its data."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxdist._validate import Renamed, as_integer, is_callable, shown
+from jaxdist.errors import ArgumentTypeError, JaxdistError, TopologyError
+from jaxdist.explain import Candidate, Plan, Sweep
+from jaxdist._program import Program
+from jaxdist._strategies import Strategy
+from jaxdist._planning import Source
+from jaxdist._planning import plan
+from jaxdist._planning import SLICES
+from jaxdist._planning import boxes_of
+from jaxdist._planning import num_slices_of
+from jaxdist._planning import place
+from jaxdist.jobs._config.checks import MOST_ROWS
+from jaxdist.jobs._config.checks import checked_rules
+from jaxdist.jobs._job import Job
+
+# A sweep tries tensor parallelism up to so many logical devices.
+_MOST_LOGICAL = 16
+_SPLIT = ("tensor_parallel", "fsdp_tensor_parallel", "fsdp_in_slice_tensor_parallel")
+# Rules that lay replicas over slices and within them.
+_IN_SLICE = ("fsdp_in_slice", "fsdp_in_slice_tensor_parallel")
+
+Report = Callable[[str], None]
+_REPORT = "Pass a function of one text, such as print."
+_OF_JOBS = ("name", "rules", "logical_devices", "rows_per_replica", "step")
+
+
+def plan_job(
+    job: Job,
+    topology: Any,
+    *,
+    logical: Any = None,
+    rules: str | None = None,
+    global_batch: int | None = None,
+    quick: bool = False,
+    report: Report = lambda what: None,
+) -> Plan:
+    """Compile the train step of a job for a slice of TPUs that need not be there, and plan it.
+
+    Shapes:
+        A replica has as many rows as the configuration gives it on the devices that it names,
+        unless `global_batch` says otherwise.
+
+    Cost:
+        Two compilations; where the step does not fit, a few more, to find the batch that does.
+
+    Args:
+        job: What `load_job` gives.
+        topology: As for `Program.compile_for`.
+        logical: Logical devices of a replica: a number, or a box of chips such as `"2x2"`; None is
+            as configured.
+        rules: How its state is laid out, one of `job.rules`; None is as configured.
+        global_batch: Rows of all replicas together.
+        quick: As for `Program.compile_for`.
+        report: Told what is being done.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ArgumentError: Rules that the job does not know, or a batch that replicas cannot share.
+        TopologyError: No such slice, or logical devices that do not divide it.
+        MissingExtraError: libtpu is not installed.
+
+    Example:
+        >>> from jaxdist.training import load_job, plan_job
+        >>> job = load_job("configs/digits_mirrored.toml", ["model.channels=[4]"])
+        >>> plan = plan_job(job, "v5e:2x2", quick=True)
+        >>> plan.global_rows, plan.memory.fits
+        (64, True)
+    """
+    caller = "training.plan_job"
+    _check_job(caller, job)
+    is_callable(caller, report, "report", _REPORT)
+    chosen = job.rules[0] if rules is None else checked_rules(caller, rules, job.rules)
+    wanted = job.logical_devices if logical is None else logical
+    with Renamed("compile_for", caller):
+        return plan(
+            _source(job, chosen),
+            topology,
+            wanted,
+            global_batch=global_batch,
+            quick=quick,
+            report=report,
+        )
+
+
+def sweep_job(
+    job: Job,
+    topology: Any,
+    *,
+    logical: Any = None,
+    global_batch: int | None = None,
+    report: Report = lambda what: None,
+) -> Sweep:
+    """Plan a job with all its rules and with several numbers of logical devices, and rank them.
+
+    Cost:
+        One compilation for each.
+
+    Args:
+        job: As for `plan_job`.
+        topology: As for `plan_job`.
+        logical: Only this one; None is 1, and for rules of tensor parallelism 2, 4, 8 and 16 where
+            the slice can be divided so.
+        global_batch: Rows of a batch, the same for all; None is what the configuration gives on
+            the whole slice.
+        report: Told what is being done.
+
+    Returns:
+        A `Sweep`: print it, or take `.best`.
+
+    Raises:
+        As `plan_job`.
+
+    Example:
+        >>> from jaxdist.training import load_job, sweep_job
+        >>> job = load_job("configs/digits_mirrored.toml", ["model.channels=[4]"])
+        >>> found = sweep_job(job, "v5e:1x1")
+        >>> sorted(c.rules for c in found.ranked)
+        ['replicated', 'sharded_update']
+    """
+    caller = "training.sweep_job"
+    _check_job(caller, job)
+    is_callable(caller, report, "report", _REPORT)
+    with Renamed("compile_for", caller):
+        configured = place(topology, job.logical_devices if logical is None else logical)
+    if global_batch is not None:
+        global_batch = as_integer(
+            caller, "global_batch", global_batch, least=1, most=MOST_ROWS, example=64
+        )
+    rows = job.rows_per_replica * configured.strategy.num_replicas_in_sync
+    rows = rows if global_batch is None else global_batch
+    found = []
+    layouts = list(_layouts(job, topology, logical))
+    for number, (rules, count) in enumerate(layouts, 1):
+        said = _counted(report, f"{number} of {len(layouts)}, ")
+        found.append(_candidate(job, topology, rules, count, rows, said))
+    return Sweep(job.name, configured.name, rows, tuple(found))
+
+
+def _check_job(caller: str, job: Any) -> None:
+    """Refuse what has not what is planned of a job."""
+    if isinstance(job, type) or not all(hasattr(job, name) for name in _OF_JOBS):
+        raise ArgumentTypeError(
+            f"{caller} was given job={shown(job)}.\n\n"
+            "job is a training.Job.\n\nPass training.load_job(path)."
+        )
+
+
+def _counted(report: Report, before: str) -> Report:
+    return lambda what: report(before + what)
+
+
+def _layouts(job: Job, topology: Any, logical: Any) -> Iterator[tuple[str, Any]]:
+    """Rules with the logical devices that they are tried with."""
+    powers = [n for n in boxes_of(topology) if 1 < n <= _MOST_LOGICAL and n & (n - 1) == 0]
+    one_slice = num_slices_of(topology) == 1
+    for rules in job.rules:
+        if one_slice and rules in _IN_SLICE and rules != job.rules[0]:
+            continue  # what the same rules without slices are
+        if logical is not None:
+            yield rules, logical
+        else:
+            yield from ((rules, n) for n in (powers if rules in _SPLIT else [1]))
+
+
+def _candidate(
+    job: Job, topology: Any, rules: str, logical: Any, rows: int, report: Report
+) -> Candidate:
+    """One layout; what it cannot be is part of the answer."""
+    where = place(topology, logical)
+    sizes = where.assignment.num_replicas, where.assignment.num_cores_per_replica
+
+    def said(what: str) -> None:
+        report(f"{rules}, {sizes[0]} x {sizes[1]}: {what}")
+
+    try:
+        made = plan(
+            _source(job, rules),
+            topology,
+            logical,
+            global_batch=rows,
+            quick=True,
+            report=said,
+        )
+    except TopologyError:
+        raise
+    except JaxdistError as error:
+        return Candidate(rules, *sizes, None, str(error).split("\n")[0])
+    return Candidate(rules, *sizes, dataclasses.replace(made, name=job.name))
+
+
+def _source(job: Job, rules: str) -> Source:
+    axes = SLICES if rules in _IN_SLICE else None
+    return Source(functools.partial(_lower, job, rules), job.rows_per_replica, rules, axes=axes)
+
+
+def _lower(job: Job, rules: str, strategy: Strategy, rows: int | None) -> Program:
+    step = job.step(strategy, job.rows_per_replica if rows is None else rows, rules)
+    return strategy.lower(step.fn, step.args, options=step.options)

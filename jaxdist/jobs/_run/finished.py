@@ -1,0 +1,99 @@
+"""A run that has ended already: found from its files, before anything is loaded or compiled."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jaxdist.jobs._config.changes import check_same_run
+from jaxdist.jobs._config.load import LoadedConfig
+from jaxdist._checkpoints import find_missing
+from jaxdist._checkpoints import notes_without_orbax
+from jaxdist.jobs._run.report import TrainingReport
+from jaxdist.jobs._config.schema import JobConfig
+from jaxdist.jobs._config.schema import OutputConfig
+
+
+def finished_run(
+    loaded: LoadedConfig[Any], *, accept_changes: bool = False
+) -> TrainingReport | None:
+    """The report of a run that was trained to its end and has written its files.
+
+    Cost:
+        Reads two small files; nothing is written, and no device is touched.
+
+    Args:
+        loaded: As for `train`.
+        accept_changes: As for `train`.
+
+    Returns:
+        How it ended; None where there is something left to do.
+
+    Raises:
+        CheckpointError: It was trained with other values than are asked for now.
+
+    Example:
+        >>> from jaxdist.training import load_job_config
+        >>> sets = ["checkpoint.directory=/no/such/folder"]
+        >>> finished_run(load_job_config("configs/digits_mirrored.toml", sets)) is None
+        True
+    """
+    config: JobConfig = loaded.values
+    folder, total = Path(config.checkpoint.directory).absolute(), config.training.steps
+    steps = saved_steps(folder)
+    if not config.checkpoint.resume or not steps or steps[-1] != total:
+        return None
+    notes = notes_without_orbax(folder / str(total))
+    if notes is None or find_missing(folder, total):
+        return None
+    metrics = _metrics(config.output)
+    if metrics is None or metrics.get("losses") != notes.get("history", {}).get("losses"):
+        return None
+    check_same_run(folder, total, notes.get("config"), loaded, accept_changes=accept_changes)
+    return TrainingReport(
+        steps=total,
+        num_replicas=metrics["replicas"],
+        unit=metrics["unit"],
+        evaluation=metrics["evaluations"][-1],
+        headline=metrics["headline"],
+        units_per_s=None,
+        was_interrupted=False,
+        next_step=total,
+        was_finished=True,
+    )
+
+
+def finished_line(report: TrainingReport, loaded: LoadedConfig[Any]) -> str:
+    """That nothing was left to do, and how to do more."""
+    output = loaded.values.output
+    return (
+        f"finished before, at step {report.steps}: nothing was trained or written. The metrics are "
+        f"in {Path(output.directory) / output.metrics}; --set training.steps=... goes on from there"
+    )
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Steps of the complete checkpoints in a folder, as their names tell."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and p.is_dir())
+
+
+_NEEDED = {"losses", "replicas", "unit", "evaluations", "headline"}
+
+
+def _metrics(output: OutputConfig) -> dict[str, Any] | None:
+    """The metrics file, where the picture that belongs to it is there as well."""
+    folder = Path(output.directory)
+    if output.picture and not (folder / output.picture).is_file():
+        return None
+    found = read_metrics(folder / output.metrics)
+    return found if found is not None and found.keys() >= _NEEDED else None
+
+
+def read_metrics(path: Path) -> dict[str, Any] | None:
+    """What a metrics file says; None where it cannot be read as one."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,62 @@
+"""What a run says of itself before its first step."""
+
+import math
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxdist._program import Program
+from jaxdist._strategies import Strategy
+from jaxdist.jobs._config.schema import JobConfig
+from jaxdist.jobs._task import Task
+from jaxdist._values import from_state
+from jaxdist._values import is_sharded
+
+# As people call them, where that is another name than the primitive's.
+_WORDS = {"psum": "all-reduce", "psum_scatter": "reduce-scatter", "ppermute": "permute"}
+
+
+def opening(config: JobConfig, task: Task, strategy: Strategy, model: nnx.Module) -> str:
+    """What is trained, and on what.
+
+    For instance: topics: 271,456 parameters on 4 replica(s) of 2 cpu device(s), 32 windows a step.
+    """
+    mesh = strategy.mesh.devices
+    count = strategy.num_replicas_in_sync
+    # Virtual replicas share devices.
+    share = f"{mesh.size // count} " if mesh.size >= count else f"1/{count // mesh.size} "
+    return (
+        f"{task.title}: {_num_parameters(model):,} parameters on {count} replica(s) of {share}"
+        f"{mesh.flat[0].platform} device(s), {config.data.batch_size} {task.examples} a step"
+    )
+
+
+def communicated(program: Program) -> str:
+    """What a step asks for, by kind.
+
+    For instance: all-reduce of 1,085,956 bytes between 8 replicas.
+    """
+    totals: dict[str, int] = {}
+    for asked in program.traced_collectives:
+        kind = _WORDS.get(asked.kind, asked.kind.replace("_", "-"))
+        totals[kind] = totals.get(kind, 0) + asked.bytes_per_device * (asked.times or 1)
+    layout = program.layout
+    if not totals or layout.num_replicas == 1:
+        between = "nothing is sent between replicas"
+    else:
+        listed = ", ".join(f"{kind} of {size:,} bytes" for kind, size in sorted(totals.items()))
+        between = f"{listed} between {layout.num_replicas} replicas"
+    if layout.num_logical == 1:
+        return between
+    return f"{between}; and what the compiler adds between the {layout.num_logical} devices of one"
+
+
+def _num_parameters(model: nnx.Module) -> int:
+    state = nnx.state(model, nnx.Param)
+    sizes = jax.tree.map(_size, state, is_leaf=lambda x: is_sharded(from_state(x)))
+    return sum(jax.tree.leaves(sizes))
+
+
+def _size(leaf: Any) -> int:
+    return math.prod(from_state(leaf).shape)

@@ -1,0 +1,274 @@
+"""One run of the main job, from the checkpoint that it resumes from to the files at its end."""
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from jaxdist.data import DistributedIterator, batches
+from jaxdist.errors import DivergedError
+from jaxdist._strategies import Strategy
+from jaxdist.jobs._config.changes import Changed
+from jaxdist.jobs._config.changes import check_same_run
+from jaxdist._checkpoints import Checkpoints
+from jaxdist.jobs._config.checks import check_not_beyond
+from jaxdist.jobs._config.checks import check_output_is_ours
+from jaxdist.jobs._config.checks import check_same_data
+from jaxdist.jobs._config.checks import not_empty
+from jaxdist.jobs._config.load import LoadedConfig
+from jaxdist.jobs._config.load import as_dict
+from jaxdist.training._evaluate import evaluate
+from jaxdist._checkpoints import Interrupts
+from jaxdist.training._loop import Every, run_loop
+from jaxdist.jobs._run.metrics import versions
+from jaxdist.jobs._run.opening import communicated
+from jaxdist.jobs._run.opening import opening
+from jaxdist._checkpoints import notes_without_orbax
+from jaxdist.jobs._run.output import write_output
+from jaxdist.training._progress import Stopwatch, TrainingProgress
+from jaxdist.jobs._run.report import TrainingReport
+from jaxdist.jobs._run.run_state import RunState
+from jaxdist.jobs._config.schema import JobConfig
+from jaxdist.jobs._task import Task
+
+
+class Run:
+    """What a run holds while it goes on."""
+
+    def __init__(
+        self,
+        loaded: LoadedConfig[Any],
+        strategy: Strategy,
+        task: Task,
+        data: DistributedIterator,
+        checkpoints: Checkpoints,
+        console: Console,
+    ) -> None:
+        self.loaded, self.strategy, self.checkpoints = loaded, strategy, checkpoints
+        self.config: JobConfig = loaded.values
+        self.console, self.task, self.data = console, task, data
+        self.state = RunState(*task.recipe.made(strategy), data)
+        self.first_step, self.step = 0, 0
+        self.was_interrupted = False
+        self.pending: list[jax.Array] = []
+        self.watch = Stopwatch()
+        self.began = time.perf_counter()
+        self.progress: TrainingProgress | None = None
+        self.interrupts = Interrupts()
+
+    # Training
+
+    def train(self) -> None:
+        """Train up to the configured step, evaluate, save, and write the files."""
+        config = self.config.training
+        total = config.steps
+        actions = [
+            Every(config.log_every, self._log),
+            Every(config.evaluate_every, self._evaluate),
+            Every(self.config.checkpoint.every, self._save),
+        ]
+        self._say(opening(self.config, self.task, self.strategy, self.state.model))
+        progress = TrainingProgress(
+            total, first_step=self.first_step, console=self.console, unit=self.task.unit
+        )
+        with self.interrupts, progress as self.progress:
+            end = run_loop(
+                None,
+                self._step,
+                itertools.islice(self.data, total - self.first_step),
+                on_output=self._collect,
+                actions=actions,
+                first_step=self.first_step,
+            )
+            self.step, self.was_interrupted = end.step, end.was_interrupted
+            if self.was_interrupted:
+                jax.block_until_ready(self.pending)
+            else:
+                self._finish()
+
+    def _step(self, _: None, batch: Any) -> tuple[None, jax.Array]:
+        recipe = self.task.recipe
+        call = (recipe.train_step, (self.state.model, self.state.optimizer, batch))
+        if self.step == self.first_step:
+            program = self.strategy.lower(*call, options=recipe.options)
+            self._say(f"each step: {communicated(program)}")
+        return None, self.strategy.run(*call, options=recipe.options)
+
+    def _collect(self, step: int, loss: jax.Array) -> None:
+        self.step = step
+        self.pending.append(loss)
+        if step == self.first_step + 1:
+            jax.block_until_ready(loss)  # it compiled; throughput is about the steps after it
+            self.watch.start()
+        if self.progress is not None:
+            self.progress.advance(step)
+        self.interrupts.check()
+
+    def _settle(self) -> None:
+        """Wait for the steps, and keep their losses."""
+        found = [float(x) for x in jax.device_get(self.pending)]
+        self.pending = []
+        losses = self.state.history.losses
+        bad = next((i for i, loss in enumerate(found, 1) if not math.isfinite(loss)), None)
+        if bad is not None:
+            raise self._diverged(len(losses) + bad, found[bad - 1])
+        losses += found
+
+    def _diverged(self, step: int, loss: float) -> DivergedError:
+        saved = self.checkpoints.steps()
+        last = f"The last checkpoint is of step {saved[-1]}." if saved else "Nothing was saved."
+        optimizer = self.config.optimizer
+        clipped = f"{optimizer.clip_norm / 10:g}" if optimizer.clip_norm else "1.0"
+        return DivergedError(
+            f"The loss of step {step} is {loss}.\n\n"
+            f"Training cannot recover from a loss that is not finite. {last}\n\n"
+            f"Try --set optimizer.learning_rate={optimizer.learning_rate / 10:g}, or "
+            f"--set optimizer.clip_norm={clipped}."
+        )
+
+    def _finish(self) -> None:
+        self._settle()
+        self.watch.stop()
+        evaluated = self.state.history.evaluations
+        if not evaluated or evaluated[-1]["step"] != self.step:
+            self._evaluate(self.step, None)
+        if self.step not in self.checkpoints.steps():
+            self._save(self.step, None)
+        self.interrupts.check()
+        found, text = self.task.finish(self.strategy, self.state.model)
+        written = write_output(
+            self.config.output, self._metrics(found), self.task, self.report(), self.state.history
+        )
+        self._say(f"wrote {' and '.join(map(_short, written))}")
+        if text:
+            self._say(text)
+
+    # What happens every so often
+
+    def _log(self, step: int, _: None) -> None:
+        self._settle()
+        speed = self.units_per_s() or 0.0
+        left = (self.config.training.steps - step) * self._units_per_step()
+        if self.progress is not None:
+            self.progress.report(
+                step,
+                loss=self.state.history.losses[-1],
+                speed=speed,
+                seconds_left=left / speed if speed else 0.0,
+            )
+
+    def _evaluate(self, step: int, _: None) -> None:
+        self._settle()
+        held_out = batches(self.task.held_out, self.config.data.batch_size)
+        step_fn = self.task.recipe.evaluation_step
+        with self.watch.paused():
+            means = evaluate(self.strategy, step_fn, self.state.model, held_out)
+        measures = self.task.measures(means)
+        self.state.history.evaluations.append({"step": step, **measures})
+        self._say(f"step {step}: {self.task.in_words(measures)}")
+
+    def _save(self, step: int, _: None) -> None:
+        self._settle()
+        with self.watch.paused():
+            notes = self.state.notes(self.task.identity(), self.config)
+            self.checkpoints.save(step, self.state.arrays(), notes)
+        self._say(f"step {step}: saved {_short(self.checkpoints.path(step))}")
+
+    def _say(self, text: str) -> None:
+        # A live bar of the same console stays below what is printed.
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def units_per_s(self) -> float | None:
+        """Throughput so far."""
+        units = (self.step - self.first_step - 1) * self._units_per_step()
+        return units / self.watch.seconds if units > 0 and self.watch.seconds > 0 else None
+
+    def _units_per_step(self) -> int:
+        return self.config.data.batch_size * self.task.units_per_example
+
+    # The beginning and the end
+
+    def resume(self, skip_damaged: bool, accept_changes: bool = False) -> None:
+        """Go on from the newest checkpoint, where there is one."""
+        steps = self.checkpoints.steps()
+        if steps and not self.config.checkpoint.resume:
+            raise not_empty(self.checkpoints.directory, steps)
+        restored = None
+        if steps:
+            # Before its arrays are read: they may have other shapes.
+            newest = notes_without_orbax(self.checkpoints.path(steps[-1]))
+            if newest is not None and not skip_damaged:
+                self._check(steps[-1], newest, accept_changes)
+            restored = self.checkpoints.restore_latest(
+                like=self.state.wanted(self.strategy), skip_damaged=skip_damaged
+            )
+        if restored is None:
+            check_output_is_ours(self.loaded, [])
+            return
+        changes = self._check(restored.step, restored.notes, accept_changes)
+        check_output_is_ours(self.loaded, restored.notes["history"]["losses"])
+        for path in restored.set_aside:
+            self._say(f"damaged checkpoint moved to {_short(path)}")
+        self.state.load(restored)
+        self.first_step = self.step = restored.step
+        where = _short(self.checkpoints.path(restored.step))
+        self._say(f"resumed from step {restored.step}: {where}")
+        for line in self.state.note_changes(restored, changes, self.config):
+            self._say(line)
+
+    def _check(
+        self, step: int, notes: Mapping[str, Any], accept_changes: bool
+    ) -> tuple[Changed, ...]:
+        folder = self.checkpoints.directory
+        check_same_data(folder, step, notes, self.task.identity())
+        check_not_beyond(folder, step, self.config.training.steps)
+        return check_same_run(
+            folder, step, notes.get("config"), self.loaded, accept_changes=accept_changes
+        )
+
+    def report(self) -> TrainingReport:
+        """How it ended, or stands."""
+        steps = self.checkpoints.steps()
+        last = None if self.was_interrupted else self.state.history.evaluations[-1]
+        return TrainingReport(
+            steps=self.step,
+            num_replicas=self.strategy.num_replicas_in_sync,
+            unit=self.task.unit,
+            evaluation=last,
+            headline=None if last is None else self.task.headline(last),
+            units_per_s=self.units_per_s(),
+            was_interrupted=self.was_interrupted,
+            next_step=steps[-1] if steps else None,
+        )
+
+    def _metrics(self, found: dict[str, Any]) -> dict[str, Any]:
+        history, task = self.state.history, self.task
+        devices = self.strategy.mesh.devices.ravel()
+        return {
+            **task.metrics(history.evaluations[-1]),
+            "headline": task.headline(history.evaluations[-1]),
+            "unit": task.unit,
+            "steps": self.step,
+            "replicas": self.strategy.num_replicas_in_sync,
+            f"{task.unit}_per_s": self.units_per_s(),
+            "wall_time_s": time.perf_counter() - self.began,
+            "resumed_from_step": self.first_step or None,
+            "devices": [str(d) for d in devices],
+            "device_kind": devices[0].device_kind,
+            "versions": versions(),
+            "config": as_dict(self.config),
+            **found,
+            **dataclasses.asdict(history),
+        }
+
+
+def _short(path: Path) -> str:
+    """The path from here where it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -1,0 +1,111 @@
+"""The main job: a task on all replicas of a strategy, with checkpoints, evaluation and files."""
+
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from jaxdist._validate import as_flag, check_instance
+from jaxdist.data import DistributedIterator, batches
+from jaxdist._strategies import Strategy
+from jaxdist._checkpoints import Checkpoints
+from jaxdist.jobs._config.checks import check_job
+from jaxdist.jobs._config.checks import check_strategy
+from jaxdist.jobs._config.load import LoadedConfig
+from jaxdist.jobs._run.finished import finished_line
+from jaxdist.jobs._run.finished import finished_run
+from jaxdist._checkpoints import JobLock
+from jaxdist.jobs._run.report import TrainingReport
+from jaxdist.jobs._run.run import Run
+from jaxdist.jobs._config.schema import JobConfig
+from jaxdist.jobs._task import Task
+from jaxdist.jobs._tasks import kind_of
+
+_LOADED = ("what load_job_config returns", "Pass load_job_config(path).")
+_CONSOLE = ("a rich.console.Console", "Pass rich.console.Console(), or with quiet=True.")
+
+
+def train(
+    loaded: LoadedConfig[Any],
+    strategy: Strategy,
+    *,
+    console: Console,
+    skip_damaged: bool = False,
+    accept_changes: bool = False,
+) -> TrainingReport:
+    """Train, evaluate, save and draw, as configured.
+
+    Cost:
+        One all-reduce of the gradients over the replicas for each step.
+
+    Guarantees:
+        With the same configuration a resumed run sees the batches, and has the losses, of an
+        uninterrupted one. Each held-out example counts once in an evaluation. No checkpoint is
+        written after a loss that is not finite. No other job trains in the folders of this one.
+        What a run that has ended wrote stays as it is.
+
+    Args:
+        loaded: From `load_job_config(...)`, or `load_config` with the schema of a task.
+        strategy: Its replicas share each batch.
+        console: Where to show progress.
+        skip_damaged: Resume from the checkpoint before where the newest is damaged.
+        accept_changes: Go on with other values of entries that matter, such as
+            `optimizer.learning_rate`, than the checkpoint was trained with.
+
+    Returns:
+        How it ended. The metrics file and the picture are written unless it was interrupted, or
+        had ended before.
+
+    Raises:
+        ConfigError: The batch does not fit the replicas or the data; a file of the output cannot
+            be written, or is that of another run.
+        CheckpointError: The newest checkpoint is damaged, of another model, of other data, or
+            trained with other values; or another job is in the folder.
+        DivergedError: A loss is not finite.
+        MissingExtraError: What the task needs is missing, or matplotlib where a picture is wanted.
+    """
+    caller = "training.train"
+    check_instance(caller, "loaded", loaded, LoadedConfig, *_LOADED)
+    check_strategy(caller, strategy)
+    check_instance(caller, "console", console, Console, *_CONSOLE)
+    as_flag(caller, "skip_damaged", skip_damaged)
+    as_flag(caller, "accept_changes", accept_changes)
+    config: JobConfig = loaded.values
+    finished = finished_run(loaded, accept_changes=accept_changes)
+    if finished is not None:
+        line = finished_line(finished, loaded)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return finished
+    task = kind_of(config).make_task(config)
+    check_job(
+        loaded,
+        num_replicas=strategy.num_replicas_in_sync,
+        num_examples=len(jax.tree.leaves(task.train)[0]),
+        examples=task.examples,
+    )
+    with (
+        JobLock(config.checkpoint.directory),
+        JobLock(config.output.directory),
+        Checkpoints(config.checkpoint.directory, keep=config.checkpoint.keep) as checkpoints,
+        _training_batches(config, strategy, task) as data,
+    ):
+        run = Run(loaded, strategy, task, data, checkpoints, console)
+        try:
+            run.resume(skip_damaged, accept_changes)
+            run.train()
+        except KeyboardInterrupt:
+            run.was_interrupted = True
+        return run.report()
+
+
+def _training_batches(config: JobConfig, strategy: Strategy, task: Task) -> DistributedIterator:
+    """Global batches without end; all of one size, so that the step is compiled once."""
+    source = batches(
+        task.train,
+        config.data.batch_size,
+        shuffle=True,
+        seed=config.data.seed,
+        drop_remainder=True,
+        repeat=None,
+    )
+    return iter(strategy.experimental_distribute_dataset(source))

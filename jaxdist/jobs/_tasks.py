@@ -1,0 +1,169 @@
+"""The tasks by name, and the configuration of one from its file."""
+
+import dataclasses
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from jaxdist._validate import Noted, shown
+from jaxdist.errors import ArgumentTypeError, ConfigError
+from jaxdist._strategies import Strategy
+from jaxdist.jobs import topics_lm
+from jaxdist.jobs._config.load import LoadedConfig
+from jaxdist.jobs._config.load import load_config
+from jaxdist.jobs._config.sources import checked_sources
+from jaxdist.jobs._config.sources import find_lines
+from jaxdist.jobs._config.sources import nearest
+from jaxdist.jobs._config.sources import read_text
+from jaxdist.jobs._job import Job
+from jaxdist.jobs._config.schema import JobConfig
+from jaxdist.jobs._task import Task
+from jaxdist.jobs.digits import DigitsConfig
+from jaxdist.jobs.digits import DigitsJob
+from jaxdist.jobs.digits import DigitsTask
+from jaxdist.jobs.digits import mirrored_strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskKind:
+    """A task that configurations can name.
+
+    Attributes:
+        schema: Its configuration.
+        make_task: Loads its data.
+        make_job: What can be planned without data.
+        make_strategy: The configured strategy.
+        num_cpu_devices: Virtual CPU devices to ask for, before JAX starts.
+        check: Refuses entries that do not go together, whatever the devices.
+    """
+
+    schema: type[Any]
+    make_task: Callable[[Any], Task]
+    make_job: Callable[[LoadedConfig[Any]], Job]
+    make_strategy: Callable[[Any], Strategy]
+    num_cpu_devices: Callable[[Any], int]
+    check: Callable[[LoadedConfig[Any]], None] = lambda loaded: None
+
+
+_DEFAULT = "digits"
+TASKS: Mapping[str, TaskKind] = MappingProxyType(
+    {
+        "digits": TaskKind(
+            DigitsConfig,
+            DigitsTask,
+            DigitsJob,
+            mirrored_strategy,
+            lambda config: config.strategy.virtual_cpu_devices,
+        ),
+        "topics_lm": TaskKind(
+            topics_lm.TopicsConfig,
+            topics_lm.TopicsTask,
+            topics_lm.TopicsJob,
+            topics_lm.topics_strategy,
+            topics_lm.num_cpu_devices,
+            topics_lm.check_entries,
+        ),
+    }
+)
+
+
+def kind_of(config: JobConfig) -> TaskKind:
+    """The kind of task that a configuration is of."""
+    return _kind("training.kind_of", config)
+
+
+def _kind(caller: str, config: Any) -> TaskKind:
+    kind = next((k for k in TASKS.values() if isinstance(config, k.schema)), None)
+    if kind is None:
+        raise ArgumentTypeError(
+            f"{caller} was given config={shown(config)}.\n\n"
+            f"config is one of {', '.join(k.schema.__name__ for k in TASKS.values())}.\n\n"
+            "Pass load_job_config(path).values."
+        )
+    return kind
+
+
+def make_strategy(config: JobConfig) -> Strategy:
+    """The strategy that a configuration asks for.
+
+    Example:
+        >>> make_strategy(DigitsConfig()).num_replicas_in_sync
+        8
+    """
+    return _kind("training.make_strategy", config).make_strategy(config)
+
+
+def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig[Any]:
+    """Read the configuration of a job; its entry `task` decides which sections it has.
+
+    Args:
+        path: The TOML file; `task = "..."` stands before its sections, and is "digits" where
+            it is left out.
+        overrides: What `--set` was given.
+
+    Returns:
+        The configuration of the task, and where each entry was given.
+
+    Raises:
+        ConfigError: There is no such task, or as `load_config`.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "job.toml")
+        >>> _ = file.write_text('task = "digits"\\n[data]\\nbatch_size = 32\\n')
+        >>> loaded = load_job_config(file)
+        >>> loaded.values.task, loaded.values.data.batch_size
+        ('digits', 32)
+    """
+    caller = "training.load_job_config"
+    source, texts = checked_sources(caller, path, overrides)
+    with Noted(f"{caller} was given path={source!r} and overrides={texts!r}."):
+        kind = TASKS[_task_name(source)]
+        loaded = load_config(kind.schema, source, texts)
+        kind.check(loaded)
+    return loaded
+
+
+def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
+    """Read a configuration as a job that can be planned.
+
+    Args:
+        path: The TOML file, as for `jaxdist train`.
+        overrides: What `--set` was given.
+
+    Returns:
+        The job.
+
+    Raises:
+        ConfigError: As for `load_config`.
+
+    Example:
+        >>> from jaxdist.training import load_job
+        >>> load_job("configs/digits_mirrored.toml").name
+        'digits'
+    """
+    caller = "training.load_job"
+    source, texts = checked_sources(caller, path, overrides)
+    with Noted(f"{caller} was given path={source!r} and overrides={texts!r}."):
+        loaded = load_job_config(source, texts)
+    return kind_of(loaded.values).make_job(loaded)
+
+
+def _task_name(path: str | Path) -> str:
+    text = read_text(path)
+    try:
+        name = tomllib.loads(text).get("task", _DEFAULT)
+    except tomllib.TOMLDecodeError:
+        return _DEFAULT  # load_config names the line
+    if not isinstance(name, str) or name not in TASKS:
+        near = nearest(name, list(TASKS)) if isinstance(name, str) else None
+        hint = f" Did you mean {near!r}?" if near else ""
+        line = find_lines(text).get(("task",), 1)
+        raise ConfigError(
+            f"{path}, line {line}: there is no task {name!r}.\n\n"
+            f"The tasks are {', '.join(map(repr, TASKS))}.{hint}\n\n"
+            f'Write for instance task = "{near or _DEFAULT}".'
+        )
+    return name

@@ -1,0 +1,82 @@
+"""A convolutional net for 8x8 images, and its steps."""
+
+import itertools
+import math
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from jaxdist.training._evaluate import weighted_sums
+from jaxdist.jobs._optimizer import reduced_update
+from jaxdist.jobs._recipe import Recipe
+from jaxdist.jobs.digits._schema import ModelConfig
+
+Batch = dict[str, jax.Array]
+
+NUM_CLASSES = 10
+IMAGE_SHAPE = (8, 8, 1)
+
+
+class DigitsNet(nnx.Module):
+    """3x3 convolutions with 2x2 pooling after each, then two dense layers.
+
+    It has neither BatchNorm nor dropout: every replica count computes the same function.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        widths = [1, *config.channels]
+        self.convolutions = nnx.List(
+            nnx.Conv(i, o, kernel_size=(3, 3), rngs=rngs) for i, o in itertools.pairwise(widths)
+        )
+        side = 8 >> len(config.channels)
+        self.hidden = nnx.Linear(side * side * widths[-1], config.hidden, rngs=rngs)
+        self.logits = nnx.Linear(config.hidden, NUM_CLASSES, rngs=rngs)
+
+    def __call__(self, image: jax.Array) -> jax.Array:
+        x = image  # [row, 8, 8, 1]
+        for convolution in self.convolutions:
+            x = nnx.max_pool(nnx.relu(convolution(x)), (2, 2), strides=(2, 2))
+        # With -1 a replica without rows could not be traced.
+        x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+        return self.logits(nnx.relu(self.hidden(x)))  # [row, class]
+
+
+def row_losses(net: DigitsNet, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Cross-entropy of each row `[b]`, and the logits `[b, class]`."""
+    logits = net(batch["image"])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]), logits
+
+
+def total_loss(net: DigitsNet, batch: Batch) -> jax.Array:
+    """The sum of the cross-entropy over the rows of this replica."""
+    return jnp.sum(row_losses(net, batch)[0])
+
+
+# Steps, as one replica sees them
+
+
+def train_step(net: DigitsNet, optimizer: "nnx.Optimizer[Any]", batch: Batch) -> jax.Array:
+    """Update the net in place; the mean loss over the global batch `[]`."""
+    total, grads = nnx.value_and_grad(total_loss)(net, batch)
+    return reduced_update(net, optimizer, total, grads, batch["label"].size)
+
+
+def evaluation_step(net: DigitsNet, batch: Batch, mask: jax.Array) -> Batch:
+    """Sums of loss and of right answers over the rows that are real, of all replicas."""
+    losses, logits = row_losses(net, batch)
+    right = logits.argmax(-1) == batch["label"]
+    return weighted_sums({"loss": losses, "accuracy": right}, mask)
+
+
+@final
+class DigitsRecipe(Recipe):
+    """The net, all of it on every device."""
+
+    train_step = staticmethod(train_step)
+    evaluation_step = staticmethod(evaluation_step)
+
+    def make_model(self, rngs: nnx.Rngs) -> DigitsNet:
+        return DigitsNet(self._config.model, rngs=rngs)

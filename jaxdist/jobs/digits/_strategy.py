@@ -1,0 +1,29 @@
+"""The strategy of a digits configuration."""
+
+import jax
+
+from jaxdist._validate import check_instance
+from jaxdist._strategies import MirroredStrategy
+from jaxdist.jobs.digits._schema import DigitsConfig
+
+
+def mirrored_strategy(config: DigitsConfig) -> MirroredStrategy:
+    """The configured strategy: all accelerators, or virtual CPU devices where there are none.
+
+    The virtual devices must have been asked for before.
+    """
+    check_instance(
+        "training.mirrored_strategy",
+        "config",
+        config,
+        DigitsConfig,
+        "a training.DigitsConfig",
+        "Pass load_job_config(path).values, or DigitsConfig().",
+    )
+    deterministic = config.strategy.deterministic
+    if config.strategy.devices != "auto":
+        return MirroredStrategy(list(config.strategy.devices), deterministic=deterministic)
+    devices = jax.local_devices()
+    if jax.default_backend() == "cpu":
+        devices = devices[: config.strategy.virtual_cpu_devices]
+    return MirroredStrategy(devices, deterministic=deterministic)

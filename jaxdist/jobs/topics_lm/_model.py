@@ -1,0 +1,143 @@
+"""A decoder-only transformer over bytes."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxdist.partition import remat_policy
+from jaxdist.jobs.topics_lm._attention import Attention
+from jaxdist.jobs.topics_lm._attention import Cache
+from jaxdist.jobs.topics_lm._schema import ModelConfig
+from jaxdist.jobs.topics_lm._text import VOCABULARY
+
+_SPREAD = 0.02  # standard deviation of initial parameters
+
+
+class Mlp(nnx.Module):
+    """Up, GELU, down."""
+
+    def __init__(
+        self, width: int, hidden: int, *, out_init: Any, linear: dict[str, Any], rngs: nnx.Rngs
+    ) -> None:
+        self.up = nnx.Linear(width, hidden, rngs=rngs, **linear)
+        self.down = nnx.Linear(hidden, width, rngs=rngs, **{**linear, "kernel_init": out_init})
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[..., d]` in and out."""
+        return self.down(nnx.gelu(self.up(x)))
+
+
+class Layer(nnx.Module):
+    """Attention and an MLP, each behind a norm and added to what came in."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        dtype = jnp.dtype(config.dtype)
+        normal = nnx.initializers.normal(_SPREAD)
+        # What is added to the residual stream, smaller the more layers add to it.
+        out_init = nnx.initializers.normal(_SPREAD / math.sqrt(2 * config.layers))
+        linear = {"use_bias": False, "kernel_init": normal, "dtype": dtype}
+        self.attention_norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
+        self.attention = Attention(
+            config.width, config.heads, out_init=out_init, linear=linear, rngs=rngs
+        )
+        self.mlp_norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
+        self.mlp = Mlp(config.width, config.hidden, out_init=out_init, linear=linear, rngs=rngs)
+        self.dropout = config.dropout
+
+    def __call__(self, x: jax.Array, keys: jax.Array | None) -> jax.Array:
+        """`[b, s, d]` in and out; one random key for each row, or none for no dropout."""
+        x = x + self._dropped(self.attention(self.attention_norm(x)), keys, 0)
+        return x + self._dropped(self.mlp(self.mlp_norm(x)), keys, 1)
+
+    def step(self, x: jax.Array, cache: Cache, position: jax.Array) -> tuple[jax.Array, Cache]:
+        """One position `[b, d]`, with what attention remembers of those before."""
+        seen, cache = self.attention.step(self.attention_norm(x), cache, position)
+        x = x + seen
+        return x + self.mlp(self.mlp_norm(x)), cache
+
+    def _dropped(self, x: jax.Array, keys: jax.Array | None, place: int) -> jax.Array:
+        if keys is None or not self.dropout:
+            return x
+        kept = 1.0 - self.dropout
+
+        def mask(key: jax.Array) -> jax.Array:
+            return jax.random.bernoulli(jax.random.fold_in(key, place), kept, x.shape[1:])
+
+        return jnp.where(jax.vmap(mask)(keys), x / kept, 0).astype(x.dtype)
+
+
+class Transformer(nnx.Module):
+    """Bytes in, logits of the next byte out.
+
+    Pre-norm (RMSNorm), rotary positions, GELU, no biases, no tied weights. Parameters are float32
+    and made from `rngs` alone; `config.dtype` is that of the matrix products.
+
+    Example:
+        >>> config = ModelConfig(layers=1, width=16, heads=2, hidden=32)
+        >>> model = Transformer(config, rngs=nnx.Rngs(0))
+        >>> model(jnp.zeros((2, 5), jnp.int32)).shape
+        (2, 5, 256)
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        dtype = jnp.dtype(config.dtype)
+        normal = nnx.initializers.normal(_SPREAD)
+        self.embed = nnx.Embed(
+            VOCABULARY, config.width, embedding_init=normal, dtype=dtype, rngs=rngs
+        )
+        self.layers = nnx.List(Layer(config, rngs=rngs) for _ in range(config.layers))
+        self.norm = nnx.RMSNorm(config.width, dtype=dtype, rngs=rngs)
+        self.unembed = nnx.Linear(
+            config.width, VOCABULARY, use_bias=False, kernel_init=normal, dtype=dtype, rngs=rngs
+        )
+        self.config = config
+
+    def __call__(self, tokens: jax.Array, keys: jax.Array | None = None) -> jax.Array:
+        """Logits `[b, s, 256]` in float32 of the byte after each of `tokens` `[b, s]`.
+
+        Args:
+            tokens: Integers from 0 to 255.
+            keys: A random key for each row `[b]` in training with dropout; None drops nothing.
+        """
+        run = _RUNS[self.config.remat]
+        x = self.embed(tokens)
+        for number, layer in enumerate(self.layers):
+            own = None if keys is None else _folded(keys, number)
+            x = run(layer, x, own)
+        return self.unembed(self.norm(x)).astype(jnp.float32)
+
+    def step(
+        self, tokens: jax.Array, caches: list[Cache], position: jax.Array
+    ) -> tuple[jax.Array, list[Cache]]:
+        """Logits `[b, 256]` of the byte after `tokens` `[b]`, which stand at `position`."""
+        x = self.embed(tokens)
+        after = []
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x, new = layer.step(x, cache, position)
+            after.append(new)
+        return self.unembed(self.norm(x)).astype(jnp.float32), after
+
+    def empty_caches(self, rows: int, slots: int) -> list[Cache]:
+        """What attention remembers before the first byte: nothing, of each layer."""
+        return [layer.attention.empty_cache(rows, slots) for layer in self.layers]
+
+
+def _run_layer(layer: Layer, x: jax.Array, keys: jax.Array | None) -> jax.Array:
+    return layer(x, keys)
+
+
+# What is kept of a layer for the backward pass: everything; all but the parameters that were
+# gathered for it; what goes in.
+_RUNS: dict[str, Any] = {
+    "none": _run_layer,
+    "parameters": nnx.remat(_run_layer, policy=remat_policy),
+    "layers": nnx.remat(_run_layer),
+}
+
+
+def _folded(keys: jax.Array, number: int) -> jax.Array:
+    folded: jax.Array = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
+    return folded

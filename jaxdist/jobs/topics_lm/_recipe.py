@@ -1,0 +1,36 @@
+"""The language model and how it lies on the devices."""
+
+from typing import Any, final
+
+from flax import nnx
+
+from jaxdist import partition
+from jaxdist._strategies import Strategy
+from jaxdist.jobs._recipe import Recipe
+from jaxdist.jobs._config.schema import OptimizerConfig
+from jaxdist.jobs.topics_lm._model import Transformer
+from jaxdist.jobs.topics_lm._partition import optimizer_for
+from jaxdist.jobs.topics_lm._partition import rules_of
+from jaxdist.jobs.topics_lm._steps import evaluation_step
+from jaxdist.jobs.topics_lm._steps import train_step
+
+
+@final
+class TopicsRecipe(Recipe):
+    """The transformer, as `strategy.partition` says."""
+
+    train_step = staticmethod(train_step)
+    evaluation_step = staticmethod(evaluation_step)
+
+    def make_model(self, rngs: nnx.Rngs) -> Transformer:
+        return Transformer(self._config.model, rngs=rngs)
+
+    def optimizer_config(self) -> OptimizerConfig:
+        return optimizer_for(self._config.strategy.partition, self._config.optimizer)
+
+    def place(self, strategy: Strategy, model: Any, optimizer: Any) -> None:
+        asked = self._config.strategy
+        # Where parameters are whole, the optimizer says itself what of its state is in pieces.
+        if asked.partition != "replicated":
+            rules = rules_of(asked.partition, asked.whole_below)
+            partition.place(strategy, (model, optimizer), rules)

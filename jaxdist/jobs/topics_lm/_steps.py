@@ -1,0 +1,50 @@
+"""The steps of the language model, as one replica sees them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxdist.nn import example_keys
+from jaxdist.training._evaluate import weighted_sums
+from jaxdist.jobs._optimizer import reduced_update
+from jaxdist.jobs.topics_lm._model import Transformer
+
+Batch = dict[str, jax.Array]
+
+
+def byte_losses(model: Transformer, tokens: jax.Array, keys: jax.Array | None = None) -> jax.Array:
+    """Cross-entropy in nats `[b, s]` of each byte of windows `[b, s + 1]` but the first."""
+    tokens = tokens.astype(jnp.int32)
+    logits = model(tokens[:, :-1], keys)
+    targets = tokens[:, 1:, None]
+    # A sum over one-hot rows and no gather: the logits may be split over the vocabulary.
+    is_target = jnp.arange(logits.shape[-1])[None, None] == targets
+    chosen = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def train_step(model: Transformer, optimizer: "nnx.Optimizer[Any]", batch: Batch) -> jax.Array:
+    """Update the model in place; the mean loss over the bytes of the global batch `[]`."""
+    tokens = batch["tokens"]
+    keys = None
+    if model.config.dropout:
+        # The number of the step makes the key, so a resumed run drops what a whole one does.
+        key = jax.random.fold_in(jax.random.key(0), optimizer.step.get_value())
+        keys = example_keys(key, tokens.shape[0])
+
+    def total_loss(model: Transformer) -> jax.Array:
+        return jnp.sum(byte_losses(model, tokens, keys))
+
+    total, grads = nnx.value_and_grad(total_loss)(model)
+    return reduced_update(model, optimizer, total, grads, tokens[:, 1:].size)
+
+
+def evaluation_step(model: Transformer, batch: Batch, mask: jax.Array) -> Batch:
+    """Sums over the bytes that are real, of all replicas."""
+    losses = byte_losses(model, batch["tokens"])
+    length = batch["length"]
+    is_real = jnp.arange(losses.shape[1])[None] < length[:, None]
+    means = jnp.sum(jnp.where(is_real, losses, 0.0), axis=1) / jnp.maximum(length, 1)
+    return weighted_sums({"loss": means}, mask * length)

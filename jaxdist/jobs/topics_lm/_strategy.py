@@ -1,0 +1,98 @@
+"""The strategy of a configuration: replicas of one or of several logical devices."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxdist import tpu
+from jaxdist._validate import Renamed
+from jaxdist.cluster_resolver import TPUClusterResolver
+from jaxdist.errors import ConfigError, TopologyError
+from jaxdist._strategies import MirroredStrategy
+from jaxdist._strategies import Strategy
+from jaxdist._strategies import TPUStrategy
+from jaxdist._planning import assignment_of_slices
+from jaxdist.tpu._logical_shape import logical_shape
+from jaxdist.tpu.experimental import initialize_tpu_system
+from jaxdist.jobs.topics_lm._schema import TopicsConfig
+from jaxdist.jobs.topics_lm._slices import is_in_slice
+from jaxdist.jobs.topics_lm._slices import over_slices
+from jaxdist.jobs.topics_lm._slices import slice_of_device
+from jaxdist.jobs.topics_lm._slices import told
+
+
+def topics_strategy(config: TopicsConfig) -> Strategy:
+    """The configured strategy.
+
+    On TPUs, and on CPU devices laid out as the virtual slice, it is a `TPUStrategy` whose device
+    assignment has the logical devices of a replica side by side; on listed devices and on GPUs a
+    `MirroredStrategy`. The virtual devices must have been asked for before. Where the partition
+    lays state within slices, replicas have the axes `("slice", "replica")`.
+    """
+    listed, backend = config.strategy.devices, jax.default_backend()
+    if listed != "auto":
+        devices = MirroredStrategy(list(listed)).mesh.devices.ravel().tolist()
+        return _mirrored(devices, config)
+    if backend not in ("cpu", "tpu"):
+        return _mirrored(jax.local_devices(), config)
+    name = "" if backend == "tpu" else f"virtual:{config.strategy.virtual_slice}"
+    resolver = TPUClusterResolver(name)
+    topology = initialize_tpu_system(resolver)
+    there = told(jax.devices()) if backend == "tpu" else _named(config)
+    apart = there or 1
+    asked = config.strategy.logical_devices
+    try:
+        with Renamed("compile_for was given logical=", "strategy.logical_devices is "):
+            box = logical_shape(topology, apart, asked)
+    except TopologyError as error:
+        text = str(error)
+        named = text.startswith("strategy.logical_devices")
+        raise ConfigError(
+            text if named else f"strategy.logical_devices is {asked!r}. {text}"
+        ) from None
+    assignment = assignment_of_slices(topology, box, apart)
+    return over_slices(TPUStrategy(resolver, assignment), config, there)
+
+
+def num_logical(config: TopicsConfig) -> int:
+    """Devices of one replica."""
+    asked = config.strategy.logical_devices
+    return asked if isinstance(asked, int) else math.prod(_sizes(asked))
+
+
+def num_cpu_devices(config: TopicsConfig) -> int:
+    """Virtual CPU devices that the configuration needs where there is no accelerator."""
+    return tpu.slice_of(config.strategy.virtual_slice).num_cores
+
+
+def _named(config: TopicsConfig) -> int | None:
+    """Slices in the name of the virtual slice, where it has several: `v5e:2x2*2`."""
+    number = tpu.slice_of(config.strategy.virtual_slice).num_slices
+    return number if number > 1 else None
+
+
+def _mirrored(devices: Sequence[Any], config: TopicsConfig) -> Strategy:
+    count, there = num_logical(config), None
+    if is_in_slice(config):
+        there = told(devices)
+        # Those of the first slice first, so that a slice is a row of the mesh.
+        devices = sorted(devices, key=slice_of_device) if there else devices
+    if count == 1:
+        return over_slices(MirroredStrategy(devices), config, there)
+    if len(devices) % count:
+        fitting = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
+        raise ConfigError(
+            f"strategy.logical_devices is {count}, and there are {len(devices)} devices.\n\n"
+            f"All replicas have the same number of devices.\n\nSet it to one of {fitting}."
+        )
+    grid = np.asarray(devices, dtype=object).reshape(-1, count)
+    made = MirroredStrategy(mesh=Mesh(grid, ("replica", "logical")), replica_axes=("replica",))
+    return over_slices(made, config, there)
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split("x")]
