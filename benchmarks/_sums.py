@@ -18,9 +18,7 @@ import jaxdist
 from benchmarks._joined import joined
 from benchmarks._loop import Loop
 from benchmarks._steps import strategy
-from jaxdist import cost
-from jaxdist import hlo
-from jaxdist import _mesh
+from jaxdist import _mesh, cost, hlo
 from jaxdist._collectives import CommunicationOptions
 from jaxdist._collectives.sums.default_sum import default_summing
 

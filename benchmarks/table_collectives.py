@@ -20,8 +20,7 @@ from benchmarks._descriptions import DESCRIPTIONS, TWO_SLICES, V5E, has_tpu_comp
 from benchmarks._lines import CountLine, Line, SkipLine
 from benchmarks._sums import mapped
 from jaxdist import hlo
-from jaxdist._collectives import CommunicationOptions
-from jaxdist._collectives import MultiWorkerAllReduce
+from jaxdist._collectives import CommunicationOptions, MultiWorkerAllReduce
 from jaxdist._collectives.algorithms import NAMES
 
 ROW = "collectives"

@@ -1,5 +1,6 @@
 """The programming model of `tf.distribute`, on JAX."""
 
+from jaxdist import _planning as _planning
 from jaxdist import cluster_resolver as cluster_resolver
 from jaxdist import compat as compat
 from jaxdist import config as config
@@ -10,19 +11,13 @@ from jaxdist import nn as nn
 from jaxdist import partition as partition
 from jaxdist import testing as testing
 from jaxdist import tpu as tpu
-from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist._collectives import CrossDeviceOps as CrossDeviceOps
 from jaxdist._collectives import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from jaxdist._collectives import NcclAllReduce as NcclAllReduce
 from jaxdist._collectives import ReduceOp as ReduceOp
 from jaxdist._collectives import ReductionToOneDevice as ReductionToOneDevice
 from jaxdist._collectives import assume_replicated as assume_replicated
-from jaxdist.data import DistributedDataset as DistributedDataset
-from jaxdist.data import DistributedIterator as DistributedIterator
-from jaxdist.data import InputContext as InputContext
-from jaxdist.data import InputOptions as InputOptions
-from jaxdist.data import InputReplicationMode as InputReplicationMode
-from jaxdist.data import PartialBatch as PartialBatch
+from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist._program import Program as Program
 from jaxdist._program import RunOptions as RunOptions
 from jaxdist._program import function as function
@@ -39,8 +34,6 @@ from jaxdist._strategies import get_replica_context as get_replica_context
 from jaxdist._strategies import get_strategy as get_strategy
 from jaxdist._strategies import has_strategy as has_strategy
 from jaxdist._strategies import in_cross_replica_context as in_cross_replica_context
-from jaxdist.training import accumulate_gradients as accumulate_gradients
-from jaxdist.training import multi_step as multi_step
 from jaxdist._update import compressed_update as compressed_update
 from jaxdist._update import shard_state as shard_state
 from jaxdist._update import sharded_update as sharded_update
@@ -51,6 +44,14 @@ from jaxdist._values import Sharded as Sharded
 from jaxdist._values import Variable as Variable
 from jaxdist._values import VariableAggregation as VariableAggregation
 from jaxdist._values import VariableSynchronization as VariableSynchronization
+from jaxdist.data import DistributedDataset as DistributedDataset
+from jaxdist.data import DistributedIterator as DistributedIterator
+from jaxdist.data import InputContext as InputContext
+from jaxdist.data import InputOptions as InputOptions
+from jaxdist.data import InputReplicationMode as InputReplicationMode
+from jaxdist.data import PartialBatch as PartialBatch
+from jaxdist.training import accumulate_gradients as accumulate_gradients
+from jaxdist.training import multi_step as multi_step
 
 __version__ = "0.1.0"
 

@@ -11,18 +11,20 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from jaxdist import _collectives
+from jaxdist._collectives import ReduceOp
+from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, call_arguments, is_callable, shown
-from jaxdist._collectives import ReduceOp
+from jaxdist._values import (
+    DistributedValues,
+    Handle,
+    PerReplica,
+    Site,
+    Variable,
+    find_sites_with,
+    own_value,
+)
 from jaxdist.errors import ArgumentTypeError, ContextError
-from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import DistributedValues
-from jaxdist._values import Handle
-from jaxdist._values import PerReplica
-from jaxdist._values import Site
-from jaxdist._values import Variable
-from jaxdist._values import find_sites_with
-from jaxdist._values import own_value
 
 
 class HasLayout(Protocol):

@@ -1,8 +1,8 @@
 """Settings of this process, under names like those of `tf.config`."""
 
+from jaxdist._program import run_eagerly as run_eagerly
+from jaxdist._program import steps_run_eagerly as steps_run_eagerly
 from jaxdist.cluster_resolver import (
     experimental_connect_to_cluster as experimental_connect_to_cluster,
 )
 from jaxdist.cost import links as links
-from jaxdist._program import run_eagerly as run_eagerly
-from jaxdist._program import steps_run_eagerly as steps_run_eagerly

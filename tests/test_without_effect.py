@@ -13,11 +13,11 @@ import pytest
 
 import jaxdist
 from jaxdist import PerReplica, Variable, _validate, tpu
-from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver, TPUClusterResolver
 from jaxdist._collectives.options import hints as _hints
+from jaxdist._program.arguments import options as _options
+from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver, TPUClusterResolver
 from jaxdist.compat import v1
 from jaxdist.experimental import CommunicationImplementation, CommunicationOptions
-from jaxdist._program.arguments import options as _options
 
 
 def _two() -> Any:

@@ -2,6 +2,7 @@
 
 from jaxdist._checkpoints.checkpoints import Checkpoints as Checkpoints
 from jaxdist._checkpoints.checkpoints import Restored as Restored
+from jaxdist._checkpoints.files import replace_file as replace_file
 from jaxdist._checkpoints.folder_lock import JobLock as JobLock
 from jaxdist._checkpoints.interrupts import Interrupts as Interrupts
 from jaxdist._checkpoints.manifest import find_missing as find_missing

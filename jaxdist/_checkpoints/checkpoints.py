@@ -11,36 +11,23 @@ from typing import Any, Self, overload
 import jax
 from jax.sharding import Sharding
 
+from jaxdist._checkpoints import errors as failures
+from jaxdist._checkpoints.compression_errors import as_saved, moved_pairs, put_in_place
+from jaxdist._checkpoints.folder_lock import JobLock
+from jaxdist._checkpoints.interrupts import interrupts_wait
+from jaxdist._checkpoints.leaves import check_leaves, differences, named_leaves, rebuilt, record_of
+from jaxdist._checkpoints.manifest import (
+    MANIFESTS,
+    find_damage,
+    remove_other_manifests,
+    write_manifest,
+)
+from jaxdist._checkpoints.objects import copied, plain, put_into
+from jaxdist._checkpoints.orbax import UnreadableError, open_manager, read_arrays, read_notes, write
+from jaxdist._checkpoints.pieces import cut_like, layouts_of_pieces, whole_arrays, whole_shapes
 from jaxdist._typing import PyTree
 from jaxdist._validate import Noted, as_flag, as_integer, as_path, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, DamagedCheckpointError
-from jaxdist._checkpoints import errors as _checkpoint_errors
-from jaxdist._checkpoints.interrupts import interrupts_wait
-from jaxdist._checkpoints.folder_lock import JobLock
-from jaxdist._checkpoints.manifest import MANIFESTS
-from jaxdist._checkpoints.manifest import find_damage
-from jaxdist._checkpoints.manifest import remove_other_manifests
-from jaxdist._checkpoints.manifest import write_manifest
-from jaxdist._checkpoints.orbax import UnreadableError
-from jaxdist._checkpoints.orbax import open_manager
-from jaxdist._checkpoints.orbax import read_arrays
-from jaxdist._checkpoints.orbax import read_notes
-from jaxdist._checkpoints.orbax import write
-from jaxdist._checkpoints.compression_errors import as_saved
-from jaxdist._checkpoints.compression_errors import moved_pairs
-from jaxdist._checkpoints.compression_errors import put_in_place
-from jaxdist._checkpoints.leaves import check_leaves
-from jaxdist._checkpoints.leaves import differences
-from jaxdist._checkpoints.leaves import named_leaves
-from jaxdist._checkpoints.leaves import rebuilt
-from jaxdist._checkpoints.leaves import record_of
-from jaxdist._checkpoints.objects import copied
-from jaxdist._checkpoints.objects import plain
-from jaxdist._checkpoints.objects import put_into
-from jaxdist._checkpoints.pieces import cut_like
-from jaxdist._checkpoints.pieces import layouts_of_pieces
-from jaxdist._checkpoints.pieces import whole_arrays
-from jaxdist._checkpoints.pieces import whole_shapes
 
 _NOTHING: Any = object()
 _LAST_STEP = (1 << 63) - 1
@@ -130,7 +117,7 @@ class Checkpoints:
             self._keep, self._lock = keep, JobLock(self.directory)
             self._is_writing = False
         except Exception as error:
-            raise _checkpoint_errors.cannot_be_used(self.directory, error) from error
+            raise failures.cannot_be_used(self.directory, error) from error
 
     def steps(self) -> tuple[int, ...]:
         """The steps of the complete checkpoints, oldest first."""
@@ -188,9 +175,7 @@ class Checkpoints:
                 self._write_manifest(step)
             except Exception as error:
                 others = [s for s in self.steps() if s != step]
-                raise _checkpoint_errors.cannot_be_written(
-                    self.directory, step, others, error
-                ) from error
+                raise failures.cannot_be_written(self.directory, step, others, error) from error
 
     def _begin_to_write(self) -> None:
         """Keep other jobs out, and remove what a killed one left half written."""
@@ -296,7 +281,7 @@ class Checkpoints:
 
     def _restore_like(self, step: int, like: PyTree, sharding: Sharding | None) -> Restored:
         if step not in self.steps():
-            raise _checkpoint_errors.not_there(self.directory, step, self.steps())
+            raise failures.not_there(self.directory, step, self.steps())
         wanted = self._restore_plain(step, plain(like), sharding)
         return dataclasses.replace(wanted, state=copied(like, wanted.state))
 
@@ -312,7 +297,7 @@ class Checkpoints:
             wanted.update((name, as_saved(records, name)) for name in now)
             problems = differences(records, wanted)
             if problems:
-                raise _checkpoint_errors.of_another_model(self.directory, step, problems)
+                raise failures.of_another_model(self.directory, step, problems)
             arrays = read_arrays(
                 self._manager, step, wanted, sharding, _but(layouts_of_pieces(like), now)
             )
@@ -399,10 +384,10 @@ class Checkpoints:
 
     def _damaged(self, step: int, problems: list[str]) -> DamagedCheckpointError:
         before = [s for s in self.steps() if s < step]
-        return _checkpoint_errors.damaged(self.directory, step, before, problems)
+        return failures.damaged(self.directory, step, before, problems)
 
     def _set_aside(self, step: int) -> Path:
-        folder = self.directory / _checkpoint_errors.DAMAGED
+        folder = self.directory / failures.DAMAGED
         folder.mkdir(exist_ok=True)
         target = folder / str(step)
         if target.exists():

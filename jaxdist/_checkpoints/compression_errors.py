@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._update import are_errors
-from jaxdist._update import moved_errors
+from jaxdist._update import are_errors, moved_errors
 
 _LOG = logging.getLogger("jaxdist")
 _GIVEN, _SUMMED = "given", "summed"

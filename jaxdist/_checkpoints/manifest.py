@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from jaxdist.jobs._run.metrics import replace_file
+from jaxdist._checkpoints.files import replace_file
 
 MANIFESTS = "manifests"  # the folder of them
 

@@ -17,10 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from jaxdist._checkpoints.leaves import json_checksum, named_leaves, record_of
 from jaxdist._typing import PyTree
-from jaxdist._checkpoints.leaves import json_checksum
-from jaxdist._checkpoints.leaves import named_leaves
-from jaxdist._checkpoints.leaves import record_of
 
 Manager: TypeAlias = Any  # orbax.checkpoint.CheckpointManager
 

@@ -8,12 +8,9 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, Sharding
 
-from jaxdist._typing import PyTree
 from jaxdist._checkpoints.leaves import named_leaves
-from jaxdist._values import Sharded
-from jaxdist._values import from_state
-from jaxdist._values import is_sharded
-from jaxdist._values import pad_dim
+from jaxdist._typing import PyTree
+from jaxdist._values import Sharded, from_state, is_sharded, pad_dim
 
 
 def whole_arrays(state: PyTree) -> PyTree:

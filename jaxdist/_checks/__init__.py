@@ -2,3 +2,4 @@
 
 from jaxdist._checks.drift import DriftChecks as DriftChecks
 from jaxdist._checks.gradient_report import GradientReport as GradientReport
+from jaxdist._checks.gradients import check_gradients as check_gradients

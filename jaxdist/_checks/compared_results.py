@@ -8,15 +8,11 @@ import numpy as np
 from flax import nnx
 from jax.tree_util import keystr
 
-from jaxdist._typing import PyTree
-from jaxdist.errors import ArgumentError
+from jaxdist._checks.gradient_report import LeafComparison, compare, without_rounding
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._checks.gradient_report import LeafComparison
-from jaxdist._checks.gradient_report import compare
-from jaxdist._checks.gradient_report import without_rounding
-from jaxdist._values import Kind
-from jaxdist._values import PerReplica
-from jaxdist._values import placement_of
+from jaxdist._typing import PyTree
+from jaxdist._values import Kind, PerReplica, placement_of
+from jaxdist.errors import ArgumentError
 
 
 def compared_results(

@@ -11,12 +11,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
-from jaxdist._typing import PyTree
-from jaxdist.errors import ArgumentError, ReplicaDriftError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Kind
-from jaxdist._values import PerReplica
-from jaxdist._values import placement_of_sharding
+from jaxdist._typing import PyTree
+from jaxdist._values import Kind, PerReplica, placement_of_sharding
+from jaxdist.errors import ArgumentError, ReplicaDriftError
 
 
 class DriftChecks:

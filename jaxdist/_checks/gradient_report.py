@@ -7,10 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist._checks.gradient_meanings import Setting, is_near, meanings
 from jaxdist.errors import StateDivergenceError
-from jaxdist._checks.gradient_meanings import Setting
-from jaxdist._checks.gradient_meanings import is_near
-from jaxdist._checks.gradient_meanings import meanings
 
 # Rounding of sums, in units of the last place of what was summed.
 _ROUNDING = 8

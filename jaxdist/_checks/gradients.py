@@ -12,36 +12,32 @@ from jax.sharding import AxisType, Mesh
 from jax.tree_util import keystr
 
 from jaxdist import _replica
-from jaxdist._validate import Renamed
-from jaxdist.errors import ArgumentError, ContextError, ShapeError
+from jaxdist._checks.compared_results import (
+    compared_results,
+    is_number,
+    is_per_replica,
+    is_whole,
+    on_host,
+)
+from jaxdist._checks.gradient_report import (
+    GradientReport,
+    LeafComparison,
+    Setting,
+    compare,
+    without_rounding,
+)
+from jaxdist._checks.sharded_arrays import in_one_piece, whole_arrays
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program import Program
-from jaxdist._program import RunOptions
-from jaxdist._program import closed_over
-from jaxdist._program import checked
-from jaxdist._checks.compared_results import compared_results
-from jaxdist._checks.compared_results import is_number
-from jaxdist._checks.compared_results import is_per_replica
-from jaxdist._checks.compared_results import is_whole
-from jaxdist._checks.compared_results import on_host
-from jaxdist._checks.gradient_report import GradientReport
-from jaxdist._checks.gradient_report import LeafComparison
-from jaxdist._checks.gradient_report import Setting
-from jaxdist._checks.gradient_report import compare
-from jaxdist._checks.gradient_report import without_rounding
-from jaxdist._checks.sharded_arrays import in_one_piece
-from jaxdist._checks.sharded_arrays import whole_arrays
-from jaxdist._values import Kind
-from jaxdist._values import PerReplica
-from jaxdist._values import any_variable
-from jaxdist._values import is_sharded
-from jaxdist._values import placement_of
+from jaxdist._program import Program, RunOptions, checked, closed_over
+from jaxdist._validate import Renamed
+from jaxdist._values import Kind, PerReplica, any_variable, is_sharded, placement_of
+from jaxdist.errors import ArgumentError, ContextError, ShapeError
 
 # State of optimizers that divide by the size of past gradients.
 _ADAPTIVE = frozenset({"nu", "nu_max", "v_row", "v_col", "sum_of_squares", "e_g", "e_x"})
 
 
-def check(
+def check_gradients(
     strategy: Any,
     fn: Callable[..., Any],
     args: Sequence[Any],

@@ -6,11 +6,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxdist._typing import PyTree
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import PerReplica
-from jaxdist._values import Sharded
-from jaxdist._values import is_sharded
+from jaxdist._typing import PyTree
+from jaxdist._values import PerReplica, Sharded, is_sharded
 
 
 def in_one_piece(tree: PyTree) -> PyTree:

@@ -3,11 +3,9 @@
 import dataclasses
 from typing import Any
 
-from jaxdist._collectives.options.hints import given_hints
-from jaxdist._collectives.options.hints import hints_of
-from jaxdist._collectives.options.hints import tell_ignored
-from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.cross_device import CrossDeviceOps
+from jaxdist._collectives.options.hints import given_hints, hints_of, tell_ignored
+from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist.errors import ArgumentTypeError
 
 

@@ -6,35 +6,37 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jaxdist._typing import AxisNames, PyTree
-from jaxdist._validate import as_integer
-from jaxdist._collectives.sums.default_sum import summed_by_default
-from jaxdist._collectives.options.dtypes import check_integer
-from jaxdist._collectives.options.dtypes import check_known
-from jaxdist._collectives.options.dtypes import check_numeric
-from jaxdist._collectives.options.dtypes import of_sum
-from jaxdist._collectives.options.dtypes import result_dtype
-from jaxdist._collectives.options.dtypes import to_sum
+from jaxdist._collectives.algorithms import opaque
 from jaxdist._collectives.marks.replicated import assume_replicated
+from jaxdist._collectives.options.dtypes import (
+    check_integer,
+    check_known,
+    check_numeric,
+    of_sum,
+    result_dtype,
+    to_sum,
+)
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
-from jaxdist._collectives.uneven_gather import current_log
-from jaxdist._collectives.uneven_gather import note_asked
-from jaxdist._collectives.uneven_gather import uneven_all_gather
 from jaxdist._collectives.options.users_code import users_code
-from jaxdist._collectives.algorithms import opaque
-from jaxdist.errors import ContextError, ReplicaValueError, ShapeError
+from jaxdist._collectives.sums.default_sum import summed_by_default
+from jaxdist._collectives.uneven_gather import current_log, note_asked, uneven_all_gather
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Handle
-from jaxdist._values import PerReplica
-from jaxdist._values import Sharded
-from jaxdist._values import close_containers
-from jaxdist._values import is_container
-from jaxdist._values import is_sharded
-from jaxdist._values import mean_of_shares
-from jaxdist._values import open_containers
-from jaxdist._values import share_of_mean
-from jaxdist._values import undeclared
+from jaxdist._typing import AxisNames, PyTree
+from jaxdist._validate import as_integer
+from jaxdist._values import (
+    Handle,
+    PerReplica,
+    Sharded,
+    close_containers,
+    is_container,
+    is_sharded,
+    mean_of_shares,
+    open_containers,
+    share_of_mean,
+    undeclared,
+)
+from jaxdist.errors import ContextError, ReplicaValueError, ShapeError
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from jaxdist import _compat
-from jaxdist._typing import AxisNames
 from jaxdist._collectives.marks.fresh_trace_key import traced_anew
+from jaxdist._typing import AxisNames
 
 # Only in the traces of single groups; what joins them puts an all-gather in its place.
 UNEVEN_ALL_GATHER = Primitive("jaxdist_uneven_all_gather")

@@ -47,6 +47,7 @@ from jaxdist._compat._programs import with_inputs as with_inputs
 from jaxdist._compat._programs import without_placeholders as without_placeholders
 from jaxdist._compat._programs import without_refs as without_refs
 from jaxdist._compat._sources import NO_SOURCE as NO_SOURCE
+from jaxdist._compat._sources import PACKAGE as PACKAGE
 from jaxdist._compat._sources import caller_of_library as caller_of_library
 from jaxdist._compat._sources import callers_line as callers_line
 from jaxdist._compat._sources import current_source as current_source

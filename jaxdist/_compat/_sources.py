@@ -6,13 +6,14 @@ from typing import Any
 
 from jax._src import source_info_util as _source_info
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# The folder of the package: what is in it is no code of users.
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def source_of(eqn: Any) -> str:
     """`file:line (function)` of the user's line that made an equation."""
     for frame in _source_info.user_frames(eqn.source_info.traceback):
-        if not frame.file_name.startswith(_OURS):
+        if not frame.file_name.startswith(PACKAGE):
             return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
     return str(_source_info.summarize(eqn.source_info))
 
@@ -25,7 +26,7 @@ def caller_of_library(eqn: Any) -> str:
     first = source_of(eqn)
     for frame in _source_info.user_frames(eqn.source_info.traceback):
         name = frame.file_name
-        if not name.startswith(_OURS) and not any(part in name for part in _LIBRARIES):
+        if not name.startswith(PACKAGE) and not any(part in name for part in _LIBRARIES):
             line = f"{name}:{frame.start_line} ({frame.function_name})"
             return line if line == first else f"{line}, in {first}"
     return first
@@ -53,7 +54,7 @@ def line_of_error(error: BaseException) -> str:
     while traceback is not None:
         code = traceback.tb_frame.f_code
         name = code.co_filename
-        if _source_info.is_user_filename(name) and not name.startswith(_OURS):
+        if _source_info.is_user_filename(name) and not name.startswith(PACKAGE):
             found = f"{name}:{traceback.tb_lineno} ({code.co_name})"
         traceback = traceback.tb_next
     return found

@@ -7,10 +7,11 @@ from typing import Any, TypeVar, cast
 
 from jax._src import traceback_util as _traceback_util
 
+from jaxdist._compat._sources import PACKAGE
+
 F = TypeVar("F", bound=Callable[..., Any])
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_traceback_util.register_exclusion(_OURS)
+_traceback_util.register_exclusion(PACKAGE.rstrip(os.sep))
 
 _NOTE = (
     "--------------------\nFor simplicity, jaxdist and JAX have removed their internal frames from "

@@ -1,5 +1,7 @@
 """JAX's devices, by name and as chips, and the steps that run on them."""
 
+from jaxdist._devices import chips as chips
+from jaxdist._devices import runtime as runtime
 from jaxdist._devices.runtime import CPU_STEPS as CPU_STEPS
 from jaxdist._devices.runtime import device_name as device_name
 from jaxdist._devices.runtime import virtual_devices as virtual_devices

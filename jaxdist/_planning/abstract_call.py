@@ -7,14 +7,10 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdist.errors import ArgumentError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program import unflatten
-from jaxdist._program import InSlot
-from jaxdist._program import Program
-from jaxdist._values import Kind
-from jaxdist._values import PerReplica
-from jaxdist._values import Sharded
+from jaxdist._program import InSlot, Program, unflatten
+from jaxdist._values import Kind, PerReplica, Sharded
+from jaxdist.errors import ArgumentError
 
 
 def rows_per_replica(program: Program) -> int | None:

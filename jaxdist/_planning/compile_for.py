@@ -4,14 +4,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from jaxdist.explain import Plan
-from jaxdist._program import Program
-from jaxdist._program import RunOptions
-from jaxdist._planning.abstract_call import abstract_call
-from jaxdist._planning.abstract_call import rows_per_replica
+from jaxdist._planning.abstract_call import abstract_call, rows_per_replica
+from jaxdist._planning.planner import Source, plan
+from jaxdist._program import Program, RunOptions
 from jaxdist._strategies import Strategy
-from jaxdist._planning.planner import Source
-from jaxdist._planning.planner import plan
+from jaxdist.explain import Plan
 
 
 def compile_for(

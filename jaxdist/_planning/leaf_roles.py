@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist._program import Static
-from jaxdist._program import Signature
+from jaxdist._program import Signature, Static
 from jaxdist._values import Kind
 
 

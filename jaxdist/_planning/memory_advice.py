@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from jaxdist.explain import Memory, Plan, size
 from jaxdist._planning.needs import Needs
+from jaxdist.explain import Memory, Plan, size
 
 # Batches that a search for the largest one may try. The compiler refuses one that does not fit
 # before it writes code, which is nearly all of the time: those that fit are few.

@@ -9,16 +9,11 @@ from typing import Any
 import jax
 
 from jaxdist import hlo
+from jaxdist._planning.leaf_roles import Role, roles
+from jaxdist._program import CompiledProgram, CompiledRow, InSlot, Program, carried
 from jaxdist.cost import Chip
 from jaxdist.errors import DeviceError
 from jaxdist.explain import Memory, Times, Traffic
-from jaxdist._program import carried
-from jaxdist._program import CompiledProgram
-from jaxdist._program import InSlot
-from jaxdist._planning.leaf_roles import Role
-from jaxdist._planning.leaf_roles import roles
-from jaxdist._program import Program
-from jaxdist._program import CompiledRow
 
 _REFUSED = re.compile(r"\((?P<needs>[\d.]+)(?P<of>[KMGT]?)\) exceeds available HBM "
                       r"\((?P<there>[\d.]+)(?P<unit>[KMGT]?)\)")  # fmt: skip

@@ -6,22 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdist import _replica
+from jaxdist._planning import memory_advice
+from jaxdist._planning.background import started
+from jaxdist._planning.needs import Needs, compiled_or_refused, needs_of, read_needs
+from jaxdist._planning.slice_axes import Axes
+from jaxdist._planning.slices import Place, alone, place
+from jaxdist._program import Program
+from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer
 from jaxdist.cost import Chip
 from jaxdist.errors import ArgumentError
 from jaxdist.explain import Plan, seconds
-from jaxdist._program import Program
-from jaxdist._planning.needs import Needs
-from jaxdist._planning.needs import compiled_or_refused
-from jaxdist._planning.needs import needs_of
-from jaxdist._planning.needs import read_needs
-from jaxdist._planning import memory_advice
-from jaxdist._planning.background import started
-from jaxdist._strategies import Strategy
-from jaxdist._planning.slice_axes import Axes
-from jaxdist._planning.slices import Place
-from jaxdist._planning.slices import alone
-from jaxdist._planning.slices import place
 
 # Lowers a step for a strategy, with so many rows of a batch for each replica.
 Lower = Callable[[Strategy, "int | None"], Program]

@@ -8,9 +8,9 @@ from typing import Self
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from jaxdist.errors import ArgumentError
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._strategies import Strategy
+from jaxdist.errors import ArgumentError
 from jaxdist.tpu.experimental import DeviceAssignment, Topology
 
 

@@ -5,16 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxdist._planning.slice_axes import Axes, assignment_of_slices
+from jaxdist._planning.slice_shape import boxes, logical_shape
+from jaxdist._strategies import Strategy, TPUStrategy
 from jaxdist._validate import Renamed, check_text, shown
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.cost import CHIPS, Chip, chip_of
 from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
-from jaxdist._strategies import Strategy
-from jaxdist._planning.slice_axes import Axes
-from jaxdist._planning.slice_axes import assignment_of_slices
-from jaxdist._strategies import TPUStrategy
 from jaxdist.tpu import Slice, TPUSystem, slice_of
-from jaxdist.tpu._logical_shape import boxes, logical_shape
 from jaxdist.tpu.experimental import DeviceAssignment, Topology
 
 # With more, the compiler of libtpu ends the process (kMaxNumSlices).

@@ -1,17 +1,17 @@
 """The strategies, one class a file."""
 
+from jaxdist._checks import GradientReport as GradientReport
 from jaxdist._strategies.base import Strategy as Strategy
 from jaxdist._strategies.current import check_replicas as check_replicas
+from jaxdist._strategies.current import check_strategy as check_strategy
 from jaxdist._strategies.current import experimental_set_strategy as experimental_set_strategy
 from jaxdist._strategies.current import get_replica_context as get_replica_context
 from jaxdist._strategies.current import get_strategy as get_strategy
 from jaxdist._strategies.current import has_strategy as has_strategy
 from jaxdist._strategies.current import in_cross_replica_context as in_cross_replica_context
 from jaxdist._strategies.extended.extended import StrategyExtended as StrategyExtended
-from jaxdist._checks import GradientReport as GradientReport
+from jaxdist._strategies.extended.strategy_v1 import get_loss_reduction as get_loss_reduction
 from jaxdist._strategies.mirrored import MirroredStrategy as MirroredStrategy
 from jaxdist._strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
 from jaxdist._strategies.tpu import TPUStrategy as TPUStrategy
-from jaxdist._strategies.extended.strategy_v1 import get_loss_reduction as get_loss_reduction
-
 from jaxdist._strategies.tpu import check_assignment as check_assignment

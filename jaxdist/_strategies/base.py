@@ -10,39 +10,31 @@ from typing import Any, NoReturn, final
 
 import jax
 
-from jaxdist import _compat
-from jaxdist import _collectives
-from jaxdist import data
-from jaxdist import explain
-from jaxdist import _replica
+from jaxdist import _collectives, _compat, _replica, data, explain
+from jaxdist._checks import DriftChecks, GradientReport, check_gradients
+from jaxdist._collectives import ReduceOp
+from jaxdist._hooks import COMPILE_FOR
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program import EAGERLY, Program, Runner, RunOptions, variables_as_values
+from jaxdist._strategies.across import in_merge as merged
+from jaxdist._strategies.across import local, reduce_and_gather
+from jaxdist._strategies.extended.extended import StrategyExtended
+from jaxdist._strategies.extended.strategy_v1 import StrategyMethodsV1
+from jaxdist._strategies.properties import Facts
+from jaxdist._strategies.scope import Scope
+from jaxdist._strategies.where_called import (
+    BEFORE,
+    check_across,
+    check_lower,
+    check_next,
+    check_not_in_function,
+    check_run,
+    check_scope,
+    instead,
+)
 from jaxdist._typing import PyTree
 from jaxdist._validate import Renamed, call_arguments, is_callable, tell_without_effect
-from jaxdist._collectives import ReduceOp
 from jaxdist.errors import ArgumentTypeError, ContextError, UnsupportedError
-from jaxdist._mesh import ReplicaMesh
-from jaxdist._program import EAGERLY
-from jaxdist._program import Program
-from jaxdist._program import Runner
-from jaxdist._program import RunOptions
-from jaxdist._program import variables_as_values
-from jaxdist._strategies.across import reduce_and_gather
-from jaxdist._checks import gradients
-from jaxdist._strategies.across import in_merge as _in_merge
-from jaxdist._strategies.across import local
-from jaxdist._checks import DriftChecks
-from jaxdist._strategies.extended.extended import StrategyExtended
-from jaxdist._strategies.properties import Facts
-from jaxdist._checks import GradientReport
-from jaxdist._strategies.scope import Scope
-from jaxdist._strategies.extended.strategy_v1 import StrategyMethodsV1
-from jaxdist._strategies.where_called import BEFORE
-from jaxdist._strategies.where_called import check_across
-from jaxdist._strategies.where_called import check_lower
-from jaxdist._strategies.where_called import check_next
-from jaxdist._strategies.where_called import check_not_in_function
-from jaxdist._strategies.where_called import check_run
-from jaxdist._strategies.where_called import check_scope
-from jaxdist._strategies.where_called import instead
 
 _raw_frame = _replica.FRAME.get
 _ref = weakref.ref
@@ -207,7 +199,7 @@ class Strategy(Facts, StrategyMethodsV1):
                 if options is not None:
                     why = "what it runs is part of the program around it"
                     tell_without_effect("strategy.run in a merge function", "options", why)
-                return _in_merge.run(self, merging, fn, args, kwargs)
+                return merged.run(self, merging, fn, args, kwargs)
             if EAGERLY:
                 return self._run_eagerly(fn, args, kwargs, options)
             if options is not None:
@@ -289,10 +281,7 @@ class Strategy(Facts, StrategyMethodsV1):
     def _planner(
         self, fn: Callable[..., Any], options: RunOptions | None
     ) -> Callable[..., explain.Plan]:
-        # That module makes TPUStrategies, whose module needs this one.
-        from jaxdist._planning import compile_for
-
-        return functools.partial(compile_for, self, fn, options)
+        return functools.partial(COMPILE_FOR, self, fn, options)
 
     @final
     @_compat.hides_frames
@@ -356,7 +345,7 @@ class Strategy(Facts, StrategyMethodsV1):
         if isinstance(options, RunOptions) and options.donate_argnums:
             why = "both steps run on copies"
             tell_without_effect("strategy.check_gradients", "donate_argnums", why)
-        return gradients.check(self, fn, args, dict(kwargs or {}), options, rtol)
+        return check_gradients(self, fn, args, dict(kwargs or {}), options, rtol)
 
     # Across replicas
 
@@ -413,7 +402,7 @@ class Strategy(Facts, StrategyMethodsV1):
         chosen = self.communication.asked(
             "Strategy.reduce", options, experimental_hints, packs=packs
         )
-        where = _in_merge if in_merge else reduce_and_gather
+        where = merged if in_merge else reduce_and_gather
         return where.reduce(op, value, axis, self.layout, self.communication, chosen)
 
     @final
@@ -456,7 +445,7 @@ class Strategy(Facts, StrategyMethodsV1):
         chosen = self.communication.asked("Strategy.gather", options, experimental_hints)
         ops = self.communication.ops
         own = ops if _collectives.overrides(ops, "gather_implementation") else None
-        where = _in_merge if frame is not None and frame.in_merge else reduce_and_gather
+        where = merged if frame is not None and frame.in_merge else reduce_and_gather
         return where.gather(value, axis, self.layout, own, chosen)
 
     @final

@@ -4,11 +4,11 @@ import functools
 from typing import Any
 
 from jaxdist import _replica
-from jaxdist._validate import shown
-from jaxdist.errors import ContextError, MixedStrategyError
 from jaxdist._replica import ReplicaContext
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.default import DefaultStrategy
+from jaxdist._validate import check_instance, shown
+from jaxdist.errors import ContextError, MixedStrategyError
 
 
 @functools.cache
@@ -152,3 +152,15 @@ def check_replicas(state: Any, every: int = 1) -> bool:
         True
     """
     return get_strategy().check_replicas(state, every)
+
+
+def check_strategy(caller: str, strategy: Any) -> None:
+    """Refuse what is no strategy."""
+    check_instance(
+        caller,
+        "strategy",
+        strategy,
+        Strategy,
+        "a strategy of jaxdist",
+        "Pass for instance jaxdist.MirroredStrategy().",
+    )

@@ -6,11 +6,10 @@ from typing import Any, NoReturn, final
 
 import jax
 
-from jaxdist import _mesh
-from jaxdist import _replica
-from jaxdist.errors import ContextError
+from jaxdist import _mesh, _replica
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.where_called import refuse_mixing
+from jaxdist.errors import ContextError
 
 
 @final

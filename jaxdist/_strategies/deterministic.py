@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist._mesh import ReplicaMesh
+from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 DEFAULT_VIRTUAL_REPLICAS = 8
 

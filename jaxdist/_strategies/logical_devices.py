@@ -10,20 +10,20 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _replica
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program import assigned, laid_out, on_device
 from jaxdist._typing import PyTree
 from jaxdist._validate import is_callable
+from jaxdist._values import (
+    Form,
+    Kind,
+    PerReplica,
+    Sharded,
+    Variable,
+    checked_per_replica,
+    placement_of,
+)
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
-from jaxdist._mesh import ReplicaMesh
-from jaxdist._program import assigned
-from jaxdist._program import laid_out
-from jaxdist._program import on_device
-from jaxdist._values import Form
-from jaxdist._values import Kind
-from jaxdist._values import PerReplica
-from jaxdist._values import Sharded
-from jaxdist._values import Variable
-from jaxdist._values import checked_per_replica
-from jaxdist._values import placement_of
 
 _WHOLE = (PerReplica, Sharded, Variable)
 

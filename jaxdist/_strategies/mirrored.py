@@ -7,12 +7,12 @@ import jax
 from jax.sharding import Mesh
 
 from jaxdist import _mesh as meshes
-from jaxdist._devices import runtime
 from jaxdist._collectives import communication_of
-from jaxdist.errors import ArgumentError
+from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.deterministic import with_virtual_replicas
 from jaxdist._strategies.processes import check_one_process
+from jaxdist.errors import ArgumentError
 
 
 @final

@@ -5,8 +5,8 @@ from typing import Any, final
 import jax
 
 from jaxdist import _mesh
-from jaxdist._devices import runtime
 from jaxdist._collectives import communication_of
+from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.deterministic import with_virtual_replicas
 from jaxdist._strategies.processes import check_one_process

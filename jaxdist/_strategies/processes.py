@@ -4,8 +4,8 @@ import logging
 
 import jax
 
-from jaxdist.errors import SeveralProcessesError
 from jaxdist._mesh import ReplicaMesh
+from jaxdist.errors import SeveralProcessesError
 
 _LOG = logging.getLogger("jaxdist")
 _UNTIL_THEN = (

@@ -4,16 +4,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from jaxdist import _mesh as meshes
-from jaxdist._typing import PyTree
-from jaxdist._validate import as_flag, shown
-from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist._collectives import communication_of
-from jaxdist.errors import ArgumentTypeError, TopologyError
 from jaxdist._strategies import logical_devices
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.processes import say_alone
-from jaxdist.tpu import TPUSystem
-from jaxdist.tpu._initialize import system_of
+from jaxdist._typing import PyTree
+from jaxdist._validate import as_flag, shown
+from jaxdist.cluster_resolver import TPUClusterResolver
+from jaxdist.errors import ArgumentTypeError, TopologyError
+from jaxdist.tpu import TPUSystem, system_of
 from jaxdist.tpu.experimental import DeviceAssignment
 
 

@@ -3,9 +3,9 @@
 from typing import NoReturn
 
 from jaxdist import _replica
-from jaxdist.errors import ContextError, InputContextError, MixedStrategyError
 from jaxdist._strategies.properties import Facts
 from jaxdist._values import current_binding
+from jaxdist.errors import ContextError, InputContextError, MixedStrategyError
 
 BEFORE = "Call it before strategy.run, and pass what it gives as an argument of the step."
 

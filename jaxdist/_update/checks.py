@@ -8,17 +8,13 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
+from jaxdist._update.leaves import Leaves, is_array, is_unit
 from jaxdist._validate import as_array, shown
 from jaxdist._validate import is_array as is_jax_array
+from jaxdist._values import PerReplica, Sharded, from_state
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, JaxdistError, ShapeError
-from jaxdist._mesh import ReplicaMesh
-from jaxdist._update.leaves import Leaves
-from jaxdist._update.leaves import is_array
-from jaxdist._update.leaves import is_unit
-from jaxdist._values import PerReplica
-from jaxdist._values import Sharded
-from jaxdist._values import from_state
 
 _MOST_LISTED = 10
 

@@ -10,28 +10,21 @@ import optax
 from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jaxdist import _collectives
-from jaxdist import cost
-from jaxdist import _replica
-from jaxdist._typing import PyTree
-from jaxdist._validate import shown
-from jaxdist._collectives import CompressedSum
-from jaxdist._collectives import Errors
-from jaxdist._collectives import ReduceOp
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
+from jaxdist import _collectives, _replica, cost
+from jaxdist._collectives import CompressedSum, Errors, ReduceOp
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout
-from jaxdist._update.checks import check_arrays
-from jaxdist._update.checks import check_gradients
-from jaxdist._update.checks import checked_layout
-from jaxdist._update.checks import checked_transformation
-from jaxdist._update.nested import COMPRESSED
-from jaxdist._update.nested import around
-from jaxdist._update.nested import check_nesting
-from jaxdist._values import Cut
-from jaxdist._values import Sharded
-from jaxdist._values import cut_for
-from jaxdist._values import from_state
+from jaxdist._typing import PyTree
+from jaxdist._update.checks import (
+    check_arrays,
+    check_gradients,
+    checked_layout,
+    checked_transformation,
+)
+from jaxdist._update.nested import COMPRESSED, around, check_nesting
+from jaxdist._validate import shown
+from jaxdist._values import Cut, Sharded, cut_for, from_state
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 
 CALLER = COMPRESSED
 _LOG = logging.getLogger("jaxdist")

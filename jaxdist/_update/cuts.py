@@ -8,8 +8,7 @@ import jax
 from jaxdist import cost
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._update.leaves import Leaves
-from jaxdist._values import Cut
-from jaxdist._values import Sharded
+from jaxdist._values import Cut, Sharded
 
 # A dim is not cut where padding would make the array longer than this.
 _MOST_PADDING = 1.5

@@ -8,19 +8,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from jaxdist._typing import PyTree
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._typing import PyTree
 from jaxdist._update.cuts import Cuts
 from jaxdist._update.leaves import Leaves
-from jaxdist._update.values import Replicas
-from jaxdist._update.values import Whole
-from jaxdist._values import Cut
-from jaxdist._values import Sharded
-from jaxdist._values import cut_for
-from jaxdist._values import is_sharded
-from jaxdist._values import owned
-from jaxdist._values import pad_dim
-from jaxdist._values import placement_of
+from jaxdist._update.values import Replicas, Whole
+from jaxdist._values import Cut, Sharded, cut_for, is_sharded, owned, pad_dim, placement_of
 
 
 def cut_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:

@@ -8,9 +8,7 @@ from jax.tree_util import PyTreeDef, keystr
 
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_array
-from jaxdist._values import Sharded
-from jaxdist._values import from_state
-from jaxdist._values import is_sharded
+from jaxdist._values import Sharded, from_state, is_sharded
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,13 +9,8 @@ from jax.extend.core import Literal
 from jaxdist import _compat
 from jaxdist._compat import CALLS
 from jaxdist._update.rules import RULES
-from jaxdist._update.values import Partial
-from jaxdist._update.values import Piece
-from jaxdist._update.values import Replicas
-from jaxdist._update.values import Value
-from jaxdist._update.values import Whole
-from jaxdist._values import ELEMENTWISE
-from jaxdist._values import Cut
+from jaxdist._update.values import Partial, Piece, Replicas, Value, Whole
+from jaxdist._values import ELEMENTWISE, Cut
 
 
 class Partitioned:

@@ -8,11 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._update.values import Partial
-from jaxdist._update.values import Piece
-from jaxdist._update.values import Spread
-from jaxdist._update.values import Value
-from jaxdist._update.values import Whole
+from jaxdist._update.values import Partial, Piece, Spread, Value, Whole
 from jaxdist._values import Cut
 
 # A rule gives the result, or None where the operation has to run on whole arrays.

@@ -10,22 +10,16 @@ import numpy as np
 import optax
 
 from jaxdist import _collectives
-from jaxdist._typing import PyTree
-from jaxdist._collectives import ReduceOp
-from jaxdist._collectives import of_sum
-from jaxdist._collectives import to_sum
+from jaxdist._collectives import ReduceOp, of_sum, to_sum
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._typing import PyTree
 from jaxdist._update.checks import check_pieces
 from jaxdist._update.cuts import Cuts
 from jaxdist._update.leaves import Leaves
 from jaxdist._update.nested import SHARDED
 from jaxdist._update.partitioned import Partitioned
-from jaxdist._update.values import Piece
-from jaxdist._update.values import Replicas
-from jaxdist._update.values import Value
-from jaxdist._update.values import Whole
-from jaxdist._values import Cut
-from jaxdist._values import Sharded
+from jaxdist._update.values import Piece, Replicas, Value, Whole
+from jaxdist._values import Cut, Sharded
 
 CALLER = SHARDED
 

@@ -6,28 +6,19 @@ from typing import Any
 import jax
 import optax
 
-from jaxdist import _collectives
-from jaxdist import _replica
-from jaxdist._typing import PyTree
-from jaxdist._validate import Renamed, check_has_arrays, checked_size
+from jaxdist import _collectives, _replica
 from jaxdist._collectives import ReduceOp
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout
+from jaxdist._typing import PyTree
 from jaxdist._update import checks
 from jaxdist._update.cuts import Cuts
-from jaxdist._update.init import cut_in_step
-from jaxdist._update.init import cut_outside
-from jaxdist._update.init import made_outside
-from jaxdist._update.init import with_variables
+from jaxdist._update.init import cut_in_step, cut_outside, made_outside, with_variables
 from jaxdist._update.leaves import Leaves
-from jaxdist._update.nested import around
-from jaxdist._update.nested import check_nesting
-from jaxdist._update.run import CALLER
-from jaxdist._update.run import Step
-from jaxdist._values import Sharded
-from jaxdist._values import gathered
-from jaxdist._values import is_sharded
-from jaxdist._values import layout_of_pieces
+from jaxdist._update.nested import around, check_nesting
+from jaxdist._update.run import CALLER, Step
+from jaxdist._validate import Renamed, check_has_arrays, checked_size
+from jaxdist._values import Sharded, gathered, is_sharded, layout_of_pieces
 
 
 class ShardedUpdate(optax.GradientTransformationExtraArgs):

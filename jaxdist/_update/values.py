@@ -7,12 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._collectives import opaque
-from jaxdist._collectives import require_replicated
+from jaxdist._collectives import opaque, require_replicated
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Cut
-from jaxdist._values import pad_dim
-from jaxdist._values import piece_of
+from jaxdist._values import Cut, pad_dim, piece_of
 
 
 class Replicas:

@@ -9,8 +9,8 @@ import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from jaxdist._validate import as_array, as_integer, as_list, is_array, shown
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist._values.replicas.owned import owned
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
 @final

@@ -13,8 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from jaxdist import cost
-from jaxdist import _mesh
+from jaxdist import _mesh, cost
 from jaxdist._devices import runtime
 from jaxdist.cli._measure import COUNTS, MAX_BYTES, measure
 from jaxdist.errors import ArgumentError, BackendStartedError

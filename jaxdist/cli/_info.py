@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxdist.training import EXTRAS
 from jaxdist.jobs import versions
+from jaxdist.training import EXTRAS
 
 
 def show_info(console: Console | None = None) -> int:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxdist.cost import Medium, Sample
 from jaxdist._mesh import ReplicaMesh
+from jaxdist.cost import Medium, Sample
 
 # What makes more arrays than this slow is compiling, not communicating.
 COUNTS = (1, 16)

@@ -11,8 +11,7 @@ import jax
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from jaxdist import jobs
-from jaxdist import training
+from jaxdist import jobs, training
 from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.errors import ArgumentError
 from jaxdist.explain import Plan, Sweep, picture_path

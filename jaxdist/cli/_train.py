@@ -7,8 +7,8 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from jaxdist._devices import runtime
 from jaxdist import jobs
+from jaxdist._devices import runtime
 from jaxdist.errors import BackendStartedError
 from jaxdist.jobs import TrainingReport
 

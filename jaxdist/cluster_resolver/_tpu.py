@@ -14,9 +14,7 @@ from jaxdist.cluster_resolver._resolver import (
     tell_unused,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
-from jaxdist.tpu import TPUSystem, slice_of
-from jaxdist.tpu._initialize import system_of
-from jaxdist.tpu._topology import topology_of_bytes
+from jaxdist.tpu import TPUSystem, slice_of, system_of, topology_of_bytes
 from jaxdist.tpu.experimental import (
     HardwareFeature,
     Topology,

@@ -1,22 +1,21 @@
 """Documented names under `tf.contrib.distribute`."""
 
-from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist._collectives import AllReduceCrossDeviceOps as AllReduceCrossDeviceOps
 from jaxdist._collectives import CrossDeviceOps as CrossDeviceOps
 from jaxdist._collectives import MultiWorkerAllReduce as MultiWorkerAllReduce
 from jaxdist._collectives import ReductionToOneDevice
-from jaxdist.contrib._contexts import get_cross_replica_context as get_cross_replica_context
-from jaxdist.contrib._contexts import require_replica_context as require_replica_context
-from jaxdist.contrib._monitor import Monitor as Monitor
+from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist._replica import ReplicaContext as ReplicaContext
 from jaxdist._strategies import OneDeviceStrategy as OneDeviceStrategy
-from jaxdist._strategies import Strategy
-from jaxdist._strategies import StrategyExtended
+from jaxdist._strategies import Strategy, StrategyExtended
 from jaxdist._strategies import get_loss_reduction as get_loss_reduction
 from jaxdist._strategies import get_replica_context as get_replica_context
 from jaxdist._strategies import get_strategy as get_strategy
 from jaxdist._strategies import has_strategy as has_strategy
 from jaxdist._strategies import in_cross_replica_context as in_cross_replica_context
+from jaxdist.contrib._contexts import get_cross_replica_context as get_cross_replica_context
+from jaxdist.contrib._contexts import require_replica_context as require_replica_context
+from jaxdist.contrib._monitor import Monitor as Monitor
 from jaxdist.tpu.experimental import initialize_tpu_system as initialize_tpu_system
 
 # Their older names.

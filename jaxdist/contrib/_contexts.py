@@ -1,10 +1,9 @@
 """Asking for the context of the caller, as `tf.contrib.distribute` does."""
 
 from jaxdist import _replica
-from jaxdist.errors import ContextError
 from jaxdist._replica import ReplicaContext
-from jaxdist._strategies import Strategy
-from jaxdist._strategies import get_replica_context
+from jaxdist._strategies import Strategy, get_replica_context
+from jaxdist.errors import ContextError
 
 
 def get_cross_replica_context() -> Strategy | None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import jax
 
+from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_integer, check_instance, shown
 from jaxdist.cost._chip import CHIPS, devices_per_chip, generation_of
 from jaxdist.cost._link import Link, Links
 from jaxdist.cost._measured import link_named
 from jaxdist.cost._table import TABLE
 from jaxdist.errors import ArgumentTypeError
-from jaxdist._mesh import ReplicaMesh
 
 # (words of a device kind, link inside a machine, link between machines as NVIDIA builds them)
 _GPUS = (

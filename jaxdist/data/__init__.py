@@ -1,9 +1,5 @@
 """Datasets: batches shared out over the replicas and put on the devices ahead of use."""
 
-from jaxdist.data._reading.batches import Batches as Batches
-from jaxdist.data._reading.batches import batches as batches
-from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY as INFINITE_CARDINALITY
-from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
 from jaxdist.data._context import InputContext as InputContext
 from jaxdist.data._context import ValueContext as ValueContext
 from jaxdist.data._dataset import DistributedDataset as DistributedDataset
@@ -11,10 +7,14 @@ from jaxdist.data._distribute import distribute_dataset as distribute_dataset
 from jaxdist.data._distribute import (
     distribute_datasets_from_function as distribute_datasets_from_function,
 )
-from jaxdist.data._reading.examples import Examples as Examples
 from jaxdist.data._iterator import DistributedIterator as DistributedIterator
 from jaxdist.data._optional import OptionalBatch as OptionalBatch
 from jaxdist.data._options import InputOptions as InputOptions
 from jaxdist.data._options import InputReplicationMode as InputReplicationMode
 from jaxdist.data._options import checked_options as checked_options
+from jaxdist.data._reading.batches import Batches as Batches
+from jaxdist.data._reading.batches import batches as batches
+from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY as INFINITE_CARDINALITY
+from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
+from jaxdist.data._reading.examples import Examples as Examples
 from jaxdist.data._reading.partial_batch import PartialBatch as PartialBatch

@@ -7,10 +7,7 @@ from typing import Any
 import jax
 
 from jaxdist import _validate
-from jaxdist.data._reading.assemble import GROUP_CALLER
-from jaxdist.data._reading.assemble import SPLIT_CALLER
-from jaxdist.data._reading.assemble import Drops
-from jaxdist.data._reading.cardinality import cardinality_of_steps
+from jaxdist._mesh import ReplicaMesh
 from jaxdist.data._context import InputContext
 from jaxdist.data._dataset import CheckContext, DistributedDataset
 from jaxdist.data._group import Grouper
@@ -20,14 +17,13 @@ from jaxdist.data._options import (
     check_for_function,
     checked_options,
 )
-from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.data._place import Placer
-from jaxdist.data._reading.readers import GroupReader
-from jaxdist.data._reading.readers import ParallelReader
-from jaxdist.data._reading.readers import Reader
+from jaxdist.data._reading.assemble import GROUP_CALLER, SPLIT_CALLER, Drops
+from jaxdist.data._reading.cardinality import cardinality_of_steps
+from jaxdist.data._reading.partial_batch import PartialBatch
+from jaxdist.data._reading.readers import GroupReader, ParallelReader, Reader
 from jaxdist.data._reading.sources import Source
 from jaxdist.data._split import Splitter
-from jaxdist._mesh import ReplicaMesh
 
 
 def distribute_dataset(

@@ -6,21 +6,15 @@ from typing import Any
 import numpy as np
 
 from jaxdist._typing import PyTree
-from jaxdist.data._reading.ahead import RowsAhead
-from jaxdist.data._reading.ahead import of_groups
-from jaxdist.data._reading.assemble import GROUP_CALLER
-from jaxdist.data._reading.assemble import Drops
-from jaxdist.data._reading.elements import Element
-from jaxdist.data._reading.elements import ElementReader
-from jaxdist.data._reading.elements import Leaf
-from jaxdist.data._reading.elements import brief
-from jaxdist.data._reading.elements import listed
+from jaxdist._values import Ahead
 from jaxdist.data._pad import FixedRows, blank, padded
-from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.data._place import Placer
+from jaxdist.data._reading.ahead import RowsAhead, of_groups
+from jaxdist.data._reading.assemble import GROUP_CALLER, Drops
+from jaxdist.data._reading.elements import Element, ElementReader, Leaf, brief, listed
+from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.data._reading.readers import ENDED
 from jaxdist.errors import ShapeError
-from jaxdist._values import Ahead
 
 Slot = Element | None  # what one replica has in a step; None where its data has ended
 

@@ -9,18 +9,18 @@ import numpy as np
 
 from jaxdist._typing import PyTree
 from jaxdist._validate import shown
-from jaxdist.data._reading.assemble import MAX_DROPPED_IN_A_ROW
-from jaxdist.data._reading.assemble import Assembler
-from jaxdist.data._reading.assemble import Dropped
-from jaxdist.data._reading.assemble import nothing_left
-from jaxdist.data._reading.assemble import spec_of
+from jaxdist._values import Feed, current_binding, mark_with_steps_ahead
 from jaxdist.data._optional import OptionalBatch
 from jaxdist.data._prefetch import Prefetcher
+from jaxdist.data._reading.assemble import (
+    MAX_DROPPED_IN_A_ROW,
+    Assembler,
+    Dropped,
+    nothing_left,
+    spec_of,
+)
 from jaxdist.data._reading.readers import Reader
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, OutOfRangeError
-from jaxdist._values import Feed
-from jaxdist._values import current_binding
-from jaxdist._values import mark_with_steps_ahead
 
 
 class IteratorState(TypedDict):

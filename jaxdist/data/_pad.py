@@ -6,11 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist.data._reading.elements import Element
-from jaxdist.data._reading.elements import Leaf
-from jaxdist.data._reading.elements import brief
-from jaxdist.data._reading.elements import listed
-from jaxdist.data._reading.elements import on_device
+from jaxdist.data._reading.elements import Element, Leaf, brief, listed, on_device
 from jaxdist.data._reading.host import own_padded
 from jaxdist.data._reading.partial_batch import rounded_up
 from jaxdist.errors import ShapeError

@@ -8,16 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdist.data._reading.elements import Leaf
-from jaxdist.data._reading.elements import as_array
-from jaxdist.data._reading.elements import is_numeric
-from jaxdist.data._reading.elements import on_device
-from jaxdist.data._reading.host import own
-from jaxdist.data._reading.host import own_padded
-from jaxdist.data._pad import padded
-from jaxdist.data._reading.partial_batch import shares
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import PerReplica
+from jaxdist.data._pad import padded
+from jaxdist.data._reading.elements import Leaf, as_array, is_numeric, on_device
+from jaxdist.data._reading.host import own, own_padded
+from jaxdist.data._reading.partial_batch import shares
 
 
 class Placer:

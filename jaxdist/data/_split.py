@@ -6,20 +6,14 @@ from typing import Any
 import numpy as np
 
 from jaxdist._typing import PyTree
-from jaxdist.data._reading.ahead import RowsAhead
-from jaxdist.data._reading.ahead import of_splits
-from jaxdist.data._reading.assemble import SPLIT_CALLER
-from jaxdist.data._reading.assemble import Drops
-from jaxdist.data._reading.elements import Element
-from jaxdist.data._reading.elements import ElementReader
-from jaxdist.data._reading.elements import brief
-from jaxdist.data._reading.elements import listed
-from jaxdist.data._pad import FixedRows
-from jaxdist.data._reading.partial_batch import PartialBatch
-from jaxdist.data._reading.partial_batch import rounded_up
-from jaxdist.data._place import Placer
-from jaxdist.errors import ShapeError
 from jaxdist._values import Ahead
+from jaxdist.data._pad import FixedRows
+from jaxdist.data._place import Placer
+from jaxdist.data._reading.ahead import RowsAhead, of_splits
+from jaxdist.data._reading.assemble import SPLIT_CALLER, Drops
+from jaxdist.data._reading.elements import Element, ElementReader, brief, listed
+from jaxdist.data._reading.partial_batch import PartialBatch, rounded_up
+from jaxdist.errors import ShapeError
 
 
 class Splitter:

@@ -9,5 +9,9 @@ from jaxdist.explain._plan import CAVEAT as CAVEAT
 from jaxdist.explain._plan import Plan as Plan
 from jaxdist.explain._sweep import Candidate as Candidate
 from jaxdist.explain._sweep import Sweep as Sweep
+from jaxdist.explain._tables import Table as Table
+from jaxdist.explain._tables import as_html as as_html
+from jaxdist.explain._tables import as_rich as as_rich
+from jaxdist.explain._tables import as_text as as_text
 from jaxdist.explain._words import seconds as seconds
 from jaxdist.explain._words import size as size

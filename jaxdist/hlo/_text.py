@@ -2,9 +2,10 @@
 
 import dataclasses
 import math
-import os
 import re
 from collections.abc import Iterator
+
+from jaxdist import _compat
 
 _COMMENT = re.compile(r"/\*.*?\*/")
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+)(?: \(.*\) -> .*)? \{\s*$")
@@ -19,9 +20,8 @@ _NUMBERED = re.compile(r"^(?P<number>\d+) (?P<what>.*)$")
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _METADATA = re.compile(r"metadata=\{(?P<inside>(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*)\}")
 _QUOTED = re.compile(r'(?P<key>\w+)="(?P<value>(?:[^"\\]|\\.)*)"')
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-# What called this file asked for the compilation, not for the operation.
-_COMPILES = os.path.join(_OURS, "program", "_program.py")
+# What called one of these files asked for the compilation, not for the operation.
+_COMPILING_FILES: set[str] = set()
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 # Dtypes whose number is not their size in bits. Arrays of 4-bit numbers are packed, two in a byte.
@@ -205,11 +205,16 @@ def metadata(instruction: Instruction) -> dict[str, str]:
 def source(module: Module, noted: dict[str, str]) -> str:
     """`file:line (function)` of the user's line that an instruction is from, "" if not noted."""
     for file, line, function in _frames(module, noted):
-        if file == _COMPILES:
+        if file in _COMPILING_FILES:
             break
-        if not file.startswith(_OURS):
+        if not file.startswith(_compat.PACKAGE):
             return f"{file}:{line} ({function})" if function else f"{file}:{line}"
     return ""
+
+
+def end_sources_at(file: str) -> None:
+    """Name no line of users that called this file: it compiles programs, and holds no operation."""
+    _COMPILING_FILES.add(file)
 
 
 def _frames(module: Module, noted: dict[str, str]) -> Iterator[tuple[str, str, str]]:

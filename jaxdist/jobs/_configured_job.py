@@ -6,14 +6,13 @@ from typing import Any
 
 import jax
 
+from jaxdist._strategies import Strategy, check_strategy
 from jaxdist._validate import Renamed, as_integer, check_instance
-from jaxdist._strategies import Strategy
+from jaxdist._values import PerReplica
 from jaxdist.jobs._config.checks import MOST_ROWS
-from jaxdist.jobs._config.checks import check_strategy
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._job import JobStep
 from jaxdist.jobs._recipe import Recipe
-from jaxdist._values import PerReplica
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,8 @@ from flax import nnx
 
 from jaxdist._collectives import ReduceOp
 from jaxdist._strategies import get_replica_context
+from jaxdist._update import CompressedUpdate, ShardedUpdate, compressed_update, sharded_update
 from jaxdist.jobs._config.schema import OptimizerConfig
-from jaxdist._update import CompressedUpdate
-from jaxdist._update import ShardedUpdate
-from jaxdist._update import compressed_update
-from jaxdist._update import sharded_update
 
 
 def make_optimizer(

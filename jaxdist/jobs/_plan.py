@@ -5,19 +5,13 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jaxdist._planning import SLICES, Source, boxes_of, num_slices_of, place, plan
+from jaxdist._program import Program
+from jaxdist._strategies import Strategy
 from jaxdist._validate import Renamed, as_integer, is_callable, shown
 from jaxdist.errors import ArgumentTypeError, JaxdistError, TopologyError
 from jaxdist.explain import Candidate, Plan, Sweep
-from jaxdist._program import Program
-from jaxdist._strategies import Strategy
-from jaxdist._planning import Source
-from jaxdist._planning import plan
-from jaxdist._planning import SLICES
-from jaxdist._planning import boxes_of
-from jaxdist._planning import num_slices_of
-from jaxdist._planning import place
-from jaxdist.jobs._config.checks import MOST_ROWS
-from jaxdist.jobs._config.checks import checked_rules
+from jaxdist.jobs._config.checks import MOST_ROWS, checked_rules
 from jaxdist.jobs._job import Job
 
 # A sweep tries tensor parallelism up to so many logical devices.

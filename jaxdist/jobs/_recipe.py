@@ -8,9 +8,8 @@ from flax import nnx
 
 from jaxdist._program import RunOptions
 from jaxdist._strategies import Strategy
+from jaxdist.jobs._config.schema import JobConfig, OptimizerConfig
 from jaxdist.jobs._optimizer import make_optimizer
-from jaxdist.jobs._config.schema import JobConfig
-from jaxdist.jobs._config.schema import OptimizerConfig
 
 
 class Recipe(abc.ABC):

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, final
 
 from flax import nnx
 
-from jaxdist._typing import PyTree
 from jaxdist._strategies import Strategy
+from jaxdist._typing import PyTree
 from jaxdist.jobs._recipe import Recipe
 
 Measures = Mapping[str, float]

@@ -7,23 +7,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from jaxdist._strategies import Strategy
 from jaxdist._validate import Noted, shown
 from jaxdist.errors import ArgumentTypeError, ConfigError
-from jaxdist._strategies import Strategy
 from jaxdist.jobs import topics_lm
-from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist.jobs._config.load import load_config
-from jaxdist.jobs._config.sources import checked_sources
-from jaxdist.jobs._config.sources import find_lines
-from jaxdist.jobs._config.sources import nearest
-from jaxdist.jobs._config.sources import read_text
-from jaxdist.jobs._job import Job
+from jaxdist.jobs._config.load import LoadedConfig, load_config
 from jaxdist.jobs._config.schema import JobConfig
+from jaxdist.jobs._config.sources import checked_sources, find_lines, nearest, read_text
+from jaxdist.jobs._job import Job
 from jaxdist.jobs._task import Task
-from jaxdist.jobs.digits import DigitsConfig
-from jaxdist.jobs.digits import DigitsJob
-from jaxdist.jobs.digits import DigitsTask
-from jaxdist.jobs.digits import mirrored_strategy
+from jaxdist.jobs.digits import DigitsConfig, DigitsJob, DigitsTask, mirrored_strategy
 
 
 @dataclasses.dataclass(frozen=True)

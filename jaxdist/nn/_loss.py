@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _replica
-from jaxdist._validate import as_array, shown
 from jaxdist._collectives import note_averaged
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
+from jaxdist._validate import as_array, shown
 from jaxdist._values import PerReplica
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 
 
 def compute_average_loss(

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _replica
-from jaxdist._validate import as_integer, shown
 from jaxdist._collectives import current_log
+from jaxdist._validate import as_integer, shown
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
 

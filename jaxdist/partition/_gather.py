@@ -8,12 +8,8 @@ from jax.extend.core import Primitive
 
 from jaxdist import _replica
 from jaxdist._validate import check_has_arrays, check_instance, shown
+from jaxdist._values import GATHERED, PerReplica, Sharded, gathered, is_sharded
 from jaxdist.errors import ArgumentTypeError
-from jaxdist._values import GATHERED
-from jaxdist._values import PerReplica
-from jaxdist._values import Sharded
-from jaxdist._values import gathered
-from jaxdist._values import is_sharded
 
 T = TypeVar("T")
 

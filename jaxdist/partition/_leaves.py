@@ -10,12 +10,9 @@ from flax import nnx
 from flax.core.meta import Partitioned
 
 from jaxdist._typing import PyTree
+from jaxdist._values import PerReplica, Sharded, Variable, is_sharded
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.partition._resolve import Leaf
-from jaxdist._values import PerReplica
-from jaxdist._values import Sharded
-from jaxdist._values import Variable
-from jaxdist._values import is_sharded
 
 # Under which names Flax keeps what the dims of a variable are called.
 _NAMES = ("out_sharding", "sharding_names", "sharding")

@@ -7,18 +7,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist._validate import check_has_arrays, shown
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._replica import HasLayout
+from jaxdist._validate import check_has_arrays, shown
+from jaxdist._values import Sharded, owned, pad_dim
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.partition._leaves import Entry, entries_of
 from jaxdist.partition._patterns import matches, nearest
 from jaxdist.partition._placements import Placement, Replicate
 from jaxdist.partition._resolve import Resolved, resolve
 from jaxdist.partition._rules import Rules, checked_rules, listed, two_rules
-from jaxdist._replica import HasLayout
-from jaxdist._values import Sharded
-from jaxdist._values import owned
-from jaxdist._values import pad_dim
 
 T = TypeVar("T")
 

@@ -7,8 +7,9 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import cost
-from jaxdist.errors import ArgumentError, ShapeError
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._values import Cut
+from jaxdist.errors import ArgumentError, ShapeError
 from jaxdist.partition._placements import (
     LOGICAL,
     REPLICA,
@@ -18,7 +19,6 @@ from jaxdist.partition._placements import (
     Shard,
     Split,
 )
-from jaxdist._values import Cut
 
 # A dim is not cut without being asked for where padding would make the leaf longer than this.
 _MOST_PADDING = 1.5

@@ -3,8 +3,8 @@
 import logging
 from typing import Any
 
-from jaxdist._devices import chips
 from jaxdist._compat import inside_trace
+from jaxdist._devices import chips
 from jaxdist._validate import shown
 from jaxdist.errors import ArgumentTypeError, ContextError
 from jaxdist.tpu import _system

@@ -139,7 +139,7 @@ def _on_this_machine(caller: str) -> list[Any]:
             f"No TPU was found for {caller}. What was looked for: the TPU chips of this machine, "
             "through JAX; "
             f"what JAX said: {reason}\n\n"
-            f"{_chips.where_it_looked()}\n\n"
+            f"{chips.where_it_looked()}\n\n"
             "On a TPU VM or in Colab with a TPU runtime, install jax[tpu] and restart. Without a "
             "TPU use TPUClusterResolver('virtual:v5e:2x4'), which lays CPU devices out as that "
             "slice, or 'described:v5e:2x4' to compile only."

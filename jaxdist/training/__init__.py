@@ -2,6 +2,7 @@
 
 from jaxdist._checkpoints import Checkpoints as Checkpoints
 from jaxdist._checkpoints import Restored as Restored
+from jaxdist.training._evaluate import WEIGHT as WEIGHT
 from jaxdist.training._evaluate import evaluate as evaluate
 from jaxdist.training._evaluate import weighted_sums as weighted_sums
 from jaxdist.training._extras import EXTRAS as EXTRAS
@@ -9,5 +10,7 @@ from jaxdist.training._extras import require_extra as require_extra
 from jaxdist.training._loop import Every as Every
 from jaxdist.training._loop import LoopEnd as LoopEnd
 from jaxdist.training._loop import run_loop as run_loop
+from jaxdist.training._progress import Stopwatch as Stopwatch
+from jaxdist.training._progress import TrainingProgress as TrainingProgress
 from jaxdist.training._steps import accumulate_gradients as accumulate_gradients
 from jaxdist.training._steps import multi_step as multi_step

@@ -6,13 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._validate import Renamed, as_array, is_callable, shown
 from jaxdist._collectives import ReduceOp
+from jaxdist._strategies import Strategy, check_strategy, get_replica_context
+from jaxdist._validate import Renamed, as_array, is_callable, shown
 from jaxdist.data import InputOptions, PartialBatch
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
-from jaxdist._strategies import Strategy
-from jaxdist._strategies import get_replica_context
-from jaxdist.jobs._config.checks import check_strategy
 
 WEIGHT = "weight"
 

@@ -12,8 +12,7 @@ import numpy as np
 import rich.console
 
 import jaxdist
-from jaxdist import jobs
-from jaxdist import training
+from jaxdist import jobs, training
 from tests.bad_inputs.call import Call, strategy
 
 _SMALL = [
@@ -103,9 +102,7 @@ CALLS = {
     "jaxdist.training.load_job": Call(
         lambda: jobs.load_job, lambda: {"path": CONFIG, "overrides": _SMALL}
     ),
-    "jaxdist.training.kind_of": Call(
-        lambda: jobs.kind_of, lambda: {"config": _loaded().values}
-    ),
+    "jaxdist.training.kind_of": Call(lambda: jobs.kind_of, lambda: {"config": _loaded().values}),
     "jaxdist.training.make_strategy": Call(
         lambda: jobs.make_strategy, lambda: {"config": _loaded().values}
     ),

@@ -9,13 +9,13 @@ from typing import Any
 import optax
 
 import jaxdist
+import jaxdist._program
+import jaxdist._update
 import jaxdist.compat.v1
 import jaxdist.compat.v1.experimental
 import jaxdist.cost
 import jaxdist.data
-import jaxdist.program
 import jaxdist.training
-import jaxdist.update
 from jaxdist._values.variable.slices import VariableSlice
 
 MODULES = (

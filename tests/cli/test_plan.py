@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxdist import errors, jobs
 from jaxdist._devices import chips
-from jaxdist import errors
-from jaxdist import jobs
 from jaxdist.cli import main
 from jaxdist.jobs import _plan
 
@@ -112,8 +111,7 @@ def test_two_slices_have_pieces_within_a_slice(capsys: pytest.CaptureFixture[str
 def test_a_sweep_compares_pieces_within_a_slice_where_there_are_several() -> None:
     job = jobs.load_job(TOPICS)
     one, two = (
-        {rules for rules, _ in _plan._layouts(job, name, None)}
-        for name in ("v5e:2x4", "v5e:2x4*2")
+        {rules for rules, _ in _plan._layouts(job, name, None)} for name in ("v5e:2x4", "v5e:2x4*2")
     )
     assert two - one == {"fsdp_in_slice", "fsdp_in_slice_tensor_parallel"}
 
@@ -199,7 +197,7 @@ def test_a_plan_for_6144_chips_is_whole_and_takes_less_than_4_gib(tmp_path: Path
 INTERRUPTED = """
 import signal, sys, threading
 from jaxdist.cli import main
-from jaxdist.program import Program
+from jaxdist import Program
 
 first = threading.Lock()
 

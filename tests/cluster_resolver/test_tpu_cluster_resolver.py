@@ -11,8 +11,8 @@ import jax
 import pytest
 
 import jaxdist
-from jaxdist._devices import chips
 from jaxdist import tpu
+from jaxdist._devices import chips
 from jaxdist.cluster_resolver import ClusterSpec, SimpleClusterResolver, TPUClusterResolver
 from jaxdist.config import experimental_connect_to_cluster
 from jaxdist.errors import (

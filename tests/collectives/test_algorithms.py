@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdist import hlo
-from jaxdist import _mesh
-from jaxdist._collectives.algorithms import NAMES
-from jaxdist._collectives.algorithms import Algorithm
-from jaxdist._collectives.algorithms import HalvingDoubling
-from jaxdist._collectives.algorithms import InShards
-from jaxdist._collectives.algorithms import named
-from jaxdist._collectives.algorithms import split
-from jaxdist._collectives.algorithms import whole
+from jaxdist import _mesh, hlo
+from jaxdist._collectives.algorithms import (
+    NAMES,
+    Algorithm,
+    HalvingDoubling,
+    InShards,
+    named,
+    split,
+    whole,
+)
 from jaxdist.errors import ArgumentError
 
 # No algorithm looks at the dtype, so only one dtype comes in every size. Booleans are counted:

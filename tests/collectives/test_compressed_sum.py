@@ -9,11 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdist import hlo
-from jaxdist import _mesh
-from jaxdist._collectives import CompressedSum
-from jaxdist._collectives import Errors
-from jaxdist._collectives import compression_of
+from jaxdist import _mesh, hlo
+from jaxdist._collectives import CompressedSum, Errors, compression_of
 from jaxdist.errors import ArgumentError
 from tests.strategies.oracle import refused
 

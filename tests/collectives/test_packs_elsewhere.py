@@ -20,8 +20,9 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import PartitionSpec as P
 
-from jaxdist import hlo, mesh
-from jaxdist.collectives import CommunicationOptions, default_summing
+from jaxdist import _mesh as mesh
+from jaxdist import hlo
+from jaxdist._collectives import CommunicationOptions, default_summing
 
 MIB = 1 << 20
 for name, packs in ("v5e:4x4", (0, MIB, 12 * MIB, 100 * MIB)), ("v5p:2x2x2", (12 * MIB,)):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdist._devices import chips
 from jaxdist import cost
+from jaxdist._devices import chips
 from jaxdist._mesh import build
 
 GENERATIONS = {"v2": 1, "v3": 1, "v4": 1, "v5e": 1, "v5p": 1, "v6e": 1, "7x": 1}

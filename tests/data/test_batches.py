@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxdist._values import aligned_empty
 from jaxdist.data import INFINITE_CARDINALITY, batches
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
-from jaxdist._values import aligned_empty
 
 # What a training loop that counts its own steps asks for.
 _ENDLESS: Any = {"shuffle": True, "seed": 3, "drop_remainder": True, "repeat": None}

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxdist._mesh
+from jaxdist._values import PerReplica
 from jaxdist.data import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -20,7 +21,6 @@ from jaxdist.data import (
     distribute_dataset,
 )
 from jaxdist.errors import ArgumentTypeError, ContextError, OutOfRangeError, ShapeError
-from jaxdist._values import PerReplica
 
 ERROR = InputOptions(partial_batch=PartialBatch.ERROR)
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxdist._mesh
+from jaxdist._values import PerReplica
 from jaxdist.data import (
     InputContext,
     InputOptions,
@@ -20,7 +21,6 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ShapeError
-from jaxdist._values import PerReplica
 
 replicas = st.sampled_from([1, 2, 3, 5, 8])
 keeping = st.sampled_from([PartialBatch.UNEVEN, PartialBatch.PAD])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxdist._mesh
+from jaxdist._values import PerReplica
 from jaxdist.data import (
     InputContext,
     InputOptions,
@@ -16,7 +17,6 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
-from jaxdist._values import PerReplica
 
 ERROR = InputOptions(partial_batch=PartialBatch.ERROR)
 PER_REPLICA = InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)

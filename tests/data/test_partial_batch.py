@@ -10,6 +10,7 @@ import pytest
 
 import jaxdist
 import jaxdist._mesh
+from jaxdist._values import PerReplica
 from jaxdist.data import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -22,7 +23,6 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ShapeError
-from jaxdist._values import PerReplica
 
 PAD = InputOptions(partial_batch=PartialBatch.PAD)
 DROP = InputOptions(partial_batch=PartialBatch.DROP)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxdist._mesh
+from jaxdist._values import PerReplica
 from jaxdist.data import (
     InputOptions,
     InputReplicationMode,
@@ -17,7 +18,6 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.data._reading.host import aligned_empty
-from jaxdist._values import PerReplica
 
 # (8,) is one number per device; the larger shares are aligned, as JAX needs them to be to take
 # a buffer over without a copy.

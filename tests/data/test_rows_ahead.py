@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import jaxdist._mesh
 from jaxdist import PerReplica
+from jaxdist._values import Ahead, steps_ahead
 from jaxdist.data import (
     DistributedDataset,
     InputOptions,
@@ -20,8 +21,6 @@ from jaxdist.data import (
     distribute_dataset,
     distribute_datasets_from_function,
 )
-from jaxdist._values import Ahead
-from jaxdist._values import steps_ahead
 from tests.tables import examples
 
 SEEDS = st.integers(0, 10**6)

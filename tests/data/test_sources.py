@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxdist._mesh
+from jaxdist._values import PerReplica
 from jaxdist.data import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -20,7 +21,6 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError
-from jaxdist._values import PerReplica
 
 
 def _layout(num_replicas: int = 2) -> jaxdist._mesh.ReplicaMesh:

@@ -9,6 +9,7 @@ import pytest
 
 import jaxdist
 import jaxdist._mesh
+from jaxdist._values import PerReplica
 from jaxdist.data import (
     InputContext,
     InputOptions,
@@ -17,7 +18,6 @@ from jaxdist.data import (
     distribute_dataset,
     distribute_datasets_from_function,
 )
-from jaxdist._values import PerReplica
 
 
 def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:

@@ -269,8 +269,9 @@ from jax import lax
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jaxdist import cost, hlo, mesh
-from jaxdist.collectives import Told
+from jaxdist import _mesh as mesh
+from jaxdist import cost, hlo
+from jaxdist._collectives import Told
 from jaxdist._program.report.explanation import explained
 
 for slices in (1, 2):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdist._devices import chips
 from jaxdist import hlo
+from jaxdist._devices import chips
 
 STEPS, ROWS, WIDTH = 6, 256, 512
 PRODUCT = 2 * ROWS * WIDTH * WIDTH

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 import jaxdist
-from jaxdist import PerReplica
-from jaxdist import Strategy
-from jaxdist import _replica
+from jaxdist import PerReplica, Strategy, _replica
 from jaxdist.errors import JaxdistError
 
 

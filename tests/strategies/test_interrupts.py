@@ -10,11 +10,7 @@ import pytest
 from flax import nnx
 
 import jaxdist
-from jaxdist import MirroredStrategy
-from jaxdist import PerReplica
-from jaxdist import RunOptions
-from jaxdist import Strategy
-from jaxdist import _replica
+from jaxdist import MirroredStrategy, PerReplica, RunOptions, Strategy, _replica
 from jaxdist._devices import runtime
 from tests.strategies.oracle import assert_each, per_replica
 

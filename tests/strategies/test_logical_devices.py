@@ -18,7 +18,7 @@ import jaxdist
 from jaxdist import PerReplica
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.training import Checkpoints
-from tests.program.counting import compilations
+from tests.program.run.counting import compilations
 from tests.strategies.logical import check_tiles, tpus
 from tests.strategies.oracle import refused
 

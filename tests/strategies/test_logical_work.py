@@ -14,13 +14,10 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 import jaxdist
 from jaxdist import PerReplica
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist._program.logical.in_region import InRegion
-from jaxdist._program.logical.logical_device import assigned
-from jaxdist._program.logical.logical_device import on_device
-from jaxdist._program.logical.placing import Together
-from jaxdist._program.logical.placing import obstacle
-from jaxdist._program.logical.placing import scheduled
+from jaxdist._program.logical.logical_device import assigned, on_device
+from jaxdist._program.logical.placing import Together, obstacle, scheduled
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from tests.strategies.logical import tpus
 from tests.strategies.oracle import refused
 

@@ -11,11 +11,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxdist
-from jaxdist import MirroredStrategy
-from jaxdist import OneDeviceStrategy
-from jaxdist import PerReplica
-from jaxdist import Strategy
-from jaxdist import TPUStrategy
+from jaxdist import MirroredStrategy, OneDeviceStrategy, PerReplica, Strategy, TPUStrategy
 from jaxdist._devices import runtime
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, DeviceError
 from tests.strategies.oracle import assert_each, is_plain, refused

@@ -13,12 +13,10 @@ from flax import nnx
 import jaxdist
 from jaxdist.data import batches
 from jaxdist.errors import ContextError, ShapeError
-from jaxdist.training import evaluate, weighted_sums
-from jaxdist.jobs.digits._recipe import DigitsNet
-from jaxdist.jobs.digits._recipe import evaluation_step
+from jaxdist.jobs.digits._recipe import DigitsNet, evaluation_step
 from jaxdist.jobs.digits._schema import ModelConfig
-from jaxdist.jobs.digits._task import Digits
-from jaxdist.jobs.digits._task import load_digits
+from jaxdist.jobs.digits._task import Digits, load_digits
+from jaxdist.training import evaluate, weighted_sums
 
 Batch = dict[str, jax.Array]
 

@@ -4,10 +4,9 @@ import signal
 
 import pytest
 
+from jaxdist._checkpoints.interrupts import Interrupts, interrupts_wait
 from jaxdist.errors import ArgumentError
 from jaxdist.training import Every, run_loop
-from jaxdist._checkpoints.interrupts import Interrupts
-from jaxdist._checkpoints.interrupts import interrupts_wait
 
 
 def _add(state: int, x: int) -> tuple[int, int]:

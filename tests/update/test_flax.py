@@ -13,7 +13,7 @@ from flax.training.train_state import TrainState
 import jaxdist
 from jaxdist import Sharded
 from jaxdist.training import Checkpoints
-from tests.program.counting import compilations
+from tests.program.run.counting import compilations
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxdist.errors.RetraceWarning")
 

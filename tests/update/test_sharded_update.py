@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh
 
 import jaxdist
 from jaxdist import MirroredStrategy, PerReplica, Sharded, compressed_update, sharded_update
+from jaxdist._values import as_held
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -20,8 +21,7 @@ from jaxdist.errors import (
     ShapeError,
     StateDivergenceError,
 )
-from jaxdist._values import as_held
-from tests.program.counting import compilations
+from tests.program.run.counting import compilations
 from tests.strategies.oracle import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxdist.errors.RetraceWarning")

@@ -12,9 +12,7 @@ from jax.experimental import sparse
 
 import jaxdist
 from jaxdist import IndexedSlices, PerReplica, Sharded, Variable, partition
-from jaxdist._values import aligned_empty
-from jaxdist._values import owned
-from jaxdist._values import owned_leaves
+from jaxdist._values import aligned_empty, owned, owned_leaves
 from tests.tables import sampled
 
 _ROWS, _COLUMNS = 64, 16

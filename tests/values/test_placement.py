@@ -10,10 +10,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdist import MirroredStrategy, PerReplica, Strategy
+from jaxdist._values import Kind, checked_per_replica, placement_of
 from jaxdist.errors import ReplicaValueError, ShapeError
-from jaxdist._values import Kind
-from jaxdist._values import checked_per_replica
-from jaxdist._values import placement_of
 from tests.strategies.oracle import placed, refused, split
 
 

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 import jaxdist
 from jaxdist import PerReplica, Sharded
-from jaxdist._values import Cut
-from jaxdist._values import cut_for
-from jaxdist._values import from_state
+from jaxdist._values import Cut, cut_for, from_state
 
 
 @pytest.fixture(scope="module")

@@ -12,28 +12,31 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
-from jaxdist._validate import shown
-from jaxdist._collectives.options.dtypes import check_known
-from jaxdist._collectives.options.dtypes import check_numeric
-from jaxdist._collectives.options.dtypes import of_sum
-from jaxdist._collectives.options.dtypes import result_dtype
-from jaxdist._collectives.options.dtypes import to_sum
+from jaxdist._collectives.across.together import check_sum, check_together
 from jaxdist._collectives.in_replica import gather_dim
+from jaxdist._collectives.options.dtypes import (
+    check_known,
+    check_numeric,
+    of_sum,
+    result_dtype,
+    to_sum,
+)
 from jaxdist._collectives.options.reduce_op import ReduceOp
-from jaxdist._collectives.across.together import check_sum
-from jaxdist._collectives.across.together import check_together
 from jaxdist._collectives.sums.tree import tree_reduced
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Form
-from jaxdist._values import Kind
-from jaxdist._values import PerReplica
-from jaxdist._values import checked_global
-from jaxdist._values import checked_per_replica
-from jaxdist._values import is_mirrored
-from jaxdist._values import origin_of
-from jaxdist._values import placement_of
-from jaxdist._values import refuse_leaked
+from jaxdist._validate import shown
+from jaxdist._values import (
+    Form,
+    Kind,
+    PerReplica,
+    checked_global,
+    checked_per_replica,
+    is_mirrored,
+    origin_of,
+    placement_of,
+    refuse_leaked,
+)
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
 
 # Up to this size the host adds the local values faster than a program on the devices can start.
 HOST_BYTES = 64 * 1024

@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._collectives.across.across import reduced_dims
-from jaxdist._collectives.options.dtypes import check_numeric
-from jaxdist._collectives.options.dtypes import result_dtype
 from jaxdist._collectives.in_replica import gather_dim
+from jaxdist._collectives.options.dtypes import check_numeric, result_dtype
 from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._values import Sharded
 

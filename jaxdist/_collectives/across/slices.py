@@ -6,26 +6,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._typing import AxisNames, PyTree
-from jaxdist._collectives.across.across import gather_across
-from jaxdist._collectives.across.across import reduce_across
+from jaxdist._collectives.across.across import gather_across, reduce_across
+from jaxdist._collectives.in_replica import all_reduce, gathered
 from jaxdist._collectives.options.dtypes import result_dtype
-from jaxdist._collectives.in_replica import all_reduce
-from jaxdist._collectives.in_replica import gathered
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
-from jaxdist.errors import ArgumentTypeError, UnsupportedError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import IndexedSlices
-from jaxdist._values import Kind
-from jaxdist._values import PerReplica
-from jaxdist._values import close_containers
-from jaxdist._values import divided
-from jaxdist._values import is_container
-from jaxdist._values import is_mirrored
-from jaxdist._values import is_sharded
-from jaxdist._values import open_containers
-from jaxdist._values import placement_of
+from jaxdist._typing import AxisNames, PyTree
+from jaxdist._values import (
+    IndexedSlices,
+    Kind,
+    PerReplica,
+    close_containers,
+    divided,
+    is_container,
+    is_mirrored,
+    is_sharded,
+    open_containers,
+    placement_of,
+)
+from jaxdist.errors import ArgumentTypeError, UnsupportedError
 
 
 def slices_of_all(value: Any) -> Any:

@@ -6,12 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._values import IndexedSlices, PerReplica, check_integers, is_python, too_large
 from jaxdist.errors import ReplicaValueError, ShapeError
-from jaxdist._values import IndexedSlices
-from jaxdist._values import PerReplica
-from jaxdist._values import check_integers
-from jaxdist._values import is_python
-from jaxdist._values import too_large
 
 _MOST_LISTED = 10
 

@@ -6,9 +6,8 @@ import jax
 
 from jaxdist import cost
 from jaxdist._collectives.algorithms.algorithm import Algorithm
+from jaxdist._collectives.algorithms.by_name import NAMES, named
 from jaxdist._collectives.algorithms.level import Level
-from jaxdist._collectives.algorithms.by_name import NAMES
-from jaxdist._collectives.algorithms.by_name import named
 from jaxdist._mesh import ReplicaMesh
 
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from jaxdist._collectives.algorithms.algorithm import Algorithm
-from jaxdist._collectives.algorithms.algorithm import Scattering
+from jaxdist._collectives.algorithms.algorithm import Algorithm, Scattering
 from jaxdist._collectives.algorithms.halving_doubling import HalvingDoubling
 from jaxdist._collectives.algorithms.host import Host
 from jaxdist._collectives.algorithms.one_device import OneDevice

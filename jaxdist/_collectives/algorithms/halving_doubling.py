@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms.algorithm import Algorithm
-from jaxdist._collectives.algorithms.algorithm import padded
+from jaxdist._collectives.algorithms.algorithm import Algorithm, padded
 from jaxdist._collectives.algorithms.level import Level
 
 

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
-from jaxdist._collectives.algorithms.algorithm import Scattering
-from jaxdist._collectives.algorithms.algorithm import padded
+from jaxdist._collectives.algorithms.algorithm import Scattering, padded
 from jaxdist._collectives.algorithms.level import Level
 from jaxdist._collectives.algorithms.one_device import OneDevice
 from jaxdist._collectives.algorithms.xla import Xla

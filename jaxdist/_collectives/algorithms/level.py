@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist.errors import ArgumentError
 from jaxdist._mesh import ReplicaMesh
+from jaxdist.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms.algorithm import Scattering
-from jaxdist._collectives.algorithms.algorithm import padded
+from jaxdist._collectives.algorithms.algorithm import Scattering, padded
 from jaxdist._collectives.algorithms.level import Level
 from jaxdist._collectives.algorithms.repeated import repeated
 

@@ -5,9 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.marks.after import after
 from jaxdist._collectives.algorithms.algorithm import Algorithm
 from jaxdist._collectives.algorithms.level import Level
+from jaxdist._collectives.marks.after import after
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,10 +4,8 @@ import dataclasses
 
 import jax
 
-from jaxdist._collectives.algorithms.algorithm import Algorithm
-from jaxdist._collectives.algorithms.algorithm import Scattering
-from jaxdist._collectives.algorithms.level import Level
-from jaxdist._collectives.algorithms.level import split
+from jaxdist._collectives.algorithms.algorithm import Algorithm, Scattering
+from jaxdist._collectives.algorithms.level import Level, split
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,23 +11,17 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxdist._collectives.across.across import settled
-from jaxdist._collectives.options.dtypes import of_sum
-from jaxdist._collectives.options.dtypes import result_dtype
-from jaxdist._collectives.options.dtypes import to_sum
-from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.marks.plan import Plan
-from jaxdist._collectives.options.reduce_op import ReduceOp
-from jaxdist._collectives.marks.reduction import Summing
-from jaxdist._collectives.marks.reduction import reduced
 from jaxdist._collectives.across.together import check_sum
 from jaxdist._collectives.cross_device.base import CrossDeviceOps
-from jaxdist._collectives.cross_device.destinations import placed
-from jaxdist._collectives.cross_device.destinations import target_of
-from jaxdist._collectives.cross_device.values import layout_of
-from jaxdist._collectives.cross_device.values import on_mesh
+from jaxdist._collectives.cross_device.destinations import placed, target_of
+from jaxdist._collectives.cross_device.values import layout_of, on_mesh
+from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.reduction import Summing, reduced
+from jaxdist._collectives.options.dtypes import of_sum, result_dtype, to_sum
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Form
-from jaxdist._values import Handle
+from jaxdist._values import Form, Handle
 
 
 class AlgorithmicOps(CrossDeviceOps):

@@ -3,26 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist._validate import shown
-from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.sums.packing import Alone
-from jaxdist._collectives.sums.packing import EqualPacks
-from jaxdist._collectives.sums.packing import Packing
-from jaxdist._collectives.sums.packing import SmallInRuns
-from jaxdist._collectives.marks.plan import Plan
-from jaxdist._collectives.marks.reduction import Summing
-from jaxdist._collectives.sums.sum_by_size import Entry
-from jaxdist._collectives.sums.sum_by_size import SumBySize
-from jaxdist._collectives.algorithms import Algorithm
-from jaxdist._collectives.algorithms import InShards
-from jaxdist._collectives.algorithms import TwoLevel
-from jaxdist._collectives.algorithms import Xla
-from jaxdist._collectives.algorithms import whole
+from jaxdist._collectives.algorithms import Algorithm, InShards, TwoLevel, Xla, whole
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.cross_device.checks import checked_count
 from jaxdist._collectives.cross_device.hierarchical import groups_of
-from jaxdist.errors import ArgumentError
+from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.reduction import Summing
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.sums.packing import Alone, EqualPacks, Packing, SmallInRuns
+from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._validate import shown
+from jaxdist.errors import ArgumentError
 
 
 class AllReduceCrossDeviceOps(AlgorithmicOps):

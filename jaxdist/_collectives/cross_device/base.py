@@ -6,29 +6,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._validate import shown
 from jaxdist._collectives.across.across import gather_across
-from jaxdist._collectives.options.dtypes import check_integer
-from jaxdist._collectives.options.dtypes import check_known
-from jaxdist._collectives.options.hints import hints_of
-from jaxdist._collectives.in_replica import checked_results
-from jaxdist._collectives.in_replica import gather_dim
-from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.options.reduce_op import ReduceOp
-from jaxdist._collectives.options.reduce_op import reduce_op
 from jaxdist._collectives.across.together import check_together
-from jaxdist._collectives.cross_device.destinations import placed
-from jaxdist._collectives.cross_device.destinations import target_of
-from jaxdist._collectives.cross_device.sparse import reduce_slices
-from jaxdist._collectives.cross_device.sparse import slices_in
-from jaxdist._collectives.cross_device.values import as_per_replica
-from jaxdist._collectives.cross_device.values import gather_handle
-from jaxdist._collectives.cross_device.values import layout_of
-from jaxdist._collectives.cross_device.values import local_shape
+from jaxdist._collectives.cross_device.destinations import placed, target_of
+from jaxdist._collectives.cross_device.sparse import reduce_slices, slices_in
+from jaxdist._collectives.cross_device.values import (
+    as_per_replica,
+    gather_handle,
+    layout_of,
+    local_shape,
+)
+from jaxdist._collectives.in_replica import checked_results, gather_dim
+from jaxdist._collectives.options.dtypes import check_integer, check_known
+from jaxdist._collectives.options.hints import hints_of
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.options.reduce_op import ReduceOp, reduce_op
+from jaxdist._validate import shown
+from jaxdist._values import Handle, IndexedSlices, PerReplica
 from jaxdist.errors import ArgumentError, ReplicaValueError, UnsupportedError
-from jaxdist._values import Handle
-from jaxdist._values import IndexedSlices
-from jaxdist._values import PerReplica
 
 
 class CrossDeviceOps:

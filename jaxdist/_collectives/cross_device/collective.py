@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist._collectives.sums.default_sum import default_summing
-from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.marks.plan import Plan
 from jaxdist._collectives.marks.reduction import Summing
-from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.sums.default_sum import default_summing
 from jaxdist._mesh import ReplicaMesh
 
 

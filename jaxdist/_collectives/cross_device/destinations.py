@@ -8,14 +8,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _mesh as meshes
 from jaxdist._devices import runtime
+from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._validate import shown
+from jaxdist._values import Handle, PerReplica, Variable, owned
 from jaxdist.errors import ArgumentError, DeviceError
-from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Handle
-from jaxdist._values import PerReplica
-from jaxdist._values import Variable
-from jaxdist._values import owned
 
 
 def target_of(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any:

@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 from typing import Any, final
 
-from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.sums.packing import Alone
-from jaxdist._collectives.sums.packing import EqualPacks
-from jaxdist._collectives.marks.plan import Plan
-from jaxdist._collectives.marks.reduction import Summing
-from jaxdist._collectives.sums.sum_by_size import Entry
-from jaxdist._collectives.sums.sum_by_size import SumBySize
-from jaxdist._collectives.algorithms import Algorithm
-from jaxdist._collectives.algorithms import InShards
-from jaxdist._collectives.algorithms import TwoLevel
-from jaxdist._collectives.algorithms import Xla
-from jaxdist._collectives.algorithms import whole
-from jaxdist._collectives.algorithms import workers_of_equal_size
+from jaxdist._collectives.algorithms import (
+    Algorithm,
+    InShards,
+    TwoLevel,
+    Xla,
+    whole,
+    workers_of_equal_size,
+)
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.cross_device.checks import checked_count
+from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.reduction import Summing
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.sums.packing import Alone, EqualPacks
+from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
 from jaxdist._mesh import ReplicaMesh
 
 

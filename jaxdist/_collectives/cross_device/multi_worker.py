@@ -6,22 +6,18 @@ from typing import Any
 
 import jax
 
-from jaxdist._devices import runtime
-from jaxdist._validate import shown
-from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.marks.plan import Plan
-from jaxdist._collectives.marks.reduction import Summing
-from jaxdist._collectives.sums.sum_by_size import Entry
-from jaxdist._collectives.sums.sum_by_size import SumBySize
-from jaxdist._collectives.algorithms import InShards
-from jaxdist._collectives.algorithms import named
-from jaxdist._collectives.algorithms import whole
+from jaxdist._collectives.algorithms import InShards, named, whole
 from jaxdist._collectives.cross_device.all_reduce import AllReduceCrossDeviceOps
 from jaxdist._collectives.cross_device.checks import checked_count
-from jaxdist._collectives.cross_device.spec import AllReduceSpec
-from jaxdist._collectives.cross_device.spec import specs_of
-from jaxdist.errors import ArgumentError, DeviceError
+from jaxdist._collectives.cross_device.spec import AllReduceSpec, specs_of
+from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.reduction import Summing
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
+from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._validate import shown
+from jaxdist.errors import ArgumentError, DeviceError
 
 _TASK = re.compile(r"/job:(?P<job>\w+)(/replica:\d+)?/task:(?P<task>\d+)$", re.IGNORECASE)
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, final
 
-from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.sums.packs import LeafPacks
-from jaxdist._collectives.marks.plan import Plan
-from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.cross_device.checks import checked_count
+from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.reduction import Summing
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.sums.packs import LeafPacks
 from jaxdist._mesh import ReplicaMesh
 
 

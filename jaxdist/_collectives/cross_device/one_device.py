@@ -7,22 +7,19 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from jaxdist._devices import runtime
-from jaxdist._validate import shown
+from jaxdist._collectives.algorithms import InShards, OneDevice, whole
+from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
+from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.dtypes import result_dtype
 from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.marks.plan import Plan
 from jaxdist._collectives.options.reduce_op import ReduceOp
-from jaxdist._collectives.marks.reduction import Summing
-from jaxdist._collectives.sums.sum_by_size import Entry
-from jaxdist._collectives.sums.sum_by_size import SumBySize
 from jaxdist._collectives.options.users_code import users_code
-from jaxdist._collectives.algorithms import InShards
-from jaxdist._collectives.algorithms import OneDevice
-from jaxdist._collectives.algorithms import whole
-from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
-from jaxdist.errors import ArgumentTypeError, DeviceError, ShapeError
+from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
+from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._validate import shown
+from jaxdist.errors import ArgumentTypeError, DeviceError, ShapeError
 
 
 @final

@@ -2,13 +2,12 @@
 
 from typing import Any
 
+from jaxdist._collectives.cross_device.base import CrossDeviceOps
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.users_code import users_code
-from jaxdist._collectives.cross_device.base import CrossDeviceOps
-from jaxdist.errors import ReplicaValueError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Handle
-from jaxdist._values import PerReplica
+from jaxdist._values import Handle, PerReplica
+from jaxdist.errors import ReplicaValueError
 
 
 def overrides(ops: CrossDeviceOps | None, method: str) -> bool:

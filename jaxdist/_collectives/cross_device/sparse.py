@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._collectives.across.slices import scaled
-from jaxdist._collectives.cross_device.values import as_per_replica
-from jaxdist._collectives.cross_device.values import count_of
+from jaxdist._collectives.cross_device.values import as_per_replica, count_of
+from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist._values import IndexedSlices, PerReplica
 from jaxdist.errors import ReplicaValueError
-from jaxdist._values import IndexedSlices
-from jaxdist._values import PerReplica
 
 # Concatenates one part over the replicas, on the destinations.
 Gather = Callable[[PerReplica], Any]

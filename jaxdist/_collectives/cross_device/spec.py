@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from jaxdist._validate import shown
 from jaxdist._collectives.algorithms import check_name
+from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError
 
 _CALLER = "MultiWorkerAllReduce"

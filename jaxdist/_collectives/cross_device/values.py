@@ -8,20 +8,21 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _mesh as meshes
-from jaxdist._devices import runtime
-from jaxdist._collectives.options.dtypes import check_numeric
-from jaxdist._collectives.in_replica import gather_dim
-from jaxdist._collectives.in_replica import gathered
 from jaxdist._collectives.cross_device.destinations import devices_of
-from jaxdist.errors import ArgumentTypeError, ContextError, ReplicaValueError
+from jaxdist._collectives.in_replica import gather_dim, gathered
+from jaxdist._collectives.options.dtypes import check_numeric
+from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Form
-from jaxdist._values import Handle
-from jaxdist._values import IndexedSlices
-from jaxdist._values import PerReplica
-from jaxdist._values import Variable
-from jaxdist._values import checked_per_replica
-from jaxdist._values import site
+from jaxdist._values import (
+    Form,
+    Handle,
+    IndexedSlices,
+    PerReplica,
+    Variable,
+    checked_per_replica,
+    site,
+)
+from jaxdist.errors import ArgumentTypeError, ContextError, ReplicaValueError
 
 
 def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-from jaxdist._collectives.marks.replicated import assume_replicated
 from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.replicated import assume_replicated
 
 Summing = Callable[[list[jax.Array]], Sequence[jax.Array]]
 

@@ -7,8 +7,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxdist._validate import as_arrays, shown
-from jaxdist.errors import ArgumentTypeError
 from jaxdist._values import PerReplica
+from jaxdist.errors import ArgumentTypeError
 
 T = TypeVar("T")
 

@@ -7,11 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._collectives.options.reduce_op import ReduceOp
+from jaxdist._values import mean_dtype, mean_of_shares, share_of_mean, too_large
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
-from jaxdist._values import mean_dtype
-from jaxdist._values import mean_of_shares
-from jaxdist._values import share_of_mean
-from jaxdist._values import too_large
 
 
 def result_dtype(op: ReduceOp, dtype: Any) -> Any:

@@ -3,10 +3,9 @@
 import logging
 from typing import Any
 
-from jaxdist._validate import shown
-from jaxdist._collectives.options.options import CommunicationImplementation
-from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.marks.trace_notes import note_ignored
+from jaxdist._collectives.options.options import CommunicationImplementation, CommunicationOptions
+from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 _LOG = logging.getLogger("jaxdist")

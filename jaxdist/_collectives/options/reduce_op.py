@@ -4,8 +4,8 @@ import enum
 from typing import Any
 
 from jaxdist._validate import shown
-from jaxdist.errors import ArgumentError
 from jaxdist._values import VariableAggregation
+from jaxdist.errors import ArgumentError
 
 
 class ReduceOp(enum.Enum):

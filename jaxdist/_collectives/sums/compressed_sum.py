@@ -7,13 +7,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.sums.compression import Compression
-from jaxdist._collectives.marks.replicated import assume_replicated
-from jaxdist._collectives.algorithms import Level
-from jaxdist._collectives.algorithms import Xla
-from jaxdist._collectives.algorithms import split
-from jaxdist._collectives.algorithms import whole
+from jaxdist._collectives.algorithms import Level, Xla, split, whole
 from jaxdist._collectives.algorithms.algorithm import padded
+from jaxdist._collectives.marks.replicated import assume_replicated
+from jaxdist._collectives.sums.compression import Compression
 from jaxdist._mesh import ReplicaMesh
 
 

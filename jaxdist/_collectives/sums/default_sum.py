@@ -7,22 +7,14 @@ from typing import Any
 import jax
 
 from jaxdist import cost
-from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.sums.packing import Alone
-from jaxdist._collectives.sums.packing import Packing
-from jaxdist._collectives.sums.packing import SmallTogether
-from jaxdist._collectives.sums.packs import LeafPacks
+from jaxdist._collectives.algorithms import Auto, InShards, auto, whole
 from jaxdist._collectives.marks.plan import Plan
-from jaxdist._collectives.marks.reduction import Summing
-from jaxdist._collectives.marks.reduction import reduced
-from jaxdist._collectives.sums.sum_by_size import Entry
-from jaxdist._collectives.sums.sum_by_size import SumBySize
-from jaxdist._collectives.marks.trace_notes import note_ignored
-from jaxdist._collectives.marks.trace_notes import note_plan
-from jaxdist._collectives.algorithms import Auto
-from jaxdist._collectives.algorithms import InShards
-from jaxdist._collectives.algorithms import auto
-from jaxdist._collectives.algorithms import whole
+from jaxdist._collectives.marks.reduction import Summing, reduced
+from jaxdist._collectives.marks.trace_notes import note_ignored, note_plan
+from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.sums.packing import Alone, Packing, SmallTogether
+from jaxdist._collectives.sums.packs import LeafPacks
+from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
 from jaxdist._mesh import ReplicaMesh
 
 XLA = "xla"

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
+from jaxdist._collectives.algorithms import opaque
 from jaxdist._collectives.marks.after import after
 from jaxdist._collectives.sums.packing import by_dtype
-from jaxdist._collectives.algorithms import opaque
 
 
 def plan_packs(sizes: Sequence[tuple[int, Any]], bytes_per_pack: int) -> list[list[int]]:

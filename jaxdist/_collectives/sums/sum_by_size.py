@@ -6,11 +6,9 @@ from typing import Any
 
 import jax
 
+from jaxdist._collectives.algorithms import InShards, Level
 from jaxdist._collectives.marks.after import after
-from jaxdist._collectives.sums.packing import Alone
-from jaxdist._collectives.sums.packing import Packing
-from jaxdist._collectives.algorithms import InShards
-from jaxdist._collectives.algorithms import Level
+from jaxdist._collectives.sums.packing import Alone, Packing
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,10 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._typing import AxisNames
 from jaxdist._collectives.marks.replicated import assume_replicated
-from jaxdist._values import Combine
-from jaxdist._values import in_pairs
+from jaxdist._typing import AxisNames
+from jaxdist._values import Combine, in_pairs
 
 # Leaves up to this many bytes travel together in one buffer; an exchange of a small one costs its
 # latency. Larger ones gain nothing from a copy.

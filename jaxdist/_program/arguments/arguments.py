@@ -11,19 +11,20 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 
 from jaxdist import _compat
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist._program.arguments.exact import exact
-from jaxdist._program.arguments.opaque import array_in
-from jaxdist._program.arguments.opaque import with_array
-from jaxdist._values import Feed
-from jaxdist._values import HeldPieces
-from jaxdist._values import PerReplica
-from jaxdist._values import Sharded
-from jaxdist._values import Variable
-from jaxdist._values import is_container
-from jaxdist._values import open_containers
-from jaxdist._values import refuse_leaked
-from jaxdist._values import too_large
+from jaxdist._program.arguments.opaque import array_in, with_array
+from jaxdist._values import (
+    Feed,
+    HeldPieces,
+    PerReplica,
+    Sharded,
+    Variable,
+    is_container,
+    open_containers,
+    refuse_leaked,
+    too_large,
+)
+from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
 class Static:

@@ -10,9 +10,8 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
+from jaxdist._program.arguments.arguments import Flat, argument_name
 from jaxdist.errors import DonationError
-from jaxdist._program.arguments.arguments import Flat
-from jaxdist._program.arguments.arguments import argument_name
 
 _MOST_LISTED = 4
 

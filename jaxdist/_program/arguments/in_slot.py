@@ -9,14 +9,16 @@ from jax.sharding import NamedSharding
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Cut
-from jaxdist._values import Form
-from jaxdist._values import Kind
-from jaxdist._values import PerReplica
-from jaxdist._values import Placement
-from jaxdist._values import Sharded
-from jaxdist._values import placement_of
-from jaxdist._values import sharded_placement
+from jaxdist._values import (
+    Cut,
+    Form,
+    Kind,
+    PerReplica,
+    Placement,
+    Sharded,
+    placement_of,
+    sharded_placement,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jaxdist._values import PerReplica, Sharded, Variable
 from jaxdist.errors import ArgumentTypeError
-from jaxdist._values import PerReplica
-from jaxdist._values import Sharded
-from jaxdist._values import Variable
 
 # How many objects are looked at; a cycle or a large cache ends the search without a result.
 _MOST = 5_000

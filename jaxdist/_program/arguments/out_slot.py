@@ -6,8 +6,7 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Cut
-from jaxdist._values import Kind
+from jaxdist._values import Cut, Kind
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,7 @@ from typing import Any
 import jax
 
 from jaxdist._program.arguments.arguments import is_unit
-from jaxdist._values import Sharded
-from jaxdist._values import as_held
+from jaxdist._values import Sharded, as_held
 
 
 def has_padding(tree: Any) -> bool:

@@ -4,8 +4,8 @@ import warnings
 from collections import Counter
 from typing import Any
 
-from jaxdist.errors import RetraceWarning
 from jaxdist._program.arguments.caller import user_stack_level
+from jaxdist.errors import RetraceWarning
 
 # A step is often traced twice on purpose (a last batch, evaluation), seldom more.
 NEW_FUNCTIONS_BEFORE_WARNING = 3

@@ -6,33 +6,23 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._collectives import is_below_a_byte
-from jaxdist._collectives import told
-from jaxdist.errors import ArgumentTypeError
+from jaxdist._collectives import is_below_a_byte, told
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.nnx.graph_rules import Combination
-from jaxdist._program.logical.logical_marks import marks_of_results
-from jaxdist._program.state.metric_increments import with_increments
-from jaxdist._program.state.no_rows import check_without_rows
-from jaxdist._program.state.no_rows import has_empty_input
 from jaxdist._program.arguments.out_slot import OutSlot
-from jaxdist._program.logical.placed_work import placed_work
 from jaxdist._program.compile.program import Program
-from jaxdist._program.proof.replication import TracedCollective
-from jaxdist._program.proof.replication import analyse
-from jaxdist._program.state.rows import places_with_rows
+from jaxdist._program.logical.logical_marks import marks_of_results
+from jaxdist._program.logical.placed_work import placed_work
 from jaxdist._program.logical.spmd_inputs import check_inputs
-from jaxdist._program.state.state import check_functional_state
-from jaxdist._program.state.state import combinations
-from jaxdist._program.trace.trace import Signature
-from jaxdist._program.trace.trace import Traced
-from jaxdist._program.trace.trace import input_differences
-from jaxdist._program.trace.trace import replica_axes_of
-from jaxdist._program.variables.lift import NO_VARIABLES
-from jaxdist._program.variables.lift import LiftedVariables
-from jaxdist._program.variables.lift import check_equal
-from jaxdist._program.variables.lift import lift
+from jaxdist._program.nnx.graph_rules import Combination
+from jaxdist._program.proof.replication import TracedCollective, analyse
+from jaxdist._program.state.metric_increments import with_increments
+from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
+from jaxdist._program.state.rows import places_with_rows
+from jaxdist._program.state.state import check_functional_state, combinations
+from jaxdist._program.trace.trace import Signature, Traced, input_differences, replica_axes_of
+from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables, check_equal, lift
 from jaxdist._values import Kind
+from jaxdist.errors import ArgumentTypeError
 
 
 def build(

@@ -8,36 +8,30 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdist import _compat
+from jaxdist import _compat, hlo
 from jaxdist._collectives import Told
-from jaxdist.errors import ContextError
-from jaxdist.explain import Plan
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
+from jaxdist._program.arguments.out_slot import OutSlot
+from jaxdist._program.compile.replay import Replay
+from jaxdist._program.compile.result_layouts import pinned
+from jaxdist._program.logical.placed_work import PlacedWork
+from jaxdist._program.nnx.graph_rules import Combination
+from jaxdist._program.proof.replication import TracedCollective
 from jaxdist._program.report.compiled_program import CompiledProgram
 from jaxdist._program.report.explanation import Explanation
-from jaxdist._program.nnx.graph_rules import Combination
-from jaxdist._program.arguments.out_slot import OutSlot
-from jaxdist._program.logical.placed_work import PlacedWork
-from jaxdist._program.report.program_text import shapes_text
-from jaxdist._program.report.program_text import text
+from jaxdist._program.report.program_text import shapes_text, text
 from jaxdist._program.report.reconciled import CompiledRow
-from jaxdist._program.compile.replay import Replay
-from jaxdist._program.proof.replication import TracedCollective
-from jaxdist._program.compile.result_layouts import pinned
-from jaxdist._program.trace.trace import Signature
-from jaxdist._program.trace.trace import Traced
-from jaxdist._program.trace.trace import scalar_form
+from jaxdist._program.trace.trace import Signature, Traced, scalar_form
 from jaxdist._program.uneven.uneven import cut
-from jaxdist._program.variables.lift import NO_VARIABLES
-from jaxdist._program.variables.lift import LiftedVariables
+from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables
 from jaxdist._program.virtual.program import call_virtually
 from jaxdist._program.virtual.values import Turns
-from jaxdist._values import Form
-from jaxdist._values import Kind
-from jaxdist._values import PiecesOfResult
-from jaxdist._values import hold_global
-from jaxdist._values import rebuild_on_unflatten
+from jaxdist._values import Form, Kind, PiecesOfResult, hold_global, rebuild_on_unflatten
+from jaxdist.errors import ContextError
+from jaxdist.explain import Plan
+
+hlo.end_sources_at(__file__)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

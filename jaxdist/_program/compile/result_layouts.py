@@ -6,11 +6,10 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.state.carried import carried
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.arguments.out_slot import OutSlot
-from jaxdist._program.trace.trace import Signature
-from jaxdist._program.trace.trace import Traced
+from jaxdist._program.state.carried import carried
+from jaxdist._program.trace.trace import Signature, Traced
 from jaxdist._values import Kind
 
 

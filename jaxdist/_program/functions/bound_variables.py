@@ -7,13 +7,11 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist.errors import ContextError
-from jaxdist._program.functions.draws import Draws
 from jaxdist._program.functions.call import origin_of_value
+from jaxdist._program.functions.draws import Draws
 from jaxdist._program.jaxprs.placeholder import placeholder
-from jaxdist._values import Origin
-from jaxdist._values import Variable
-from jaxdist._values import copy_steps_ahead
+from jaxdist._values import Origin, Variable, copy_steps_ahead
+from jaxdist.errors import ContextError
 
 
 class BoundVariables:

@@ -8,8 +8,7 @@ from jax.sharding import NamedSharding
 
 from jaxdist import _compat
 from jaxdist._program.arguments.arguments import Flat
-from jaxdist._program.functions.draws import Draws
-from jaxdist._program.functions.draws import shapes_of
+from jaxdist._program.functions.draws import Draws, shapes_of
 from jaxdist._values import Origin
 
 

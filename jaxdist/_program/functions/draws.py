@@ -8,11 +8,9 @@ from typing import Any, NoReturn
 
 import jax
 
+from jaxdist._program.arguments.arguments import Flat, Static
+from jaxdist._values import Feed, PerReplica
 from jaxdist.errors import ContextError, InputContextError, OutOfRangeError
-from jaxdist._program.arguments.arguments import Flat
-from jaxdist._program.arguments.arguments import Static
-from jaxdist._values import Feed
-from jaxdist._values import PerReplica
 
 # A function that takes more in one call has a loop over the data in it, and would be unrolled.
 MAX_BATCHES = 100

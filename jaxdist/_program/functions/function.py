@@ -8,41 +8,45 @@ from typing import Any, overload
 import jax
 
 from jaxdist import _compat
-from jaxdist._validate import is_callable
-from jaxdist._program.arguments.arguments import Flat
-from jaxdist._program.arguments.arguments import check_dtypes
-from jaxdist._program.arguments.arguments import check_hashable
-from jaxdist._program.arguments.arguments import check_no_arrays_hidden
-from jaxdist._program.arguments.arguments import check_no_bare_variable
-from jaxdist._program.arguments.arguments import check_not_leaked
-from jaxdist._program.arguments.arguments import flatten
-from jaxdist._program.functions.draws import Draws
-from jaxdist._program.functions.draws import UnevenBatchError
-from jaxdist._program.functions.draws import current_draws
-from jaxdist._program.functions.draws import is_uneven
-from jaxdist._program.functions.draws import serving
-from jaxdist._program.functions.draws import shapes_of
-from jaxdist._program.functions.draws import taken_out
-from jaxdist._program.op_by_op.eagerly import EAGERLY
+from jaxdist._devices import CPU_STEPS
+from jaxdist._program.arguments.arguments import (
+    Flat,
+    check_dtypes,
+    check_hashable,
+    check_no_arrays_hidden,
+    check_no_bare_variable,
+    check_not_leaked,
+    flatten,
+)
 from jaxdist._program.arguments.exact import exact_structure
+from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
+from jaxdist._program.arguments.options import checked_names, static_numbers
 from jaxdist._program.functions.call import FunctionCall
 from jaxdist._program.functions.devices import mixed_devices
+from jaxdist._program.functions.draws import (
+    Draws,
+    UnevenBatchError,
+    current_draws,
+    is_uneven,
+    serving,
+    shapes_of,
+    taken_out,
+)
 from jaxdist._program.functions.numbers import with_line
-from jaxdist._program.functions.trace import FunctionTrace
-from jaxdist._program.functions.trace import trace_function
+from jaxdist._program.functions.trace import FunctionTrace, trace_function
 from jaxdist._program.nnx.graph_cache import KeptGraphs
-from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
-from jaxdist._program.arguments.options import checked_names
-from jaxdist._program.arguments.options import static_numbers
+from jaxdist._program.op_by_op.eagerly import EAGERLY
 from jaxdist._replica import current_frame
-from jaxdist._devices import CPU_STEPS
-from jaxdist._values import Variable
-from jaxdist._values import as_held
-from jaxdist._values import as_sharded
-from jaxdist._values import current_binding
-from jaxdist._values import held_by
-from jaxdist._values import hold_all
-from jaxdist._values import owned_leaves
+from jaxdist._validate import is_callable
+from jaxdist._values import (
+    Variable,
+    as_held,
+    as_sharded,
+    current_binding,
+    held_by,
+    hold_all,
+    owned_leaves,
+)
 
 
 class _OtherInputsError(BaseException):

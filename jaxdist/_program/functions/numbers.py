@@ -7,18 +7,12 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist.errors import NotFiniteError
-from jaxdist._program.arguments.arguments import Flat
-from jaxdist._program.arguments.arguments import unflatten
+from jaxdist._program.arguments.arguments import Flat, unflatten
 from jaxdist._program.functions.draws import Draws
 from jaxdist._program.nnx.graph import KeptGraph
-from jaxdist._program.op_by_op.invalid_numbers import has_kind
-from jaxdist._program.op_by_op.invalid_numbers import kind_of
-from jaxdist._program.op_by_op.invalid_numbers import remedy
-from jaxdist._values import Origin
-from jaxdist._values import PerReplica
-from jaxdist._values import Variable
-from jaxdist._values import bound
+from jaxdist._program.op_by_op.invalid_numbers import has_kind, kind_of, remedy
+from jaxdist._values import Origin, PerReplica, Variable, bound
+from jaxdist.errors import NotFiniteError
 
 _FOUND = re.compile(r"\((nan|inf)\) encountered in (.+)$")
 

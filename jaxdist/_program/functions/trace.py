@@ -9,27 +9,24 @@ from flax import nnx
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxdist import _compat
-from jaxdist.errors import ArgumentTypeError
-from jaxdist._program.nnx import closures
-from jaxdist._program.arguments.arguments import Static
-from jaxdist._program.arguments.arguments import VariableItself
-from jaxdist._program.arguments.arguments import unflatten
-from jaxdist._program.functions.bound_variables import BatchLeaf
-from jaxdist._program.functions.bound_variables import BoundVariables
-from jaxdist._program.functions.draws import Draws
-from jaxdist._program.functions.call import FunctionCall
+from jaxdist._program.arguments.arguments import Static, VariableItself, unflatten
 from jaxdist._program.arguments.padding import has_padding
+from jaxdist._program.functions.bound_variables import BatchLeaf, BoundVariables
+from jaxdist._program.functions.call import FunctionCall
+from jaxdist._program.functions.draws import Draws
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
-from jaxdist._program.trace.trace import check_result
-from jaxdist._program.trace.trace import not_a_result
-from jaxdist._program.trace.trace import opened_result
-from jaxdist._values import Variable
-from jaxdist._values import as_held
-from jaxdist._values import as_sharded
-from jaxdist._values import bound
-from jaxdist._values import copy_steps_ahead
-from jaxdist._values import is_leaked
-from jaxdist._values import rebuild_on_unflatten
+from jaxdist._program.nnx import closures
+from jaxdist._program.trace.trace import check_result, not_a_result, opened_result
+from jaxdist._values import (
+    Variable,
+    as_held,
+    as_sharded,
+    bound,
+    copy_steps_ahead,
+    is_leaked,
+    rebuild_on_unflatten,
+)
+from jaxdist.errors import ArgumentTypeError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import AbstractMesh, NamedSharding
 
 from jaxdist import _compat
-from jaxdist._program.logical.placing import Region
 from jaxdist._program.jaxprs.subprograms import holds_programs
+from jaxdist._program.logical.placing import Region
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,9 @@ from flax.errors import TraceContextError
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxdist.errors import ArgumentTypeError, ContextError
 from jaxdist._program.nnx.closures import closed_over
 from jaxdist._program.nnx.graph import shape_of
+from jaxdist.errors import ArgumentTypeError, ContextError
 
 # A tangent is marked as the value is. On the way back a mark says of what follows, up to the next
 # mark, what on the way there it says of what came before; so its transpose turns it round.

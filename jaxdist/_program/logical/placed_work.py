@@ -7,15 +7,12 @@ from typing import Any
 from jax.extend.core import Literal
 
 from jaxdist import _compat
-from jaxdist.errors import ContextError
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.logical.logical_device import ASSIGN
-from jaxdist._program.logical.logical_device import device_of
-from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
-from jaxdist._program.logical.placing import is_marked
-from jaxdist._program.logical.placing import obstacle
-from jaxdist._program.logical.placing import scheduled
 from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist._program.logical.logical_device import ASSIGN, device_of
+from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
+from jaxdist._program.logical.placing import is_marked, obstacle, scheduled
+from jaxdist.errors import ContextError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,13 +15,12 @@ from typing import Any
 from jax.extend.core import Literal
 
 from jaxdist import _compat
-from jaxdist.errors import ArgumentError
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.logical.logical_device import ASSIGN
-from jaxdist._program.logical.logical_device import device_of
+from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist._program.logical.logical_device import ASSIGN, device_of
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 from jaxdist._program.proof.replication import named_axes
-from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist.errors import ArgumentError
 
 # Not to be placed, whatever is in their operands.
 _STAY = frozenset(

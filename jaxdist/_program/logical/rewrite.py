@@ -19,18 +19,12 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.extremes import EXTREMES
-from jaxdist._program.jaxprs.extremes import extreme_by_order
+from jaxdist._program.jaxprs.extremes import EXTREMES, extreme_by_order
+from jaxdist._program.jaxprs.subprograms import contains, holds_programs, subprograms
 from jaxdist._program.logical.in_region import InRegion
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
-from jaxdist._program.logical.placed_region import Part
-from jaxdist._program.logical.placed_region import PlacedCall
-from jaxdist._program.logical.placing import Together
-from jaxdist._program.logical.placing import is_marked
-from jaxdist._program.logical.placing import scheduled
-from jaxdist._program.jaxprs.subprograms import contains
-from jaxdist._program.jaxprs.subprograms import holds_programs
-from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist._program.logical.placed_region import Part, PlacedCall
+from jaxdist._program.logical.placing import Together, is_marked, scheduled
 
 _REDUCTIONS = frozenset(
     {"psum", "pmax", "pmin", "reduce_scatter", "psum_scatter", "psum_invariant"}

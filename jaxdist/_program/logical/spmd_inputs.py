@@ -7,14 +7,12 @@ from typing import Any
 from jax.extend.core import Literal
 
 from jaxdist import _compat
-from jaxdist.errors import ArgumentError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.arguments.in_slot import InSlot
+from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
-from jaxdist._program.trace.trace import Argument
-from jaxdist._program.trace.trace import Signature
-from jaxdist._program.trace.trace import Traced
+from jaxdist._program.trace.trace import Argument, Signature, Traced
+from jaxdist.errors import ArgumentError
 
 
 def check_inputs(

@@ -12,12 +12,10 @@ from jax.errors import UnexpectedTracerError
 from jax.sharding import NamedSharding
 
 from jaxdist import _compat
-from jaxdist.errors import ContextError
-from jaxdist._program.nnx.lost_writes import bare_variables
-from jaxdist._program.nnx.lost_writes import check_none_is_lost
 from jaxdist._program.arguments.retrace import place
-from jaxdist._values import is_sharded
-from jaxdist._values import leaked
+from jaxdist._program.nnx.lost_writes import bare_variables, check_none_is_lost
+from jaxdist._values import is_sharded, leaked
+from jaxdist.errors import ContextError
 
 # How far functions that a step calls are followed.
 MAX_DEPTH = 4

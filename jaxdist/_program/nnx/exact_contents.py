@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from jaxdist.errors import ArgumentTypeError
 from jaxdist._program.arguments.exact import exact
+from jaxdist.errors import ArgumentTypeError
 
 
 def exact_graph(graphdef: Any) -> Any:

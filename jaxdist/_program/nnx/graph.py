@@ -12,12 +12,9 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, treedef_is_leaf
 
 from jaxdist import _compat
-from jaxdist.errors import ArgumentTypeError, ContextError, StateDivergenceError
 from jaxdist._program.nnx.exact_contents import exact_graph
-from jaxdist._values import Sharded
-from jaxdist._values import is_leaked
-from jaxdist._values import is_sharded
-from jaxdist._values import leaked
+from jaxdist._values import Sharded, is_leaked, is_sharded, leaked
+from jaxdist.errors import ArgumentTypeError, ContextError, StateDivergenceError
 
 
 @dataclasses.dataclass(frozen=True)

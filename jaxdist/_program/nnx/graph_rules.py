@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist._typing import AxisNames
 from jaxdist._collectives import mean_over
 from jaxdist._program.nnx import keys_of_replicas
-from jaxdist._values import mean_of_shares
-from jaxdist._values import share_of_mean
+from jaxdist._typing import AxisNames
+from jaxdist._values import mean_of_shares, share_of_mean
 
 
 class Rule(enum.Enum):

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxdist.errors import ArgumentTypeError
 from jaxdist._program.arguments.arguments import argument_name
 from jaxdist._values import Sharded
+from jaxdist.errors import ArgumentTypeError
 
 Found = list[tuple[str, nnx.Variable[Any], Any]]
 

@@ -10,38 +10,30 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.nnx.graph_rules import Combination
-from jaxdist._program.nnx.graph_rules import combine_all
-from jaxdist._program.uneven.joined import Groups
+from jaxdist._program.nnx.graph_rules import Combination, combine_all
 from jaxdist._program.op_by_op.rendezvous import Meeting
-from jaxdist._program.state.metric_increments import numbers_of_metrics
-from jaxdist._program.state.no_rows import check_without_rows
-from jaxdist._program.state.no_rows import has_empty_input
-from jaxdist._program.proof.pieces import check_results
-from jaxdist._program.op_by_op.replica import Replica
-from jaxdist._program.op_by_op.replica import Taped
-from jaxdist._program.proof.replication import NONE
-from jaxdist._program.proof.replication import Differs
-from jaxdist._program.state.rows import place_of
-from jaxdist._program.state.rows import replicas_with_rows
-from jaxdist._program.trace.sharded import joined
-from jaxdist._program.trace.sharded import pieces_of
-from jaxdist._program.state.state import check_functional_state
-from jaxdist._program.state.state import combinations
+from jaxdist._program.op_by_op.replica import Replica, Taped
 from jaxdist._program.op_by_op.tape import same_bits
-from jaxdist._program.trace.trace import Signature
-from jaxdist._program.trace.trace import replica_axes_of
 from jaxdist._program.op_by_op.thread_scheduler import Turns
-from jaxdist._program.uneven.uneven import check_ranks
-from jaxdist._program.uneven.uneven import joined_template
-from jaxdist._program.uneven.uneven import signature_of
+from jaxdist._program.proof.pieces import check_results
+from jaxdist._program.proof.replication import NONE, Differs
+from jaxdist._program.state.metric_increments import numbers_of_metrics
+from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
+from jaxdist._program.state.rows import place_of, replicas_with_rows
+from jaxdist._program.state.state import check_functional_state, combinations
+from jaxdist._program.trace.sharded import joined, pieces_of
+from jaxdist._program.trace.trace import Signature, replica_axes_of
+from jaxdist._program.uneven.joined import Groups
+from jaxdist._program.uneven.uneven import check_ranks, joined_template, signature_of
 from jaxdist._program.variables.lift import check_equal
-from jaxdist._values import Kind
-from jaxdist._values import PerReplica
-from jaxdist._values import Variable
-from jaxdist._values import checked_per_replica
-from jaxdist._values import close_containers
-from jaxdist._values import shards_by_replica
+from jaxdist._values import (
+    Kind,
+    PerReplica,
+    Variable,
+    checked_per_replica,
+    close_containers,
+    shards_by_replica,
+)
 
 # An operation is compiled once for each device that it runs on, so replicas whose devices have one
 # memory anyway compute on one of them.

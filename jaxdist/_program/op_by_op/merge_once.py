@@ -15,11 +15,10 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 
 from jaxdist import _compat
-from jaxdist._collectives import GatherLog
-from jaxdist._collectives import logged
+from jaxdist._collectives import GatherLog, logged
 from jaxdist._program.arguments.arguments import Static
-from jaxdist._program.uneven.joined_ops import same
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
+from jaxdist._program.uneven.joined_ops import same
 from jaxdist._program.variables.step_variables import Lifting
 from jaxdist._values import Variable
 

@@ -12,16 +12,14 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _compat
 from jaxdist._collectives import UNEVEN_ALL_GATHER
-from jaxdist.errors import DivergentCollectiveError, NotFiniteError, ShapeError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.jaxprs.extremes import EXTREMES
-from jaxdist._program.jaxprs.extremes import extreme_of_rows
+from jaxdist._program.jaxprs.extremes import EXTREMES, extreme_of_rows
 from jaxdist._program.op_by_op.invalid_numbers import invalid_number
-from jaxdist._program.op_by_op.merge_once import MergeCall
-from jaxdist._program.op_by_op.merge_once import Merged
-from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.op_by_op.merge_once import MergeCall, Merged
 from jaxdist._program.op_by_op.thread_scheduler import Finished
+from jaxdist._program.proof.replication import named_axes
 from jaxdist._values import how_to_cast
+from jaxdist.errors import DivergentCollectiveError, NotFiniteError, ShapeError
 
 _MEMBERS = "jaxdist_members"
 

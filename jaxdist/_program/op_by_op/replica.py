@@ -10,22 +10,13 @@ from jaxdist import _compat
 from jaxdist._collectives import logged
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.nnx.graph_rules import is_metric
-from jaxdist._program.proof.pieces import PieceWalk
-from jaxdist._program.proof.pieces import Seen
 from jaxdist._program.op_by_op.replica_ops import ReplicaOps
-from jaxdist._program.proof.replication import NONE
-from jaxdist._program.proof.replication import Differs
-from jaxdist._program.proof.replication import analyse
 from jaxdist._program.op_by_op.tape import Tape
-from jaxdist._program.trace.trace import Argument
-from jaxdist._program.trace.trace import LocalStep
-from jaxdist._program.trace.trace import Signature
-from jaxdist._program.trace.trace import Traced
 from jaxdist._program.op_by_op.variables_now import VariablesNow
-from jaxdist._values import OPEN
-from jaxdist._values import PIECE
-from jaxdist._values import Kind
-from jaxdist._values import Variable
+from jaxdist._program.proof.pieces import PieceWalk, Seen
+from jaxdist._program.proof.replication import NONE, Differs, analyse
+from jaxdist._program.trace.trace import Argument, LocalStep, Signature, Traced
+from jaxdist._values import OPEN, PIECE, Kind, Variable
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,25 +12,18 @@ from jax.extend.core.primitives import all_gather_p
 from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _compat
-from jaxdist._collectives import UNEVEN_ALL_GATHER
-from jaxdist._collectives import GatherLog
-from jaxdist._collectives import traced_once
-from jaxdist.errors import ContextError, NotFiniteError
+from jaxdist._collectives import UNEVEN_ALL_GATHER, GatherLog, traced_once
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.batched_while import where_it_goes_on
+from jaxdist._program.jaxprs.subprograms import programs_in, subprograms
 from jaxdist._program.op_by_op.invalid_numbers import invalid_number
-from jaxdist._program.op_by_op.rendezvous import Collective
-from jaxdist._program.op_by_op.rendezvous import NumRows
-from jaxdist._program.proof.replication import named_axes
-from jaxdist._program.jaxprs.subprograms import programs_in
-from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist._program.op_by_op.rendezvous import Collective, NumRows
 from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.op_by_op.thread_scheduler import Turns
-from jaxdist._values import OPEN
-from jaxdist._values import PIECE
-from jaxdist._values import Cut
-from jaxdist._values import pad_dim
+from jaxdist._program.proof.replication import named_axes
+from jaxdist._values import OPEN, PIECE, Cut, pad_dim
+from jaxdist.errors import ContextError, NotFiniteError
 
 # What they do is about layouts, and here every replica has whole arrays on one device.
 _LAYOUT_ONLY = frozenset(

@@ -9,17 +9,12 @@ import jax
 
 from jaxdist import _compat
 from jaxdist._collectives import traced_anew
-from jaxdist.errors import ContextError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.op_by_op.merge_once import Merged
-from jaxdist._program.op_by_op.merge_once import merge_call_of
-from jaxdist._program.op_by_op.merge_once import trace_merge
+from jaxdist._program.op_by_op.merge_once import Merged, merge_call_of, trace_merge
 from jaxdist._program.op_by_op.replica_ops import ReplicaOps
-from jaxdist._program.variables.access import StepAccess
-from jaxdist._program.variables.access import check_home
-from jaxdist._program.variables.access import one_for_each_example
-from jaxdist._values import Variable
-from jaxdist._values import held_by
+from jaxdist._program.variables.access import StepAccess, check_home, one_for_each_example
+from jaxdist._values import Variable, held_by
+from jaxdist.errors import ContextError
 
 
 @dataclasses.dataclass

@@ -13,17 +13,11 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxdist import _compat
-from jaxdist.errors import ShardedArrayError
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.proof.pieces import PieceWalk
-from jaxdist._program.proof.pieces import Seen
-from jaxdist._program.jaxprs.subprograms import contains
-from jaxdist._program.jaxprs.subprograms import subprograms
-from jaxdist._values import ELEMENTWISE
-from jaxdist._values import OPEN
-from jaxdist._values import PIECE
-from jaxdist._values import Cut
-from jaxdist._values import piece_of
+from jaxdist._program.jaxprs.subprograms import contains, subprograms
+from jaxdist._program.proof.pieces import PieceWalk, Seen
+from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut, piece_of
+from jaxdist.errors import ShardedArrayError
 
 _REBUILT = frozenset({"remat", "remat2", "checkpoint"})
 

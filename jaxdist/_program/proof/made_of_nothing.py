@@ -20,9 +20,8 @@ from jax.extend.core import Literal
 from jaxdist import _compat
 from jaxdist._collectives import UNEVEN_ALL_GATHER
 from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.subprograms import inner_inputs, subprograms
 from jaxdist._program.proof.replication import named_axes
-from jaxdist._program.jaxprs.subprograms import inner_inputs
-from jaxdist._program.jaxprs.subprograms import subprograms
 
 # Values of more elements are evaluated only where all elements are one.
 _MOST_ELEMENTS = 4096

@@ -13,16 +13,11 @@ from typing import Any, NoReturn
 from jax.extend.core import Literal
 
 from jaxdist import _compat
-from jaxdist.errors import ShardedArrayError
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.proof.replication import NONE
-from jaxdist._program.proof.replication import Differs
-from jaxdist._program.proof.replication import results_of
-from jaxdist._values import ELEMENTWISE
-from jaxdist._values import OPEN
-from jaxdist._values import PIECE
-from jaxdist._values import Cut
+from jaxdist._program.proof.replication import NONE, Differs, results_of
+from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut
+from jaxdist.errors import ShardedArrayError
 
 # The result is the operand, whatever it is; for several operands, each its own.
 SAME = frozenset({"name", "sharding_constraint", "optimization_barrier", "pvary", "pcast"})

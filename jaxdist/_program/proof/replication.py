@@ -12,15 +12,11 @@ from typing import Any, TypeAlias
 from jax.extend.core import Literal
 
 from jaxdist import _compat
-from jaxdist._collectives import ASSUME_REPLICATED
-from jaxdist._collectives import REQUIRE_REPLICATED
-from jaxdist.errors import DivergentCollectiveError, StateDivergenceError
+from jaxdist._collectives import ASSUME_REPLICATED, REQUIRE_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.subprograms import inner_inputs
-from jaxdist._program.jaxprs.subprograms import subprograms
-from jaxdist._values import OPEN
-from jaxdist._values import PIECE
-from jaxdist._values import Cut
+from jaxdist._program.jaxprs.subprograms import inner_inputs, subprograms
+from jaxdist._values import OPEN, PIECE, Cut
+from jaxdist.errors import DivergentCollectiveError, StateDivergenceError
 
 Differs: TypeAlias = frozenset[str]
 NONE: Differs = frozenset()

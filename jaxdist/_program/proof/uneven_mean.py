@@ -8,14 +8,13 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jaxdist import _compat
-from jaxdist.errors import UnevenMeanWarning
-from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.arguments.caller import user_stack_level
+from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.subprograms import subprograms
 from jaxdist._program.proof.made_of_nothing import line_of
 from jaxdist._program.proof.replication import named_axes
-from jaxdist._program.jaxprs.subprograms import subprograms
-from jaxdist._values import power_of_two_from
-from jaxdist._values import share_of_mean
+from jaxdist._values import power_of_two_from, share_of_mean
+from jaxdist.errors import UnevenMeanWarning
 
 _SUMS = frozenset({"psum", "psum2", "psum_invariant", "jaxdist_all_reduce"})
 _PASSED_ON = frozenset({"convert_element_type", "reshape", "squeeze", "broadcast_in_dim"})

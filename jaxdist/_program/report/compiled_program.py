@@ -7,8 +7,7 @@ from typing import Any
 import jax
 
 from jaxdist import hlo
-from jaxdist._program.report.explanation import Explanation
-from jaxdist._program.report.explanation import explained
+from jaxdist._program.report.explanation import Explanation, explained
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

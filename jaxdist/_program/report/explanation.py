@@ -6,17 +6,13 @@ import os
 
 from rich.console import RenderableType
 
-from jaxdist import cost, hlo
+from jaxdist import cost, explain, hlo
 from jaxdist._collectives import Told
-from jaxdist.explain import _tables
-from jaxdist.explain._tables import Table
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.logical.placed_work import PlacedWork
-from jaxdist._program.report.reconciled import AskedFor
-from jaxdist._program.report.reconciled import CompiledRow
-from jaxdist._program.report.reconciled import compiled_rows
-from jaxdist._program.report.reconciled import reconciled
 from jaxdist._program.proof.replication import TracedCollective
+from jaxdist._program.report.reconciled import AskedFor, CompiledRow, compiled_rows, reconciled
+from jaxdist.explain import Table
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -71,15 +67,15 @@ class Explanation:
         return sum(row.seconds * row.count * (row.times or 1) for row in self.compiled)
 
     def __str__(self) -> str:
-        return _tables.as_text(self._parts())
+        return explain.as_text(self._parts())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return _tables.as_html(self._parts())
+        return explain.as_html(self._parts())
 
     def __rich__(self) -> RenderableType:
-        return _tables.as_rich(self._parts())
+        return explain.as_rich(self._parts())
 
     def _parts(self) -> list[Table | str]:
         parts: list[Table | str] = [f"Collectives of {self.name} for {self.where}"]

@@ -5,9 +5,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxdist import cost
-from jaxdist.hlo import CompiledCollective
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.proof.replication import TracedCollective
+from jaxdist.hlo import CompiledCollective
 
 _KINDS = {
     "psum": "all-reduce",

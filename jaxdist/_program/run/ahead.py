@@ -9,18 +9,19 @@ import numpy as np
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
-from jaxdist._program.run.call import Call
 from jaxdist._program.arguments.in_slot import InSlot
+from jaxdist._program.run.call import Call
 from jaxdist._program.trace.trace import Signature
-from jaxdist._program.uneven.uneven import Shapes
-from jaxdist._program.uneven.uneven import not_virtually
-from jaxdist._values import Ahead
-from jaxdist._values import Kind
-from jaxdist._values import PerReplica
-from jaxdist._values import Placement
-from jaxdist._values import UnevenStep
-from jaxdist._values import checked_per_replica
-from jaxdist._values import steps_ahead
+from jaxdist._program.uneven.uneven import Shapes, not_virtually
+from jaxdist._values import (
+    Ahead,
+    Kind,
+    PerReplica,
+    Placement,
+    UnevenStep,
+    checked_per_replica,
+    steps_ahead,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,24 +7,24 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist.errors import ShapeError
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Flat
 from jaxdist._program.arguments.exact import exact_structure
-from jaxdist._program.nnx.graph import KeptGraph
-from jaxdist._program.arguments.in_slot import in_slot
-from jaxdist._program.arguments.in_slot import must_move
+from jaxdist._program.arguments.in_slot import in_slot, must_move
 from jaxdist._program.compile.program import Program
+from jaxdist._program.nnx.graph import KeptGraph
 from jaxdist._program.trace.trace import Signature
-from jaxdist._program.uneven.uneven import padded
-from jaxdist._program.uneven.uneven import uneven_shapes
-from jaxdist._values import Kind
-from jaxdist._values import PerReplica
-from jaxdist._values import Sharded
-from jaxdist._values import check_virtual_rows
-from jaxdist._values import checked_per_replica
-from jaxdist._values import checked_sharded
-from jaxdist._values import owned
+from jaxdist._program.uneven.uneven import padded, uneven_shapes
+from jaxdist._values import (
+    Kind,
+    PerReplica,
+    Sharded,
+    check_virtual_rows,
+    checked_per_replica,
+    checked_sharded,
+    owned,
+)
+from jaxdist.errors import ShapeError
 
 
 @dataclasses.dataclass

@@ -5,12 +5,10 @@ from typing import Any
 
 import jax
 
-from jaxdist.errors import ArgumentError, DonationError
-from jaxdist._program.arguments.arguments import Flat
-from jaxdist._program.arguments.arguments import GraphNode
-from jaxdist._program.arguments.arguments import Static
-from jaxdist._program.nnx.graph import GraphShape
+from jaxdist._program.arguments.arguments import Flat, GraphNode, Static
 from jaxdist._program.compile.program import Program
+from jaxdist._program.nnx.graph import GraphShape
+from jaxdist.errors import ArgumentError, DonationError
 
 
 def check_numbers(donated: Sequence[int], args: Sequence[Any]) -> None:

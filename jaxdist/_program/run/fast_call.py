@@ -8,20 +8,13 @@ import jax
 from flax import nnx
 
 from jaxdist._compat import any_deleted, checks_numbers
-from jaxdist._program.arguments.arguments import Flat
-from jaxdist._program.arguments.arguments import GraphNode
-from jaxdist._program.arguments.arguments import Static
-from jaxdist._program.arguments.arguments import flatten
-from jaxdist._program.run.donation import has_repeats
-from jaxdist._program.arguments.exact import exact
-from jaxdist._program.arguments.exact import exact_structure
-from jaxdist._program.nnx.graph import KeptGraph
-from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._devices import CPU_STEPS
-from jaxdist._values import as_held
-from jaxdist._values import held_by
-from jaxdist._values import held_leaves
-from jaxdist._values import owned_leaves
+from jaxdist._program.arguments.arguments import Flat, GraphNode, Static, flatten
+from jaxdist._program.arguments.exact import exact, exact_structure
+from jaxdist._program.nnx.graph import KeptGraph
+from jaxdist._program.run.donation import has_repeats
+from jaxdist._program.variables.lift import LiftedVariables
+from jaxdist._values import as_held, held_by, held_leaves, owned_leaves
 
 
 class Slow:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxdist._program.compile.program import Program
 from jaxdist._devices import CPU_STEPS
+from jaxdist._program.compile.program import Program
 from jaxdist._values import held_leaves
 
 

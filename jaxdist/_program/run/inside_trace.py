@@ -4,12 +4,12 @@ from typing import Any
 
 import jax
 
-from jaxdist.errors import ContextError
-from jaxdist._program.run.call import Call
 from jaxdist._program.compile.program import Program
+from jaxdist._program.run.call import Call
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._program.virtual.limits import not_differentiable
 from jaxdist._values import current_binding
+from jaxdist.errors import ContextError
 
 
 def run_inside_trace(call: Call, program: Program) -> Any:

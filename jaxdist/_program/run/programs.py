@@ -10,23 +10,18 @@ import numpy as np
 
 from jaxdist import _compat
 from jaxdist._collectives import is_below_a_byte
-from jaxdist._program.run.ahead import LaterSteps
-from jaxdist._program.run.ahead import check_can_be_uneven
-from jaxdist._program.run.ahead import later_steps
-from jaxdist._program.run.ahead import note
 from jaxdist._program.arguments.arguments import check_no_arrays_hidden
+from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
+from jaxdist._program.arguments.retrace import RetraceWatch, place
 from jaxdist._program.compile.build import build
+from jaxdist._program.compile.program import Program
+from jaxdist._program.proof.uneven_mean import warn_of_means
+from jaxdist._program.run.ahead import LaterSteps, check_can_be_uneven, later_steps, note
 from jaxdist._program.run.call import Call
 from jaxdist._program.run.difference import difference
-from jaxdist._program.run.donated import check_numbers
-from jaxdist._program.run.donated import donated_leaves
+from jaxdist._program.run.donated import check_numbers, donated_leaves
 from jaxdist._program.state.no_rows import rows_of
-from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
-from jaxdist._program.compile.program import Program
-from jaxdist._program.arguments.retrace import RetraceWatch
-from jaxdist._program.arguments.retrace import place
 from jaxdist._program.trace.trace import Signature
-from jaxdist._program.proof.uneven_mean import warn_of_means
 from jaxdist._program.variables.lift import NO_VARIABLES
 
 

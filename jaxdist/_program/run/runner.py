@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxdist import _compat
-from jaxdist.errors import DonationError, NotFiniteError
 from jaxdist._program.arguments.deleted import is_about_deleted
 from jaxdist._program.arguments.exact import exact
-from jaxdist._program.arguments.options import RunOptions
-from jaxdist._program.arguments.options import checked
-from jaxdist._program.compile.program import Program
+from jaxdist._program.arguments.options import RunOptions, checked
 from jaxdist._program.arguments.retrace import RetraceWatch
+from jaxdist._program.compile.program import Program
 from jaxdist._program.run.step import Step
+from jaxdist.errors import DonationError, NotFiniteError
 
 # Functions that cannot be referred to weakly (bound methods, partials) are kept, to a number.
 MAX_KEPT_FUNCTIONS = 256

@@ -5,52 +5,38 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from jaxdist import _compat
-from jaxdist.errors import NotFiniteError
-from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.arguments import options as _options
-from jaxdist._program.arguments.arguments import Flat
-from jaxdist._program.arguments.arguments import Static
-from jaxdist._program.arguments.arguments import check_dtypes
-from jaxdist._program.arguments.arguments import check_hashable
-from jaxdist._program.arguments.arguments import check_no_arrays_hidden
-from jaxdist._program.arguments.arguments import check_no_bare_variable
-from jaxdist._program.arguments.arguments import check_not_leaked
-from jaxdist._program.arguments.arguments import flatten
-from jaxdist._program.run.call import Call
-from jaxdist._program.run.call import read
-from jaxdist._program.arguments.deleted import deleted_arguments
-from jaxdist._program.arguments.deleted import guarded
-from jaxdist._program.arguments.deleted import was_given_away
-from jaxdist._program.run.donated import check_numbers
-from jaxdist._program.run.donated import check_once
-from jaxdist._program.run.donation import DonatingCall
-from jaxdist._program.run.donation import has_repeats
-from jaxdist._program.run.donation import may_crash
-from jaxdist._program.arguments.exact import by_structure
-from jaxdist._program.run.in_flight import counted
-from jaxdist._program.run.in_flight import must_count
-from jaxdist._program.run.inside_trace import run_inside_trace
-from jaxdist._program.nnx.graph_cache import KeptGraphs
-from jaxdist._program.arguments.mirroring import Mirror
-from jaxdist._program.arguments.mirroring import MirroringCall
-from jaxdist._program.arguments.mirroring import has_arrays_elsewhere
-from jaxdist._program.op_by_op.executor import OpByOpStep
-from jaxdist._program.op_by_op.executor import Outcome
-from jaxdist._program.run.owning import has_host_arrays
-from jaxdist._program.run.owning import owning
-from jaxdist._program.arguments.padding import has_padding
-from jaxdist._program.arguments.padding import keeping_padding
-from jaxdist._program.run.fast_call import Plan
-from jaxdist._program.run.fast_call import Planned
-from jaxdist._program.run.fast_call import Slow
-from jaxdist._program.compile.program import Program
-from jaxdist._program.run.programs import Programs
-from jaxdist._program.arguments.retrace import RetraceWatch
-from jaxdist._program.arguments.retrace import place
-from jaxdist._program.variables.lift import LiftedVariables
-from jaxdist._program.virtual.limits import check_compiled
-from jaxdist._program.virtual.limits import check_inside_trace
 from jaxdist._devices import CPU_STEPS
+from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.arguments import options as run_options
+from jaxdist._program.arguments.arguments import (
+    Flat,
+    Static,
+    check_dtypes,
+    check_hashable,
+    check_no_arrays_hidden,
+    check_no_bare_variable,
+    check_not_leaked,
+    flatten,
+)
+from jaxdist._program.arguments.deleted import deleted_arguments, guarded, was_given_away
+from jaxdist._program.arguments.exact import by_structure
+from jaxdist._program.arguments.mirroring import Mirror, MirroringCall, has_arrays_elsewhere
+from jaxdist._program.arguments.padding import has_padding, keeping_padding
+from jaxdist._program.arguments.retrace import RetraceWatch, place
+from jaxdist._program.compile.program import Program
+from jaxdist._program.nnx.graph_cache import KeptGraphs
+from jaxdist._program.op_by_op.executor import OpByOpStep, Outcome
+from jaxdist._program.run.call import Call, read
+from jaxdist._program.run.donated import check_numbers, check_once
+from jaxdist._program.run.donation import DonatingCall, has_repeats, may_crash
+from jaxdist._program.run.fast_call import Plan, Planned, Slow
+from jaxdist._program.run.in_flight import counted, must_count
+from jaxdist._program.run.inside_trace import run_inside_trace
+from jaxdist._program.run.owning import has_host_arrays, owning
+from jaxdist._program.run.programs import Programs
+from jaxdist._program.variables.lift import LiftedVariables
+from jaxdist._program.virtual.limits import check_compiled, check_inside_trace
+from jaxdist.errors import NotFiniteError
 
 
 class Step:
@@ -59,7 +45,7 @@ class Step:
     def __init__(
         self,
         fn: Callable[..., Any],
-        options: _options.RunOptions,
+        options: run_options.RunOptions,
         strategy: Any,
         watch: RetraceWatch,
     ) -> None:
@@ -69,7 +55,7 @@ class Step:
         self.name = getattr(fn, "__name__", type(fn).__name__)
         self.donated = options.donate_argnums
         self._static_names = frozenset(options.static_argnames)
-        self._static_numbers = _options.static_numbers(fn, options.static_argnames)
+        self._static_numbers = run_options.static_numbers(fn, options.static_argnames)
         self._programs = Programs(self._fn, self._strategy, self.donated, watch)
         self._kept = KeptGraphs()
         self._planned: dict[tuple[Plan, int], Planned] = {}

@@ -5,11 +5,8 @@ from typing import Any
 
 import jax
 
-from jaxdist._program.arguments.arguments import Static
-from jaxdist._program.arguments.arguments import unflatten
-from jaxdist._program.trace.trace import Argument
-from jaxdist._program.trace.trace import Signature
-from jaxdist._program.trace.trace import Traced
+from jaxdist._program.arguments.arguments import Static, unflatten
+from jaxdist._program.trace.trace import Argument, Signature, Traced
 from jaxdist._values import open_containers
 
 

@@ -7,13 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._program.nnx.graph_rules import Combination, Rule
 from jaxdist._program.proof.from_zero import run_twice
-from jaxdist._program.nnx.graph_rules import Combination
-from jaxdist._program.nnx.graph_rules import Rule
-from jaxdist._program.trace.trace import Argument
-from jaxdist._program.trace.trace import Signature
-from jaxdist._program.trace.trace import Traced
-from jaxdist._program.trace.trace import trace_local
+from jaxdist._program.trace.trace import Argument, Signature, Traced, trace_local
 
 _FROM_ZERO = frozenset({Rule.SUM, Rule.MOMENTS})
 

@@ -6,20 +6,13 @@ from typing import Any
 
 from flax import nnx
 
-from jaxdist.errors import NoRowsError
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.nnx import graph_rules
-from jaxdist._program.proof.made_of_nothing import UNKNOWN
-from jaxdist._program.proof.made_of_nothing import Found
-from jaxdist._program.proof.made_of_nothing import Origin
-from jaxdist._program.proof.made_of_nothing import constant
-from jaxdist._program.proof.made_of_nothing import nothing
-from jaxdist._program.proof.made_of_nothing import walk
+from jaxdist._program.proof.made_of_nothing import UNKNOWN, Found, Origin, constant, nothing, walk
 from jaxdist._program.state.rows import replicas_with_rows
-from jaxdist._program.trace.trace import Argument
-from jaxdist._program.trace.trace import Signature
-from jaxdist._program.trace.trace import Traced
+from jaxdist._program.trace.trace import Argument, Signature, Traced
 from jaxdist._values import Kind
+from jaxdist.errors import NoRowsError
 
 REMEDIES = (
     "One of these: leave the last batch out (drop_remainder=True, or "

@@ -10,27 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxdist.errors import StateDivergenceError, StateDivergenceWarning
-from jaxdist._program.nnx import graph_rules
 from jaxdist._program.arguments.caller import user_stack_level
-from jaxdist._program.state.carried import is_static
-from jaxdist._program.state.carried import named_arguments_of
+from jaxdist._program.nnx import graph_rules
 from jaxdist._program.nnx.graph import GraphShape
-from jaxdist._program.nnx.graph_rules import Combination
-from jaxdist._program.nnx.graph_rules import Rule
-from jaxdist._program.proof.dependence import Growth
-from jaxdist._program.proof.dependence import growth
+from jaxdist._program.nnx.graph_rules import Combination, Rule
+from jaxdist._program.proof.dependence import Growth, growth
 from jaxdist._program.proof.moments import is_update
-from jaxdist._program.state.remedy import Role
-from jaxdist._program.state.remedy import remedy
-from jaxdist._program.state.remedy import role_of
-from jaxdist._program.trace.trace import Argument
-from jaxdist._program.trace.trace import Signature
-from jaxdist._program.trace.trace import Traced
-from jaxdist._program.proof.updates import Part
-from jaxdist._program.proof.updates import part_of_result
-from jaxdist._values import Kind
-from jaxdist._values import Opened
+from jaxdist._program.proof.updates import Part, part_of_result
+from jaxdist._program.state.carried import is_static, named_arguments_of
+from jaxdist._program.state.remedy import Role, remedy, role_of
+from jaxdist._program.trace.trace import Argument, Signature, Traced
+from jaxdist._values import Kind, Opened
+from jaxdist.errors import StateDivergenceError, StateDivergenceWarning
 
 _TRAINED = (nnx.Param, nnx.OptState)
 

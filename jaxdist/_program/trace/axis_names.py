@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from jaxdist.errors import AxisNameError
 from jaxdist._mesh import ReplicaMesh
+from jaxdist.errors import AxisNameError
 
 _UNBOUND = re.compile(r"unbound axis name:? '?(.+?)'?(?:\. |\.?$)", re.MULTILINE)
 

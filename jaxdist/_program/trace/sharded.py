@@ -10,15 +10,9 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Cut
-from jaxdist._values import Sharded
-from jaxdist._values import from_state
-from jaxdist._values import gathered
-from jaxdist._values import is_sharded
-from jaxdist._values import piece
-from jaxdist._values import undeclared
+from jaxdist._values import Cut, Sharded, from_state, gathered, is_sharded, piece, undeclared
+from jaxdist.errors import ReplicaValueError, ShapeError
 
 _LOG = logging.getLogger("jaxdist")
 

@@ -15,45 +15,35 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from jaxdist import _compat
-from jaxdist._validate import as_array
-from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.nnx import closures
-from jaxdist._program.nnx import graph_rules
-from jaxdist._program.trace import sharded
-from jaxdist._program.arguments.arguments import Static
-from jaxdist._program.arguments.arguments import unflatten
-from jaxdist._program.trace.axis_names import unbound_axis
-from jaxdist._program.nnx.graph import GraphShape
+from jaxdist._program.arguments.arguments import Static, unflatten
 from jaxdist._program.arguments.in_slot import InSlot
-from jaxdist._program.arguments.leaf_names import LeafNames
-from jaxdist._program.arguments.leaf_names import leaf_names
-from jaxdist._program.arguments.leaf_names import source_of_function
-from jaxdist._program.proof.local_pieces import Local
-from jaxdist._program.proof.local_pieces import LocalPieces
-from jaxdist._program.proof.local_pieces import is_marked
-from jaxdist._program.arguments.opaque import array_in
-from jaxdist._program.arguments.opaque import tracer_in
-from jaxdist._program.arguments.opaque import with_tracer
-from jaxdist._program.proof.pieces import PieceWalk
-from jaxdist._program.proof.pieces import Seen
-from jaxdist._program.proof.pieces import check_results
-from jaxdist._program.proof.replication import NONE
-from jaxdist._program.trace.sharded_errors import better_error
+from jaxdist._program.arguments.leaf_names import LeafNames, leaf_names, source_of_function
+from jaxdist._program.arguments.opaque import array_in, tracer_in, with_tracer
 from jaxdist._program.jaxprs.subprograms import contains
-from jaxdist._replica import Frame
-from jaxdist._replica import ReplicaContext
-from jaxdist._replica import entered
-from jaxdist._values import Cut
-from jaxdist._values import Form
-from jaxdist._values import PerReplica
-from jaxdist._values import Sharded
-from jaxdist._values import Variable
-from jaxdist._values import is_leaked
-from jaxdist._values import open_containers
-from jaxdist._values import owned
-from jaxdist._values import undeclared
+from jaxdist._program.nnx import closures, graph_rules
+from jaxdist._program.nnx.graph import GraphShape
+from jaxdist._program.proof.local_pieces import Local, LocalPieces, is_marked
+from jaxdist._program.proof.pieces import PieceWalk, Seen, check_results
+from jaxdist._program.proof.replication import NONE
+from jaxdist._program.trace import sharded
+from jaxdist._program.trace.axis_names import unbound_axis
+from jaxdist._program.trace.sharded_errors import better_error
+from jaxdist._replica import Frame, ReplicaContext, entered
+from jaxdist._validate import as_array
+from jaxdist._values import (
+    Cut,
+    Form,
+    PerReplica,
+    Sharded,
+    Variable,
+    is_leaked,
+    open_containers,
+    owned,
+    undeclared,
+)
 from jaxdist._values import opened as opened_piece
+from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,22 +17,11 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from jaxdist import _compat
+from jaxdist._collectives import UNEVEN_ALL_GATHER, gather_padded
+from jaxdist._program.uneven.joined_loops import LOOPS, held, loop_of, same_branches, same_length
+from jaxdist._program.uneven.joined_ops import Const, Key, Op, Slot, flat_ops, is_same, same
 from jaxdist._typing import AxisNames
-from jaxdist._collectives import UNEVEN_ALL_GATHER
-from jaxdist._collectives import gather_padded
 from jaxdist.errors import DivergentCollectiveError, ShapeError
-from jaxdist._program.uneven.joined_loops import LOOPS
-from jaxdist._program.uneven.joined_loops import held
-from jaxdist._program.uneven.joined_loops import loop_of
-from jaxdist._program.uneven.joined_loops import same_branches
-from jaxdist._program.uneven.joined_loops import same_length
-from jaxdist._program.uneven.joined_ops import Const
-from jaxdist._program.uneven.joined_ops import Key
-from jaxdist._program.uneven.joined_ops import Op
-from jaxdist._program.uneven.joined_ops import Slot
-from jaxdist._program.uneven.joined_ops import flat_ops
-from jaxdist._program.uneven.joined_ops import is_same
-from jaxdist._program.uneven.joined_ops import same
 
 
 @dataclasses.dataclass(frozen=True)

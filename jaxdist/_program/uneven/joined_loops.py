@@ -6,10 +6,8 @@ from typing import Any, TypeAlias
 import jax
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.batched_while import any_goes_on
-from jaxdist._program.jaxprs.batched_while import where_it_goes_on
-from jaxdist._program.uneven.joined_ops import Op
-from jaxdist._program.uneven.joined_ops import Slot
+from jaxdist._program.jaxprs.batched_while import any_goes_on, where_it_goes_on
+from jaxdist._program.uneven.joined_ops import Op, Slot
 
 # Evaluates one program for each group, together, on operands of its own.
 Run: TypeAlias = Callable[[Sequence[Any], Sequence[Sequence[Slot]]], list[Slot]]

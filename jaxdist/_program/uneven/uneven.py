@@ -8,30 +8,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._collectives import GatherLog
-from jaxdist._collectives import check_together
-from jaxdist._collectives import logged
-from jaxdist.errors import ShapeError, StateDivergenceError
+from jaxdist._collectives import GatherLog, check_together, logged
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
-from jaxdist._program.uneven.joined import Groups
-from jaxdist._program.uneven.joined import Slot
-from jaxdist._program.uneven.joined import filled
-from jaxdist._program.uneven.joined import run_joined
-from jaxdist._program.uneven.joined_ops import Const
-from jaxdist._program.uneven.joined_ops import same
-from jaxdist._program.state.no_rows import check_without_rows
-from jaxdist._program.state.no_rows import has_empty_input
-from jaxdist._program.state.no_rows import rows_of
-from jaxdist._program.trace.trace import Argument
-from jaxdist._program.trace.trace import Signature
-from jaxdist._program.trace.trace import Traced
-from jaxdist._program.trace.trace import trace
-from jaxdist._program.trace.trace import trace_local
-from jaxdist._program.proof.uneven_mean import lines_of_averages
-from jaxdist._program.proof.uneven_mean import lines_of_means
-from jaxdist._values import PerReplica
-from jaxdist._values import owned
+from jaxdist._program.proof.uneven_mean import lines_of_averages, lines_of_means
+from jaxdist._program.state.no_rows import check_without_rows, has_empty_input, rows_of
+from jaxdist._program.trace.trace import Argument, Signature, Traced, trace, trace_local
+from jaxdist._program.uneven.joined import Groups, Slot, filled, run_joined
+from jaxdist._program.uneven.joined_ops import Const, same
+from jaxdist._values import PerReplica, owned
+from jaxdist.errors import ShapeError, StateDivergenceError
 
 # Gathers whose sizes depend on gathers before them need a round of tracing each.
 MAX_ROUNDS = 16

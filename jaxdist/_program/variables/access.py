@@ -6,19 +6,19 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxdist.errors import ArgumentError, MixedStrategyError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.variables.in_step import given_rows
-from jaxdist._program.variables.in_step import given_value
-from jaxdist._program.variables.in_step import value_across
+from jaxdist._program.variables.in_step import given_rows, given_value, value_across
 from jaxdist._replica import innermost_explicit_frame
-from jaxdist._values import Change
-from jaxdist._values import IndexedSlices
-from jaxdist._values import PerReplica
-from jaxdist._values import Scatter
-from jaxdist._values import Variable
-from jaxdist._values import checked_value
-from jaxdist._values import own_value
+from jaxdist._values import (
+    Change,
+    IndexedSlices,
+    PerReplica,
+    Scatter,
+    Variable,
+    checked_value,
+    own_value,
+)
+from jaxdist.errors import ArgumentError, MixedStrategyError
 
 
 class StepAccess(abc.ABC):

@@ -4,12 +4,9 @@ from typing import Any
 
 import jax
 
-from jaxdist._typing import PyTree
 from jaxdist._replica import innermost_explicit_frame
-from jaxdist._values import Handle
-from jaxdist._values import PerReplica
-from jaxdist._values import Variable
-from jaxdist._values import any_variable
+from jaxdist._typing import PyTree
+from jaxdist._values import Handle, PerReplica, Variable, any_variable
 
 
 def variables_as_values(value: PyTree) -> PyTree:

@@ -6,19 +6,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _collectives
-from jaxdist.errors import ArgumentError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Change
-from jaxdist._values import IndexedSlices
-from jaxdist._values import PerReplica
-from jaxdist._values import Scatter
-from jaxdist._values import Variable
-from jaxdist._values import VariableAggregation
-from jaxdist._values import check_can_combine
-from jaxdist._values import check_can_scatter
-from jaxdist._values import checked_value
-from jaxdist._values import no_sum_of_all
-from jaxdist._values import own_value
+from jaxdist._values import (
+    Change,
+    IndexedSlices,
+    PerReplica,
+    Scatter,
+    Variable,
+    VariableAggregation,
+    check_can_combine,
+    check_can_scatter,
+    checked_value,
+    no_sum_of_all,
+    own_value,
+)
+from jaxdist.errors import ArgumentError
 
 
 def given_value(

@@ -5,24 +5,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxdist import _compat
-from jaxdist.errors import ContextError, DivergentCollectiveError, StateDivergenceError
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
-from jaxdist._program.uneven.joined import Groups
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
-from jaxdist._program.trace.trace import Argument
-from jaxdist._program.trace.trace import Signature
-from jaxdist._program.trace.trace import Traced
-from jaxdist._program.trace.trace import on_pieces
-from jaxdist._program.trace.trace import trace
-from jaxdist._program.uneven.uneven import joined_trace
-from jaxdist._program.uneven.uneven import traces_of_groups
+from jaxdist._program.trace.trace import Argument, Signature, Traced, on_pieces, trace
+from jaxdist._program.uneven.joined import Groups
+from jaxdist._program.uneven.uneven import joined_trace, traces_of_groups
 from jaxdist._program.variables.step_variables import Lifting
-from jaxdist._values import Kind
-from jaxdist._values import Placement
-from jaxdist._values import Variable
-from jaxdist._values import held_by
-from jaxdist._values import hold_all
+from jaxdist._values import Kind, Placement, Variable, held_by, hold_all
+from jaxdist.errors import ContextError, DivergentCollectiveError, StateDivergenceError
 
 MAX_TRACES = 8
 

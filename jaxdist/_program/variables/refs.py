@@ -7,8 +7,8 @@ from typing import Any
 from jax.extend.core import Literal
 
 from jaxdist import _compat
-from jaxdist.errors import ContextError
 from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist.errors import ContextError
 
 
 def without_refs(traced: Any, names: Sequence[str]) -> Any:

@@ -24,12 +24,9 @@ from jaxdist import _compat
 from jaxdist._collectives import traced_anew
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.placeholder import placeholder
-from jaxdist._program.variables.access import StepAccess
-from jaxdist._program.variables.access import check_home
-from jaxdist._program.variables.access import one_for_each_example
+from jaxdist._program.variables.access import StepAccess, check_home, one_for_each_example
 from jaxdist._program.variables.refs import without_refs
-from jaxdist._values import Variable
-from jaxdist._values import any_variable
+from jaxdist._values import Variable, any_variable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,13 +6,9 @@ from typing import Any
 
 import jax
 
+from jaxdist._replica import Frame, entered, innermost_explicit_frame
+from jaxdist._values import PerReplica, Variable, own_value
 from jaxdist.errors import ContextError
-from jaxdist._replica import Frame
-from jaxdist._replica import entered
-from jaxdist._replica import innermost_explicit_frame
-from jaxdist._values import PerReplica
-from jaxdist._values import Variable
-from jaxdist._values import own_value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,14 +9,11 @@ import numpy as np
 
 from jaxdist import _compat
 from jaxdist._collectives import tree_reduced
-from jaxdist.errors import UnsupportedError
 from jaxdist._program.op_by_op.rendezvous import over_one_axis
 from jaxdist._program.proof.replication import named_axes
-from jaxdist._program.virtual.values import Own
-from jaxdist._program.virtual.values import Same
-from jaxdist._program.virtual.values import Turns
-from jaxdist._program.virtual.values import barrier
+from jaxdist._program.virtual.values import Own, Same, Turns, barrier
 from jaxdist._values import in_pairs
+from jaxdist.errors import UnsupportedError
 
 _MEMBERS = "jaxdist_members"
 _SUMS = frozenset({"psum", "psum2", "psum_invariant"})

@@ -8,14 +8,12 @@ from jax.extend.core import Literal
 from jax.sharding import Sharding
 
 from jaxdist import _compat
-from jaxdist.errors import UnsupportedError
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.batched_while import any_goes_on
-from jaxdist._program.jaxprs.batched_while import where_it_goes_on
-from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.jaxprs.batched_while import any_goes_on, where_it_goes_on
 from jaxdist._program.jaxprs.subprograms import subprograms
-from jaxdist._program.virtual.values import Turns
-from jaxdist._program.virtual.values import literal
+from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.virtual.values import Turns, literal
+from jaxdist.errors import UnsupportedError
 
 # What they do is about layouts, and a virtual replica has whole arrays on one device. Each names
 # the mesh that the step was traced over, which has more devices than there are.

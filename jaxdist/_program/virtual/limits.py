@@ -5,9 +5,9 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist.errors import ContextError, UnsupportedError
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import current_binding
+from jaxdist.errors import ContextError, UnsupportedError
 
 
 def check_compiled(layout: ReplicaMesh) -> None:

@@ -11,13 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.batched_while import any_goes_on
-from jaxdist._program.jaxprs.batched_while import where_it_goes_on
-from jaxdist._program.proof.replication import Differs
-from jaxdist._program.proof.replication import results_of_program
-from jaxdist._program.virtual.values import Own
-from jaxdist._program.virtual.values import Same
-from jaxdist._program.virtual.values import Turns
+from jaxdist._program.jaxprs.batched_while import any_goes_on, where_it_goes_on
+from jaxdist._program.proof.replication import Differs, results_of_program
+from jaxdist._program.virtual.values import Own, Same, Turns
 
 Run: TypeAlias = Callable[[Any, Sequence[Same | Own], Turns], list[Same | Own]]
 Held: TypeAlias = Sequence[Same | Own]

@@ -6,16 +6,11 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from jaxdist._program.nnx.graph_rules import Combination
-from jaxdist._program.nnx.graph_rules import combine
+from jaxdist._program.nnx.graph_rules import Combination, combine
 from jaxdist._program.state.rows import replicas_with_rows
-from jaxdist._program.trace.trace import Argument
-from jaxdist._program.trace.trace import Signature
-from jaxdist._program.trace.trace import Traced
+from jaxdist._program.trace.trace import Argument, Signature, Traced
 from jaxdist._program.virtual.program_of_one import run_virtually
-from jaxdist._program.virtual.values import Own
-from jaxdist._program.virtual.values import Same
-from jaxdist._program.virtual.values import Turns
+from jaxdist._program.virtual.values import Own, Same, Turns
 from jaxdist._values import Kind
 
 

@@ -15,27 +15,14 @@ from jax.extend.core import Literal
 
 from jaxdist import _compat
 from jaxdist._collectives import ASSUME_REPLICATED
-from jaxdist.errors import UnsupportedError
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.uneven.joined_ops import Const
-from jaxdist._program.uneven.joined_ops import Key
-from jaxdist._program.uneven.joined_ops import Op
-from jaxdist._program.uneven.joined_ops import flat_ops
-from jaxdist._program.proof.replication import NONE
-from jaxdist._program.proof.replication import Differs
-from jaxdist._program.proof.replication import results_of
-from jaxdist._program.virtual.collectives import added
-from jaxdist._program.virtual.collectives import is_over_replicas
-from jaxdist._program.virtual.collectives import is_sum
-from jaxdist._program.virtual.collectives import meet
+from jaxdist._program.proof.replication import NONE, Differs, results_of
+from jaxdist._program.uneven.joined_ops import Const, Key, Op, flat_ops
+from jaxdist._program.virtual.collectives import added, is_over_replicas, is_sum, meet
+from jaxdist._program.virtual.device import asks_number, do
 from jaxdist._program.virtual.loops import LOOPS
-from jaxdist._program.virtual.device import asks_number
-from jaxdist._program.virtual.device import do
-from jaxdist._program.virtual.values import Own
-from jaxdist._program.virtual.values import Same
-from jaxdist._program.virtual.values import Turns
-from jaxdist._program.virtual.values import barrier
-from jaxdist._program.virtual.values import literal
+from jaxdist._program.virtual.values import Own, Same, Turns, barrier, literal
+from jaxdist.errors import UnsupportedError
 
 
 def run_virtually(program: Any, arguments: Sequence[Same | Own], turns: Turns) -> list[Same | Own]:

@@ -9,15 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _collectives
-from jaxdist._collectives import CommunicationOptions
-from jaxdist._collectives import CrossDeviceOps
-from jaxdist._collectives import ReduceOp
+from jaxdist._collectives import CommunicationOptions, CrossDeviceOps, ReduceOp
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Form
-from jaxdist._values import Kind
-from jaxdist._values import PerReplica
-from jaxdist._values import checked_per_replica
-from jaxdist._values import placement_of
+from jaxdist._values import Form, Kind, PerReplica, checked_per_replica, placement_of
 
 
 class ReducedByOps:

@@ -8,20 +8,12 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from jaxdist import _collectives
-from jaxdist._typing import PyTree
-from jaxdist._collectives import Communication
-from jaxdist._collectives import CommunicationOptions
-from jaxdist._collectives import CrossDeviceOps
-from jaxdist._collectives import ReduceOp
-from jaxdist.errors import ArgumentTypeError
+from jaxdist._collectives import Communication, CommunicationOptions, CrossDeviceOps, ReduceOp
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._replica import Frame
-from jaxdist._replica import ReplicaContext
-from jaxdist._replica import entered
-from jaxdist._values import DistributedValues
-from jaxdist._values import Handle
-from jaxdist._values import PerReplica
-from jaxdist._values import own_value
+from jaxdist._replica import Frame, ReplicaContext, entered
+from jaxdist._typing import PyTree
+from jaxdist._values import DistributedValues, Handle, PerReplica, own_value
+from jaxdist.errors import ArgumentTypeError
 
 
 def run(

@@ -8,19 +8,21 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat, data
-from jaxdist._typing import PyTree
-from jaxdist.errors import ReplicaValueError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Kind
-from jaxdist._values import PerReplica
-from jaxdist._values import Sharded
-from jaxdist._values import checked_per_replica
-from jaxdist._values import close_containers
-from jaxdist._values import is_container
-from jaxdist._values import open_containers
-from jaxdist._values import owned
-from jaxdist._values import placement_of
-from jaxdist._values import refuse_leaked
+from jaxdist._typing import PyTree
+from jaxdist._values import (
+    Kind,
+    PerReplica,
+    Sharded,
+    checked_per_replica,
+    close_containers,
+    is_container,
+    open_containers,
+    owned,
+    placement_of,
+    refuse_leaked,
+)
+from jaxdist.errors import ReplicaValueError
 
 
 def results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:

@@ -6,18 +6,11 @@ import jax
 from jax.tree_util import keystr
 
 from jaxdist import _collectives
-from jaxdist._typing import PyTree
-from jaxdist._collectives import Communication
-from jaxdist._collectives import CommunicationOptions
-from jaxdist._collectives import CrossDeviceOps
-from jaxdist._collectives import ReduceOp
+from jaxdist._collectives import Communication, CommunicationOptions, CrossDeviceOps, ReduceOp
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._strategies.across.by_ops import ReducedByOps
-from jaxdist._values import PerReplica
-from jaxdist._values import Sharded
-from jaxdist._values import close_containers
-from jaxdist._values import is_container
-from jaxdist._values import open_containers
+from jaxdist._typing import PyTree
+from jaxdist._values import PerReplica, Sharded, close_containers, is_container, open_containers
 
 
 def reduce(

@@ -7,9 +7,12 @@ from typing import Any
 import jax
 from jax.tree_util import keystr
 
-from jaxdist import _collectives
-from jaxdist import _replica
+from jaxdist import _collectives, _replica
+from jaxdist._collectives import ReduceOp
 from jaxdist._devices import runtime
+from jaxdist._strategies.across import in_merge as merged
+from jaxdist._strategies.extended.version_1_members import ExtendedV1
+from jaxdist._strategies.where_called import check_across
 from jaxdist._typing import PyTree
 from jaxdist._validate import (
     Renamed,
@@ -20,14 +23,8 @@ from jaxdist._validate import (
     is_callable,
     shown,
 )
-from jaxdist._collectives import ReduceOp
+from jaxdist._values import Variable, owned, refuse_leaked
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
-from jaxdist._strategies.across import in_merge as _in_merge
-from jaxdist._strategies.extended.version_1_members import ExtendedV1
-from jaxdist._strategies.where_called import check_across
-from jaxdist._values import Variable
-from jaxdist._values import owned
-from jaxdist._values import refuse_leaked
 
 _INSIDE = (
     "Inside a replica use jaxdist.get_replica_context().all_reduce, or call it in a merge_call."
@@ -212,7 +209,7 @@ class StrategyExtended(ExtendedV1):
         )
         target = _collectives.target_in_strategy(caller, destinations, self._strategy.layout)
         if frame is not None and frame.in_merge:
-            tensor = _in_merge.broadcast(tensor)
+            tensor = merged.broadcast(tensor)
         tensor = as_arrays(caller, "tensor", tensor)
         ops = self._strategy.communication.ops
         if ops is not None and _collectives.overrides(ops, "broadcast_implementation"):

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from jaxdist import _collectives
-from jaxdist import _replica
+from jaxdist import _collectives, _replica
 from jaxdist._collectives import ReduceOp
 from jaxdist.errors import ArgumentTypeError, ContextError
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxdist import data
+from jaxdist._collectives import ReduceOp
 from jaxdist._not_there import MISSING_MEMBERS, missing_member
+from jaxdist._strategies.extended import input_v1
 from jaxdist._typing import PyTree
 from jaxdist._validate import Renamed, check_text, is_callable, tell_without_effect
-from jaxdist._collectives import ReduceOp
-from jaxdist._strategies.extended import input_v1
 from jaxdist._values import Variable
 
 

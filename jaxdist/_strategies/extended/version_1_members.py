@@ -9,16 +9,15 @@ import jax
 
 from jaxdist import _replica
 from jaxdist._devices import runtime
-from jaxdist._typing import PyTree
-from jaxdist._validate import Noted, Renamed, as_flag, call_arguments, is_callable
-from jaxdist.data import DistributedIterator, Examples
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist._program import UpdateOfCopies
 from jaxdist._strategies.extended import input_v1
 from jaxdist._strategies.extended.multi_step_context import MultiStepContext
-from jaxdist._strategies.where_called import BEFORE
-from jaxdist._strategies.where_called import check_across
+from jaxdist._strategies.where_called import BEFORE, check_across
+from jaxdist._typing import PyTree
+from jaxdist._validate import Noted, Renamed, as_flag, call_arguments, is_callable
 from jaxdist._values import Variable
+from jaxdist.data import DistributedIterator, Examples
+from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,10 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist.errors import ReplicaValueError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values.replicas.per_replica import Form
-from jaxdist._values.replicas.per_replica import PerReplica
+from jaxdist._values.replicas.per_replica import Form, PerReplica
+from jaxdist.errors import ReplicaValueError
 
 
 class Handle(PerReplica):

@@ -10,11 +10,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
-from jaxdist._validate import as_flag, as_integer, shown
-from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._validate import as_flag, as_integer, shown
 from jaxdist._values.replicas.distributed import DistributedValues
 from jaxdist._values.replicas.owned import owned
+from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 
 
 class Form(enum.Enum):

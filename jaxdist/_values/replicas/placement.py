@@ -9,14 +9,12 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat
-from jaxdist.errors import ReplicaValueError, ShapeError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values.replicas.numbers import check_integers
-from jaxdist._values.replicas.numbers import how_to_cast
-from jaxdist._values.replicas.owned import owned
-from jaxdist._values.replicas.per_replica import Form
-from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.replicas.binding import origin_of
+from jaxdist._values.replicas.numbers import check_integers, how_to_cast
+from jaxdist._values.replicas.owned import owned
+from jaxdist._values.replicas.per_replica import Form, PerReplica
+from jaxdist.errors import ReplicaValueError, ShapeError
 
 
 class Kind(enum.Enum):

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey, SequenceKey, keystr, register_pytree_with_keys
 
-from jaxdist.errors import ArgumentTypeError
 from jaxdist._values.sharded.sharded import is_sharded
+from jaxdist.errors import ArgumentTypeError
 
 
 class Opened:

@@ -8,16 +8,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _compat
-from jaxdist.errors import ReplicaValueError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.replicas.owned import owned
-from jaxdist._values.replicas.placement import Kind
-from jaxdist._values.replicas.placement import Placement
-from jaxdist._values.sharded.sharded import Sharded
-from jaxdist._values.sharded.sharded import is_sharded
-from jaxdist._values.sharded.sharded import pad_dim
-from jaxdist._values.sharded.sharded import undeclared
+from jaxdist._values.replicas.placement import Kind, Placement
+from jaxdist._values.sharded.cuts import Cut
+from jaxdist._values.sharded.sharded import Sharded, is_sharded, pad_dim, undeclared
+from jaxdist.errors import ReplicaValueError
 
 
 def sharded_placement(value: Sharded, layout: ReplicaMesh) -> Placement:

@@ -10,12 +10,9 @@ from flax import nnx
 from jax.tree_util import GetAttrKey, register_pytree_node, register_pytree_with_keys
 
 from jaxdist import _compat
-from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.replicas.per_replica import PerReplica
-from jaxdist._values.sharded.sharded import Sharded
-from jaxdist._values.sharded.sharded import is_longer
-from jaxdist._values.sharded.sharded import is_sharded
-from jaxdist._values.sharded.sharded import undeclared
+from jaxdist._values.sharded.cuts import Cut
+from jaxdist._values.sharded.sharded import Sharded, is_longer, is_sharded, undeclared
 from jaxdist._values.variable.variable import Variable
 
 # [Note: the declaration in the key]

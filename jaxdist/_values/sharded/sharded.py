@@ -9,15 +9,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
-from jaxdist._validate import as_integer, shown
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values.arithmetic import Arithmetic
-from jaxdist._values.sharded.cuts import Cut
-from jaxdist._values.replicas.owned import owned
-from jaxdist._values.sharded.piece_marks import OPEN
-from jaxdist._values.sharded.piece_marks import PIECE
+from jaxdist._validate import as_integer, shown
 from jaxdist._values.access import site
+from jaxdist._values.arithmetic import Arithmetic
+from jaxdist._values.replicas.owned import owned
+from jaxdist._values.sharded.cuts import Cut
+from jaxdist._values.sharded.piece_marks import OPEN, PIECE
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
 
 # What computing with an array needs; not what tells where it lies, which is asked of `held`.
 _OF_ARRAYS = frozenset(

@@ -7,19 +7,15 @@ import jax.numpy as jnp
 
 from jaxdist import _compat
 from jaxdist._validate import shown
-from jaxdist.errors import ArgumentError, ContextError, ReplicaValueError
-from jaxdist._values.indexed_slices import IndexedSlices
-from jaxdist._values.replicas.per_replica import Form
-from jaxdist._values.replicas.per_replica import PerReplica
-from jaxdist._values.replicas.placement import checked_per_replica
 from jaxdist._values.access import Change
+from jaxdist._values.indexed_slices import IndexedSlices
 from jaxdist._values.replicas.binding import current_binding
-from jaxdist._values.variable.checks import check_fits
-from jaxdist._values.variable.checks import checked_value
-from jaxdist._values.variable.checks import parameter_of
+from jaxdist._values.replicas.per_replica import Form, PerReplica
+from jaxdist._values.replicas.placement import checked_per_replica
+from jaxdist._values.variable.checks import check_fits, checked_value, parameter_of
 from jaxdist._values.variable.enums import VariableAggregation
-from jaxdist._values.variable.scatter import Scatter
-from jaxdist._values.variable.scatter import check_can_scatter
+from jaxdist._values.variable.scatter import Scatter, check_can_scatter
+from jaxdist.errors import ArgumentError, ContextError, ReplicaValueError
 
 
 class Across:

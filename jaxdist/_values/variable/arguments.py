@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from jaxdist._validate import shown, tell_without_effect
-from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist._values.replicas.per_replica import PerReplica
+from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 _INDICES = (
     "An index is what an array of JAX takes: integers, slices, None, ..., arrays of integers or of "

@@ -6,10 +6,12 @@ import jax
 
 from jaxdist._validate import as_array
 from jaxdist._values.variable.arguments import check_name
-from jaxdist._values.variable.nd import blocks_at
-from jaxdist._values.variable.nd import blocks_of_batches
-from jaxdist._values.variable.nd import checked_blocks
-from jaxdist._values.variable.nd import gathered_blocks
+from jaxdist._values.variable.nd import (
+    blocks_at,
+    blocks_of_batches,
+    checked_blocks,
+    gathered_blocks,
+)
 from jaxdist._values.variable.scatter import Scatter
 
 _KINDS = {"add": Scatter.ADD, "sub": Scatter.SUBTRACT, "update": Scatter.UPDATE}

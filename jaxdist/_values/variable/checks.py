@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._validate import as_array, is_array, shown
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist._values.replicas.owned import owned
 from jaxdist._values.replicas.per_replica import PerReplica
-from jaxdist._values.variable.enums import VariableAggregation
-from jaxdist._values.variable.enums import VariableSynchronization
+from jaxdist._values.variable.enums import VariableAggregation, VariableSynchronization
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from jaxdist._validate import Renamed, shown, tell_without_effect
-from jaxdist.errors import ArgumentTypeError, MissingNameError, ShapeError
 from jaxdist._devices import device_name
+from jaxdist._validate import Renamed, shown, tell_without_effect
 from jaxdist._values.variable.arguments import check_name
+from jaxdist.errors import ArgumentTypeError, MissingNameError, ShapeError
 
 _GRAPHS = "JAX has no graphs and sessions: a variable has its value at once, read_value()."
 _SAVED = "A checkpoint saves the value: jaxdist.training.Checkpoints, or read_value()."

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._validate import as_array, shown
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist._values.indexed_slices import as_indexed_slices
 from jaxdist._values.replicas.per_replica import PerReplica
-from jaxdist._values.variable.checks import check_fits
-from jaxdist._values.variable.checks import parameter_of
+from jaxdist._values.variable.checks import check_fits, parameter_of
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
 @dataclasses.dataclass(frozen=True)

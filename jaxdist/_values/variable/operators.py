@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxdist._values.arithmetic import Arithmetic, on_operand
 from jaxdist.errors import ContextError
-from jaxdist._values.arithmetic import Arithmetic
-from jaxdist._values.arithmetic import on_operand
 
 # Methods and properties of an array that an object has as well, of its value.
 OF_ARRAYS = frozenset(

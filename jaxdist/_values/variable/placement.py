@@ -12,14 +12,11 @@ from jax.sharding import NamedSharding
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._values.mean import mean_of_shares, share_of_mean
 from jaxdist._values.pairwise import in_pairs
-from jaxdist._values.mean import mean_of_shares
-from jaxdist._values.mean import share_of_mean
 from jaxdist._values.replicas.owned import owned
 from jaxdist._values.replicas.per_replica import PerReplica
-from jaxdist._values.replicas.placement import Kind
-from jaxdist._values.replicas.placement import Placement
-from jaxdist._values.replicas.placement import checked_per_replica
+from jaxdist._values.replicas.placement import Kind, Placement, checked_per_replica
 from jaxdist._values.variable.enums import VariableAggregation
 
 

@@ -6,12 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist.errors import ArgumentError, UnsupportedError
-from jaxdist._values.indexed_slices import IndexedSlices
-from jaxdist._values.indexed_slices import as_indexed_slices
+from jaxdist._values.indexed_slices import IndexedSlices, as_indexed_slices
 from jaxdist._values.variable.checks import check_fits
 from jaxdist._values.variable.enums import VariableAggregation
 from jaxdist._values.variable.nd import Blocks
+from jaxdist.errors import ArgumentError, UnsupportedError
 
 
 class Scatter(enum.Enum):

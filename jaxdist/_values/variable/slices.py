@@ -4,8 +4,7 @@ from typing import Any, final
 
 import jax
 
-from jaxdist._values.variable.arguments import check_name
-from jaxdist._values.variable.arguments import elements_at
+from jaxdist._values.variable.arguments import check_name, elements_at
 from jaxdist._values.variable.operators import ValueOperators
 
 

@@ -7,34 +7,25 @@ import jax
 import numpy as np
 
 from jaxdist import _compat
-from jaxdist._validate import as_flag, check_instance
-from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from jaxdist._mesh import ReplicaMesh
+from jaxdist._validate import as_flag, check_instance
+from jaxdist._values.access import Access, Change, site
+from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.distributed import DistributedValues
 from jaxdist._values.replicas.per_replica import PerReplica
-from jaxdist._values.replicas.placement import Kind
-from jaxdist._values.replicas.placement import placement_of
-from jaxdist._values.access import Access
-from jaxdist._values.access import Change
-from jaxdist._values.access import site
-from jaxdist._values.variable.across import ACROSS
-from jaxdist._values.variable.across import check_can_combine
-from jaxdist._values.variable.arguments import check_name
-from jaxdist._values.variable.arguments import elements_at
-from jaxdist._values.replicas.binding import current_binding
+from jaxdist._values.replicas.placement import Kind, placement_of
+from jaxdist._values.variable.across import ACROSS, check_can_combine
+from jaxdist._values.variable.arguments import check_name, elements_at
 from jaxdist._values.variable.blocks import BlockChanges
-from jaxdist._values.variable.checks import check_aggregation
-from jaxdist._values.variable.checks import check_modes
-from jaxdist._values.variable.checks import initial_array
+from jaxdist._values.variable.checks import check_aggregation, check_modes, initial_array
 from jaxdist._values.variable.documented import DocumentedNames
-from jaxdist._values.variable.enums import VariableAggregation
-from jaxdist._values.variable.enums import VariableSynchronization
-from jaxdist._values.variable.placement import Home
+from jaxdist._values.variable.enums import VariableAggregation, VariableSynchronization
 from jaxdist._values.variable.operators import ValueOperators
+from jaxdist._values.variable.placement import Home
 from jaxdist._values.variable.rows import RowChanges
-from jaxdist._values.variable.scatter import Scatter
-from jaxdist._values.variable.scatter import checked_slices
+from jaxdist._values.variable.scatter import Scatter, checked_slices
 from jaxdist._values.variable.slices import VariableSlice
+from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 
 AUTO = VariableSynchronization.AUTO
 NONE = VariableAggregation.NONE

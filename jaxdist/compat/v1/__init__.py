@@ -1,19 +1,12 @@
 """Documented names under `tf.compat.v1.distribute`; `tpu` has those of `tf.compat.v1.tpu`."""
 
 from jaxdist import cluster_resolver as cluster_resolver
-from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist._collectives import CrossDeviceOps as CrossDeviceOps
 from jaxdist._collectives import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from jaxdist._collectives import NcclAllReduce as NcclAllReduce
 from jaxdist._collectives import ReduceOp as ReduceOp
 from jaxdist._collectives import ReductionToOneDevice as ReductionToOneDevice
-from jaxdist.compat.v1 import experimental as experimental
-from jaxdist.compat.v1 import tpu as tpu
-from jaxdist.compat.v1._strategies import MirroredStrategy as MirroredStrategy
-from jaxdist.compat.v1._strategies import OneDeviceStrategy as OneDeviceStrategy
-from jaxdist.compat.v1._strategies import Strategy as Strategy
-from jaxdist.data import InputContext as InputContext
-from jaxdist.data import InputReplicationMode as InputReplicationMode
+from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist._program import RunOptions as RunOptions
 from jaxdist._replica import ReplicaContext as ReplicaContext
 from jaxdist._strategies import StrategyExtended as StrategyExtended
@@ -23,5 +16,12 @@ from jaxdist._strategies import get_replica_context as get_replica_context
 from jaxdist._strategies import get_strategy as get_strategy
 from jaxdist._strategies import has_strategy as has_strategy
 from jaxdist._strategies import in_cross_replica_context as in_cross_replica_context
+from jaxdist.compat.v1 import experimental as experimental
+from jaxdist.compat.v1 import tpu as tpu
+from jaxdist.compat.v1._strategies import MirroredStrategy as MirroredStrategy
+from jaxdist.compat.v1._strategies import OneDeviceStrategy as OneDeviceStrategy
+from jaxdist.compat.v1._strategies import Strategy as Strategy
+from jaxdist.data import InputContext as InputContext
+from jaxdist.data import InputReplicationMode as InputReplicationMode
 
 _explain_missing(__name__)

@@ -6,12 +6,12 @@ from typing import Any, final
 import jax
 
 from jaxdist import _strategies
+from jaxdist._collectives import ReduceOp
+from jaxdist._strategies import check_assignment
 from jaxdist._typing import PyTree
 from jaxdist._validate import tell_without_effect
 from jaxdist.cluster_resolver import TPUClusterResolver
-from jaxdist._collectives import ReduceOp
 from jaxdist.errors import ArgumentError, ArgumentTypeError
-from jaxdist._strategies import check_assignment
 from jaxdist.tpu.experimental import DeviceAssignment
 
 

@@ -4,9 +4,8 @@ import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
+from jaxdist._values import Ahead, UnevenStep
 from jaxdist.data._reading.partial_batch import shares
-from jaxdist._values import Ahead
-from jaxdist._values import UnevenStep
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,10 +7,9 @@ from typing import Any, Protocol
 import jax
 
 from jaxdist._typing import PyTree
+from jaxdist._values import Ahead, PerReplica
 from jaxdist.data._reading.ahead import RowsAhead
 from jaxdist.errors import ShapeError
-from jaxdist._values import Ahead
-from jaxdist._values import PerReplica
 
 SPLIT_CALLER = "experimental_distribute_dataset"
 GROUP_CALLER = "distribute_datasets_from_function"

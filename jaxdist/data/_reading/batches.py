@@ -9,8 +9,7 @@ from jax.tree_util import keystr
 
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, as_integer, shown
-from jaxdist.data._reading.ahead import RowsAhead
-from jaxdist.data._reading.ahead import TellsRows
+from jaxdist.data._reading.ahead import RowsAhead, TellsRows
 from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY
 from jaxdist.data._reading.elements import check_not_traced
 from jaxdist.data._reading.host import own_rows

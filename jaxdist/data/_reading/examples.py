@@ -9,9 +9,7 @@ import numpy as np
 from jaxdist._not_there import MISSING_MEMBERS, missing_member
 from jaxdist._typing import PyTree
 from jaxdist._validate import Renamed, as_flag
-from jaxdist.data._reading.batches import Batches
-from jaxdist.data._reading.batches import batches
-from jaxdist.data._reading.batches import check_arrays
+from jaxdist.data._reading.batches import Batches, batches, check_arrays
 
 
 class Examples:

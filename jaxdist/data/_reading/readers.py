@@ -6,8 +6,7 @@ from typing import Any, Protocol
 
 import jax
 
-from jaxdist.data._reading.ahead import RowsAhead
-from jaxdist.data._reading.ahead import TellsRows
+from jaxdist.data._reading.ahead import RowsAhead, TellsRows
 from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
 from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
 

@@ -8,15 +8,13 @@ import jax
 import numpy as np
 
 from jaxdist._validate import shown
+from jaxdist._values import PerReplica
 from jaxdist.data._reading.assemble import SPLIT_CALLER
 from jaxdist.data._reading.batches import Batches
-from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
-from jaxdist.data._reading.cardinality import cardinality_of
+from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY, cardinality_of
 from jaxdist.data._reading.examples import Examples
-from jaxdist.data._reading.readers import ListIterator
-from jaxdist.data._reading.readers import SingleReader
+from jaxdist.data._reading.readers import ListIterator, SingleReader
 from jaxdist.errors import ArgumentTypeError, ContextError
-from jaxdist._values import PerReplica
 
 
 class Source:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdist.errors import CheckpointError
-from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist.jobs._config.load import as_dict
+from jaxdist.jobs._config.load import LoadedConfig, as_dict
 from jaxdist.jobs._config.schema import Change
 
 

@@ -5,27 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxdist._validate import check_instance, shown
+from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, ConfigError
-from jaxdist._strategies import Strategy
 from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist.training._extras import require_extra
-from jaxdist.jobs._run.finished import read_metrics
+from jaxdist.jobs._config.metrics_file import read_metrics
+from jaxdist.training import require_extra
 
 # Sizes of arrays are int32 in MLIR's indices, and no batch is larger.
 MOST_ROWS = (1 << 31) - 1
-
-
-def check_strategy(caller: str, strategy: Any) -> None:
-    """Refuse what is no strategy."""
-    check_instance(
-        caller,
-        "strategy",
-        strategy,
-        Strategy,
-        "a strategy of jaxdist",
-        "Pass for instance jaxdist.MirroredStrategy().",
-    )
 
 
 def checked_rules(caller: str, rules: Any, known: Sequence[str]) -> str:

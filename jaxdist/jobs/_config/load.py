@@ -9,15 +9,17 @@ from typing import Any, Generic, Literal, TypeVar
 
 from jaxdist._validate import Noted, check_text, shown
 from jaxdist.errors import ArgumentTypeError, ConfigError
-from jaxdist.jobs._config.sources import Given
-from jaxdist.jobs._config.sources import all_names
-from jaxdist.jobs._config.sources import checked_sources
-from jaxdist.jobs._config.sources import entries_of
-from jaxdist.jobs._config.sources import given_by_overrides
-from jaxdist.jobs._config.sources import given_in_file
-from jaxdist.jobs._config.sources import nearest
-from jaxdist.jobs._config.sources import read_text
-from jaxdist.jobs._config.sources import sections_of
+from jaxdist.jobs._config.sources import (
+    Given,
+    all_names,
+    checked_sources,
+    entries_of,
+    given_by_overrides,
+    given_in_file,
+    nearest,
+    read_text,
+    sections_of,
+)
 
 C = TypeVar("C")
 

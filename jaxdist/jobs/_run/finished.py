@@ -1,16 +1,14 @@
 """A run that has ended already: found from its files, before anything is loaded or compiled."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from jaxdist._checkpoints import find_missing, notes_without_orbax
 from jaxdist.jobs._config.changes import check_same_run
 from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist._checkpoints import find_missing
-from jaxdist._checkpoints import notes_without_orbax
+from jaxdist.jobs._config.metrics_file import read_metrics
+from jaxdist.jobs._config.schema import JobConfig, OutputConfig
 from jaxdist.jobs._run.report import TrainingReport
-from jaxdist.jobs._config.schema import JobConfig
-from jaxdist.jobs._config.schema import OutputConfig
 
 
 def finished_run(
@@ -88,12 +86,3 @@ def _metrics(output: OutputConfig) -> dict[str, Any] | None:
         return None
     found = read_metrics(folder / output.metrics)
     return found if found is not None and found.keys() >= _NEEDED else None
-
-
-def read_metrics(path: Path) -> dict[str, Any] | None:
-    """What a metrics file says; None where it cannot be read as one."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None

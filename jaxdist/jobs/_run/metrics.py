@@ -2,15 +2,13 @@
 
 import dataclasses
 import importlib.metadata
-import json
 import os
 import platform
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxdist.training._extras import require_extra
 from jaxdist.jobs._task import Curve
+from jaxdist.training import require_extra
 
 VERSIONED = ("jaxdist", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -40,22 +38,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "from source" if name == "jaxdist" else "not installed"
     return found
-
-
-def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
-    """Write a JSON file in one piece: a reader sees the old one or all of the new one."""
-    text = json.dumps(metrics, indent=2, allow_nan=True) + "\n"
-    replace_file(path, text.encode())
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` to `path` by renaming a finished file over it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def draw_learning_curve(path: Path, history: History, curve: Curve, *, title: str) -> None:

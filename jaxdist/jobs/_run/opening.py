@@ -8,10 +8,9 @@ from flax import nnx
 
 from jaxdist._program import Program
 from jaxdist._strategies import Strategy
+from jaxdist._values import from_state, is_sharded
 from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._task import Task
-from jaxdist._values import from_state
-from jaxdist._values import is_sharded
 
 # As people call them, where that is another name than the primitive's.
 _WORDS = {"psum": "all-reduce", "psum_scatter": "reduce-scatter", "ppermute": "permute"}

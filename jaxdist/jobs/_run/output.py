@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxdist.errors import ConfigError
-from jaxdist.jobs._run.metrics import History
-from jaxdist.jobs._run.metrics import draw_learning_curve
-from jaxdist.jobs._run.metrics import write_metrics
-from jaxdist.jobs._run.report import TrainingReport
+from jaxdist.jobs._config.metrics_file import write_metrics
 from jaxdist.jobs._config.schema import OutputConfig
+from jaxdist.jobs._run.metrics import History, draw_learning_curve
+from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._task import Task
 
 

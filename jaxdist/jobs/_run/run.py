@@ -11,31 +11,26 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from jaxdist._checkpoints import Checkpoints, Interrupts, notes_without_orbax
+from jaxdist._strategies import Strategy
 from jaxdist.data import DistributedIterator, batches
 from jaxdist.errors import DivergedError
-from jaxdist._strategies import Strategy
-from jaxdist.jobs._config.changes import Changed
-from jaxdist.jobs._config.changes import check_same_run
-from jaxdist._checkpoints import Checkpoints
-from jaxdist.jobs._config.checks import check_not_beyond
-from jaxdist.jobs._config.checks import check_output_is_ours
-from jaxdist.jobs._config.checks import check_same_data
-from jaxdist.jobs._config.checks import not_empty
-from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist.jobs._config.load import as_dict
-from jaxdist.training._evaluate import evaluate
-from jaxdist._checkpoints import Interrupts
-from jaxdist.training._loop import Every, run_loop
+from jaxdist.jobs._config.changes import Changed, check_same_run
+from jaxdist.jobs._config.checks import (
+    check_not_beyond,
+    check_output_is_ours,
+    check_same_data,
+    not_empty,
+)
+from jaxdist.jobs._config.load import LoadedConfig, as_dict
+from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._run.metrics import versions
-from jaxdist.jobs._run.opening import communicated
-from jaxdist.jobs._run.opening import opening
-from jaxdist._checkpoints import notes_without_orbax
+from jaxdist.jobs._run.opening import communicated, opening
 from jaxdist.jobs._run.output import write_output
-from jaxdist.training._progress import Stopwatch, TrainingProgress
 from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._run.run_state import RunState
-from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._task import Task
+from jaxdist.training import Every, Stopwatch, TrainingProgress, evaluate, run_loop
 
 
 class Run:

@@ -7,14 +7,13 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxdist.data import DistributedIterator
-from jaxdist._strategies import Strategy
-from jaxdist.jobs._config.changes import Changed
-from jaxdist.jobs._config.changes import changed_entries
 from jaxdist._checkpoints import Restored
+from jaxdist._strategies import Strategy
+from jaxdist._values import is_sharded
+from jaxdist.data import DistributedIterator
+from jaxdist.jobs._config.changes import Changed, changed_entries
 from jaxdist.jobs._config.load import as_dict
 from jaxdist.jobs._run.metrics import History
-from jaxdist._values import is_sharded
 
 
 @dataclasses.dataclass

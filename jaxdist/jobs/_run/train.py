@@ -5,19 +5,16 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from jaxdist._checkpoints import Checkpoints, JobLock
+from jaxdist._strategies import Strategy, check_strategy
 from jaxdist._validate import as_flag, check_instance
 from jaxdist.data import DistributedIterator, batches
-from jaxdist._strategies import Strategy
-from jaxdist._checkpoints import Checkpoints
 from jaxdist.jobs._config.checks import check_job
-from jaxdist.jobs._config.checks import check_strategy
 from jaxdist.jobs._config.load import LoadedConfig
-from jaxdist.jobs._run.finished import finished_line
-from jaxdist.jobs._run.finished import finished_run
-from jaxdist._checkpoints import JobLock
+from jaxdist.jobs._config.schema import JobConfig
+from jaxdist.jobs._run.finished import finished_line, finished_run
 from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._run.run import Run
-from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._task import Task
 from jaxdist.jobs._tasks import kind_of
 

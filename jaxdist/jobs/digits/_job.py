@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._validate import as_integer
-from jaxdist.jobs._config.checks import MOST_ROWS
-from jaxdist.jobs._config.checks import checked_rules
+from jaxdist.jobs._config.checks import MOST_ROWS, checked_rules
 from jaxdist.jobs._configured_job import ConfiguredJob
-from jaxdist.jobs.digits._recipe import IMAGE_SHAPE
-from jaxdist.jobs.digits._recipe import DigitsRecipe
+from jaxdist.jobs.digits._recipe import IMAGE_SHAPE, DigitsRecipe
 
 # Rules of a job, and `optimizer.update` of the configuration.
 _UPDATES: dict[str, Literal["replicated", "sharded", "compressed"]] = {

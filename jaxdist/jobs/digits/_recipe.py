@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from jaxdist.training._evaluate import weighted_sums
 from jaxdist.jobs._optimizer import reduced_update
 from jaxdist.jobs._recipe import Recipe
 from jaxdist.jobs.digits._schema import ModelConfig
+from jaxdist.training import weighted_sums
 
 Batch = dict[str, jax.Array]
 

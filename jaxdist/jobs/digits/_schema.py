@@ -3,11 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from jaxdist.jobs._config.schema import NOT_EMPTY
-from jaxdist.jobs._config.schema import Change
-from jaxdist.jobs._config.schema import JobConfig
-from jaxdist.jobs._config.schema import Within
-from jaxdist.jobs._config.schema import entry
+from jaxdist.jobs._config.schema import NOT_EMPTY, Change, JobConfig, Within, entry
 
 
 @dataclasses.dataclass(frozen=True)

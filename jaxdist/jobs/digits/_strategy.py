@@ -2,8 +2,8 @@
 
 import jax
 
-from jaxdist._validate import check_instance
 from jaxdist._strategies import MirroredStrategy
+from jaxdist._validate import check_instance
 from jaxdist.jobs.digits._schema import DigitsConfig
 
 

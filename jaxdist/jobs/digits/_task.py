@@ -5,14 +5,10 @@ from typing import Any, final
 
 import numpy as np
 
-from jaxdist.training._evaluate import WEIGHT
-from jaxdist.training._extras import require_extra
-from jaxdist.jobs._task import Curve
-from jaxdist.jobs._task import Measures
-from jaxdist.jobs._task import Task
-from jaxdist.jobs.digits._recipe import IMAGE_SHAPE
-from jaxdist.jobs.digits._recipe import DigitsRecipe
+from jaxdist.jobs._task import Curve, Measures, Task
+from jaxdist.jobs.digits._recipe import IMAGE_SHAPE, DigitsRecipe
 from jaxdist.jobs.digits._schema import DigitsConfig
+from jaxdist.training import WEIGHT, require_extra
 
 _BRIGHTEST = 16.0  # pixels are 0 to 16, sklearn.datasets.load_digits
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jaxdist.jobs._configured_job import ConfiguredJob
 from jaxdist.jobs.topics_lm._partition import NAMES
 from jaxdist.jobs.topics_lm._recipe import TopicsRecipe
-from jaxdist.jobs.topics_lm._strategy import num_cpu_devices
-from jaxdist.jobs.topics_lm._strategy import num_logical
+from jaxdist.jobs.topics_lm._strategy import num_cpu_devices, num_logical
 
 # Rules of a job that say how the optimizer updates, and `optimizer.update` of the configuration.
 _UPDATES: dict[str, Literal["sharded", "compressed"]] = {

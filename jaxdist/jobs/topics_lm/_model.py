@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist.partition import remat_policy
-from jaxdist.jobs.topics_lm._attention import Attention
-from jaxdist.jobs.topics_lm._attention import Cache
+from jaxdist.jobs.topics_lm._attention import Attention, Cache
 from jaxdist.jobs.topics_lm._schema import ModelConfig
 from jaxdist.jobs.topics_lm._text import VOCABULARY
+from jaxdist.partition import remat_policy
 
 _SPREAD = 0.02  # standard deviation of initial parameters
 

@@ -5,8 +5,8 @@ from typing import Literal, get_args
 
 from jaxdist import partition
 from jaxdist.errors import ArgumentError
-from jaxdist.partition import Rules
 from jaxdist.jobs._config.schema import OptimizerConfig
+from jaxdist.partition import Rules
 
 Partition = Literal[
     "replicated",

@@ -6,13 +6,11 @@ from flax import nnx
 
 from jaxdist import partition
 from jaxdist._strategies import Strategy
-from jaxdist.jobs._recipe import Recipe
 from jaxdist.jobs._config.schema import OptimizerConfig
+from jaxdist.jobs._recipe import Recipe
 from jaxdist.jobs.topics_lm._model import Transformer
-from jaxdist.jobs.topics_lm._partition import optimizer_for
-from jaxdist.jobs.topics_lm._partition import rules_of
-from jaxdist.jobs.topics_lm._steps import evaluation_step
-from jaxdist.jobs.topics_lm._steps import train_step
+from jaxdist.jobs.topics_lm._partition import optimizer_for, rules_of
+from jaxdist.jobs.topics_lm._steps import evaluation_step, train_step
 
 
 @final

@@ -4,18 +4,20 @@ import dataclasses
 import functools
 from typing import Literal
 
-from jaxdist.jobs._config.schema import COUNT
-from jaxdist.jobs._config.schema import NOT_EMPTY
-from jaxdist.jobs._config.schema import SEED
-from jaxdist.jobs._config.schema import BatchConfig
-from jaxdist.jobs._config.schema import Change
-from jaxdist.jobs._config.schema import CheckpointConfig
-from jaxdist.jobs._config.schema import JobConfig
-from jaxdist.jobs._config.schema import OptimizerConfig
-from jaxdist.jobs._config.schema import OutputConfig
-from jaxdist.jobs._config.schema import TrainingConfig
-from jaxdist.jobs._config.schema import Within
-from jaxdist.jobs._config.schema import entry
+from jaxdist.jobs._config.schema import (
+    COUNT,
+    NOT_EMPTY,
+    SEED,
+    BatchConfig,
+    Change,
+    CheckpointConfig,
+    JobConfig,
+    OptimizerConfig,
+    OutputConfig,
+    TrainingConfig,
+    Within,
+    entry,
+)
 from jaxdist.jobs.topics_lm._partition import Partition
 
 _RUN = "runs/topics_lm_data_parallel"

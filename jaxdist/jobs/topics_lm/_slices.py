@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist.errors import ConfigError
-from jaxdist._strategies import Strategy
 from jaxdist._planning import share_slices
+from jaxdist._strategies import Strategy
+from jaxdist.errors import ConfigError
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
 
 

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist.nn import example_keys
-from jaxdist.training._evaluate import weighted_sums
 from jaxdist.jobs._optimizer import reduced_update
 from jaxdist.jobs.topics_lm._model import Transformer
+from jaxdist.nn import example_keys
+from jaxdist.training import weighted_sums
 
 Batch = dict[str, jax.Array]
 

@@ -9,20 +9,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxdist import tpu
+from jaxdist._planning import assignment_of_slices, logical_shape
+from jaxdist._strategies import MirroredStrategy, Strategy, TPUStrategy
 from jaxdist._validate import Renamed
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.errors import ConfigError, TopologyError
-from jaxdist._strategies import MirroredStrategy
-from jaxdist._strategies import Strategy
-from jaxdist._strategies import TPUStrategy
-from jaxdist._planning import assignment_of_slices
-from jaxdist.tpu._logical_shape import logical_shape
-from jaxdist.tpu.experimental import initialize_tpu_system
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
-from jaxdist.jobs.topics_lm._slices import is_in_slice
-from jaxdist.jobs.topics_lm._slices import over_slices
-from jaxdist.jobs.topics_lm._slices import slice_of_device
-from jaxdist.jobs.topics_lm._slices import told
+from jaxdist.jobs.topics_lm._slices import is_in_slice, over_slices, slice_of_device, told
+from jaxdist.tpu.experimental import initialize_tpu_system
 
 
 def topics_strategy(config: TopicsConfig) -> Strategy:

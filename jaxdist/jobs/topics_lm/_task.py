@@ -4,18 +4,18 @@ import math
 from typing import Any, final
 
 from jaxdist._strategies import Strategy
-from jaxdist.training._evaluate import WEIGHT
-from jaxdist.jobs._task import Curve
-from jaxdist.jobs._task import Measures
-from jaxdist.jobs._task import Task
+from jaxdist.jobs._task import Curve, Measures, Task
 from jaxdist.jobs.topics_lm._generate import generate
 from jaxdist.jobs.topics_lm._recipe import TopicsRecipe
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
-from jaxdist.jobs.topics_lm._text import SEPARATOR
-from jaxdist.jobs.topics_lm._text import baselines
-from jaxdist.jobs.topics_lm._text import held_out_windows
-from jaxdist.jobs.topics_lm._text import load_text
-from jaxdist.jobs.topics_lm._text import training_windows
+from jaxdist.jobs.topics_lm._text import (
+    SEPARATOR,
+    baselines,
+    held_out_windows,
+    load_text,
+    training_windows,
+)
+from jaxdist.training import WEIGHT
 
 
 @final

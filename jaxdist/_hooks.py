@@ -1,0 +1,30 @@
+"""Functions that a room calls and a room above it provides."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Hook:
+    """A place for one function of a higher room; it is filled when that room is imported.
+
+    Args:
+        provider: The room that provides the function.
+    """
+
+    def __init__(self, provider: str) -> None:
+        self._provider = provider
+        self._function: Callable[..., Any] | None = None
+
+    def set(self, function: Callable[..., Any]) -> None:
+        """Provide the function."""
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        if self._function is None:
+            raise RuntimeError(f"{self._provider} was not imported; `import jaxdist` does it")
+        return self._function(*args, **kwargs)
+
+
+# Plans a program of a strategy for another machine.
+COMPILE_FOR = Hook("jaxdist._planning")

@@ -1,0 +1,23 @@
+"""The metrics file of a run."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxdist._checkpoints import replace_file
+
+
+def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
+    """Write a JSON file in one piece: a reader sees the old one or all of the new one."""
+    text = json.dumps(metrics, indent=2, allow_nan=True) + "\n"
+    replace_file(path, text.encode())
+
+
+def read_metrics(path: Path) -> dict[str, Any] | None:
+    """What a metrics file says; None where it cannot be read as one."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,210 @@
+"""A run that goes on with other values: which entries matter, what is told, what is kept."""
+
+import dataclasses
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import jaxdist
+from jaxdist import jobs
+from jaxdist.errors import CheckpointError, ConfigError
+from jaxdist.jobs import TASKS, DigitsConfig, TrainingReport, load_config
+from jaxdist.jobs._config.changes import changed_entries
+from jaxdist.jobs._config.load import as_dict
+from jaxdist.jobs._config.schema import Change
+
+SHIPPED = Path(__file__).parents[2] / "configs" / "digits_mirrored.toml"
+SMALL = (
+    "model.channels=[4]",
+    "model.hidden=8",
+    "data.batch_size=64",
+    "optimizer.schedule=constant",
+    "optimizer.warmup_steps=0",
+    "checkpoint.every=5",
+    "output.picture=",
+)
+
+
+def _train(folder: Path, *overrides: str, accept: bool = False) -> tuple[TrainingReport, str]:
+    here = [f"output.directory='{folder}'", f"checkpoint.directory='{folder / 'checkpoints'}'"]
+    loaded = load_config(DigitsConfig, SHIPPED, [*SMALL, *here, *overrides])
+    out = io.StringIO()
+    console = Console(file=out, width=200)
+    strategy = jaxdist.OneDeviceStrategy("cpu:0")
+    return jobs.train(loaded, strategy, console=console, accept_changes=accept), out.getvalue()
+
+
+def _metrics(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 5 steps; tests that go on copy it."""
+    folder = tmp_path_factory.mktemp("trained")
+    _train(folder, "training.steps=5")
+    return folder
+
+
+@pytest.fixture
+def copy(trained: Path, tmp_path: Path) -> Path:
+    """That run in a folder of its own."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("steps", [5, 10], ids=["finished", "unfinished"])
+def test_an_entry_that_matters_is_an_error_with_both_values_and_both_ways_on(
+    copy: Path, steps: int
+) -> None:
+    # But for the files of locks.
+    files = [p for p in copy.rglob("*") if p.is_file() and not p.name.startswith(".")]
+    before = {p: p.read_bytes() for p in files}
+    with pytest.raises(CheckpointError) as caught:
+        _train(copy, f"training.steps={steps}", "optimizer.learning_rate=0.1", "training.seed=3")
+    told = str(caught.value)
+    assert "optimizer.learning_rate: saved 0.003, now 0.1 (--set optimizer.learning_rate" in told
+    assert "training.seed: saved 0, now 3" in told
+    assert "--set checkpoint.directory=... and --set output.directory=" in told
+    assert "--accept-changes" in told
+    assert {p: p.read_bytes() for p in before} == before
+
+
+def test_accepted_changes_hold_from_then_on_and_the_metrics_say_from_which_step(
+    copy: Path,
+) -> None:
+    _, out = _train(
+        copy, "training.steps=10", "optimizer.learning_rate=0.1", "data.batch_size=32", accept=True
+    )
+    assert "optimizer.learning_rate is 0.1 from here on, and was 0.003" in out
+    found = _metrics(copy)
+    assert [(c["after_step"], c["entry"], c["before"], c["after"]) for c in found["changes"]] == [
+        (5, "data.batch_size", 64, 32),
+        (5, "optimizer.learning_rate", 0.003, 0.1),
+    ]
+    assert len(found["losses"]) == 10
+    # They are the run's values now.
+    _, out = _train(copy, "training.steps=12", "optimizer.learning_rate=0.1", "data.batch_size=32")
+    assert "from here on" not in out
+    assert _metrics(copy)["changes"] == found["changes"]
+    with pytest.raises(CheckpointError, match=r"learning_rate: saved 0\.1, now 0\.003"):
+        _train(copy, "training.steps=14", "data.batch_size=32")
+
+
+def test_more_steps_go_on_and_a_curve_over_the_steps_is_told(copy: Path, tmp_path: Path) -> None:
+    first = _metrics(copy)["losses"]
+    report, out = _train(copy, "training.steps=8", "training.log_every=1")
+    assert (report.steps, report.was_finished) == (8, False)
+    assert _metrics(copy)["losses"][:5] == first
+    assert "from here on" not in out
+    curved = tmp_path / "curved"
+    _train(curved, "training.steps=5", "optimizer.schedule=cosine")
+    _, out = _train(curved, "training.steps=6", "optimizer.schedule=cosine")
+    assert "training.steps is 6 from here on, and was 5 (the learning rate follows a curve" in out
+
+
+def test_a_run_without_its_files_writes_them_and_trains_nothing(copy: Path) -> None:
+    metrics = _metrics(copy)
+    (copy / "metrics.json").unlink()
+    report, out = _train(copy, "training.steps=5")
+    assert not report.was_finished
+    assert "resumed from step 5" in out
+    assert _metrics(copy)["losses"] == metrics["losses"]
+    assert _metrics(copy)["accuracy"] == metrics["accuracy"]
+
+
+def test_metrics_of_another_run_are_not_written_over(copy: Path) -> None:
+    before = (copy / "metrics.json").read_bytes()
+    with pytest.raises(ConfigError, match="holds the metrics of another run \\(5 steps\\)"):
+        _train(copy, "training.steps=5", f"checkpoint.directory='{copy / 'others'}'")
+    assert (copy / "metrics.json").read_bytes() == before
+
+
+def test_a_checkpoint_without_a_configuration_is_gone_on_from_and_says_so(copy: Path) -> None:
+    """Of a version that did not save it; its checksums are as that version wrote them."""
+    from jaxdist._checkpoints.leaves import json_checksum
+
+    folder = copy / "checkpoints" / "5"
+    notes = json.loads((folder / "notes" / "metadata").read_text())
+    del notes["config"]
+    (folder / "notes" / "metadata").write_text(json.dumps(notes))
+    sums = json.loads((folder / "leaves" / "metadata").read_text())
+    sums["checksum"] = json_checksum([sums["leaves"], notes])
+    (folder / "leaves" / "metadata").write_text(json.dumps(sums))
+    (copy / "checkpoints" / "manifests" / "5.json").unlink()
+    _, out = _train(copy, "training.steps=6", "optimizer.learning_rate=0.1")
+    assert "does not say with which values it was trained" in out
+
+
+# Every entry
+
+TOPICS = TASKS["topics_lm"].schema
+FREE = {
+    "checkpoint.directory", "checkpoint.every", "checkpoint.keep", "checkpoint.resume",
+    "output.directory", "output.metrics", "output.picture", "generate.bytes", "generate.prompt",
+    "generate.seed", "generate.temperature", "model.remat", "optimizer.compression",
+    "optimizer.workers", "strategy.devices", "strategy.logical_devices", "strategy.partition",
+    "strategy.slices", "strategy.virtual_cpu_devices", "strategy.virtual_slice",
+    "strategy.whole_below", "training.donate", "training.evaluate_every", "training.log_every",
+    "training.steps",
+}  # fmt: skip
+NEVER = {
+    "task", "data.seed", "data.sequence_length", "data.stride", "data.test_fraction",
+    "model.channels", "model.heads", "model.hidden", "model.layers", "model.width",
+}  # fmt: skip
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, tuple):
+        return [*value, 1]
+    return value + 1 if isinstance(value, (int, float)) else f"not {value}"
+
+
+@pytest.mark.parametrize("schema", [DigitsConfig, TOPICS], ids=["digits", "topics_lm"])
+def test_every_entry_is_free_or_changes_knowingly_or_never(schema: type[Any]) -> None:
+    config = schema()
+    count = 0
+    for section, body in as_dict(config).items():
+        entries = body if isinstance(body, dict) else {section: body}
+        for key, value in entries.items():
+            saved = {section: {key: _other(value)}} if body is entries else {key: _other(value)}
+            name = f"{section}.{key}" if body is entries else key
+            [found] = changed_entries(saved, config)
+            assert found.name == name
+            wanted = Change.FREE if name in FREE else Change.KNOWINGLY
+            assert found.change is (Change.NEVER if name in NEVER else wanted), name
+            count += 1
+    assert count > 25
+
+
+def test_an_entry_without_effect_may_change_and_counts_where_it_has_one() -> None:
+    config = DigitsConfig()
+    compressed = dataclasses.replace(
+        config, optimizer=dataclasses.replace(config.optimizer, update="compressed")
+    )
+    saved = as_dict(compressed)
+    saved["optimizer"]["workers"] = 4
+    assert {c.name: c.change for c in changed_entries(saved, compressed)} == {
+        "optimizer.workers": Change.KNOWINGLY
+    }
+    assert {c.name: c.change for c in changed_entries(saved, config)} == {
+        "optimizer.update": Change.KNOWINGLY,
+        "optimizer.workers": Change.KNOWINGLY,
+    }
+
+
+def test_values_that_json_writes_alike_are_alike() -> None:
+    config = DigitsConfig()
+    assert changed_entries(json.loads(json.dumps(as_dict(config))), config) == ()
+    assert changed_entries({"training": {"seed": np.float64(0.0)}}, config) == ()
+    [found] = changed_entries({"training": {"donate": 0}}, config)
+    assert found.name == "training.donate"

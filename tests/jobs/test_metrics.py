@@ -1,0 +1,97 @@
+"""The metrics file, the picture, and the packages they need."""
+
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from jaxdist._checkpoints import replace_file
+from jaxdist.errors import ArgumentError, MissingExtraError
+from jaxdist.jobs import versions
+from jaxdist.jobs._config.metrics_file import write_metrics
+from jaxdist.jobs._run.metrics import History, draw_learning_curve
+from jaxdist.jobs._task import Curve
+from jaxdist.training import EXTRAS, require_extra
+
+_HISTORY = History([2.0, 1.0, 0.5], [{"step": 3, "loss": 0.6, "accuracy": 0.9}])
+_CURVE = Curve("accuracy", "held-out accuracy (%)", factor=100.0)
+
+
+def test_metrics_come_back_as_they_were(tmp_path: Path) -> None:
+    metrics = {"accuracy": 0.99, "losses": [1.5, 0.25], "config": {"a": None}}
+    write_metrics(tmp_path / "m.json", metrics)
+    assert json.loads((tmp_path / "m.json").read_text()) == metrics
+
+
+def test_the_picture_is_a_png_and_nothing_else_is_left(tmp_path: Path) -> None:
+    draw_learning_curve(tmp_path / "curve.png", _HISTORY, _CURVE, title="digits")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert [p.name for p in tmp_path.iterdir()] == ["curve.png"]
+
+
+def test_a_file_that_cannot_be_finished_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.json"
+    replace_file(path, b"old")
+
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        replace_file(path, b"new")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["m.json"]
+
+
+def test_versions_name_python_jax_and_what_a_result_depends_on() -> None:
+    found = versions()
+    assert found["python"].count(".") == 2
+    assert {"jax", "jaxlib", "flax", "optax", "numpy", "jaxdist"} <= found.keys()
+
+
+@pytest.mark.parametrize("extra", EXTRAS, ids=lambda e: e.name)
+def test_a_missing_extra_is_an_error_with_the_install_command(
+    extra: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, module = extra.name, extra.module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError) as caught:
+        require_extra(name, "draw the curve")
+    assert f"{name} is needed to draw the curve" in str(caught.value)
+    assert f"pip install {name}" in str(caught.value)
+
+
+def test_an_extra_that_does_not_exist_lists_those_that_do() -> None:
+    with pytest.raises(ArgumentError, match="scikit-learn"):
+        require_extra("sklearn", "load the digits")
+
+
+def test_the_extras_are_those_of_the_package() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    declared = project["project"]["optional-dependencies"].keys()
+    assert declared - {e.name for e in EXTRAS} <= {"examples", "test", "dev"}
+    assert {e.name for e in EXTRAS} <= declared
+
+
+def test_what_an_error_says_to_install_is_what_the_extra_of_the_package_has() -> None:
+    root = Path(__file__).parent.parent.parent
+    declared = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = declared["optional-dependencies"]
+    for extra in EXTRAS:
+        assert extras[extra.name] == [extra.name]
+        assert extra.install_command == f"pip install {extra.name}"
+
+
+def test_nobody_is_told_to_install_a_package_that_is_not_published() -> None:
+    root = Path(__file__).parent.parent.parent
+    told = re.compile(r"pip install '?jaxdist|jaxdist\[")
+    texts = [*root.glob("jaxdist/**/*.py"), *root.glob("docs/**/*.md"), root / "README.md"]
+    texts += root.glob("notebooks/*.ipynb")
+    assert [str(p) for p in texts if told.search(p.read_text())] == []
