@@ -1,7 +1,7 @@
 # `make setup` once, then the rest. PYTHON=... uses another environment.
 PYTHON ?= .venv/bin/python
 
-.PHONY: setup check test test-long docs bench accelerator size
+.PHONY: setup check test test-long docs bench accelerator size map
 
 setup:  ## virtual environment with the pinned tools
 	python3 -m venv .venv
@@ -27,5 +27,8 @@ bench:  ## one line per claim
 accelerator:  ## what only a GPU or TPU can show, on one of them; exits with 3 where there is none
 	$(PYTHON) -m benchmarks.accelerator
 
-size:  ## a report, never a gate: lines per file, the longest first
-	@git ls-files 'jaxdist/*.py' | xargs wc -l | sort -rn | head -n 20
+size:  ## a report, never a gate: the figures of the layout, with their definitions
+	@$(PYTHON) -m tools.figures size
+
+map:  ## a table of rooms: files, lines, arrows in and out, public names
+	@$(PYTHON) -m tools.figures map

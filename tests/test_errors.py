@@ -52,7 +52,7 @@ PROTOCOLS = {
     ("_values/sharded/sharded.py", "AttributeError"),
     ("_values/variable/documented.py", "AttributeError"),
     ("_values/variable/operators.py", "AttributeError"),
-    ("_compat/_arrays.py", "RuntimeError"),
+    ("_compat/arrays.py", "RuntimeError"),
     ("errors.py", "AttributeError"),
 }
 FILES = sorted(pathlib.Path(errors.__file__).parent.rglob("*.py"))

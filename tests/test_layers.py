@@ -1,8 +1,10 @@
-"""A lower room never imports a higher one, not even inside a function or for types only."""
+"""Imports run downward: between rooms, and between the sub-rooms and files of a room."""
 
 import ast
+import collections
+import functools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -10,137 +12,320 @@ import jaxdist
 
 ROOT = pathlib.Path(jaxdist.__file__).parent
 
-# Top to bottom, as in `docs/design/000-rooms.md`. A room may use the rows before its own; rooms of
+# Bottom to top, as in `docs/design/000-rooms.md`. A room may use the rows before its own; rooms of
 # one row do not use each other, except as SIDEWAYS says.
 ROWS = [
-    {"_typing", "errors"},
-    {"_chips", "_compat", "_not_there", "_validate"},
-    {"cluster_resolver", "tpu"},
-    {"mesh", "runtime", "hlo"},
-    {"cost"},
+    {"_typing", "errors", "_hooks"},
+    {"_compat", "_not_there", "_validate"},
+    {"_devices", "_mesh", "hlo"},
+    {"tpu", "cluster_resolver", "cost"},
     {"explain"},
-    {"values", "collectives"},
-    {"replica"},
-    {"program", "data", "nn", "update", "partition"},
-    {"strategies", "parameter_server"},
-    {"training", "estimator"},
-    {"experimental", "coordinator", "compat", "contrib", "config"},
+    {"_values", "_collectives"},
+    {"_replica"},
+    {"_program", "data", "nn", "_update", "partition"},
+    {"_checks", "_checkpoints"},
+    {"_strategies"},
+    {"_planning", "training"},
+    {"jobs"},
+    {"experimental", "compat", "contrib", "config"},
     {"__init__"},
     {"cli"},
     {"__main__"},
 ]
-SIDEWAYS = {("collectives", "values"), ("cluster_resolver", "tpu")}
-LEVEL = {room: level for level, rooms in enumerate(ROWS) for room in rooms}
+SIDEWAYS = {("_collectives", "_values"), ("cluster_resolver", "tpu")}
+# Likewise inside `_program`, the largest room.
+PROGRAM = [
+    {"jaxprs", "arguments"},
+    {"nnx", "proof"},
+    {"trace"},
+    {"state", "variables", "uneven", "logical"},
+    {"op_by_op", "report"},
+    {"virtual", "functions"},
+    {"compile"},
+    {"run"},
+    {"__init__"},
+]
+PROGRAM_SIDEWAYS = {("uneven", "state"), ("variables", "uneven")}
 
-# Rooms that could run without JAX: who is in the job, and where chips sit.
+# Rooms that could run without JAX: who is in the job, and where chips are.
 WITHOUT_JAX = {"cluster_resolver", "tpu"}
 
-# Uses what it tests. `__init__` lists it, and the command is a user like any other; no room below
-# them may lean on it.
+# Uses what it tests. `__init__` lists it; no other room uses it.
 OUTSIDE = "testing"
 USERS_OF_TESTING = {"__init__"}
 
+# What users import. Every other entry of the package starts with an underscore.
+PUBLIC = {
+    "cli",
+    "cluster_resolver",
+    "compat",
+    "config",
+    "contrib",
+    "cost",
+    "data",
+    "errors",
+    "experimental",
+    "explain",
+    "hlo",
+    "jobs",
+    "nn",
+    "partition",
+    "testing",
+    "tpu",
+    "training",
+}
+# Modules and folders inside of public rooms that users import too.
+PUBLIC_INSIDE = {
+    "compat.v1",
+    "compat.v1.experimental",
+    "compat.v1.tpu",
+    "jobs.digits",
+    "jobs.topics_lm",
+    "tpu.experimental",
+}
+MOST_ENTRIES = 16
 
-def _modules(source: str) -> Iterator[str]:
-    """Dotted names of everything that `source` imports, wherever the import stands."""
-    for node in ast.walk(ast.parse(source)):
+Files = Mapping[str, str]  # dotted name of a module inside of the package -> its source
+
+
+def _files() -> dict[str, str]:
+    """All modules; a folder is known by the name of its `__init__`, such as `data.__init__`."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text()
+        for path in sorted(ROOT.rglob("*.py"))
+    }
+
+
+@functools.cache
+def _imports(source: str) -> list[tuple[str, bool]]:
+    """Dotted names of everything that `source` imports, and whether inside of a function."""
+    return list(_read_imports(source))
+
+
+def _read_imports(source: str) -> Iterator[tuple[str, bool]]:
+    tree = ast.parse(source)
+    top = set(map(id, tree.body))
+    for node in ast.walk(tree):
+        inner = id(node) not in top
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module == "jaxdist":
-            yield from (f"jaxdist.{alias.name}" for alias in node.names)
+            yield from ((alias.name, inner) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            yield from ((f"{node.module}.{alias.name}", inner) for alias in node.names)
 
 
-def _room(dotted: str) -> str:
-    """The room that `jaxdist.x.y` lies in; a public name counts as `__init__`."""
-    part = (dotted.split(".") + ["__init__"])[1]
-    return part if part in LEVEL or part == OUTSIDE else "__init__"
+def _module(dotted: str, files: Files) -> str:
+    """The module of the package that `jaxdist.x.y.name` is, or is in."""
+    parts = dotted.split(".")[1:]
+    while parts:
+        for name in (".".join(parts), ".".join([*parts, "__init__"])):
+            if name in files:
+                return name
+        parts.pop()
+    return "__init__"
 
 
-def import_faults(here: str, source: str) -> list[str]:
-    """Sentences on what `source`, a module of the room `here`, may not import."""
-    faults = []
-    for module in _modules(source):
-        package = module.split(".")[0]
+def _face(module: str, files: Files) -> set[str]:
+    """The modules that the `__init__` of a room hands on as names."""
+    source = files.get(f"{module}.__init__", "")
+    return {
+        dotted.removeprefix("jaxdist.")
+        for dotted, _ in _imports(source)
+        if dotted.startswith(f"jaxdist.{module}.")
+    }
+
+
+def _row_faults(
+    here: str, there: str, rows: list[set[str]], sideways: set[tuple[str, str]]
+) -> Iterator[str]:
+    level = {room: number for number, rooms in enumerate(rows) for room in rooms}
+    if level[there] > level[here]:
+        yield f"imports {there}, from a higher row of the table"
+    elif level[there] == level[here] and (here, there) not in sideways:
+        yield f"imports {there}, of its own row"
+
+
+def _import_faults(name: str, files: Files) -> Iterator[str]:
+    """Sentences on what one module may not import."""
+    room = name.split(".")[0]
+    for dotted, inner in _imports(files[name]):
+        package = dotted.split(".")[0]
         if package == "pickle":
-            faults.append("imports pickle")
-        if package == "jax" and here in WITHOUT_JAX:
-            faults.append(f"{here} imports {module}, and is a room without jax")
-        if module.startswith("jax._src") and here != "_compat":
-            faults.append(f"imports {module}, which is private; put the need in _compat")
-        there = _room(module)
-        if package != "jaxdist" or there == here or here == OUTSIDE:
+            yield "imports pickle"
+        if package == "jax" and room in WITHOUT_JAX:
+            yield f"imports {dotted}, and is a room without jax"
+        if dotted.startswith("jax._src") and room != "_compat":
+            yield f"imports {dotted}, which is private; put the need in _compat"
+        if package != "jaxdist":
+            continue
+        if inner:
+            yield f"imports {dotted} inside of a function"
+        module = _module(dotted, files)
+        there = module.split(".")[0]
+        if there == room or room == OUTSIDE:
+            if room == "_program" and there == room:
+                parts = name.split(".")[1], module.split(".")[1]
+                if parts[0] != parts[1]:
+                    yield from _row_faults(*parts, PROGRAM, PROGRAM_SIDEWAYS)
             continue
         if there == OUTSIDE:
-            if here not in USERS_OF_TESTING:
-                faults.append(f"{here} imports {module}, which no room may use")
-        elif LEVEL[there] > LEVEL[here]:
-            faults.append(f"{here} imports {module}, from a lower row of the table")
-        elif LEVEL[there] == LEVEL[here] and (here, there) not in SIDEWAYS:
-            faults.append(f"{here} imports {module}, of its own row")
-    return faults
+            if room not in USERS_OF_TESTING:
+                yield f"imports {dotted}, which no room may use"
+            continue
+        yield from _row_faults(room, there, ROWS, SIDEWAYS)
+        yield from _private_faults(module, there, files)
 
 
-FILES = sorted(ROOT.rglob("*.py"))
+def _private_faults(module: str, there: str, files: Files) -> Iterator[str]:
+    """What another room imports is in the face of this one."""
+    inside = module.removesuffix(".__init__")
+    is_face = inside == there or inside in PUBLIC_INSIDE or inside in _face(there, files)
+    if not is_face:
+        yield f"imports {inside}, a private module of {there}; import the name from jaxdist.{there}"
 
 
-def _room_of(path: pathlib.Path) -> str:
-    return path.relative_to(ROOT).with_suffix("").parts[0]
+def _circles(files: Files) -> Iterator[str]:
+    """Circles between the entries of one folder, for every folder."""
+    arrows: dict[str, dict[str, set[str]]] = collections.defaultdict(
+        lambda: collections.defaultdict(set)
+    )
+    for name, source in files.items():
+        for dotted, _ in _imports(source):
+            if not dotted.startswith("jaxdist"):
+                continue
+            here, there = name.split("."), _module(dotted, files).split(".")
+            shared = 0
+            while shared < min(len(here), len(there)) and here[shared] == there[shared]:
+                shared += 1
+            if shared < min(len(here), len(there)) and "__init__" not in (
+                here[shared],
+                there[shared],
+            ):
+                arrows[".".join(here[:shared])][here[shared]].add(there[shared])
+    for folder, edges in arrows.items():
+        for entry in edges:
+            if entry in _reached(entry, edges):
+                yield f"{folder or 'jaxdist'}: {entry} imports itself through its neighbours"
 
 
-def _name(path: pathlib.Path) -> str:
-    return str(path.relative_to(ROOT))
+def _reached(entry: str, edges: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    todo = list(edges[entry])
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo.extend(edges.get(one, ()))
+    return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=_name)
-def test_imports_point_up_the_table(path: pathlib.Path) -> None:
-    assert _room_of(path) in LEVEL.keys() | {OUTSIDE}, "a room that the table does not know"
-    assert import_faults(_room_of(path), path.read_text()) == []
+def _name_faults(files: Files) -> Iterator[str]:
+    """Underscores: once, on the room; and how many entries a folder holds."""
+    entries: dict[str, set[str]] = collections.defaultdict(set)
+    for name in files:
+        parts = name.split(".")
+        for depth in range(len(parts)):
+            entries[".".join(parts[:depth])].add(parts[depth])
+        room = parts[0]
+        if len(parts) == 1 and room in {"__init__", "__main__"}:
+            continue
+        if not room.startswith("_") and room not in PUBLIC:
+            yield f"{name}: the room {room} is not in PUBLIC, and has no underscore"
+        if parts[-1] == "__init__" and ".".join(parts[:-1]) in PUBLIC | PUBLIC_INSIDE:
+            continue
+        marks = sum(p.startswith("_") for p in parts if p != "__init__")
+        if marks == 0 and name not in PUBLIC | PUBLIC_INSIDE:
+            yield f"{name} is in a public room: give it an underscore, or list it as public"
+        if marks > 1:
+            yield f"{name} has {marks} underscores; the one of its folder is enough"
+    for folder, inside in entries.items():
+        if folder and len(inside) > MOST_ENTRIES:
+            yield f"{folder} has {len(inside)} entries, and {MOST_ENTRIES} is the most"
 
 
-@pytest.mark.parametrize("path", FILES, ids=_name)
-def test_user_input_never_meets_an_assert(path: pathlib.Path) -> None:
-    lines = [n.lineno for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Assert)]
-    assert lines == [], "raise an error of jaxdist.errors that says what to do"
+def faults(files: Files) -> list[str]:
+    """Sentences on all that is not as the table and the rules want it."""
+    known = {room for rooms in ROWS for room in rooms} | {OUTSIDE}
+    strange = sorted({name.split(".")[0] for name in files} - known)
+    if strange:
+        return [f"{room} is a room that the table does not know" for room in strange]
+    found = [f"{name} {fault}" for name in files for fault in _import_faults(name, files)]
+    return [*found, *_circles(files), *_name_faults(files)]
+
+
+def test_imports_run_downward_and_through_the_faces_of_rooms() -> None:
+    assert faults(_files()) == []
+
+
+def test_user_input_never_meets_an_assert() -> None:
+    found = [
+        f"{name}:{node.lineno}"
+        for name, source in _files().items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Assert)
+    ]
+    assert found == [], "raise an error of jaxdist.errors that says what to do"
 
 
 @pytest.mark.parametrize(
     ("here", "source", "fault"),
     [
-        ("values", "from jaxdist.strategies import Strategy", "lower row"),
-        ("values", "def f():\n    import jaxdist._program.trace.trace", "lower row"),
-        ("mesh", "if TYPE_CHECKING:\n    from jaxdist.values import PerReplica", "lower row"),
-        ("replica", "from jaxdist import strategies", "lower row"),
-        ("strategies", "from jaxdist import MirroredStrategy", "lower row"),
-        ("strategies", "import jaxdist", "lower row"),
-        ("values", "from jaxdist.collectives import all_reduce", "own row"),
-        ("program", "from jaxdist.data import split_batch", "own row"),
-        ("program", "from jaxdist.testing import virtual_devices", "no room"),
-        ("program", "from jax._src import core", "private"),
-        ("program", "def f():\n    import jax._src.core as core", "private"),
-        ("training", "import pickle", "pickle"),
-        ("tpu", "import jax.numpy as jnp", "without jax"),
+        ("_values.mean", "from jaxdist._strategies import Strategy", "higher row"),
+        ("_values.mean", "def f():\n    import jaxdist._program.trace.trace", "higher row"),
+        ("_mesh", "if TYPE_CHECKING:\n    from jaxdist._values import PerReplica", "higher row"),
+        ("_replica", "from jaxdist import _strategies", "higher row"),
+        ("_strategies.base", "from jaxdist import MirroredStrategy", "higher row"),
+        ("_strategies.base", "import jaxdist", "higher row"),
+        ("_values.mean", "from jaxdist._collectives import all_reduce", "own row"),
+        ("_program.run.step", "from jaxdist.data import batches", "own row"),
+        ("_program.run.step", "from jaxdist.testing import virtual_devices", "no room"),
+        ("_program.run.step", "from jax._src import core", "private"),
+        ("_program.run.step", "def f():\n    import jax._src.core as core", "private"),
+        ("training._loop", "import pickle", "pickle"),
+        ("tpu._slice", "import jax.numpy as jnp", "without jax"),
+        ("_program.trace.trace", "from jaxdist._program.run.step import Step", "higher row"),
+        ("_program.nnx.graph", "from jaxdist._program.proof.pieces import x", "own row"),
+        ("_strategies.base", "from jaxdist._program.run.step import Step", "private module"),
+        ("_strategies.base", "from jaxdist.tpu._topology import Topology", "private module"),
+        ("_strategies.base", "from jaxdist.tpu import _topology", "private module"),
+        (
+            "_strategies.base",
+            "def f():\n    from jaxdist._mesh import build",
+            "inside of a function",
+        ),
+        ("_values.pairwise", "from jaxdist._values.mean import divided", "through its neighbours"),
+        ("_values._mean", "", "2 underscores"),
+        ("data.sources", "", "is in a public room"),
+        ("values", "", "does not know"),
     ],
 )
-def test_planted_import_is_found(here: str, source: str, fault: str) -> None:
-    [sentence] = import_faults(here, source)
-    assert fault in sentence
+def test_planted_fault_is_found(here: str, source: str, fault: str) -> None:
+    circle = {"_values.mean": "from jaxdist._values.pairwise import in_pairs"}
+    planted = {**_files(), **(circle if "neighbours" in fault else {}), here: source}
+    assert any(fault in sentence for sentence in faults(planted))
+
+
+@pytest.mark.parametrize("room", ["_values", "data", "_program.proof"])
+def test_folder_with_too_many_entries_is_found(room: str) -> None:
+    many = {f"{room}.{'' if room[0] == '_' else '_'}more_{number}": "" for number in range(16)}
+    assert any("16 is the most" in sentence for sentence in faults({**_files(), **many}))
 
 
 @pytest.mark.parametrize(
     ("here", "source"),
     [
-        ("collectives", "from jaxdist.values import PerReplica"),
-        ("program", "from jaxdist._replica import ReplicaContext"),
-        ("program", "from jaxdist._program.trace.trace import trace"),
-        ("_compat", "from jax._src import core"),
-        ("_compat", "from jaxdist._compat._tracing import inside_trace"),
+        ("_collectives.in_replica", "from jaxdist._values import PerReplica"),
+        ("_program.run.step", "from jaxdist._replica import ReplicaContext"),
+        ("_program.run.step", "from jaxdist._program.trace.trace import Traced"),
+        ("_compat.arrays", "from jax._src import core"),
+        ("_compat.arrays", "from jaxdist._compat.tracing import inside_trace"),
+        ("_strategies.base", "from jaxdist._devices import runtime"),
+        ("_strategies.tpu", "from jaxdist.tpu.experimental import Topology"),
         ("__init__", "from jaxdist import testing as testing"),
         ("__init__", "from jaxdist import experimental as experimental"),
-        ("cli", "from jaxdist.training import train"),
-        ("cli", "import jaxdist"),
+        ("cli._train", "from jaxdist.jobs import train"),
+        ("cli._train", "import jaxdist"),
     ],
 )
-def test_import_that_points_up_is_left_alone(here: str, source: str) -> None:
-    assert import_faults(here, source) == []
+def test_import_that_runs_downward_is_left_alone(here: str, source: str) -> None:
+    files = _files()
+    assert list(_import_faults(here, {**files, here: source})) == []

@@ -7,7 +7,8 @@ from typing import Any
 
 from jaxdist._validate import shown
 from jaxdist.errors import ArgumentTypeError, TopologyError
-from jaxdist.tpu._topology import AXES, Topology
+from jaxdist.tpu import AXES
+from jaxdist.tpu.experimental import Topology
 
 Box = tuple[int, int, int, int]
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from jax._src import traceback_util as _traceback_util
 
-from jaxdist._compat._sources import PACKAGE
+from jaxdist._compat.sources import PACKAGE
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax._src import api_util as _api_util
 from jax._src import core as _core
+from jax._src import dispatch as _dispatch
 from jax._src import tree_util as _tree_util
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import _jax
@@ -115,3 +117,18 @@ def _physical(sharding: Any, aval: Any) -> Any:
     if aval is _core.abstract_token or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return sharding
     return _pxla.sharding_impls.physical_sharding(aval, sharding)
+
+
+# Waits for JAX to raise a public error for programs that are called as `Compiled`.
+InvalidNumberError = _api_util.InternalFloatingPointError
+
+
+def checks_numbers() -> bool:
+    """Whether JAX looks for numbers that are not, in the results of every program."""
+    return bool(_dispatch.needs_check_special())
+
+
+def check_numbers(name: str, arrays: Sequence[Any]) -> None:
+    """Raise an error where JAX is told to look for numbers that are none, and there is one."""
+    if checks_numbers():
+        _dispatch.check_special(name, arrays)

@@ -9,7 +9,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import mesh as _mesh
 
-from jaxdist._compat._held_tracer import HeldTracer
+from jaxdist._compat.held_tracer import HeldTracer
 
 Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
