@@ -101,7 +101,7 @@ def figures(files: layers.Files) -> Iterator[tuple[str, str, str]]:
         "circles; inner imports; private imports",
         f"{len(circles)}; {len(inner)}; {len(private)}",
         "entries of a folder that import themselves; imports of jaxdist inside of functions; "
-        + "imports of a module that the `__init__` of its room does not list",
+         "imports of a module that the `__init__` of its room does not list",
     )
     entries: dict[str, set[str]] = collections.defaultdict(set)
     for name in files:
