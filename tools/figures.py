@@ -100,8 +100,10 @@ def figures(files: layers.Files) -> Iterator[tuple[str, str, str]]:
     yield (
         "circles; inner imports; private imports",
         f"{len(circles)}; {len(inner)}; {len(private)}",
-        "entries of a folder that import themselves; imports of jaxdist inside of functions; "
-         "imports of a module that the `__init__` of its room does not list",
+        (
+            "entries of a folder that import themselves; imports of jaxdist inside of functions; "
+            "imports of a module that the `__init__` of its room does not list"
+        ),
     )
     entries: dict[str, set[str]] = collections.defaultdict(set)
     for name in files:
