@@ -16,13 +16,13 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, call_arguments, is_callable, shown
 from jaxdist._values import (
+    CallContext,
     DistributedValues,
     Handle,
     PerReplica,
-    Site,
     Variable,
-    find_sites_with,
     own_value,
+    set_context_hook,
 )
 from jaxdist.errors import ArgumentTypeError, ContextError
 
@@ -82,15 +82,15 @@ def innermost_explicit_frame() -> Frame | None:
     return None if frame is _OUTSIDE else frame
 
 
-def _site() -> Site:
+def _site() -> CallContext:
     """Where a variable is made, read or assigned."""
     frame = current_frame()
     if frame is None:
-        return Site()
-    return Site(frame.strategy, frame.strategy.layout, frame.variables, frame.inside_step)
+        return CallContext()
+    return CallContext(frame.strategy, frame.strategy.layout, frame.variables, frame.inside_step)
 
 
-find_sites_with(_site)
+set_context_hook(_site)
 
 
 def set_ambient(strategy: Any | None) -> None:

@@ -167,7 +167,7 @@ class DamagedCheckpointError(CheckpointError):
     """Raised when the files of a checkpoint are not what was written."""
 
 
-class DivergedError(JaxdistError, ArithmeticError):
+class NonFiniteLossError(JaxdistError, ArithmeticError):
     """Raised by training when a loss is not finite."""
 
 

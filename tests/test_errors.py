@@ -39,7 +39,7 @@ TREE = {
     "ConfigError": ValueError,
     "CheckpointError": RuntimeError,
     "DamagedCheckpointError": RuntimeError,
-    "DivergedError": ArithmeticError,
+    "NonFiniteLossError": ArithmeticError,
     "OutOfRangeError": StopIteration,
     "DeadlineExceededError": TimeoutError,
     "MissingExtraError": ImportError,

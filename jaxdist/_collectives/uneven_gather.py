@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from jaxdist import _compat
-from jaxdist._collectives.marks.fresh_trace_key import traced_anew
+from jaxdist._collectives.marks.fresh_trace_key import fresh_trace_key
 from jaxdist._typing import AxisNames
 
 # Only in the traces of single groups; what joins them puts an all-gather in its place.
@@ -68,7 +68,7 @@ def logged(log: GatherLog) -> Iterator[None]:
     """Trace with this log."""
     token = _LOG.set(log)
     try:
-        with traced_anew():
+        with fresh_trace_key():
             yield
     finally:
         _LOG.reset(token)

@@ -8,7 +8,7 @@ from jaxdist._planning.abstract_call import abstract_call, rows_per_replica
 from jaxdist._planning.planner import Source, plan
 from jaxdist._program import Program, RunOptions
 from jaxdist._strategies import Strategy
-from jaxdist.explain import Plan
+from jaxdist.explain import SlicePlan
 
 
 def compile_for(
@@ -21,7 +21,7 @@ def compile_for(
     logical: Any,
     global_batch: int | None,
     quick: bool,
-) -> Plan:
+) -> SlicePlan:
     """Plan a program that `strategy.lower(fn, ...)` made."""
     lower = functools.partial(_lower, fn, options, program)
     source = Source(lower, rows_per_replica(program), like=strategy)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from jaxdist._planning.needs import Needs
-from jaxdist.explain import Memory, Plan, size
+from jaxdist.explain import SlicePlan, Memory, size
 
 # Batches that a search for the largest one may try. The compiler refuses one that does not fit
 # before it writes code, which is nearly all of the time: those that fit are few.
@@ -13,7 +13,7 @@ _AIM, _ENOUGH = 0.95, 0.8
 
 
 def advice(
-    made: Plan,
+    made: SlicePlan,
     needs: Needs,
     needs_with: Callable[[int], Needs] | None,
     report: Callable[[str], None],
@@ -70,7 +70,7 @@ def _verdict(memory: Memory, saved: int) -> str:
 
 
 def _of_batch(
-    made: Plan, needs_with: Callable[[int], Needs], report: Callable[[str], None]
+    made: SlicePlan, needs_with: Callable[[int], Needs], report: Callable[[str], None]
 ) -> Iterator[str]:
     """The largest batch that fits, found by compiling."""
     rows = made.rows_per_replica

@@ -16,7 +16,7 @@ from jaxdist._strategies import Strategy
 from jaxdist._validate import as_flag, as_integer
 from jaxdist.cost import Chip
 from jaxdist.errors import ArgumentError
-from jaxdist.explain import Plan, seconds
+from jaxdist.explain import SlicePlan, seconds
 
 # Lowers a step for a strategy, with so many rows of a batch for each replica.
 Lower = Callable[[Strategy, "int | None"], Program]
@@ -51,7 +51,7 @@ def plan(
     global_batch: int | None = None,
     quick: bool = False,
     report: Report = lambda what: None,
-) -> Plan:
+) -> SlicePlan:
     """Compile a step for a slice, and for one device to compare with; see `Program.compile_for`."""
     as_flag("compile_for", "quick", quick)
     # The strategy of a scope around the call is not the one that is planned for.
@@ -62,7 +62,9 @@ def plan(
         return _planned(source, where, rows, quick, report)
 
 
-def _planned(source: Source, where: Place, rows: int | None, quick: bool, report: Report) -> Plan:
+def _planned(
+    source: Source, where: Place, rows: int | None, quick: bool, report: Report
+) -> SlicePlan:
     report(f"tracing for {where.name}")
     program = source.lower(where.strategy, rows)
     alone = None if quick else _traced_alone(source, where, rows)
@@ -76,7 +78,7 @@ def _planned(source: Source, where: Place, rows: int | None, quick: bool, report
     if single is not None and needs.memory.fits:
         report("compiling for one device, to compare with")
         one = single.result()
-    made = Plan(
+    made = SlicePlan(
         name=program.name,
         topology=where.name,
         chip=where.chip,
@@ -105,7 +107,7 @@ def _traced_alone(source: Source, where: Place, rows: int | None) -> tuple[Progr
     return source.lower(single.strategy, rows), single.device
 
 
-def _with_efficiency(made: Plan, one: Needs) -> Plan:
+def _with_efficiency(made: SlicePlan, one: Needs) -> SlicePlan:
     """The plan with what its devices do beside what one device alone would."""
     if one.times is None or made.times is None:
         note = "the step does not fit on one device"

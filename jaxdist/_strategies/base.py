@@ -20,7 +20,7 @@ from jaxdist._strategies.across import in_merge as merged
 from jaxdist._strategies.across import local, reduce_and_gather
 from jaxdist._strategies.extended.extended import StrategyExtended
 from jaxdist._strategies.extended.strategy_v1 import StrategyMethodsV1
-from jaxdist._strategies.properties import Facts
+from jaxdist._strategies.properties import StrategyProperties
 from jaxdist._strategies.scope import Scope
 from jaxdist._strategies.where_called import (
     BEFORE,
@@ -40,7 +40,7 @@ _raw_frame = _replica.FRAME.get
 _ref = weakref.ref
 
 
-class Strategy(Facts, StrategyMethodsV1):
+class Strategy(StrategyProperties, StrategyMethodsV1):
     """Copies of a step, the replicas, that run together; made through its subclasses.
 
     Laws (`tests/strategies/` runs them on every strategy):
@@ -280,7 +280,7 @@ class Strategy(Facts, StrategyMethodsV1):
 
     def _planner(
         self, fn: Callable[..., Any], options: RunOptions | None
-    ) -> Callable[..., explain.Plan]:
+    ) -> Callable[..., explain.SlicePlan]:
         return functools.partial(COMPILE_FOR, self, fn, options)
 
     @final

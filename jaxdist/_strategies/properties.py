@@ -8,7 +8,7 @@ from jaxdist._collectives import Communication
 from jaxdist._mesh import ReplicaMesh
 
 
-class Facts:
+class StrategyProperties:
     """The properties of every strategy; `Strategy` has the methods."""
 
     layout: ReplicaMesh

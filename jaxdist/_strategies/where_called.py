@@ -3,7 +3,7 @@
 from typing import NoReturn
 
 from jaxdist import _replica
-from jaxdist._strategies.properties import Facts
+from jaxdist._strategies.properties import StrategyProperties
 from jaxdist._values import current_binding
 from jaxdist.errors import ContextError, InputContextError, MixedStrategyError
 
@@ -15,7 +15,7 @@ def instead(method: str) -> str:
     return f"Inside a replica use jaxdist.get_replica_context().{method}, or merge_call."
 
 
-def refuse_mixing(strategy: Facts, what: str, frame: _replica.Frame) -> NoReturn:
+def refuse_mixing(strategy: StrategyProperties, what: str, frame: _replica.Frame) -> NoReturn:
     """Another strategy is current.
 
     Raises:
@@ -30,7 +30,7 @@ def refuse_mixing(strategy: Facts, what: str, frame: _replica.Frame) -> NoReturn
     )
 
 
-def _apart(called: Facts, current: Facts) -> str:
+def _apart(called: StrategyProperties, current: StrategyProperties) -> str:
     """What tells the strategy of a call from the current one."""
     if repr(called) == repr(current):
         return (
@@ -43,7 +43,7 @@ def _apart(called: Facts, current: Facts) -> str:
     )
 
 
-def check_across(strategy: Facts, what: str, remedy: str) -> _replica.Frame | None:
+def check_across(strategy: StrategyProperties, what: str, remedy: str) -> _replica.Frame | None:
     """The current frame, refused inside a replica and under another strategy.
 
     Raises:
@@ -62,7 +62,7 @@ def check_across(strategy: Facts, what: str, remedy: str) -> _replica.Frame | No
     return frame
 
 
-def check_scope(strategy: Facts) -> None:
+def check_scope(strategy: StrategyProperties) -> None:
     """Refuse `scope` inside a step, and under another strategy.
 
     Raises:
@@ -78,7 +78,7 @@ def check_scope(strategy: Facts) -> None:
         _refuse_here(strategy, "scope", frame, "Enter the scope outside strategy.run.")
 
 
-def check_run(strategy: Facts) -> _replica.Frame | None:
+def check_run(strategy: StrategyProperties) -> _replica.Frame | None:
     """Refuse `run` inside a replica, and under another strategy.
 
     Returns:
@@ -99,7 +99,7 @@ def check_run(strategy: Facts) -> _replica.Frame | None:
     return frame if frame.in_merge else None
 
 
-def check_lower(strategy: Facts) -> None:
+def check_lower(strategy: StrategyProperties) -> None:
     """Refuse `lower` inside a step, and under another strategy.
 
     Raises:
@@ -111,7 +111,7 @@ def check_lower(strategy: Facts) -> None:
         _refuse_here(strategy, "lower", frame, "Call it outside strategy.run.")
 
 
-def check_not_in_function(strategy: Facts, what: str) -> None:
+def check_not_in_function(strategy: StrategyProperties, what: str) -> None:
     """Refuse values of single replicas inside a `jaxdist.function`.
 
     Raises:
@@ -141,7 +141,9 @@ def check_next() -> None:
     )
 
 
-def _refuse_here(strategy: Facts, what: str, frame: _replica.Frame, remedy: str) -> NoReturn:
+def _refuse_here(
+    strategy: StrategyProperties, what: str, frame: _replica.Frame, remedy: str
+) -> NoReturn:
     raise ContextError(
         f"{type(strategy).__name__}.{what} was called {frame.describe()}.\n\n"
         f"It is a method of the cross-replica context, outside of a replica.\n\n{remedy}"

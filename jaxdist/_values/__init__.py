@@ -1,10 +1,10 @@
 """What a distributed value is."""
 
+from jaxdist._values.access import CallContext as CallContext
 from jaxdist._values.access import Change as Change
-from jaxdist._values.access import Site as Site
-from jaxdist._values.access import find_sites_with as find_sites_with
+from jaxdist._values.access import set_context_hook as set_context_hook
 from jaxdist._values.access import site as site
-from jaxdist._values.batch_source import Feed as Feed
+from jaxdist._values.batch_source import BatchSource as BatchSource
 from jaxdist._values.indexed_slices import IndexedSlices as IndexedSlices
 from jaxdist._values.leaked_tracers import is_leaked as is_leaked
 from jaxdist._values.leaked_tracers import leaked as leaked

@@ -39,7 +39,7 @@ class Access(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Site:
+class CallContext:
     """Where the caller is: the strategy that is current, and the step around it."""
 
     strategy: Any = None
@@ -48,15 +48,15 @@ class Site:
     in_replica: bool = False  # whether what is traced is what one replica sees
 
 
-_NOWHERE = Site()
-_finders: list[Callable[[], Site]] = []
+_NOWHERE = CallContext()
+_finders: list[Callable[[], CallContext]] = []
 
 
-def find_sites_with(finder: Callable[[], Site]) -> None:
+def set_context_hook(finder: Callable[[], CallContext]) -> None:
     """Rooms below, which know of strategies and steps, say how to find out."""
     _finders[:] = [finder]
 
 
-def site() -> Site:
+def site() -> CallContext:
     """Where the caller is."""
     return _finders[0]() if _finders else _NOWHERE

@@ -7,7 +7,7 @@ from typing import Any
 from jaxdist._typing import PyTree
 
 
-class Feed(abc.ABC):
+class BatchSource(abc.ABC):
     """Gives batches one after the other, and takes back those that were not used."""
 
     @abc.abstractmethod

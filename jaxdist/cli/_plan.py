@@ -14,7 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from jaxdist import jobs, training
 from jaxdist.cli._job_arguments import add_job_arguments
 from jaxdist.errors import ArgumentError
-from jaxdist.explain import Plan, Sweep, picture_path
+from jaxdist.explain import SlicePlan, Sweep, picture_path
 
 
 def add_plan(
@@ -91,7 +91,7 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _found(job: Any, topology: str, arguments: argparse.Namespace) -> Plan | Sweep:
+def _found(job: Any, topology: str, arguments: argparse.Namespace) -> SlicePlan | Sweep:
     with _told() as report:
         given: dict[str, Any] = {
             "logical": arguments.logical,

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdist._typing import PyTree
 from jaxdist._validate import shown
-from jaxdist._values import Feed, current_binding, mark_with_steps_ahead
+from jaxdist._values import BatchSource, current_binding, mark_with_steps_ahead
 from jaxdist.data._optional import OptionalBatch
 from jaxdist.data._prefetch import Prefetcher
 from jaxdist.data._reading.assemble import (
@@ -85,7 +85,7 @@ class _Producer:
         return state
 
 
-class DistributedIterator(Iterator[PyTree], Feed):
+class DistributedIterator(Iterator[PyTree], BatchSource):
     """One pass over a `DistributedDataset`; `iter(dataset)` makes it.
 
     Also a context manager: leaving it ends the reading ahead. So do the end of the data, an

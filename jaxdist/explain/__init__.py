@@ -6,7 +6,7 @@ from jaxdist.explain._parts import Memory as Memory
 from jaxdist.explain._parts import Times as Times
 from jaxdist.explain._parts import Traffic as Traffic
 from jaxdist.explain._plan import CAVEAT as CAVEAT
-from jaxdist.explain._plan import Plan as Plan
+from jaxdist.explain._plan import SlicePlan as SlicePlan
 from jaxdist.explain._sweep import Candidate as Candidate
 from jaxdist.explain._sweep import Sweep as Sweep
 from jaxdist.explain._tables import Table as Table

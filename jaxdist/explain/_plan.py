@@ -23,7 +23,7 @@ CAVEAT = (
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Plan:
+class SlicePlan:
     """What one step would need and take on a slice of TPUs, compiled for it with its own compiler.
 
     All sizes and times are of one device: a chip, or a core where a chip has two.

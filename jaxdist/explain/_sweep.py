@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from jaxdist.explain import _tables
-from jaxdist.explain._plan import CAVEAT, Plan
+from jaxdist.explain._plan import CAVEAT, SlicePlan
 from jaxdist.explain._tables import Table
 from jaxdist.explain._words import seconds, size
 
@@ -18,7 +18,7 @@ class Candidate:
     rules: str
     num_replicas: int
     num_logical: int
-    plan: Plan | None
+    plan: SlicePlan | None
     reason: str = ""
 
     @property
@@ -53,7 +53,7 @@ class Sweep:
         return tuple(sorted(self.candidates, key=lambda c: (c.seconds is None, c.seconds or 0.0)))
 
     @property
-    def best(self) -> Plan | None:
+    def best(self) -> SlicePlan | None:
         """The plan with the shortest predicted step of those that fit."""
         first = next(iter(self.ranked), None)
         return first.plan if first is not None and first.seconds is not None else None

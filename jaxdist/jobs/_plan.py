@@ -10,7 +10,7 @@ from jaxdist._program import Program
 from jaxdist._strategies import Strategy
 from jaxdist._validate import Renamed, as_integer, is_callable, shown
 from jaxdist.errors import ArgumentTypeError, JaxdistError, TopologyError
-from jaxdist.explain import Candidate, Plan, Sweep
+from jaxdist.explain import Candidate, SlicePlan, Sweep
 from jaxdist.jobs._config.checks import MOST_ROWS, checked_rules
 from jaxdist.jobs._job import Job
 
@@ -34,7 +34,7 @@ def plan_job(
     global_batch: int | None = None,
     quick: bool = False,
     report: Report = lambda what: None,
-) -> Plan:
+) -> SlicePlan:
     """Compile the train step of a job for a slice of TPUs that need not be there, and plan it.
 
     Shapes:

@@ -18,7 +18,7 @@ from rich.console import Console
 import jaxdist
 from jaxdist.data import batches
 from jaxdist.data._prefetch import THREAD_NAME
-from jaxdist.errors import CheckpointError, ConfigError, DivergedError, MissingExtraError
+from jaxdist.errors import CheckpointError, ConfigError, MissingExtraError, NonFiniteLossError
 from jaxdist.jobs import DigitsConfig, TrainingReport, load_config, mirrored_strategy, train
 from jaxdist.jobs._config.checks import check_job
 from jaxdist.jobs._run import output, run
@@ -375,7 +375,7 @@ def test_a_loss_that_is_not_finite_ends_training_before_anything_is_saved_of_it(
     job = [*_SMALL, "checkpoint.every=1", "training.log_every=100", "training.steps=9"]
     job.append("optimizer.learning_rate=1e30")
     with pytest.raises(
-        DivergedError, match=r"loss of step 2 is (nan|inf)(.|\n)*of step 1\."
+        NonFiniteLossError, match=r"loss of step 2 is (nan|inf)(.|\n)*of step 1\."
     ) as caught:
         _train(tmp_path, *job, replicas=2)
     assert "--set optimizer.learning_rate=1e+29, or --set optimizer.clip_norm=1.0" in str(

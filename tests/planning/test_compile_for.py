@@ -52,11 +52,11 @@ def lowered() -> jaxdist.Program:
 
 
 @pytest.fixture(scope="module")
-def two_slices() -> explain.Plan:
+def two_slices() -> explain.SlicePlan:
     return lowered().compile_for("v5e:2x2*2", global_batch=16)
 
 
-def test_memory_flops_and_traffic_are_those_counted_by_hand(two_slices: explain.Plan) -> None:
+def test_memory_flops_and_traffic_are_those_counted_by_hand(two_slices: explain.SlicePlan) -> None:
     plan = two_slices
     assert (plan.num_chips, plan.num_replicas, plan.num_logical, plan.num_slices) == (8, 8, 1, 2)
     assert (plan.rows_per_replica, plan.global_rows) == (2, 16)
@@ -75,7 +75,7 @@ def test_memory_flops_and_traffic_are_those_counted_by_hand(two_slices: explain.
     assert math.isclose(plan.bytes_sent("DCN"), BYTES / 4, rel_tol=0.02)
 
 
-def test_times_are_work_over_peaks(two_slices: explain.Plan) -> None:
+def test_times_are_work_over_peaks(two_slices: explain.SlicePlan) -> None:
     plan, chip = two_slices, cost.CHIPS["v5e"]
     times = plan.times
     assert times is not None
@@ -94,7 +94,7 @@ def test_times_are_work_over_peaks(two_slices: explain.Plan) -> None:
 
 
 def test_a_plan_prints_everything_and_says_that_nothing_was_measured(
-    two_slices: explain.Plan, tmp_path: Any
+    two_slices: explain.SlicePlan, tmp_path: Any
 ) -> None:
     text = two_slices.text()
     for words in (

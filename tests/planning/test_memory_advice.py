@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxdist import cost, tpu
 from jaxdist._planning import memory_advice
 from jaxdist._planning.needs import Needs
-from jaxdist.explain import Memory, Plan
+from jaxdist.explain import Memory, SlicePlan
 
 LIMIT = 16 << 30
 # What stands in the compiled program beside what grows with the rows.
@@ -22,11 +22,11 @@ def memory_of(rows: int, state: int, whole: float, curve: float) -> Memory:
     return Memory(state, 0, 0, 0, 0, None, None, 0, peak, LIMIT, peak <= LIMIT)
 
 
-def plan_of(rows: int, memory: Memory) -> Plan:
+def plan_of(rows: int, memory: Memory) -> SlicePlan:
     topology = tpu.slice_of("v5e:1x1").topology
     one = tpu.experimental.DeviceAssignment.build(topology, num_replicas=1)
     chip = cost.CHIPS["v5e"]
-    return Plan("step", "v5e:1x1", chip, 1, 1, one, "", rows, memory, None, None, (), None)
+    return SlicePlan("step", "v5e:1x1", chip, 1, 1, one, "", rows, memory, None, None, (), None)
 
 
 @given(

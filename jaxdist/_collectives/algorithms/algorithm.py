@@ -5,7 +5,7 @@ import abc
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms.level import Level
+from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 
 
 class Algorithm(abc.ABC):
@@ -21,23 +21,23 @@ class Algorithm(abc.ABC):
         """As in the specs of `MultiWorkerAllReduce`."""
 
     @abc.abstractmethod
-    def all_reduce(self, vector: jax.Array, level: Level) -> jax.Array:
+    def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """The sum over the group, `[size]`, on every replica of it."""
 
-    def turned(self, level: Level, by: int) -> Level:
+    def rotate(self, level: ReplicaGroups, by: int) -> ReplicaGroups:
         """The level with the work in other hands: each group counted from another member."""
-        return level.turned(by)
+        return level.rotate(by)
 
 
 class Scattering(Algorithm):
     """An algorithm whose two halves can be had alone."""
 
     @abc.abstractmethod
-    def reduce_scatter(self, vector: jax.Array, level: Level) -> jax.Array:
+    def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """The sum over the group of this replica's part, `[ceil(size / n)]`."""
 
     @abc.abstractmethod
-    def all_gather(self, part: jax.Array, level: Level) -> jax.Array:
+    def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
         """The parts of the group one after the other, `[n * part]`."""
 
 

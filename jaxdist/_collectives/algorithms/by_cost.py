@@ -7,7 +7,7 @@ import jax
 from jaxdist import cost
 from jaxdist._collectives.algorithms.algorithm import Algorithm
 from jaxdist._collectives.algorithms.by_name import NAMES, named
-from jaxdist._collectives.algorithms.level import Level
+from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 from jaxdist._mesh import ReplicaMesh
 
 
@@ -24,7 +24,7 @@ class Auto(Algorithm):
         """As in plans."""
         return "auto"
 
-    def all_reduce(self, vector: jax.Array, level: Level) -> jax.Array:
+    def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """What the chosen one does."""
         return self.chosen(level.size, vector.nbytes).all_reduce(vector, level)
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._collectives.algorithms.algorithm import Algorithm, padded
-from jaxdist._collectives.algorithms.level import Level
+from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,36 +33,36 @@ class HalvingDoubling(Algorithm):
         """As in specs."""
         return "rechd"
 
-    def all_reduce(self, vector: jax.Array, level: Level) -> jax.Array:
+    def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """`2 log2 m` permutes, and two where n is no power of two."""
         n, m = level.size, _core_size(level.size)
         extra = n - m
         doubled = [(2 * i + 1, 2 * i) for i in range(extra)]
-        total = vector + level.sent(vector, doubled) if extra else vector
+        total = vector + level.permute(vector, doubled) if extra else vector
         part = self._halved(padded(total, m), level)
         total = self._doubled(part, level)[: vector.size]
         if not extra:
             return total
-        back = level.sent(total, [(b, a) for a, b in doubled])
-        here = level.place()
+        back = level.permute(total, [(b, a) for a, b in doubled])
+        here = level.rank()
         return jnp.where((here < 2 * extra) & (here % 2 == 1), back, total)
 
-    def _halved(self, vector: jax.Array, level: Level) -> jax.Array:
+    def _halved(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """The sum of this place's part of m; what places outside the core get means nothing."""
         number = _number_in_core(level)
         for distance in reversed(list(_distances(level.size))):
             low, high = jnp.split(vector, 2)
             is_high = number // distance % 2 == 1
             partners = _exchanges(level.size, distance)
-            given = level.sent(jnp.where(is_high, low, high), partners)
+            given = level.permute(jnp.where(is_high, low, high), partners)
             vector = jnp.where(is_high, high, low) + given
         return vector
 
-    def _doubled(self, part: jax.Array, level: Level) -> jax.Array:
+    def _doubled(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
         number = _number_in_core(level)
         for distance in _distances(level.size):
             is_high = number // distance % 2 == 1
-            given = level.sent(part, _exchanges(level.size, distance))
+            given = level.permute(part, _exchanges(level.size, distance))
             low, high = jnp.where(is_high, given, part), jnp.where(is_high, part, given)
             part = jnp.concatenate([low, high])
         return part
@@ -86,10 +86,10 @@ def _place_of(number: int, n: int) -> int:
     return 2 * number if number < extra else number + extra
 
 
-def _number_in_core(level: Level) -> jax.Array:
+def _number_in_core(level: ReplicaGroups) -> jax.Array:
     n = level.size
     extra = n - _core_size(n)
-    here = level.place()
+    here = level.rank()
     return jnp.where(here < 2 * extra, here // 2, here - extra) if extra else here
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from jaxdist import _compat
 from jaxdist._collectives.algorithms.algorithm import Scattering, padded
-from jaxdist._collectives.algorithms.level import Level
 from jaxdist._collectives.algorithms.one_device import OneDevice
+from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 from jaxdist._collectives.algorithms.xla import Xla
 
 
@@ -36,14 +36,14 @@ class Host(Scattering):
         """As in specs."""
         return "pscpu"
 
-    def all_reduce(self, vector: jax.Array, level: Level) -> jax.Array:
+    def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """The same sum, in the same order, on the host of every device."""
         if self.platform == "cpu":
             return OneDevice().all_reduce(vector, level)
         rows = Xla().all_gather(vector, level).reshape(level.size, -1)
         return _compat.on_host(_sum_of_rows, rows)
 
-    def reduce_scatter(self, vector: jax.Array, level: Level) -> jax.Array:
+    def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Every host adds up the part of its device; an all-to-all brings it there."""
         if self.platform == "cpu":
             return OneDevice().reduce_scatter(vector, level)
@@ -53,7 +53,7 @@ class Host(Scattering):
         )
         return _compat.on_host(_sum_of_rows, mine)
 
-    def all_gather(self, part: jax.Array, level: Level) -> jax.Array:
+    def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Between the devices; there is nothing to compute."""
         return Xla().all_gather(part, level)
 

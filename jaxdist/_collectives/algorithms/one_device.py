@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._collectives.algorithms.algorithm import Scattering, padded
-from jaxdist._collectives.algorithms.level import Level
+from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,18 +26,18 @@ class OneDevice(Scattering):
         """As in specs."""
         return "psgpu"
 
-    def all_reduce(self, vector: jax.Array, level: Level) -> jax.Array:
+    def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Up the binomial tree, and down again."""
-        n, here = level.size, level.place()
+        n, here = level.size, level.rank()
         distances = [1 << i for i in range((n - 1).bit_length())]
         for d in distances:
-            vector = vector + level.sent(vector, [(i + d, i) for i in range(0, n - d, 2 * d)])
+            vector = vector + level.permute(vector, [(i + d, i) for i in range(0, n - d, 2 * d)])
         for d in reversed(distances):
-            given = level.sent(vector, [(i, i + d) for i in range(0, n - d, 2 * d)])
+            given = level.permute(vector, [(i, i + d) for i in range(0, n - d, 2 * d)])
             vector = jnp.where(here % (2 * d) == d, given, vector)
         return vector
 
-    def reduce_scatter(self, vector: jax.Array, level: Level) -> jax.Array:
+    def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Every place adds up its own part: an all-to-all."""
         n = level.size
         parts = padded(vector, n).reshape(n, -1)
@@ -46,7 +46,7 @@ class OneDevice(Scattering):
         )
         return jnp.sum(mine, axis=0, dtype=vector.dtype)
 
-    def all_gather(self, part: jax.Array, level: Level) -> jax.Array:
+    def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Every place hands its part to all others."""
         whole: jax.Array = jax.lax.all_gather(
             part, level.name, axis_index_groups=level.index_groups, tiled=True

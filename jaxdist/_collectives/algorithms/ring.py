@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._collectives.algorithms.algorithm import Scattering, padded
-from jaxdist._collectives.algorithms.level import Level
 from jaxdist._collectives.algorithms.repeated import repeated
+from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,29 +28,29 @@ class Ring(Scattering):
         """As in specs."""
         return "xring"
 
-    def all_reduce(self, vector: jax.Array, level: Level) -> jax.Array:
+    def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Two rounds."""
         part = self.reduce_scatter(vector, level)
         return self.all_gather(part, level)[: vector.size]
 
-    def reduce_scatter(self, vector: jax.Array, level: Level) -> jax.Array:
+    def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """`n-1` permutes; part p ends at place p, added up in the order of the ring."""
         n = level.size
         parts = padded(vector, n).reshape(n, -1)
-        here = level.place()
+        here = level.rank()
 
         def part(step: jax.Array | int) -> jax.Array:
             return jax.lax.dynamic_index_in_dim(parts, (here - 1 - step) % n, keepdims=False)
 
         def passed(step: jax.Array | int, travelling: jax.Array) -> jax.Array:
-            return level.sent(travelling, _round(n)) + part(step + 1)
+            return level.permute(travelling, _round(n)) + part(step + 1)
 
         return repeated(n - 1, passed, part(0))
 
-    def all_gather(self, part: jax.Array, level: Level) -> jax.Array:
+    def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
         """`n-1` permutes; every place keeps what comes by."""
         n = level.size
-        here = level.place()
+        here = level.rank()
         empty = jnp.zeros((n, part.size), part.dtype)
         kept = jax.lax.dynamic_update_index_in_dim(empty, part, here, 0)
 
@@ -58,7 +58,7 @@ class Ring(Scattering):
             step: jax.Array | int, state: tuple[jax.Array, jax.Array]
         ) -> tuple[jax.Array, jax.Array]:
             travelling, kept = state
-            travelling = level.sent(travelling, _round(n))
+            travelling = level.permute(travelling, _round(n))
             whose = (here - 1 - step) % n
             return travelling, jax.lax.dynamic_update_index_in_dim(kept, travelling, whose, 0)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._collectives.algorithms.algorithm import Algorithm
-from jaxdist._collectives.algorithms.level import Level
+from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 from jaxdist._collectives.marks.after import after
 
 
@@ -22,7 +22,7 @@ class InShards:
     algorithm: Algorithm
     count: int
 
-    def all_reduce(self, vector: jax.Array, level: Level) -> jax.Array:
+    def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """The sum over the group, `[size]`."""
         count = min(self.count, max(vector.size, 1))
         ends = [vector.size * (i + 1) // count for i in range(count)]
@@ -31,5 +31,5 @@ class InShards:
         for i, shard in enumerate(shards):
             if i >= level.size:
                 (shard,) = after([sums[i - level.size]], [shard])
-            sums.append(self.algorithm.all_reduce(shard, self.algorithm.turned(level, i)))
+            sums.append(self.algorithm.all_reduce(shard, self.algorithm.rotate(level, i)))
         return sums[0] if count == 1 else jnp.concatenate(sums)

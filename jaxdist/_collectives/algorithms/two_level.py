@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from jaxdist._collectives.algorithms.algorithm import Algorithm, Scattering
-from jaxdist._collectives.algorithms.level import Level, split
+from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups, split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TwoLevel(Algorithm):
         """`inner/outer`."""
         return f"{self.inner.name}/{self.outer.name}"
 
-    def all_reduce(self, vector: jax.Array, level: Level) -> jax.Array:
+    def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """A reduce-scatter, an all-reduce of the part, an all-gather."""
         within, across = split(level, self.local)
         if within.size == 1:
@@ -41,11 +41,11 @@ class TwoLevel(Algorithm):
         part = self.outer.all_reduce(part, across)
         return self.inner.all_gather(part, within)[: vector.size]
 
-    def turned(self, level: Level, by: int) -> Level:
+    def rotate(self, level: ReplicaGroups, by: int) -> ReplicaGroups:
         """Other members first within every worker, and other workers first; workers stay."""
         round_, first = divmod(by % level.size, self.local)
         within, _ = split(level, self.local)
-        workers = [list(g) for g in within.turned(first).groups]
+        workers = [list(g) for g in within.rotate(first).groups]
         count = level.size // self.local
         start = (round_ + first) % count
         groups = []

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._collectives.algorithms.algorithm import Scattering, padded
-from jaxdist._collectives.algorithms.level import Level
+from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Xla(Scattering):
         """As in reports; specs call it `nccl`, which it is on GPUs alone."""
         return "xla"
 
-    def all_reduce(self, vector: jax.Array, level: Level) -> jax.Array:
+    def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """One `psum`."""
         total: jax.Array = jax.lax.psum(
             opaque(vector), level.name, axis_index_groups=level.index_groups
         )
         return total
 
-    def reduce_scatter(self, vector: jax.Array, level: Level) -> jax.Array:
+    def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """One `psum_scatter`."""
         part: jax.Array = jax.lax.psum_scatter(
             opaque(padded(vector, level.size)),
@@ -42,7 +42,7 @@ class Xla(Scattering):
         )
         return part
 
-    def all_gather(self, part: jax.Array, level: Level) -> jax.Array:
+    def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
         """One `all_gather`."""
         whole: jax.Array = jax.lax.all_gather(
             part, level.name, axis_index_groups=level.index_groups, tiled=True

@@ -15,7 +15,7 @@ from jaxdist._collectives.across.together import check_sum
 from jaxdist._collectives.cross_device.base import CrossDeviceOps
 from jaxdist._collectives.cross_device.destinations import placed, target_of
 from jaxdist._collectives.cross_device.values import layout_of, on_mesh
-from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing, reduced
 from jaxdist._collectives.options.dtypes import of_sum, result_dtype, to_sum
 from jaxdist._collectives.options.options import CommunicationOptions
@@ -32,7 +32,7 @@ class AlgorithmicOps(CrossDeviceOps):
     @abc.abstractmethod
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
-    ) -> tuple[Plan, Summing]:
+    ) -> tuple[AllReducePlan, Summing]:
         """How leaves, given by shape and dtype, are summed over the replicas of a mesh."""
 
     def batch_reduce_implementation(

@@ -7,7 +7,7 @@ from jaxdist._collectives.algorithms import Algorithm, InShards, TwoLevel, Xla, 
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.cross_device.checks import checked_count
 from jaxdist._collectives.cross_device.hierarchical import groups_of
-from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.sums.packing import Alone, EqualPacks, Packing, SmallInRuns
@@ -96,14 +96,14 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
 
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
-    ) -> tuple[Plan, Summing]:
+    ) -> tuple[AllReducePlan, Summing]:
         """One algorithm for all."""
         algorithm: Algorithm = Xla()
         if self.all_reduce_alg == "hierarchical_copy" and (local := groups_of(layout)):
             algorithm = TwoLevel(Xla(), Xla(), local)
         level = whole(layout)
         entry = Entry(InShards(algorithm, 1), -1)
-        return Plan(algorithm.name, repr(self)), SumBySize(
+        return AllReducePlan(algorithm.name, repr(self)), SumBySize(
             level, (entry,), self.packing, self.is_packed
         )
 

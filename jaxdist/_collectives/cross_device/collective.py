@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
-from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.sums.default_sum import default_summing
@@ -31,6 +31,6 @@ class CollectiveAllReduce(AlgorithmicOps):
 
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
-    ) -> tuple[Plan, Summing]:
+    ) -> tuple[AllReducePlan, Summing]:
         """Packs as the options say, or by the cost model."""
         return default_summing(leaves, layout, options)

@@ -13,7 +13,7 @@ from jaxdist._collectives.algorithms import (
 )
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.cross_device.checks import checked_count
-from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.sums.packing import Alone, EqualPacks
@@ -58,7 +58,7 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
 
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
-    ) -> tuple[Plan, Summing]:
+    ) -> tuple[AllReducePlan, Summing]:
         """A vector for each pack, in two levels."""
         count = layout.num_replicas
         algorithm: Algorithm = Xla()
@@ -71,7 +71,7 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
         entry = Entry(InShards(algorithm, 1), -1)
         level = whole(layout)
         how = SumBySize(level, (entry,), packing, apart=self.num_packs > 0)
-        return Plan(algorithm.name, reason), how
+        return AllReducePlan(algorithm.name, reason), how
 
     def __repr__(self) -> str:
         return f"HierarchicalCopyAllReduce(num_packs={self.num_packs})"

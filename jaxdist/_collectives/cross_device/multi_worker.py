@@ -10,7 +10,7 @@ from jaxdist._collectives.algorithms import InShards, named, whole
 from jaxdist._collectives.cross_device.all_reduce import AllReduceCrossDeviceOps
 from jaxdist._collectives.cross_device.checks import checked_count
 from jaxdist._collectives.cross_device.spec import AllReduceSpec, specs_of
-from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
@@ -100,7 +100,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
 
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
-    ) -> tuple[Plan, Summing]:
+    ) -> tuple[AllReducePlan, Summing]:
         """An algorithm for each entry of the spec."""
         local, workers = self.replicas_per_worker, len(self.worker_devices)
         if local * workers != layout.num_replicas:
@@ -122,7 +122,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         )
         level = whole(layout)
         name = ", ".join(f"{s.alg} x {s.shards}" for s in self.all_reduce_spec)
-        return Plan(name, reason), SumBySize(level, entries, self.packing, self.is_packed)
+        return AllReducePlan(name, reason), SumBySize(level, entries, self.packing, self.is_packed)
 
     def _remedy(self, count: int) -> str:
         workers = len(self.worker_devices)

@@ -5,7 +5,7 @@ from typing import Any, final
 
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.cross_device.checks import checked_count
-from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.sums.packs import LeafPacks
@@ -42,11 +42,11 @@ class NcclAllReduce(AlgorithmicOps):
 
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
-    ) -> tuple[Plan, Summing]:
+    ) -> tuple[AllReducePlan, Summing]:
         """All-reduces of several leaves each."""
         packs = LeafPacks(layout.replica_axes, num_packs=self.num_packs)
         asked = packs.largest(leaves) if self.num_packs else 0
-        return Plan("xla", repr(self), pack_bytes=asked), packs
+        return AllReducePlan("xla", repr(self), pack_bytes=asked), packs
 
     def __repr__(self) -> str:
         return f"NcclAllReduce(num_packs={self.num_packs})"

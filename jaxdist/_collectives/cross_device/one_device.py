@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxdist._collectives.algorithms import InShards, OneDevice, whole
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
-from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.dtypes import result_dtype
 from jaxdist._collectives.options.options import CommunicationOptions
@@ -74,11 +74,11 @@ class ReductionToOneDevice(AlgorithmicOps):
 
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
-    ) -> tuple[Plan, Summing]:
+    ) -> tuple[AllReducePlan, Summing]:
         """A tree of messages."""
-        level = whole(layout).turned(self._first(layout))
+        level = whole(layout).rotate(self._first(layout))
         entry = Entry(InShards(OneDevice(), 1), -1)
-        return Plan("psgpu", f"{self!r}"), SumBySize(level, (entry,))
+        return AllReducePlan("psgpu", f"{self!r}"), SumBySize(level, (entry,))
 
     def sums(
         self, arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions

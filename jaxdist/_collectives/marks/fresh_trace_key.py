@@ -14,11 +14,11 @@ _NUMBER = jax.make_user_context(None)
 _numbers = itertools.count()
 
 
-def traced_anew() -> Any:
+def fresh_trace_key() -> Any:
     """A context in which nothing is found that was traced outside of it."""
     return _NUMBER(next(_numbers))
 
 
 def traced_once() -> Any:
-    """A context in which everything is found that was traced outside of `traced_anew`."""
+    """A context in which everything is found that was traced outside of `fresh_trace_key`."""
     return _NUMBER(None)

@@ -4,7 +4,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class AllReducePlan:
     """How an all-reduce goes, and why; `explain` shows it.
 
     `alternatives` are all algorithms that there were, with the seconds that each would take;

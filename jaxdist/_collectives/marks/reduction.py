@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.replicated import assume_replicated
 
 Summing = Callable[[list[jax.Array]], Sequence[jax.Array]]
@@ -21,7 +21,7 @@ ALL_REDUCE = Primitive("jaxdist_all_reduce")
 ALL_REDUCE.multiple_results = True
 
 
-def reduced(arrays: Sequence[jax.Array], plan: Plan, how: Summing) -> list[jax.Array]:
+def reduced(arrays: Sequence[jax.Array], plan: AllReducePlan, how: Summing) -> list[jax.Array]:
     """`how(arrays)`, the sums over all replicas, as one operation.
 
     Args:
@@ -41,7 +41,7 @@ def reduced(arrays: Sequence[jax.Array], plan: Plan, how: Summing) -> list[jax.A
     return results
 
 
-def _bind(arrays: Sequence[Any], plan: Plan, how: Summing) -> list[Any]:
+def _bind(arrays: Sequence[Any], plan: AllReducePlan, how: Summing) -> list[Any]:
     def summed(*given: jax.Array) -> list[jax.Array]:
         return [assume_replicated(x) for x in how(list(given))]
 
@@ -50,24 +50,24 @@ def _bind(arrays: Sequence[Any], plan: Plan, how: Summing) -> list[Any]:
     return sums
 
 
-def _evaluate(*arrays: Any, program: Any, plan: Plan, how: Summing) -> list[Any]:
+def _evaluate(*arrays: Any, program: Any, plan: AllReducePlan, how: Summing) -> list[Any]:
     results: list[Any] = jaxpr_as_fun(program)(*arrays)
     return results
 
 
-def _shapes(*arrays: Any, program: Any, plan: Plan, how: Summing) -> list[Any]:
+def _shapes(*arrays: Any, program: Any, plan: AllReducePlan, how: Summing) -> list[Any]:
     avals: list[Any] = program.out_avals
     return avals
 
 
 def _transpose(
-    cotangents: Sequence[Any], *_: Any, program: Any, plan: Plan, how: Summing
+    cotangents: Sequence[Any], *_: Any, program: Any, plan: AllReducePlan, how: Summing
 ) -> list[Any]:
     return _bind([ad.instantiate_zeros(c) for c in cotangents], plan, how)
 
 
 def _batched(
-    arrays: Sequence[Any], dims: Sequence[Any], program: Any, plan: Plan, how: Summing
+    arrays: Sequence[Any], dims: Sequence[Any], program: Any, plan: AllReducePlan, how: Summing
 ) -> tuple[list[Any], list[int]]:
     pairs = list(zip(arrays, dims, strict=True))
     size = next(x.shape[d] for x, d in pairs if d is not None)

@@ -7,27 +7,27 @@ from contextvars import ContextVar
 from typing import Any
 
 from jaxdist import _compat
-from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.plan import AllReducePlan
 
 
 @dataclasses.dataclass
-class Told:
+class TraceNotes:
     """Hints without effect, as sentences; plans that left an all-reduce as it was, by line.
 
     Plans are made when somebody asks: what they say takes time to work out.
     """
 
     ignored: dict[Any, str] = dataclasses.field(default_factory=dict)
-    plans: dict[str, Callable[[], Plan]] = dataclasses.field(default_factory=dict)
+    plans: dict[str, Callable[[], AllReducePlan]] = dataclasses.field(default_factory=dict)
 
 
-_RECORD: ContextVar[Told | None] = ContextVar("jaxdist_told", default=None)
+_RECORD: ContextVar[TraceNotes | None] = ContextVar("jaxdist_told", default=None)
 
 
 @contextlib.contextmanager
-def told() -> Iterator[Told]:
+def told() -> Iterator[TraceNotes]:
     """Collect what is told in the block."""
-    record = Told()
+    record = TraceNotes()
     token = _RECORD.set(record)
     try:
         yield record
@@ -45,7 +45,7 @@ def note_ignored(sentence: str, what: Any = None) -> None:
         record.ignored.setdefault(sentence if what is None else what, sentence)
 
 
-def note_plan(plan: Callable[[], Plan]) -> None:
+def note_plan(plan: Callable[[], AllReducePlan]) -> None:
     """Keep the plan of an all-reduce that is plain operations of JAX, for the caller's line."""
     record = _RECORD.get()
     if record is not None:

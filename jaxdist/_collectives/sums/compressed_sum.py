@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms import Level, Xla, split, whole
+from jaxdist._collectives.algorithms import ReplicaGroups, Xla, split, whole
 from jaxdist._collectives.algorithms.algorithm import padded
 from jaxdist._collectives.marks.replicated import assume_replicated
 from jaxdist._collectives.sums.compression import Compression
@@ -67,13 +67,13 @@ class CompressedSum:
         total = part if self.local == 1 else Xla().all_gather(part, within)
         return assume_replicated(total[: vector.size]), errors
 
-    def _reduced(self, vector: jax.Array, within: Level) -> jax.Array:
+    def _reduced(self, vector: jax.Array, within: ReplicaGroups) -> jax.Array:
         whole_size = self.part(vector.size) * self.local
         even = padded(vector, whole_size) if vector.size else jnp.zeros(whole_size)
         return even if self.local == 1 else Xla().reduce_scatter(even, within)
 
     def _exchanged(
-        self, part: jax.Array, errors: Errors, across: Level
+        self, part: jax.Array, errors: Errors, across: ReplicaGroups
     ) -> tuple[jax.Array, Errors]:
         encode, decode = self.compression.encoded, self.compression.decoded
         wanted = (part + errors.given).reshape(self.workers, -1)

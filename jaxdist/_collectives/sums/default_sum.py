@@ -8,7 +8,7 @@ import jax
 
 from jaxdist import cost
 from jaxdist._collectives.algorithms import Auto, InShards, auto, whole
-from jaxdist._collectives.marks.plan import Plan
+from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing, reduced
 from jaxdist._collectives.marks.trace_notes import note_ignored, note_plan
 from jaxdist._collectives.options.options import CommunicationOptions
@@ -24,20 +24,22 @@ _LATENCY_PART = 16
 
 def default_summing(
     leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
-) -> tuple[Plan, Summing]:
+) -> tuple[AllReducePlan, Summing]:
     """The plan for leaves that are given by shape and dtype."""
     if options.bytes_per_pack:
         packs = LeafPacks(layout.replica_axes, math.ceil(options.bytes_per_pack))
         count = len(packs.packs(leaves))
         reason = f"bytes_per_pack={options.bytes_per_pack}: {count} all-reduce(s), last leaf first"
         times = _times(leaves, layout)
-        return Plan(XLA, reason, times, pack_bytes=packs.largest(leaves)), packs
+        return AllReducePlan(XLA, reason, times, pack_bytes=packs.largest(leaves)), packs
     packing = _packing(leaves, layout)
     choice = auto(layout)
     names = _chosen(leaves, packing or Alone(), choice, layout.num_replicas)
     if packing is None and names == {XLA}:
         return _plain(leaves, layout), LeafPacks(layout.replica_axes)
-    plan = Plan(", ".join(sorted(names)), _why(leaves, packing, layout), _times(leaves, layout))
+    plan = AllReducePlan(
+        ", ".join(sorted(names)), _why(leaves, packing, layout), _times(leaves, layout)
+    )
     entry = Entry(InShards(choice, 1), -1)
     return plan, SumBySize(whole(layout), (entry,), packing or Alone())
 
@@ -62,7 +64,11 @@ def _by_the_tree(
     """Sums that virtual replicas take apart themselves, in an order that no packing may change."""
     if options.bytes_per_pack:
         note_ignored("bytes_per_pack: with deterministic=True sums go by one tree")
-    note_plan(lambda: Plan("tree", "deterministic=True: pairs, and pairs of pairs, on any devices"))
+    note_plan(
+        lambda: AllReducePlan(
+            "tree", "deterministic=True: pairs, and pairs of pairs, on any devices"
+        )
+    )
     return LeafPacks(layout.replica_axes)(arrays)
 
 
@@ -91,7 +97,7 @@ def _chosen(leaves: Sequence[Any], packing: Packing, choice: Auto, count: int) -
     return {choice.chosen(count, size).name for size in sizes} or {XLA}
 
 
-def _plain(leaves: Sequence[Any], layout: ReplicaMesh, timed: bool = False) -> Plan:
+def _plain(leaves: Sequence[Any], layout: ReplicaMesh, timed: bool = False) -> AllReducePlan:
     if layout.num_logical > 1:
         reason = "leaves may lie in different layouts over the logical devices"
     elif layout.platform == "cpu":
@@ -99,7 +105,7 @@ def _plain(leaves: Sequence[Any], layout: ReplicaMesh, timed: bool = False) -> P
         reason = f"no two leaves of one dtype are below {below:,} bytes, so each goes alone"
     else:
         reason = f"on {layout.platform} XLA puts leaves together without copies"
-    return Plan(XLA, reason, _times(leaves, layout) if timed else ())
+    return AllReducePlan(XLA, reason, _times(leaves, layout) if timed else ())
 
 
 def _why(leaves: Sequence[Any], packing: SmallTogether | None, layout: ReplicaMesh) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxdist._collectives.algorithms import InShards, Level
+from jaxdist._collectives.algorithms import InShards, ReplicaGroups
 from jaxdist._collectives.marks.after import after
 from jaxdist._collectives.sums.packing import Alone, Packing
 
@@ -30,7 +30,7 @@ class SumBySize:
     Leaves keep their order, whoever takes them.
     """
 
-    level: Level
+    level: ReplicaGroups
     entries: tuple[Entry, ...]
     packing: Packing = dataclasses.field(default_factory=Alone)
     apart: bool = False  # vectors one after the other, or XLA would put all-reduces together

@@ -14,7 +14,7 @@ from jaxdist import _compat
 from jaxdist._program.arguments.exact import exact
 from jaxdist._program.arguments.opaque import array_in, with_array
 from jaxdist._values import (
-    Feed,
+    BatchSource,
     HeldPieces,
     PerReplica,
     Sharded,
@@ -220,7 +220,7 @@ def check_hashable(caller: str, flat: Flat) -> None:
     for position, slot in enumerate(flat.slots):
         if not isinstance(slot, Static):
             continue
-        if isinstance(slot.value, Iterator) and not isinstance(slot.value, Feed):
+        if isinstance(slot.value, Iterator) and not isinstance(slot.value, BatchSource):
             raise _is_iterator(caller, argument_name(flat.paths()[position]), slot.value)
         try:
             hash(slot)

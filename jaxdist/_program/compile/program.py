@@ -9,7 +9,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist import _compat, hlo
-from jaxdist._collectives import Told
+from jaxdist._collectives import TraceNotes
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.arguments.out_slot import OutSlot
@@ -26,10 +26,10 @@ from jaxdist._program.trace.trace import Signature, Traced, scalar_form
 from jaxdist._program.uneven.uneven import cut
 from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables
 from jaxdist._program.virtual.program import call_virtually
-from jaxdist._program.virtual.values import Turns
+from jaxdist._program.virtual.values import VirtualDevice
 from jaxdist._values import Form, Kind, PiecesOfResult, hold_global, rebuild_on_unflatten
 from jaxdist.errors import ContextError
-from jaxdist.explain import Plan
+from jaxdist.explain import SlicePlan
 
 hlo.end_sources_at(__file__)
 
@@ -65,9 +65,9 @@ class Program:
     combined: tuple[Combination, ...]  # variables of NNX objects that a collective makes equal
     donated: tuple[int, ...]  # numbers of input leaves
     variables: LiftedVariables = NO_VARIABLES
-    told: Told = dataclasses.field(default_factory=Told)
+    told: TraceNotes = dataclasses.field(default_factory=TraceNotes)
     # Lowers the same step for a slice, and plans it; `Strategy.lower` gives it.
-    planner: Callable[..., Plan] | None = None
+    planner: Callable[..., SlicePlan] | None = None
     # What runs on one logical device of each replica.
     placed: tuple[PlacedWork, ...] = ()
 
@@ -118,7 +118,7 @@ class Program:
 
     def _call_virtually(self, leaves: Sequence[Any]) -> list[Any]:
         kinds = [o.kind for o in self.outputs]
-        turns = Turns(self.layout)
+        turns = VirtualDevice(self.layout)
         return call_virtually(self.traced, self.signature, leaves, kinds, self.combined, turns)
 
     def _by_rows(self, out: OutSlot, array: Any) -> Any:
@@ -263,7 +263,7 @@ class Program:
         logical: Any = None,
         global_batch: int | None = None,
         quick: bool = False,
-    ) -> Plan:
+    ) -> SlicePlan:
         """Compile the same step for a slice of TPUs that need not be there, and plan it.
 
         The step is traced anew for the replicas of that slice, on shapes: nothing is read from
@@ -288,7 +288,7 @@ class Program:
                 that fits.
 
         Returns:
-            An `explain.Plan`: print it, or see its fields.
+            An `explain.SlicePlan`: print it, or see its fields.
 
         Raises:
             TopologyError: No such slice, or logical devices that do not divide it.

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import jax
 
 from jaxdist._program.arguments.arguments import Flat, Static
-from jaxdist._values import Feed, PerReplica
+from jaxdist._values import BatchSource, PerReplica
 from jaxdist.errors import ContextError, InputContextError, OutOfRangeError
 
 # A function that takes more in one call has a loop over the data in it, and would be unrolled.
@@ -30,7 +30,7 @@ class UnevenBatchError(BaseException):
 class Draws:
     """Batches by iterator, taken before the call or while it is traced."""
 
-    def __init__(self, name: str, feeds: Sequence[Feed]) -> None:
+    def __init__(self, name: str, feeds: Sequence[BatchSource]) -> None:
         self._name = name
         self._feeds = feeds
         self._before = [feed.position() for feed in feeds]
@@ -125,10 +125,10 @@ class Draws:
 
 def taken_out(name: str, flat: Flat) -> tuple[Flat, Draws]:
     """A call without the iterators among its arguments, and the batches that it will take."""
-    feeds: list[Feed] = []
+    feeds: list[BatchSource] = []
     slots: list[Any] = []
     for slot in flat.slots:
-        if isinstance(slot, Static) and isinstance(slot.value, Feed):
+        if isinstance(slot, Static) and isinstance(slot.value, BatchSource):
             number = next((i for i, f in enumerate(feeds) if f is slot.value), len(feeds))
             if number == len(feeds):
                 feeds.append(slot.value)

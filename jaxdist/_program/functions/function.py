@@ -34,7 +34,7 @@ from jaxdist._program.functions.draws import (
 )
 from jaxdist._program.functions.numbers import with_line
 from jaxdist._program.functions.trace import FunctionTrace, trace_function
-from jaxdist._program.nnx.graph_cache import KeptGraphs
+from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.eagerly import EAGERLY
 from jaxdist._replica import current_frame
 from jaxdist._validate import is_callable
@@ -79,7 +79,7 @@ class Function:
         self._static_numbers = static_numbers(fn, names, "jaxdist.function")
         self._known: dict[Any, _Compiled] = {}
         self._counts: dict[Any, tuple[int, ...]] = {}  # batches that a call takes
-        self._kept = KeptGraphs()
+        self._kept = GraphCache()
         self._is_exact: dict[Any, bool] = {}
         self._num_traces = 0
 

@@ -9,7 +9,7 @@ import jax
 from jaxdist import _compat
 from jaxdist._program.arguments.arguments import Flat, unflatten
 from jaxdist._program.functions.draws import Draws
-from jaxdist._program.nnx.graph import KeptGraph
+from jaxdist._program.nnx.graph import CachedGraph
 from jaxdist._program.op_by_op.invalid_numbers import has_kind, kind_of, remedy
 from jaxdist._values import Origin, PerReplica, Variable, bound
 from jaxdist.errors import NotFiniteError
@@ -20,7 +20,7 @@ _FOUND = re.compile(r"\((nan|inf)\) encountered in (.+)$")
 def with_line(
     fn: Callable[..., Any],
     flat: Flat,
-    kept: KeptGraph | None,
+    kept: CachedGraph | None,
     draws: Draws,
     error: FloatingPointError,
 ) -> NotFiniteError:

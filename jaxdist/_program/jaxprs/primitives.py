@@ -36,7 +36,7 @@ FIRST_ORDER = frozenset(
 PAIRWISE = frozenset({"optimization_barrier", "jaxdist_logical_layout", "jaxdist_logical_device"})
 
 # The same result on all replicas of the axes, whatever goes in. Grouped ones are not.
-EQUALISING = frozenset(
+REPLICATING = frozenset(
     {
         "psum",
         "pmax",
@@ -50,7 +50,7 @@ EQUALISING = frozenset(
 )
 
 # A result of its own for each replica, even from equal operands.
-SCATTERING = frozenset(
+VARYING = frozenset(
     {
         "reduce_scatter",
         "psum_scatter",
@@ -64,7 +64,7 @@ SCATTERING = frozenset(
     }
 )
 
-COLLECTIVES = (EQUALISING | SCATTERING) - {"axis_index"}
+COLLECTIVES = (REPLICATING | VARYING) - {"axis_index"}
 
 # Those of JAX, of its `shard_map`, and of an all-reduce that is more than a `psum`.
 CALLS = {**_compat.CALLS, "shard_map": "jaxpr", "jaxdist_all_reduce": "program"}

@@ -103,7 +103,7 @@ def _moments(nodes: tuple[Any, ...], paths: tuple[Any, ...]) -> tuple[tuple[int,
     return tuple(found)
 
 
-class KeptGraph:
+class CachedGraph:
     """The NNX objects of a call, with a flat list of their variables kept ready.
 
     Splitting a model costs milliseconds; reading a kept list costs microseconds. Whether the

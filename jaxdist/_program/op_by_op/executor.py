@@ -11,10 +11,10 @@ from jax.sharding import SingleDeviceSharding
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.nnx.graph_rules import Combination, combine_all
-from jaxdist._program.op_by_op.rendezvous import Meeting
+from jaxdist._program.op_by_op.rendezvous import Rendezvous
 from jaxdist._program.op_by_op.replica import Replica, Taped
 from jaxdist._program.op_by_op.tape import same_bits
-from jaxdist._program.op_by_op.thread_scheduler import Turns
+from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.pieces import check_results
 from jaxdist._program.proof.replication import NONE, Differs
 from jaxdist._program.state.metric_increments import numbers_of_metrics
@@ -79,10 +79,10 @@ class OpByOpStep:
             StateDivergenceError: State that came out different on each replica.
         """
         settings = _compat.settings_of_thread()
-        turns = Turns([r.body(settings) for r in self._replicas])
+        turns = ThreadScheduler([r.body(settings) for r in self._replicas])
         for replica in self._replicas:
             replica.ops.turns = turns
-        meeting = Meeting(self._layout, self._devices)
+        meeting = Rendezvous(self._layout, self._devices)
         return self._outcome(turns.run(meeting.settle), donated, where)
 
     def _local(self, number: int, leaf: Any) -> list[Any]:

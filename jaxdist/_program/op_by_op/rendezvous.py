@@ -49,7 +49,7 @@ class NumRows:
         return f"{self.rows} rows in all_gather at {self.source}"
 
 
-class Meeting:
+class Rendezvous:
     """Settles what the replicas bring, for one step."""
 
     def __init__(self, layout: ReplicaMesh, devices: Sequence[jax.Device]) -> None:

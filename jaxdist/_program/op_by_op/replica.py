@@ -13,7 +13,7 @@ from jaxdist._program.nnx.graph_rules import is_metric
 from jaxdist._program.op_by_op.replica_ops import ReplicaOps
 from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.op_by_op.variables_now import VariablesNow
-from jaxdist._program.proof.pieces import PieceWalk, Seen
+from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._program.proof.replication import NONE, Differs, analyse
 from jaxdist._program.trace.trace import Argument, LocalStep, Signature, Traced
 from jaxdist._values import OPEN, PIECE, Kind, Variable
@@ -139,6 +139,6 @@ class Replica:
         tape = self.ops.tape
         if not any(op.primitive is PIECE or op.primitive is OPEN for op in tape.eqns):
             return []
-        walk = PieceWalk(self._layout, axes)
-        walk.jaxpr(tape, [Seen(d) for d in self._given(axes)])
+        walk = ShardingProof(self._layout, axes)
+        walk.jaxpr(tape, [ShardFact(d) for d in self._given(axes)])
         return walk.wrong

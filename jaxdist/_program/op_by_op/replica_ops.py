@@ -20,7 +20,7 @@ from jaxdist._program.jaxprs.subprograms import programs_in, subprograms
 from jaxdist._program.op_by_op.invalid_numbers import invalid_number
 from jaxdist._program.op_by_op.rendezvous import Collective, NumRows
 from jaxdist._program.op_by_op.tape import Tape
-from jaxdist._program.op_by_op.thread_scheduler import Turns
+from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.replication import named_axes
 from jaxdist._values import OPEN, PIECE, Cut, pad_dim
 from jaxdist.errors import ContextError, NotFiniteError
@@ -39,7 +39,7 @@ class ReplicaOps:
 
     def __init__(self, number: int, layout: ReplicaMesh, device: jax.Device) -> None:
         self.tape = Tape()
-        self.turns: Turns | None = None
+        self.turns: ThreadScheduler | None = None
         self.trace: Any = None
         self._number = number
         self._layout = layout
@@ -161,7 +161,7 @@ class ReplicaOps:
         return self._turns.meet(self._number, brought)
 
     @property
-    def _turns(self) -> Turns:
+    def _turns(self) -> ThreadScheduler:
         if self.turns is None:
             raise ContextError(
                 "A collective was called on a replica that is not running.\n\n"
@@ -265,7 +265,7 @@ class ReplicaOps:
 class _MetSizes(GatherLog):
     """Sizes that are not assumed but asked for."""
 
-    def __init__(self, turns: Turns, number: int, num_replicas: int) -> None:
+    def __init__(self, turns: ThreadScheduler, number: int, num_replicas: int) -> None:
         super().__init__((), num_replicas)
         self._turns = turns
         self._number = number

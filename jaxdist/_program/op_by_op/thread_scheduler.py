@@ -15,7 +15,7 @@ class _StoppedError(BaseException):
     """Ends a thread whose results are no longer wanted; `except Exception` does not catch it."""
 
 
-class Turns:
+class ThreadScheduler:
     """Runs one function for each replica; one at a time, the first one first.
 
     A function gives up its turn where it calls `meet`, and gets the next one when all are there.
@@ -105,7 +105,7 @@ class Finished:
 class _Player:
     """One function in its thread."""
 
-    def __init__(self, turns: Turns, number: int, body: Callable[[], Any]) -> None:
+    def __init__(self, turns: ThreadScheduler, number: int, body: Callable[[], Any]) -> None:
         self.number = number
         self.brought: Any = None
         self.answer: Any = None

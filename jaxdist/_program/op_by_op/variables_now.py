@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist._collectives import traced_anew
+from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.op_by_op.merge_once import Merged, merge_call_of, trace_merge
 from jaxdist._program.op_by_op.replica_ops import ReplicaOps
@@ -99,7 +99,7 @@ class VariablesNow(StepAccess):
             raise _still_traced(variable, what)
         cell.value, cell.is_written = own, True
         # A rematerialised function keeps the value that it was traced with.
-        self._tracing.enter_context(traced_anew())
+        self._tracing.enter_context(fresh_trace_key())
 
 
 def _still_traced(variable: Variable, what: str) -> ContextError:

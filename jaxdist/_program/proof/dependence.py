@@ -10,7 +10,7 @@ from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 
 
-class Growth(enum.Enum):
+class Dependence(enum.Enum):
     """What a value is made of, in terms of one variable."""
 
     FREE = "free"  # does not depend on it
@@ -25,66 +25,66 @@ _PASSED_ON = frozenset(
 )
 
 
-def growth(jaxpr: Any, variable: Any, result: int) -> Growth:
+def growth(jaxpr: Any, variable: Any, result: int) -> Dependence:
     """How result number `result` of an open jaxpr depends on its input `variable`."""
-    given = [Growth.SAME if v is variable else Growth.FREE for v in jaxpr.invars]
+    given = [Dependence.SAME if v is variable else Dependence.FREE for v in jaxpr.invars]
     return _results(jaxpr, given)[result]
 
 
-def _results(jaxpr: Any, given: Sequence[Growth]) -> list[Growth]:
+def _results(jaxpr: Any, given: Sequence[Dependence]) -> list[Dependence]:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    env: dict[Any, Growth] = dict.fromkeys(jaxpr.constvars, Growth.FREE)
+    env: dict[Any, Dependence] = dict.fromkeys(jaxpr.constvars, Dependence.FREE)
     env.update(zip(jaxpr.invars, given, strict=True))
 
-    def read(atom: Any) -> Growth:
-        return Growth.FREE if isinstance(atom, Literal) else env[atom]
+    def read(atom: Any) -> Dependence:
+        return Dependence.FREE if isinstance(atom, Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
         env.update(zip(eqn.outvars, _equation(eqn, [read(v) for v in eqn.invars]), strict=True))
     return [read(v) for v in jaxpr.outvars]
 
 
-def _equation(eqn: Any, given: list[Growth]) -> list[Growth]:
+def _equation(eqn: Any, given: list[Dependence]) -> list[Dependence]:
     name = eqn.primitive.name
-    if all(g is Growth.FREE for g in given):
-        return [Growth.FREE] * len(eqn.outvars)
+    if all(g is Dependence.FREE for g in given):
+        return [Dependence.FREE] * len(eqn.outvars)
     if name in known.CALLS and known.CALLS[name] in eqn.params:
         return _results(eqn.params[known.CALLS[name]], given)
     if name == "scan":
         return _scan(eqn, given)
-    if name == "cond" and given[0] is Growth.FREE:
+    if name == "cond" and given[0] is Dependence.FREE:
         branches = [_results(b, given[1:]) for b in eqn.params["branches"]]
         return [_joined(ways) for ways in zip(*branches, strict=True)]
     return [_of_one(eqn, name, given)] * len(eqn.outvars)
 
 
-def _of_one(eqn: Any, name: str, given: list[Growth]) -> Growth:
+def _of_one(eqn: Any, name: str, given: list[Dependence]) -> Dependence:
     first, *others = given
-    if Growth.OTHER in given:
-        return Growth.OTHER
-    if name in ("add", "add_any") and given.count(Growth.FREE) == 1:
-        return Growth.SUM
-    if name == "sub" and others == [Growth.FREE]:
-        return Growth.SUM
-    if name == "select_n" and first is Growth.FREE:
+    if Dependence.OTHER in given:
+        return Dependence.OTHER
+    if name in ("add", "add_any") and given.count(Dependence.FREE) == 1:
+        return Dependence.SUM
+    if name == "sub" and others == [Dependence.FREE]:
+        return Dependence.SUM
+    if name == "select_n" and first is Dependence.FREE:
         return _joined(others)
     same_size = eqn.outvars[0].aval.size == eqn.invars[0].aval.size
     if name in _PASSED_ON and len(given) == 1 and same_size:
         return first
     if name == "convert_element_type":
         before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
-        return first if before.kind == after.kind else Growth.OTHER
-    return Growth.OTHER
+        return first if before.kind == after.kind else Dependence.OTHER
+    return Dependence.OTHER
 
 
-def _joined(ways: Sequence[Growth]) -> Growth:
+def _joined(ways: Sequence[Dependence]) -> Dependence:
     found = set(ways)
     if len(found) == 1:
         return ways[0]
-    return Growth.SUM if found == {Growth.SAME, Growth.SUM} else Growth.OTHER
+    return Dependence.SUM if found == {Dependence.SAME, Dependence.SUM} else Dependence.OTHER
 
 
-def _scan(eqn: Any, given: list[Growth]) -> list[Growth]:
+def _scan(eqn: Any, given: list[Dependence]) -> list[Dependence]:
     consts, carry = _compat.scan_counts(eqn.params)
     held, state, rows = given[:consts], given[consts : consts + carry], given[consts + carry :]
     while True:

@@ -1,7 +1,7 @@
 """A traced step in terms of the pieces that a replica holds.
 
 A step is traced with arrays in pieces in their whole shapes. Here each of its operations is done
-with the piece of this replica, where `PieceWalk` has proved that this is the same.
+with the piece of this replica, where `ShardingProof` has proved that this is the same.
 """
 
 import functools
@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.subprograms import contains, subprograms
-from jaxdist._program.proof.pieces import PieceWalk, Seen
+from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut, piece_of
 from jaxdist.errors import ShardedArrayError
 
@@ -25,7 +25,7 @@ _REBUILT = frozenset({"remat", "remat2", "checkpoint"})
 class Local(NamedTuple):
     """What is known of a value, and the value: the piece of this replica where it is in pieces."""
 
-    seen: Seen
+    seen: ShardFact
     array: Any
 
 
@@ -36,7 +36,7 @@ class LocalPieces:
         walk: Proves what is asked of it.
     """
 
-    def __init__(self, walk: PieceWalk) -> None:
+    def __init__(self, walk: ShardingProof) -> None:
         self._walk = walk
 
     def run(self, program: Any, given: Sequence[Local], consts: Sequence[Any] = ()) -> list[Local]:
@@ -104,7 +104,7 @@ class LocalPieces:
             return jax.lax.slice(array, (0,) * array.ndim, shape)
         return piece_of(array, cut, layout)
 
-    def _as(self, value: Local, seen: Seen) -> Any:
+    def _as(self, value: Local, seen: ShardFact) -> Any:
         """The array of a value that is taken for what `seen` says."""
         return value.array if seen.cut is None else self._piece(value, seen.cut)
 
@@ -132,8 +132,8 @@ class LocalPieces:
 
     def _rule(
         self,
-        seen: Sequence[Seen],
-        found: Sequence[Seen],
+        seen: Sequence[ShardFact],
+        found: Sequence[ShardFact],
         arrays: Sequence[Any],
         program: Any,
         zeros: Sequence[bool],
@@ -141,7 +141,7 @@ class LocalPieces:
     ) -> Any:
         """The forward rule of a custom derivative; a tangent is cut as its value is."""
         tangents = [i for i, zero in enumerate(zeros) if not zero]
-        given = [*seen, *(Seen(seen[i].differs, seen[i].cut) for i in tangents)]
+        given = [*seen, *(ShardFact(seen[i].differs, seen[i].cut) for i in tangents)]
         wanted = [*found, *(s for s, zero in zip(found, out_zeros, strict=True) if not zero)]
         return self._traced(program, given, wanted, [*arrays, *(arrays[i] for i in tangents)])
 
@@ -154,7 +154,7 @@ class LocalPieces:
         arrays = [*(x.array for x in held), *state, *(x.array for x in rows)]
         inner = [*arrays[: consts + carry], *(_row(x.array) for x in rows)]
         seen = [*(x.seen for x in held), *found[:carry], *of_rows]
-        stacked = [Seen(s.differs, s.cut and s.cut.before(0)) for s in found[carry:]]
+        stacked = [ShardFact(s.differs, s.cut and s.cut.before(0)) for s in found[carry:]]
         program = self._traced(eqn.params["jaxpr"], seen, [*found[:carry], *stacked], inner)
         results = _bind(eqn, arrays, {**eqn.params, "jaxpr": program})
         return [Local(s, x) for s, x in zip(found, results, strict=True)]
@@ -168,7 +168,7 @@ class LocalPieces:
         goes_on = self._traced(
             p["cond_jaxpr"],
             [*of_held[:first], *found],
-            [Seen(frozenset())],
+            [ShardFact(frozenset())],
             [*held[:first], *state],
         )
         body = self._traced(
@@ -186,14 +186,22 @@ class LocalPieces:
         return [Local(s, x) for s, x in zip(found, results, strict=True)]
 
     def _results(
-        self, program: Any, seen: Sequence[Seen], wanted: Sequence[Seen], arrays: Sequence[Any]
+        self,
+        program: Any,
+        seen: Sequence[ShardFact],
+        wanted: Sequence[ShardFact],
+        arrays: Sequence[Any],
     ) -> list[Any]:
         """The results of a program, each as what it is wanted as."""
         given = [Local(s, x) for s, x in zip(seen, arrays, strict=True)]
         return [self._as(x, s) for x, s in zip(self.run(program, given), wanted, strict=True)]
 
     def _traced(
-        self, program: Any, seen: Sequence[Seen], wanted: Sequence[Seen], arrays: Sequence[Any]
+        self,
+        program: Any,
+        seen: Sequence[ShardFact],
+        wanted: Sequence[ShardFact],
+        arrays: Sequence[Any],
     ) -> Any:
         """A program of local values, open or closed as the one that it is made from."""
 
@@ -204,9 +212,9 @@ class LocalPieces:
         return closed if isinstance(program, ClosedJaxpr) else closed.jaxpr
 
 
-def _constant(atom: Any) -> Seen:
+def _constant(atom: Any) -> ShardFact:
     """A value that stands in the program."""
-    return Seen(frozenset(), is_uniform=all(n == 1 for n in atom.aval.shape))
+    return ShardFact(frozenset(), is_uniform=all(n == 1 for n in atom.aval.shape))
 
 
 def is_marked(eqn: Any) -> bool:

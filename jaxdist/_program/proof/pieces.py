@@ -24,7 +24,7 @@ SAME = frozenset({"name", "sharding_constraint", "optimization_barrier", "pvary"
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class ShardFact:
     """What is known of one value."""
 
     differs: Differs  # the axes over which it may differ
@@ -32,10 +32,10 @@ class Seen:
     is_uniform: bool = False  # whether all its elements are one number, the same on all replicas
 
 
-_NUMBER = Seen(NONE, is_uniform=True)
+_NUMBER = ShardFact(NONE, is_uniform=True)
 
 
-class PieceWalk:
+class ShardingProof:
     """One pass over a program.
 
     Args:
@@ -58,24 +58,24 @@ class PieceWalk:
         """The names of results that are declared to be in pieces, and are not proved to be."""
         return list(dict.fromkeys(self._wrong))
 
-    def jaxpr(self, program: Any, inputs: Sequence[Seen]) -> list[Seen]:
+    def jaxpr(self, program: Any, inputs: Sequence[ShardFact]) -> list[ShardFact]:
         """What the results are.
 
         Raises:
             ShardedArrayError: An operation that would see a piece in the place of an array.
         """
         jaxpr = getattr(program, "jaxpr", program)
-        env: dict[Any, Seen] = {v: Seen(NONE, None, _is_one(v)) for v in jaxpr.constvars}
+        env: dict[Any, ShardFact] = {v: ShardFact(NONE, None, _is_one(v)) for v in jaxpr.constvars}
         env.update(zip(jaxpr.invars, inputs, strict=True))
 
-        def read(atom: Any) -> Seen:
+        def read(atom: Any) -> ShardFact:
             return _NUMBER if isinstance(atom, Literal) else env[atom]
 
         for eqn in jaxpr.eqns:
             env.update(zip(eqn.outvars, self.eqn(eqn, [read(v) for v in eqn.invars]), strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def eqn(self, eqn: Any, inputs: list[Seen]) -> list[Seen]:
+    def eqn(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
         """What the results of one operation are."""
         name = eqn.primitive.name
         if eqn.primitive is PIECE:
@@ -97,7 +97,7 @@ class PieceWalk:
             found = results_of(eqn, [s.differs for s in inputs], self._axes)
             one = _makes_one(eqn, inputs)
             return [
-                Seen(d, None, not d and (one or _is_one(v)))
+                ShardFact(d, None, not d and (one or _is_one(v)))
                 for d, v in zip(found, eqn.outvars, strict=True)
             ]
         if not eqn.outvars:
@@ -113,15 +113,15 @@ class PieceWalk:
                 _refuse(eqn, s, f"{name} spreads them along dims of one element")
         return [pieces[0]]
 
-    def _declared(self, eqn: Any, given: Seen) -> Seen:
+    def _declared(self, eqn: Any, given: ShardFact) -> ShardFact:
         cut = eqn.params["cut"]
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "they are declared to be pieces cut otherwise")
         if cut.pieces(self._layout) == 1:
-            return Seen(NONE)
-        return Seen(frozenset(cut.over(self._layout)) & self._axes, cut)
+            return ShardFact(NONE)
+        return ShardFact(frozenset(cut.over(self._layout)) & self._axes, cut)
 
-    def _opened(self, eqn: Any, given: Seen) -> Seen:
+    def _opened(self, eqn: Any, given: ShardFact) -> ShardFact:
         """The piece of this replica, of an array that is in pieces, or equal on all replicas."""
         cut = eqn.params["cut"]
         if given.cut is None and given.differs:
@@ -133,9 +133,9 @@ class PieceWalk:
             self._wrong.append(eqn.params["name"])
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "a node of an array that is cut otherwise holds them")
-        return Seen(frozenset(cut.over(self._layout)) & self._axes)
+        return ShardFact(frozenset(cut.over(self._layout)) & self._axes)
 
-    def _cond(self, eqn: Any, inputs: list[Seen]) -> list[Seen]:
+    def _cond(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
         index, *operands = inputs
         if index.cut is not None:
             _refuse(eqn, index, "a branch is chosen by them")
@@ -145,7 +145,7 @@ class PieceWalk:
             results = _joined(eqn, results, row)
         return _decided(eqn, results, index.differs, "a branch")
 
-    def scan_rows(self, eqn: Any, rows: Sequence[Seen]) -> list[Seen]:
+    def scan_rows(self, eqn: Any, rows: Sequence[ShardFact]) -> list[ShardFact]:
         """What a scan takes from each operand that it goes over."""
         found = []
         for s in rows:
@@ -155,7 +155,7 @@ class PieceWalk:
             found.append(dataclasses.replace(s, cut=cut))
         return found
 
-    def _scan(self, eqn: Any, inputs: list[Seen]) -> list[Seen]:
+    def _scan(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
         consts, carry = _compat.scan_counts(eqn.params)
         held, state = inputs[:consts], inputs[consts : consts + carry]
         rows = self.scan_rows(eqn, inputs[consts + carry :])
@@ -164,11 +164,11 @@ class PieceWalk:
             grown = _joined(eqn, state, out[:carry])
             if grown == state:
                 # One number in each round is not one number in all of them.
-                stacked = [Seen(s.differs, s.cut and s.cut.behind(0)) for s in out[carry:]]
+                stacked = [ShardFact(s.differs, s.cut and s.cut.behind(0)) for s in out[carry:]]
                 return [*grown, *stacked]
             state = grown
 
-    def _while(self, eqn: Any, inputs: list[Seen]) -> list[Seen]:
+    def _while(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
         p = eqn.params
         first, second = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
         of_cond, of_body, state = inputs[:first], inputs[first:second], inputs[second:]
@@ -183,12 +183,12 @@ class PieceWalk:
             state = grown
 
 
-def _joined(eqn: Any, first: Sequence[Seen], second: Sequence[Seen]) -> list[Seen]:
+def _joined(eqn: Any, first: Sequence[ShardFact], second: Sequence[ShardFact]) -> list[ShardFact]:
     """What is known of values that are one of two."""
     return [_either(eqn, a, b) for a, b in zip(first, second, strict=True)]
 
 
-def _either(eqn: Any, first: Seen, second: Seen) -> Seen:
+def _either(eqn: Any, first: ShardFact, second: ShardFact) -> ShardFact:
     if first == second:
         return first
     for one, other in ((first, second), (second, first)):
@@ -198,17 +198,17 @@ def _either(eqn: Any, first: Seen, second: Seen) -> Seen:
         if other.differs:
             _refuse(eqn, one, "in their place come values that differ between replicas otherwise")
         return one
-    return Seen(first.differs | second.differs, None, first.is_uniform and second.is_uniform)
+    return ShardFact(first.differs | second.differs, None, first.is_uniform and second.is_uniform)
 
 
-def _decided(eqn: Any, values: list[Seen], differs: Differs, what: str) -> list[Seen]:
+def _decided(eqn: Any, values: list[ShardFact], differs: Differs, what: str) -> list[ShardFact]:
     """What is known of values on which a decision of each replica hangs."""
     if not differs:
         return values
     for s in values:
         if s.cut is not None:
             _refuse(eqn, s, f"{what} is decided by what differs between replicas")
-    return [Seen(s.differs | differs) for s in values]
+    return [ShardFact(s.differs | differs) for s in values]
 
 
 def check_results(names: Sequence[str]) -> None:
@@ -239,7 +239,7 @@ _REMEDY = (
 )
 
 
-def _refuse(eqn: Any, piece: Seen, why: str) -> NoReturn:
+def _refuse(eqn: Any, piece: ShardFact, why: str) -> NoReturn:
     cut = piece.cut
     where = "" if cut is None else f" (dim {cut.dim}, of {cut.size} elements)"
     source = _compat.source_of(eqn)
@@ -262,7 +262,7 @@ def _is_one(variable: Any) -> bool:
     return all(n == 1 for n in shape)
 
 
-def _makes_one(eqn: Any, inputs: Sequence[Seen]) -> bool:
+def _makes_one(eqn: Any, inputs: Sequence[ShardFact]) -> bool:
     """Whether all elements of the results are one number, as those of the operands are."""
     name = eqn.primitive.name
     keeps = name in ELEMENTWISE or name in ("broadcast_in_dim", "reshape", "squeeze", "transpose")

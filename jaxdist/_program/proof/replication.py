@@ -121,7 +121,7 @@ class _Walk:
     ) -> list[Differs]:
         name = eqn.primitive.name
         joined = NONE.union(*inputs)
-        if name in known.EQUALISING or name in known.SCATTERING:
+        if name in known.REPLICATING or name in known.VARYING:
             return self._collective(eqn, name, joined, under, times)
         if eqn.primitive is ASSUME_REPLICATED:
             return [NONE]
@@ -176,7 +176,7 @@ class _Walk:
                 raise DivergentCollectiveError(_may_not_reach(where, name))
             if over:
                 self.found[self.way] = self._record(eqn, name, named, times)
-        if name in known.EQUALISING and not grouped:
+        if name in known.REPLICATING and not grouped:
             result = joined - over
         else:
             result = joined | over

@@ -7,7 +7,7 @@ import os
 from rich.console import RenderableType
 
 from jaxdist import cost, explain, hlo
-from jaxdist._collectives import Told
+from jaxdist._collectives import TraceNotes
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.logical.placed_work import PlacedWork
 from jaxdist._program.proof.replication import TracedCollective
@@ -115,7 +115,7 @@ def explained(
     name: str,
     layout: ReplicaMesh,
     asked: tuple[TracedCollective, ...],
-    told: Told,
+    told: TraceNotes,
     text: str,
     placed: tuple[PlacedWork, ...] = (),
 ) -> Explanation:
@@ -141,7 +141,7 @@ def explained(
     )
 
 
-def _with_plan(asked: TracedCollective, told: Told) -> TracedCollective:
+def _with_plan(asked: TracedCollective, told: TraceNotes) -> TracedCollective:
     """A collective with the plan that left it as it is."""
     plan = told.plans.get(asked.source)
     if plan is None or asked.algorithm or asked.kind != "psum":

@@ -12,7 +12,7 @@ from jaxdist._program.arguments.arguments import Flat
 from jaxdist._program.arguments.exact import exact_structure
 from jaxdist._program.arguments.in_slot import in_slot, must_move
 from jaxdist._program.compile.program import Program
-from jaxdist._program.nnx.graph import KeptGraph
+from jaxdist._program.nnx.graph import CachedGraph
 from jaxdist._program.trace.trace import Signature
 from jaxdist._program.uneven.uneven import padded, uneven_shapes
 from jaxdist._values import (
@@ -34,7 +34,7 @@ class Call:
     flat: Flat
     signature: Signature
     leaves: list[Any]
-    kept: KeptGraph | None
+    kept: CachedGraph | None
     moved: bool  # some leaf is not passed on as it came
     has_padding: bool  # some array in pieces has
 
@@ -62,7 +62,7 @@ class Call:
         return result
 
 
-def read(flat: Flat, kept: KeptGraph | None, layout: ReplicaMesh) -> Call:
+def read(flat: Flat, kept: CachedGraph | None, layout: ReplicaMesh) -> Call:
     """Check every leaf, and put it where the program takes it; variables of NNX objects go first.
 
     Raises:
@@ -146,7 +146,7 @@ class _LeafName:
     """The name of a leaf, found only when a message needs it; variables have negative numbers."""
 
     flat: Flat
-    kept: KeptGraph | None
+    kept: CachedGraph | None
     number: int
 
     def __str__(self) -> str:

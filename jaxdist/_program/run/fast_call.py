@@ -11,7 +11,7 @@ from jaxdist._compat import any_deleted, checks_numbers
 from jaxdist._devices import CPU_STEPS
 from jaxdist._program.arguments.arguments import Flat, GraphNode, Static, flatten
 from jaxdist._program.arguments.exact import exact, exact_structure
-from jaxdist._program.nnx.graph import KeptGraph
+from jaxdist._program.nnx.graph import CachedGraph
 from jaxdist._program.run.donation import has_repeats
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._values import as_held, held_by, held_leaves, owned_leaves
@@ -24,7 +24,7 @@ class Slow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class CallTemplate:
     """Which top-level arguments are static, and which are NNX objects."""
 
     static_numbers: tuple[int, ...]
@@ -39,7 +39,7 @@ class Plan:
         kwargs: dict[str, Any],
         numbers: frozenset[int],
         names: frozenset[str],
-    ) -> "Plan | None":
+    ) -> "CallTemplate | None":
         """The plan for calls like this one; None where such an argument is inside another."""
         static = [i for i, a in enumerate(args) if i in numbers or _is_static_leaf(a)]
         named = [k for k, v in kwargs.items() if k in names or _is_static_leaf(v)]
@@ -62,14 +62,14 @@ def _is_static_leaf(x: Any) -> bool:
 _NONE: list[Any] = []
 
 
-class Planned:
+class FastCall:
     """Calls through a plan, with the variables of one program.
 
     Static values choose a C++ dispatcher; the variables of NNX objects, and those that the step
     has from a closure, become leaves beside the arguments, in the order of the program's inputs.
     """
 
-    def __init__(self, step: Any, plan: Plan, variables: LiftedVariables) -> None:
+    def __init__(self, step: Any, plan: CallTemplate, variables: LiftedVariables) -> None:
         self.plan = plan
         self.variables = variables
         self._step = step
@@ -149,7 +149,7 @@ class Planned:
             return rest, named
         return copied
 
-    def _settled(self, results: Any, kept: KeptGraph | None) -> Any:
+    def _settled(self, results: Any, kept: CachedGraph | None) -> Any:
         """The step's result, after its state was put in place."""
         variables = self.variables
         if kept is None and not variables.written:
@@ -166,7 +166,7 @@ class Planned:
                 variables.write(state[variables.after :])
         return result
 
-    def _new(self, kept: KeptGraph | None, count: int, static: list[Any]) -> Callable[..., Any]:
+    def _new(self, kept: CachedGraph | None, count: int, static: list[Any]) -> Callable[..., Any]:
         plan = self.plan
         numbers = plan.static_numbers
         fixed = dict(zip(numbers, static, strict=False))

@@ -24,12 +24,12 @@ from jaxdist._program.arguments.mirroring import Mirror, MirroringCall, has_arra
 from jaxdist._program.arguments.padding import has_padding, keeping_padding
 from jaxdist._program.arguments.retrace import RetraceWatch, place
 from jaxdist._program.compile.program import Program
-from jaxdist._program.nnx.graph_cache import KeptGraphs
+from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.executor import OpByOpStep, Outcome
 from jaxdist._program.run.call import Call, read
 from jaxdist._program.run.donated import check_numbers, check_once
 from jaxdist._program.run.donation import DonatingCall, has_repeats, may_crash
-from jaxdist._program.run.fast_call import Plan, Planned, Slow
+from jaxdist._program.run.fast_call import CallTemplate, FastCall, Slow
 from jaxdist._program.run.in_flight import counted, must_count
 from jaxdist._program.run.inside_trace import run_inside_trace
 from jaxdist._program.run.owning import has_host_arrays, owning
@@ -57,9 +57,9 @@ class Step:
         self._static_names = frozenset(options.static_argnames)
         self._static_numbers = run_options.static_numbers(fn, options.static_argnames)
         self._programs = Programs(self._fn, self._strategy, self.donated, watch)
-        self._kept = KeptGraphs()
-        self._planned: dict[tuple[Plan, int], Planned] = {}
-        # What `Planned` asks at every call is plain attributes.
+        self._kept = GraphCache()
+        self._planned: dict[tuple[CallTemplate, int], FastCall] = {}
+        # What `FastCall` asks at every call is plain attributes.
         self.kept_for = self._kept.current
         self.donates = bool(self.donated)
         # Whether the steps in flight have to be counted.
@@ -299,15 +299,17 @@ class Step:
         plan = self._plan_of(call, args, kwargs)
         if plan is not None:
             key = (plan, id(variables))
-            self.call = self._planned.setdefault(key, Planned(self, plan, variables))
+            self.call = self._planned.setdefault(key, FastCall(self, plan, variables))
         elif variables:
             self.call = self.slow
 
-    def _plan_of(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
-        return Plan.of(call.flat, args, kwargs, self._static_numbers, self._static_names)
+    def _plan_of(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CallTemplate | None:
+        return CallTemplate.of(call.flat, args, kwargs, self._static_numbers, self._static_names)
 
     def dispatcher_for(
-        self, plan: Plan, variables: LiftedVariables, restore: Callable[..., Any]
+        self, plan: CallTemplate, variables: LiftedVariables, restore: Callable[..., Any]
     ) -> Callable[..., Any]:
         """A C++ dispatcher for calls that were taken apart by a plan."""
 

@@ -14,7 +14,7 @@ from jaxdist._program.arguments.caller import user_stack_level
 from jaxdist._program.nnx import graph_rules
 from jaxdist._program.nnx.graph import GraphShape
 from jaxdist._program.nnx.graph_rules import Combination, Rule
-from jaxdist._program.proof.dependence import Growth, growth
+from jaxdist._program.proof.dependence import Dependence, growth
 from jaxdist._program.proof.moments import is_update
 from jaxdist._program.proof.updates import Part, part_of_result
 from jaxdist._program.state.carried import is_static, named_arguments_of
@@ -67,9 +67,9 @@ def combinations(
             continue
         if graph_rules.is_metric(kind):
             grown = growth(traced.jaxpr, _input_variable(traced, i), i)
-            if grown is Growth.SUM:
+            if grown is Dependence.SUM:
                 found.append(Combination(Rule.SUM, (i,)))
-            elif grown is not Growth.SAME and graph:
+            elif grown is not Dependence.SAME and graph:
                 not_sums.append(graph.name(i))
         elif differs[i]:
             rule = graph_rules.rule_of(kind)

@@ -24,7 +24,7 @@ from jaxdist._program.jaxprs.subprograms import contains
 from jaxdist._program.nnx import closures, graph_rules
 from jaxdist._program.nnx.graph import GraphShape
 from jaxdist._program.proof.local_pieces import Local, LocalPieces, is_marked
-from jaxdist._program.proof.pieces import PieceWalk, Seen, check_results
+from jaxdist._program.proof.pieces import ShardFact, ShardingProof, check_results
 from jaxdist._program.proof.replication import NONE
 from jaxdist._program.trace import sharded
 from jaxdist._program.trace.axis_names import unbound_axis
@@ -185,11 +185,11 @@ def on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Trac
     axes = replica_axes_of(layout)
     if not axes or not is_marked(traced.eqn):
         return traced
-    walk = PieceWalk(layout, axes)
+    walk = ShardingProof(layout, axes)
     differs = input_differences(signature, traced, axes)
 
     def replica(*local: Any) -> list[Any]:
-        given = [Local(Seen(d), x) for d, x in zip(differs, local, strict=True)]
+        given = [Local(ShardFact(d), x) for d, x in zip(differs, local, strict=True)]
         return [x.array for x in LocalPieces(walk).run(traced.jaxpr, given)]
 
     mapped = jax.shard_map(

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
-from jaxdist._collectives import traced_anew
+from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.placeholder import placeholder
 from jaxdist._program.variables.access import StepAccess, check_home, one_for_each_example
@@ -179,4 +179,4 @@ class VariablesOfTrace(StepAccess):
             self._trace_anew()
 
     def _trace_anew(self) -> None:
-        self._number.enter_context(traced_anew())
+        self._number.enter_context(fresh_trace_key())

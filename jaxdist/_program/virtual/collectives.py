@@ -11,7 +11,7 @@ from jaxdist import _compat
 from jaxdist._collectives import tree_reduced
 from jaxdist._program.op_by_op.rendezvous import over_one_axis
 from jaxdist._program.proof.replication import named_axes
-from jaxdist._program.virtual.values import Own, Same, Turns, barrier
+from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier
 from jaxdist._values import in_pairs
 from jaxdist.errors import UnsupportedError
 
@@ -38,7 +38,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def meet(eqn: Any, held: Sequence[Same | Own], turns: Turns) -> list[Same | Own]:
+def meet(eqn: Any, held: Sequence[Same | Own], turns: VirtualDevice) -> list[Same | Own]:
     """The results of one collective over the replica axis.
 
     Raises:
@@ -81,7 +81,7 @@ def _wide(x: Any) -> Any:
 
 
 def _reduced(
-    combine: Callable[[Any, Any], Any], adds: bool, held: Sequence[Same | Own], turns: Turns
+    combine: Callable[[Any, Any], Any], adds: bool, held: Sequence[Same | Own], turns: VirtualDevice
 ) -> list[Same | Own]:
     own = [x for x in held if isinstance(x, Own)]
     layout = turns.layout
@@ -106,20 +106,20 @@ def _times(value: Any, count: int) -> Any:
     return barrier(total).astype(value.dtype)
 
 
-def _members(groups: Any, turns: Turns) -> np.ndarray:
+def _members(groups: Any, turns: VirtualDevice) -> np.ndarray:
     """For each replica, the members of its group in their order: `[V, members]`."""
     rows = [list(range(turns.count))] if groups is None else groups
     table: dict[int, Any] = {member: row for row in rows for member in row}
     return np.asarray([table[i] for i in range(turns.count)])
 
 
-def _own_of(table: np.ndarray, turns: Turns) -> Any:
+def _own_of(table: np.ndarray, turns: VirtualDevice) -> Any:
     """The rows of a table over all replicas that belong to this device's ones."""
     return jnp.asarray(table)[turns.numbers()]
 
 
 def _in_groups(
-    combine: Callable[[Any, Any], Any], held: Same | Own, members: np.ndarray, turns: Turns
+    combine: Callable[[Any, Any], Any], held: Same | Own, members: np.ndarray, turns: VirtualDevice
 ) -> Any:
     """The reduction of each replica's group: `[V/R, ...]`."""
     rows = turns.all_rows(held)[_own_of(members, turns)]  # [V/R, members, ...]
@@ -127,7 +127,7 @@ def _in_groups(
     return barrier(whole).astype(rows.dtype)
 
 
-def _scattered(params: dict[str, Any], held: Same | Own, turns: Turns) -> Any:
+def _scattered(params: dict[str, Any], held: Same | Own, turns: VirtualDevice) -> Any:
     groups = params.get("axis_index_groups")
     members = _members(groups, turns)
     if groups is None:
@@ -148,7 +148,7 @@ def _scattered(params: dict[str, Any], held: Same | Own, turns: Turns) -> Any:
     return jax.vmap(piece)(sums, _own_of(places, turns))
 
 
-def _permuted(pairs: Sequence[tuple[int, int]], held: Same | Own, turns: Turns) -> Any:
+def _permuted(pairs: Sequence[tuple[int, int]], held: Same | Own, turns: VirtualDevice) -> Any:
     """Each replica's value from another one; zeros for those that get none."""
     sources = {to: source for source, to in pairs}
     table = np.asarray([sources.get(i, 0) for i in range(turns.count)])
@@ -168,7 +168,7 @@ def _gathered(params: dict[str, Any], whole: Any) -> Any:
     return moved.reshape(*shape[:dim], whole.shape[0] * shape[dim], *shape[dim + 1 :])
 
 
-def _moved(eqn: Any, held: Sequence[Same | Own], turns: Turns) -> list[Same | Own]:
+def _moved(eqn: Any, held: Sequence[Same | Own], turns: VirtualDevice) -> list[Same | Own]:
     """Any movement of values, from the values of all replicas."""
     groups = eqn.params.get("axis_index_groups") or [list(range(turns.count))]
     wholes = [turns.all_rows(x) for x in held]
@@ -192,11 +192,11 @@ def is_sum(eqn: Any) -> bool:
     return eqn.primitive.name in _SUMS and is_whole and all(isinstance(a, str) for a in axes)
 
 
-def added(held: Sequence[Same | Own], turns: Turns) -> list[Same | Own]:
+def added(held: Sequence[Same | Own], turns: VirtualDevice) -> list[Same | Own]:
     """The sums over all replicas of some values, in one exchange."""
     return _reduced(_add, True, held, turns)
 
 
-def is_over_replicas(eqn: Any, turns: Turns) -> bool:
+def is_over_replicas(eqn: Any, turns: VirtualDevice) -> bool:
     """Whether a collective goes over the replica axis, and not over axes of size 1 alone."""
     return bool(frozenset(named_axes(eqn.params)) & turns.axes)

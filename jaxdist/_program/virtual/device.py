@@ -12,7 +12,7 @@ from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.batched_while import any_goes_on, where_it_goes_on
 from jaxdist._program.jaxprs.subprograms import subprograms
 from jaxdist._program.proof.replication import named_axes
-from jaxdist._program.virtual.values import Turns, literal
+from jaxdist._program.virtual.values import VirtualDevice, literal
 from jaxdist.errors import UnsupportedError
 
 # What they do is about layouts, and a virtual replica has whole arrays on one device. Each names
@@ -20,7 +20,7 @@ from jaxdist.errors import UnsupportedError
 _LAYOUT_ONLY = frozenset({"sharding_constraint", "pcast", "pvary", "reshard", "mesh_cast"})
 
 
-def asks_number(eqn: Any, turns: Turns) -> bool:
+def asks_number(eqn: Any, turns: VirtualDevice) -> bool:
     """Whether an operation, or one inside it, reads the number of the replica."""
     return _asks_number(eqn, turns) or any(
         asks_number(inner, turns)
@@ -29,13 +29,13 @@ def asks_number(eqn: Any, turns: Turns) -> bool:
     )
 
 
-def _asks_number(eqn: Any, turns: Turns) -> bool:
+def _asks_number(eqn: Any, turns: VirtualDevice) -> bool:
     return eqn.primitive.name == "axis_index" and bool(
         frozenset(named_axes(eqn.params)) & turns.axes
     )
 
 
-def do(eqn: Any, operands: Sequence[Any], number: Any, turns: Turns) -> list[Any]:
+def do(eqn: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice) -> list[Any]:
     """The results of one operation for the replica of this number.
 
     Programs inside it are written out, since they name the mesh that they were traced over.
@@ -71,7 +71,7 @@ def do(eqn: Any, operands: Sequence[Any], number: Any, turns: Turns) -> list[Any
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _run(program: Any, operands: Sequence[Any], number: Any, turns: Turns) -> list[Any]:
+def _run(program: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice) -> list[Any]:
     jaxpr = getattr(program, "jaxpr", program)
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, getattr(program, "consts", ()), strict=True))
     env.update(zip(jaxpr.invars, operands, strict=True))
@@ -85,7 +85,7 @@ def _run(program: Any, operands: Sequence[Any], number: Any, turns: Turns) -> li
     return [read(v) for v in jaxpr.outvars]
 
 
-def _scan(eqn: Any, operands: Sequence[Any], number: Any, turns: Turns) -> list[Any]:
+def _scan(eqn: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice) -> list[Any]:
     params = eqn.params
     consts, carry = _compat.scan_counts(params)
     held, start, rows = (
@@ -109,7 +109,7 @@ def _scan(eqn: Any, operands: Sequence[Any], number: Any, turns: Turns) -> list[
     return [*state, *stacked]
 
 
-def _while(eqn: Any, operands: Sequence[Any], number: Any, turns: Turns) -> list[Any]:
+def _while(eqn: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice) -> list[Any]:
     params = eqn.params
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     of_cond, of_body, start = (
@@ -133,7 +133,9 @@ def _while(eqn: Any, operands: Sequence[Any], number: Any, turns: Turns) -> list
     return results
 
 
-def _linear_solve(eqn: Any, operands: Sequence[Any], number: Any, turns: Turns) -> list[Any]:
+def _linear_solve(
+    eqn: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice
+) -> list[Any]:
     """Of the functions that it holds, only `solve` is run."""
     lengths = eqn.params["const_lengths"]
     start = lengths.matvec + lengths.vecmat
@@ -142,7 +144,7 @@ def _linear_solve(eqn: Any, operands: Sequence[Any], number: Any, turns: Turns) 
     return _run(eqn.params["jaxprs"].solve, [*held, *rows], number, turns)
 
 
-def _cond(eqn: Any, operands: Sequence[Any], number: Any, turns: Turns) -> list[Any]:
+def _cond(eqn: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice) -> list[Any]:
     index, *values = operands
     platforms = eqn.params.get("branches_platforms")
     if platforms is not None:

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jaxdist import _compat
 from jaxdist._program.jaxprs.batched_while import any_goes_on, where_it_goes_on
 from jaxdist._program.proof.replication import Differs, results_of_program
-from jaxdist._program.virtual.values import Own, Same, Turns
+from jaxdist._program.virtual.values import Own, Same, VirtualDevice
 
-Run: TypeAlias = Callable[[Any, Sequence[Same | Own], Turns], list[Same | Own]]
+Run: TypeAlias = Callable[[Any, Sequence[Same | Own], VirtualDevice], list[Same | Own]]
 Held: TypeAlias = Sequence[Same | Own]
 
 
@@ -23,7 +23,7 @@ def _value(held: Same | Own) -> Any:
     return held.rows if isinstance(held, Own) else jnp.asarray(held.value)
 
 
-def _as(held: Same | Own, differs: Any, turns: Turns) -> Any:
+def _as(held: Same | Own, differs: Any, turns: VirtualDevice) -> Any:
     """The value in the form that the analysis gives it."""
     return turns.rows(held) if differs else jnp.asarray(turns.one(held))
 
@@ -36,7 +36,7 @@ def _all_again(values: Sequence[Any], differs: Sequence[Any]) -> list[Same | Own
     return [_again(v, d) for v, d in zip(values, differs, strict=True)]
 
 
-def _all_as(held: Held, differs: Sequence[Any], turns: Turns) -> list[Any]:
+def _all_as(held: Held, differs: Sequence[Any], turns: VirtualDevice) -> list[Any]:
     return [_as(x, d, turns) for x, d in zip(held, differs, strict=True)]
 
 
@@ -44,7 +44,9 @@ def _joined(first: Sequence[Differs], second: Sequence[Differs]) -> list[Differs
     return [a | b for a, b in zip(first, second, strict=True)]
 
 
-def _scan(eqn: Any, held: Held, differs: list[Differs], turns: Turns, run: Run) -> list[Same | Own]:
+def _scan(
+    eqn: Any, held: Held, differs: list[Differs], turns: VirtualDevice, run: Run
+) -> list[Same | Own]:
     params = eqn.params
     program = params["jaxpr"]
     consts, carry = _compat.scan_counts(params)
@@ -78,7 +80,7 @@ def _scan(eqn: Any, held: Held, differs: list[Differs], turns: Turns, run: Run) 
 
 
 def _while(
-    eqn: Any, held: Held, differs: list[Differs], turns: Turns, run: Run
+    eqn: Any, held: Held, differs: list[Differs], turns: VirtualDevice, run: Run
 ) -> list[Same | Own]:
     params = eqn.params
     first = params["cond_nconsts"]
@@ -113,7 +115,9 @@ def _while(
     return _all_again(last, state)
 
 
-def _cond(eqn: Any, held: Held, differs: list[Differs], turns: Turns, run: Run) -> list[Same | Own]:
+def _cond(
+    eqn: Any, held: Held, differs: list[Differs], turns: VirtualDevice, run: Run
+) -> list[Same | Own]:
     index, *operands = held
     branches = eqn.params["branches"]
     outs = [results_of_program(b, differs[1:], turns.axes) for b in branches]

@@ -10,7 +10,7 @@ from jaxdist._program.nnx.graph_rules import Combination, combine
 from jaxdist._program.state.rows import replicas_with_rows
 from jaxdist._program.trace.trace import Argument, Signature, Traced
 from jaxdist._program.virtual.program_of_one import run_virtually
-from jaxdist._program.virtual.values import Own, Same, Turns
+from jaxdist._program.virtual.values import Own, Same, VirtualDevice
 from jaxdist._values import Kind
 
 
@@ -20,7 +20,7 @@ def call_virtually(
     leaves: Sequence[Any],
     kinds: Sequence[Kind],
     combined: Sequence[Combination],
-    turns: Turns,
+    turns: VirtualDevice,
 ) -> list[Any]:
     """Run on flat global arrays.
 
@@ -68,13 +68,13 @@ def call_virtually(
     return results
 
 
-def _held(local: Any, is_own: bool, turns: Turns) -> Same | Own:
+def _held(local: Any, is_own: bool, turns: VirtualDevice) -> Same | Own:
     if not is_own:
         return Same(local)
     return Own(local.reshape(turns.here, local.shape[0] // turns.here, *local.shape[1:]))
 
 
-def _global(held: Same | Own, kind: Kind, turns: Turns) -> Any:
+def _global(held: Same | Own, kind: Kind, turns: VirtualDevice) -> Any:
     if kind is not Kind.PER_REPLICA:
         return turns.one(held)
     rows = turns.rows(held)
@@ -86,7 +86,7 @@ def _combined(
     before: Sequence[Same | Own],
     after: Sequence[Same | Own],
     takes_part: tuple[bool, ...] | None,
-    turns: Turns,
+    turns: VirtualDevice,
 ) -> list[Same | Own]:
     """What `combine` makes of variables, by the tree."""
     axes = turns.layout.replica_axes

@@ -21,11 +21,13 @@ from jaxdist._program.uneven.joined_ops import Const, Key, Op, flat_ops
 from jaxdist._program.virtual.collectives import added, is_over_replicas, is_sum, meet
 from jaxdist._program.virtual.device import asks_number, do
 from jaxdist._program.virtual.loops import LOOPS
-from jaxdist._program.virtual.values import Own, Same, Turns, barrier, literal
+from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier, literal
 from jaxdist.errors import UnsupportedError
 
 
-def run_virtually(program: Any, arguments: Sequence[Same | Own], turns: Turns) -> list[Same | Own]:
+def run_virtually(
+    program: Any, arguments: Sequence[Same | Own], turns: VirtualDevice
+) -> list[Same | Own]:
     """Evaluate an open or closed program of one replica for all of them, inside `shard_map`.
 
     Raises:
@@ -42,7 +44,7 @@ _INLINED = frozenset(known.CALLS) - {"remat", "remat2", "checkpoint", "shard_map
 class _Run:
     """One evaluation; `held` has the values that stand ready, `pending` waits for its turns."""
 
-    def __init__(self, program: Any, arguments: Sequence[Same | Own], turns: Turns) -> None:
+    def __init__(self, program: Any, arguments: Sequence[Same | Own], turns: VirtualDevice) -> None:
         self.turns = turns
         invars = getattr(program, "jaxpr", program).invars
         keys = [Key(v.aval) for v in invars]

@@ -27,7 +27,7 @@ class Own:
 
 
 @dataclasses.dataclass(frozen=True)
-class Turns:
+class VirtualDevice:
     """The virtual replicas of one strategy, and which of them this device has."""
 
     layout: ReplicaMesh

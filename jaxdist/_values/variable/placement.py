@@ -21,7 +21,7 @@ from jaxdist._values.variable.enums import VariableAggregation
 
 
 @dataclasses.dataclass(frozen=True)
-class Home:
+class VariablePlacement:
     """The devices and the layout of one variable.
 
     Without a strategy (`layout` is None) it is one array on JAX's default device. With one it is

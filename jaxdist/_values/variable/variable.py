@@ -21,7 +21,7 @@ from jaxdist._values.variable.checks import check_aggregation, check_modes, init
 from jaxdist._values.variable.documented import DocumentedNames
 from jaxdist._values.variable.enums import VariableAggregation, VariableSynchronization
 from jaxdist._values.variable.operators import ValueOperators
-from jaxdist._values.variable.placement import Home
+from jaxdist._values.variable.placement import VariablePlacement
 from jaxdist._values.variable.rows import RowChanges
 from jaxdist._values.variable.scatter import Scatter, checked_slices
 from jaxdist._values.variable.slices import VariableSlice
@@ -375,7 +375,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         return self._aggregation
 
     @property
-    def home(self) -> Home:
+    def home(self) -> VariablePlacement:
         """Where its copies lie."""
         return self._home
 
@@ -531,17 +531,17 @@ def _access() -> Access:
     return ACROSS if in_step is None else in_step
 
 
-def _home_of(array: Any, layout: ReplicaMesh | None, *, on_read: bool) -> Home:
+def _home_of(array: Any, layout: ReplicaMesh | None, *, on_read: bool) -> VariablePlacement:
     """Where a variable that starts as `array` lives; an array's own split over logical axes stays.
 
     With one replica there is one copy, and nothing to bring together.
     """
     shape = tuple(array.shape)
     if layout is None:
-        return Home(None, None, False, shape, array.dtype)
+        return VariablePlacement(None, None, False, shape, array.dtype)
     per_replica = on_read and layout.num_replicas > 1
     found = placement_of(array, layout)
     sharding = found.sharding if found.kind is Kind.MIRRORED else layout.replicated
     if per_replica:
         sharding = layout.per_replica
-    return Home(layout, sharding, per_replica, shape, array.dtype)
+    return VariablePlacement(layout, sharding, per_replica, shape, array.dtype)

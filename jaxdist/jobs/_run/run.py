@@ -14,7 +14,7 @@ from rich.console import Console
 from jaxdist._checkpoints import Checkpoints, Interrupts, notes_without_orbax
 from jaxdist._strategies import Strategy
 from jaxdist.data import DistributedIterator, batches
-from jaxdist.errors import DivergedError
+from jaxdist.errors import NonFiniteLossError
 from jaxdist.jobs._config.changes import Changed, check_same_run
 from jaxdist.jobs._config.checks import (
     check_not_beyond,
@@ -115,12 +115,12 @@ class Run:
             raise self._diverged(len(losses) + bad, found[bad - 1])
         losses += found
 
-    def _diverged(self, step: int, loss: float) -> DivergedError:
+    def _diverged(self, step: int, loss: float) -> NonFiniteLossError:
         saved = self.checkpoints.steps()
         last = f"The last checkpoint is of step {saved[-1]}." if saved else "Nothing was saved."
         optimizer = self.config.optimizer
         clipped = f"{optimizer.clip_norm / 10:g}" if optimizer.clip_norm else "1.0"
-        return DivergedError(
+        return NonFiniteLossError(
             f"The loss of step {step} is {loss}.\n\n"
             f"Training cannot recover from a loss that is not finite. {last}\n\n"
             f"Try --set optimizer.learning_rate={optimizer.learning_rate / 10:g}, or "

@@ -261,7 +261,7 @@ def test_every_name_on_the_allow_list_is_a_primitive_of_an_installed_jax() -> No
 
 
 def test_no_collective_and_no_callback_is_on_the_first_order_list() -> None:
-    others = known.EQUALISING | known.SCATTERING | set(known.CALLS) | known.PAIRWISE
+    others = known.REPLICATING | known.VARYING | set(known.CALLS) | known.PAIRWISE
     assert not known.FIRST_ORDER & others
     for name in (
         "pure_callback",

@@ -9,43 +9,46 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxdist._program.proof.dependence import Growth, growth
+from jaxdist._program.proof.dependence import Dependence, growth
 
 V = np.float32(2)
 X = np.arange(4, dtype=np.float32)
 
-GROWTH: dict[str, tuple[Growth, Callable[[Any, Any], Any]]] = {
-    "as it is": (Growth.SAME, lambda v, x: v),
-    "reshaped": (Growth.SAME, lambda v, x: jnp.reshape(v, (1,))),
-    "something added": (Growth.SUM, lambda v, x: v + x.sum()),
-    "added from the left": (Growth.SUM, lambda v, x: x.sum() + v),
-    "a constant added": (Growth.SUM, lambda v, x: v + 4),
-    "taken off": (Growth.SUM, lambda v, x: v - x.sum()),
-    "added twice": (Growth.SUM, lambda v, x: (v + x[0]) + x[1]),
-    "added under jit": (Growth.SUM, lambda v, x: jax.jit(lambda a, b: a + b)(v, x.sum())),
-    "added where a mask says": (Growth.SUM, lambda v, x: jnp.where(x[0] > 1, v + x[1], v)),
-    "added in a branch": (Growth.SUM, lambda v, x: lax.cond(x[0] > 1, lambda: v + 1, lambda: v)),
-    "added in a scan": (Growth.SUM, lambda v, x: lax.scan(lambda c, y: (c + y, None), v, x)[0]),
-    "set": (Growth.FREE, lambda v, x: x.sum()),
-    "set to zero, then added to": (Growth.FREE, lambda v, x: jnp.zeros_like(v) + x.sum()),
-    "doubled": (Growth.OTHER, lambda v, x: v + v),
-    "taken from": (Growth.OTHER, lambda v, x: x.sum() - v),
-    "a running mean": (Growth.OTHER, lambda v, x: v + (x.mean() - v) * 0.1),
-    "the larger": (Growth.OTHER, lambda v, x: jnp.maximum(v, x.max())),
-    "decayed": (Growth.OTHER, lambda v, x: 0.9 * v + x.sum()),
-    "rounded": (Growth.OTHER, lambda v, x: (v + x.sum()).astype(jnp.int32)),
-    "set in one branch": (Growth.OTHER, lambda v, x: jnp.where(x[0] > 1, v + 1, 0.0)),
-    "a mask made of it": (Growth.OTHER, lambda v, x: jnp.where(v > 1, v + 1, v)),
+GROWTH: dict[str, tuple[Dependence, Callable[[Any, Any], Any]]] = {
+    "as it is": (Dependence.SAME, lambda v, x: v),
+    "reshaped": (Dependence.SAME, lambda v, x: jnp.reshape(v, (1,))),
+    "something added": (Dependence.SUM, lambda v, x: v + x.sum()),
+    "added from the left": (Dependence.SUM, lambda v, x: x.sum() + v),
+    "a constant added": (Dependence.SUM, lambda v, x: v + 4),
+    "taken off": (Dependence.SUM, lambda v, x: v - x.sum()),
+    "added twice": (Dependence.SUM, lambda v, x: (v + x[0]) + x[1]),
+    "added under jit": (Dependence.SUM, lambda v, x: jax.jit(lambda a, b: a + b)(v, x.sum())),
+    "added where a mask says": (Dependence.SUM, lambda v, x: jnp.where(x[0] > 1, v + x[1], v)),
+    "added in a branch": (
+        Dependence.SUM,
+        lambda v, x: lax.cond(x[0] > 1, lambda: v + 1, lambda: v),
+    ),
+    "added in a scan": (Dependence.SUM, lambda v, x: lax.scan(lambda c, y: (c + y, None), v, x)[0]),
+    "set": (Dependence.FREE, lambda v, x: x.sum()),
+    "set to zero, then added to": (Dependence.FREE, lambda v, x: jnp.zeros_like(v) + x.sum()),
+    "doubled": (Dependence.OTHER, lambda v, x: v + v),
+    "taken from": (Dependence.OTHER, lambda v, x: x.sum() - v),
+    "a running mean": (Dependence.OTHER, lambda v, x: v + (x.mean() - v) * 0.1),
+    "the larger": (Dependence.OTHER, lambda v, x: jnp.maximum(v, x.max())),
+    "decayed": (Dependence.OTHER, lambda v, x: 0.9 * v + x.sum()),
+    "rounded": (Dependence.OTHER, lambda v, x: (v + x.sum()).astype(jnp.int32)),
+    "set in one branch": (Dependence.OTHER, lambda v, x: jnp.where(x[0] > 1, v + 1, 0.0)),
+    "a mask made of it": (Dependence.OTHER, lambda v, x: jnp.where(v > 1, v + 1, v)),
     "decayed in a scan": (
-        Growth.OTHER,
+        Dependence.OTHER,
         lambda v, x: lax.scan(lambda c, y: (c * 0.5 + y, None), v, x)[0],
     ),
     "swapped in a scan": (
-        Growth.OTHER,
+        Dependence.OTHER,
         lambda v, x: lax.scan(lambda c, y: ((c[1], c[0]), None), (v, x[0]), x)[0][0],
     ),
     "in a while loop": (
-        Growth.OTHER,
+        Dependence.OTHER,
         lambda v, x: lax.while_loop(lambda c: c < 9, lambda c: c + 1, v),
     ),
 }
@@ -60,5 +63,5 @@ def test_what_becomes_of_a_variable(name: str) -> None:
 
 def test_adding_is_told_only_where_the_values_really_add_up() -> None:
     for name, (expected, fn) in GROWTH.items():
-        if expected in (Growth.SAME, Growth.SUM):
+        if expected in (Dependence.SAME, Dependence.SUM):
             assert np.all(np.asarray(fn(V + 3, X)) - np.asarray(fn(V, X)) == 3), name

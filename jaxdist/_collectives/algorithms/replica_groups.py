@@ -14,7 +14,7 @@ from jaxdist.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
-class Level:
+class ReplicaGroups:
     """Groups of replicas, all of one size, within each of which something is reduced.
 
     Replicas are counted over `axes`, the last axis fastest. The order within a group is the order
@@ -47,7 +47,7 @@ class Level:
         in_order = self.is_whole and self.groups[0] == tuple(range(self.size))
         return None if in_order else [list(g) for g in self.groups]
 
-    def place(self) -> jax.Array:
+    def rank(self) -> jax.Array:
         """This replica's number in its group, traced."""
         number = jax.lax.axis_index(self.name)
         if self.index_groups is None:
@@ -55,7 +55,7 @@ class Level:
         places = {r: i for group in self.groups for i, r in enumerate(group)}
         return jnp.asarray([places[r] for r in range(len(places))], jnp.int32)[number]
 
-    def sent(self, array: jax.Array, routes: Iterable[tuple[int, int]]) -> jax.Array:
+    def permute(self, array: jax.Array, routes: Iterable[tuple[int, int]]) -> jax.Array:
         """`array` from place to place within every group; zeros where nothing arrives."""
         numbers = self._numbers_on_mesh()
         pairs = [(numbers[g[a]], numbers[g[b]]) for a, b in routes for g in self.groups]
@@ -73,21 +73,21 @@ class Level:
         numbers: list[int] = grid.transpose(order).ravel().tolist()
         return numbers
 
-    def turned(self, by: int) -> "Level":
+    def rotate(self, by: int) -> "ReplicaGroups":
         """The same groups, counted from another member."""
         by %= self.size
         return dataclasses.replace(self, groups=tuple(g[by:] + g[:by] for g in self.groups))
 
 
-def whole(layout: ReplicaMesh) -> Level:
+def whole(layout: ReplicaMesh) -> ReplicaGroups:
     """All replicas together."""
     on_mesh = tuple(
         (a, int(layout.mesh.shape[a])) for a in layout.mesh.axis_names if a in layout.replica_axes
     )
-    return Level(layout.replica_axes, (tuple(range(layout.num_replicas)),), on_mesh)
+    return ReplicaGroups(layout.replica_axes, (tuple(range(layout.num_replicas)),), on_mesh)
 
 
-def split(level: Level, local: int) -> tuple[Level, Level]:
+def split(level: ReplicaGroups, local: int) -> tuple[ReplicaGroups, ReplicaGroups]:
     """The levels within workers of `local` replicas each, and across the workers.
 
     Replicas of one worker stand next to one another. Across, the first of every worker make a
