@@ -1,7 +1,18 @@
-"""The programs inside the operations of a program."""
+"""Programs of JAX, open or closed, and the programs inside their operations."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+
+def open_jaxpr(program: Any) -> Any:
+    """The open program of an open or closed one; a tape of operations counts as open."""
+    return getattr(program, "jaxpr", program)
+
+
+def consts_of(program: Any) -> Sequence[Any]:
+    """The constants of a closed program; none of an open one."""
+    held: Sequence[Any] = getattr(program, "consts", ())
+    return held
 
 
 def subprograms(eqn: Any) -> list[Any]:
@@ -14,7 +25,7 @@ def programs_in(value: Any) -> Iterator[Any]:
     if isinstance(value, (tuple, list)):
         for item in value:
             yield from programs_in(item)
-    elif hasattr(getattr(value, "jaxpr", value), "eqns"):
+    elif hasattr(open_jaxpr(value), "eqns"):
         yield value
 
 
@@ -25,12 +36,12 @@ def holds_programs(value: Any) -> bool:
 
 def inner_inputs(program: Any) -> list[Any]:
     """The input variables of a sub-program."""
-    return list(getattr(program, "jaxpr", program).invars)
+    return list(open_jaxpr(program).invars)
 
 
 def contains(jaxpr: Any, name: str) -> bool:
     """Whether an operation of this name is anywhere in a program."""
     return any(
         e.primitive.name == name or any(contains(s, name) for s in subprograms(e))
-        for e in getattr(jaxpr, "jaxpr", jaxpr).eqns
+        for e in open_jaxpr(jaxpr).eqns
     )

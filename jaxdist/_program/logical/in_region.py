@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, NamedSharding
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.subprograms import holds_programs
+from jaxdist._program.jaxprs.interpreter import Environment
+from jaxdist._program.jaxprs.subprograms import consts_of, holds_programs, open_jaxpr
 from jaxdist._program.logical.placing import Region
 
 
@@ -22,25 +23,22 @@ class InRegion:
 
     def __call__(self, *operands: Any) -> list[Any]:
         """The results of the region."""
-        env = dict(zip(self.region.invars, operands, strict=True))
-        return _evaluated(self.region.eqns, env, self.region.outvars, self.region.alias)
+        values = dict(zip(self.region.invars, operands, strict=True))
+        env: Environment[Any] = Environment(_literal, values, self.region.alias)
+        return _evaluate(self.region.eqns, env, self.region.outvars)
 
 
-def _evaluated(
-    eqns: Sequence[Any], env: dict[Any, Any], results: Sequence[Any], alias: dict[Any, Any]
-) -> list[Any]:
-    def read(atom: Any) -> Any:
-        found = atom if isinstance(atom, Literal) else alias.get(atom, atom)
-        return _without_mesh(found.val) if isinstance(found, Literal) else env[found]
-
+def _evaluate(eqns: Sequence[Any], env: Environment[Any], results: Sequence[Any]) -> list[Any]:
     for eqn in eqns:
-        operands = [read(v) for v in eqn.invars]
         params = {k: _here(v) for k, v in eqn.params.items()}
         params = _compat.rewritten_derivatives(params, _traced_again, eqn)
-        made = _compat.bind_here(eqn, operands, params)
-        outs = made if eqn.primitive.multiple_results else [made]
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(v) for v in results]
+        made = _compat.bind_here(eqn, env.read_all(eqn.invars), params)
+        env.write(eqn.outvars, made if eqn.primitive.multiple_results else [made])
+    return env.read_all(results)
+
+
+def _literal(literal: Any) -> Any:
+    return _without_mesh(literal.val)
 
 
 def _without_mesh(value: Any) -> Any:
@@ -63,15 +61,16 @@ def _again(value: Any) -> Any:
     if isinstance(value, tuple):
         again = [_again(v) for v in value]
         return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
-    closed = _traced_again(getattr(value, "jaxpr", value), getattr(value, "consts", ()))
+    closed = _traced_again(open_jaxpr(value), consts_of(value))
     return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
 
 
 def _traced_again(jaxpr: Any, consts: Sequence[Any]) -> Any:
     def same(*args: Any) -> list[Any]:
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, map(_without_mesh, consts), strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
-        return _evaluated(jaxpr.eqns, env, jaxpr.outvars, {})
+        values = (*map(_without_mesh, consts), *args)
+        given = zip((*jaxpr.constvars, *jaxpr.invars), values, strict=True)
+        env: Environment[Any] = Environment(_literal, dict(given))
+        return _evaluate(jaxpr.eqns, env, jaxpr.outvars)
 
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
     return jax.make_jaxpr(same)(*avals)

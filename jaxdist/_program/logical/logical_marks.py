@@ -1,44 +1,53 @@
 """Which values of a trace are marked with a layout over the logical devices."""
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from jax.extend.core import Literal
-
-from jaxdist import _compat
-from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.control_flow import Scan
+from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.jaxprs.subprograms import inner_inputs
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 
 # For each dim the number of parts; None is a value that is not marked.
 Parts: TypeAlias = tuple[int, ...] | None
 
 
-def marks_of_results(program: Any, inputs: Sequence[Parts] = ()) -> list[Parts]:
+def marks_of_results(program: Any) -> list[Parts]:
     """The marks of the results of an open or closed program; of other values nothing is known.
 
-    A mark is on what it was put on, also where that comes out of a function or of a loop.
+    A value keeps its mark where it comes out of a function or of a loop.
     """
-    jaxpr = getattr(program, "jaxpr", program)
-    env: dict[Any, Parts] = dict(zip(jaxpr.invars, inputs, strict=False))
-
-    def read(atom: Any) -> Parts:
-        return None if isinstance(atom, Literal) else env.get(atom)
-
-    for eqn in jaxpr.eqns:
-        env.update(zip(eqn.outvars, _marks(eqn, [read(v) for v in eqn.invars]), strict=False))
-    return [read(v) for v in jaxpr.outvars]
+    return MarkAnalysis().run(program, [None] * len(inner_inputs(program)))
 
 
-def _marks(eqn: Any, inputs: list[Parts]) -> list[Parts]:
-    name = eqn.primitive.name
-    if eqn.primitive is LOGICAL_LAYOUT:
-        return [tuple(max(n, 1) for n in eqn.params["parts"])]
-    if name in known.CALLS and known.CALLS[name] in eqn.params and name != "shard_map":
-        return marks_of_results(eqn.params[known.CALLS[name]], inputs)
-    if name == "scan":
-        _, carry = _compat.scan_counts(eqn.params)
-        inside = marks_of_results(eqn.params["jaxpr"])
-        # After no turn at all the state is what came in.
-        state = [m if eqn.params["length"] else None for m in inside[:carry]]
-        return [*state, *(None if m is None else (1, *m) for m in inside[carry:])]
-    return []
+class MarkAnalysis(ForwardAnalysis[Parts]):
+    """The layouts over logical devices with which values are marked."""
+
+    def literal(self, literal: Any) -> Parts:
+        return None
+
+    def constant(self, variable: Any, value: Any) -> Parts:
+        return None
+
+    def join(self, eqn: Any, aval: Any, first: Parts, second: Parts) -> Parts:
+        return first if first == second else None
+
+    def operation(self, eqn: Any, inputs: list[Parts]) -> list[Parts]:
+        if eqn.primitive is LOGICAL_LAYOUT:
+            return [tuple(max(n, 1) for n in eqn.params["parts"])]
+        return [None] * len(eqn.outvars)
+
+    def call(self, eqn: Any, inputs: list[Parts]) -> list[Parts]:
+        inside = eqn.primitive.name == "shard_map"
+        return self.operation(eqn, inputs) if inside else super().call(eqn, inputs)
+
+    def scan(self, eqn: Any, inputs: list[Parts]) -> list[Parts]:
+        loop = Scan.of(eqn)
+        inside = marks_of_results(loop.program)
+        # After no iteration at all the carry is what came in.
+        state = [m if loop.length else None for m in inside[: loop.num_carry]]
+        return [*state, *(None if m is None else (1, *m) for m in inside[loop.num_carry :])]
+
+    # A mark inside of one of these says nothing about how the result is laid out.
+    cond = operation
+    while_loop = operation
+    linear_solve = operation

@@ -8,7 +8,7 @@ from jax.extend.core import Literal
 
 from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist._program.logical.logical_device import ASSIGN, device_of
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 from jaxdist._program.logical.placing import is_marked, obstacle, scheduled
@@ -44,7 +44,7 @@ def placed_work(program: Any, *, backward: bool = False) -> list[PlacedWork]:
     Raises:
         ContextError: A function that was put on a logical device cannot run there alone.
     """
-    jaxpr = getattr(program, "jaxpr", program)
+    jaxpr = open_jaxpr(program)
     found: list[PlacedWork] = []
     if any(is_marked(e) for e in jaxpr.eqns):
         plan = scheduled(jaxpr, backward=backward)
@@ -74,7 +74,7 @@ def _count(eqns: Sequence[Any]) -> int:
     for eqn in eqns:
         name = eqn.primitive.name
         inner = eqn.params[known.CALLS[name]] if name in known.CALLS else None
-        total += 1 if inner is None else _count(getattr(inner, "jaxpr", inner).eqns)
+        total += 1 if inner is None else _count(open_jaxpr(inner).eqns)
     return total
 
 
@@ -82,7 +82,7 @@ def _check_can_be_alone(eqn: Any) -> None:
     if device_of(eqn) is None:
         return
     for program in subprograms(eqn):
-        for inner in getattr(program, "jaxpr", program).eqns:
+        for inner in open_jaxpr(program).eqns:
             found = inner if is_marked(inner) else obstacle(inner)
             if found is not None:
                 raise ContextError(

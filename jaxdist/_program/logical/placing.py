@@ -16,7 +16,7 @@ from jax.extend.core import Literal
 
 from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist._program.logical.logical_device import ASSIGN, device_of
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 from jaxdist._program.proof.replication import named_axes
@@ -89,7 +89,7 @@ def obstacle(eqn: Any) -> Any | None:
     if stays or (eqn.primitive.name in known.COLLECTIVES and named_axes(eqn.params)):
         return eqn
     for program in subprograms(eqn):
-        for inner in getattr(program, "jaxpr", program).eqns:
+        for inner in open_jaxpr(program).eqns:
             found = obstacle(inner)
             if found is not None:
                 return found
@@ -136,7 +136,7 @@ class _Placing:
     def _place_named(self) -> None:
         for i, eqn in enumerate(self.eqns):
             device = device_of(eqn)
-            if device is not None and any(getattr(p, "jaxpr", p).eqns for p in subprograms(eqn)):
+            if device is not None and any(open_jaxpr(p).eqns for p in subprograms(eqn)):
                 self.device[i] = device
 
     def _place_cotangents(self) -> None:

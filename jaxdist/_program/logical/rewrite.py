@@ -15,12 +15,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
 from jaxdist._program.jaxprs.extremes import EXTREMES, extreme_by_order
-from jaxdist._program.jaxprs.subprograms import contains, holds_programs, subprograms
+from jaxdist._program.jaxprs.interpreter import Environment, value_of_literal
+from jaxdist._program.jaxprs.subprograms import (
+    consts_of,
+    contains,
+    holds_programs,
+    open_jaxpr,
+    subprograms,
+)
 from jaxdist._program.logical.in_region import InRegion
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 from jaxdist._program.logical.placed_region import Part, PlacedCall
@@ -53,7 +60,7 @@ class Rewrite:
             self._is_extreme(e)
             or (bool(self.automatic) and self._is_for_automatic(e))
             or any(self.applies_to(s) for s in _inner(e))
-            for e in getattr(jaxpr, "jaxpr", jaxpr).eqns
+            for e in open_jaxpr(jaxpr).eqns
         )
 
     def _is_for_automatic(self, eqn: Any) -> bool:
@@ -73,23 +80,18 @@ class Rewrite:
         backward: bool = False,
     ) -> list[Any]:
         """Evaluate `jaxpr`, rewritten; `backward` is one that belongs to a gradient."""
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
         plan = scheduled(jaxpr, backward=backward)
+        given = zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
+        env: Environment[Any] = Environment(value_of_literal, dict(given), plan.alias)
         held: set[Any] = set()
-
-        def read(atom: Any) -> Any:
-            found = atom if isinstance(atom, Literal) else plan.alias.get(atom, atom)
-            return found.val if isinstance(found, Literal) else env[found]
-
         for step in plan.steps:
+            operands = env.read_all(step.invars)
             if isinstance(step, Together):
-                results = self._together(step, [env[v] for v in step.invars], held)
+                results = self._together(step, operands, held)
             else:
-                down = backward or _compat.is_transposed(step)
-                results = self._equation(step, [read(v) for v in step.invars], down)
-            env.update(zip(step.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+                results = self._equation(step, operands, backward or _compat.is_transposed(step))
+            env.write(step.outvars, results)
+        return env.read_all(jaxpr.outvars)
 
     def _together(self, step: Together, operands: list[Any], held: set[Any]) -> list[Any]:
         [axis] = self.automatic
@@ -131,8 +133,8 @@ class Rewrite:
             return _bind(eqn, operands, eqn.params)
         if eqn.primitive.name in _INLINED:
             inner = next(iter(_inner(eqn)))
-            program = getattr(inner, "jaxpr", inner)
-            return self.call(program, operands, _consts(inner), backward=backward)
+            program = open_jaxpr(inner)
+            return self.call(program, operands, consts_of(inner), backward=backward)
         params = {
             k: self._again(v, backward) if holds_programs(v) else v for k, v in eqn.params.items()
         }
@@ -158,7 +160,7 @@ class Rewrite:
         if isinstance(value, tuple):
             again = [self._again(v, backward) for v in value]
             return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
-        closed = self._traced_again(getattr(value, "jaxpr", value), _consts(value), backward)
+        closed = self._traced_again(open_jaxpr(value), consts_of(value), backward)
         return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
 
     def _traced_again(
@@ -204,11 +206,6 @@ def _has_constrained_branches(eqn: Any) -> bool:
 
 def _widen(x: Any) -> Any:
     return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
-
-
-def _consts(value: Any) -> Sequence[Any]:
-    held: Sequence[Any] = getattr(value, "consts", ())
-    return held
 
 
 def _inner(eqn: Any) -> list[Any]:

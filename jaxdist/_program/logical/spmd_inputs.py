@@ -10,6 +10,7 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.subprograms import open_jaxpr
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 from jaxdist._program.trace.trace import Argument, Signature, Traced
 from jaxdist.errors import ArgumentError
@@ -62,7 +63,7 @@ def _uses(program: Any, wanted: dict[Any, int]) -> Iterator[tuple[int, Any]]:
     """Operations, other than marks, on inputs: the number of the input, and the operation."""
     if not wanted:
         return
-    for eqn in getattr(program, "jaxpr", program).eqns:
+    for eqn in open_jaxpr(program).eqns:
         numbers = [None if isinstance(v, Literal) else wanted.get(v) for v in eqn.invars]
         if eqn.primitive is LOGICAL_LAYOUT or all(n is None for n in numbers):
             continue
@@ -81,7 +82,7 @@ class _Call:
     numbers: list[int | None]
 
     def wanted(self) -> dict[Any, int]:
-        invars = getattr(self.program, "jaxpr", self.program).invars
+        invars = open_jaxpr(self.program).invars
         pairs = zip(invars, self.numbers, strict=True)
         return {v: n for v, n in pairs if n is not None}
 

@@ -140,5 +140,5 @@ class Replica:
         if not any(op.primitive is PIECE or op.primitive is OPEN for op in tape.eqns):
             return []
         walk = ShardingProof(self._layout, axes)
-        walk.jaxpr(tape, [ShardFact(d) for d in self._given(axes)])
+        walk.run(tape, [ShardFact(d) for d in self._given(axes)])
         return walk.wrong

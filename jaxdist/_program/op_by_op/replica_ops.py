@@ -16,7 +16,7 @@ from jaxdist._collectives import UNEVEN_ALL_GATHER, GatherLog, traced_once
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.batched_while import where_it_goes_on
-from jaxdist._program.jaxprs.subprograms import programs_in, subprograms
+from jaxdist._program.jaxprs.subprograms import open_jaxpr, programs_in, subprograms
 from jaxdist._program.op_by_op.invalid_numbers import invalid_number
 from jaxdist._program.op_by_op.rendezvous import Collective, NumRows
 from jaxdist._program.op_by_op.tape import Tape
@@ -206,7 +206,7 @@ class ReplicaOps:
 
     def _has_collective(self, program: Any) -> bool:
         ours = frozenset(self._layout.replica_axes)
-        for eqn in getattr(program, "jaxpr", program).eqns:
+        for eqn in open_jaxpr(program).eqns:
             if ours & frozenset(named_axes(eqn.params)) or eqn.primitive in (PIECE, OPEN):
                 return True
             if any(self._has_collective(p) for p in subprograms(eqn)):
@@ -256,7 +256,7 @@ class ReplicaOps:
             out = self._call(program, [*held, *state, *row])
             state, made[i] = out[:carry], out[carry:]
         if not length:
-            avals = [v.aval for v in getattr(program, "jaxpr", program).outvars[carry:]]
+            avals = [v.aval for v in open_jaxpr(program).outvars[carry:]]
             return [*state, *(jnp.zeros((0, *a.shape), a.dtype) for a in avals)]
         columns = zip(*made, strict=True)
         return [*state, *(_compat.inside(self.trace, jnp.stack, list(c)) for c in columns)]

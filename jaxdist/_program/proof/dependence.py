@@ -4,10 +4,7 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import Literal
-
-from jaxdist import _compat
-from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 
 
 class Dependence(enum.Enum):
@@ -28,34 +25,36 @@ _PASSED_ON = frozenset(
 def growth(jaxpr: Any, variable: Any, result: int) -> Dependence:
     """How result number `result` of an open jaxpr depends on its input `variable`."""
     given = [Dependence.SAME if v is variable else Dependence.FREE for v in jaxpr.invars]
-    return _results(jaxpr, given)[result]
+    return DependenceAnalysis().run(jaxpr, given)[result]
 
 
-def _results(jaxpr: Any, given: Sequence[Dependence]) -> list[Dependence]:
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    env: dict[Any, Dependence] = dict.fromkeys(jaxpr.constvars, Dependence.FREE)
-    env.update(zip(jaxpr.invars, given, strict=True))
+class DependenceAnalysis(ForwardAnalysis[Dependence]):
+    """How values depend on one variable."""
 
-    def read(atom: Any) -> Dependence:
-        return Dependence.FREE if isinstance(atom, Literal) else env[atom]
+    def literal(self, literal: Any) -> Dependence:
+        return Dependence.FREE
 
-    for eqn in jaxpr.eqns:
-        env.update(zip(eqn.outvars, _equation(eqn, [read(v) for v in eqn.invars]), strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    def constant(self, variable: Any, value: Any) -> Dependence:
+        return Dependence.FREE
 
+    def join(self, eqn: Any, aval: Any, first: Dependence, second: Dependence) -> Dependence:
+        return _join([first, second])
 
-def _equation(eqn: Any, given: list[Dependence]) -> list[Dependence]:
-    name = eqn.primitive.name
-    if all(g is Dependence.FREE for g in given):
-        return [Dependence.FREE] * len(eqn.outvars)
-    if name in known.CALLS and known.CALLS[name] in eqn.params:
-        return _results(eqn.params[known.CALLS[name]], given)
-    if name == "scan":
-        return _scan(eqn, given)
-    if name == "cond" and given[0] is Dependence.FREE:
-        branches = [_results(b, given[1:]) for b in eqn.params["branches"]]
-        return [_joined(ways) for ways in zip(*branches, strict=True)]
-    return [_of_one(eqn, name, given)] * len(eqn.outvars)
+    def equation(self, eqn: Any, inputs: list[Dependence]) -> list[Dependence]:
+        if all(g is Dependence.FREE for g in inputs):
+            return [Dependence.FREE] * len(eqn.outvars)
+        return super().equation(eqn, inputs)
+
+    def operation(self, eqn: Any, inputs: list[Dependence]) -> list[Dependence]:
+        return [_of_one(eqn, eqn.primitive.name, inputs)] * len(eqn.outvars)
+
+    def cond(self, eqn: Any, inputs: list[Dependence]) -> list[Dependence]:
+        free = inputs[0] is Dependence.FREE
+        return super().cond(eqn, inputs) if free else self.operation(eqn, inputs)
+
+    # How often the body runs may depend on the variable.
+    while_loop = operation
+    linear_solve = operation
 
 
 def _of_one(eqn: Any, name: str, given: list[Dependence]) -> Dependence:
@@ -67,7 +66,7 @@ def _of_one(eqn: Any, name: str, given: list[Dependence]) -> Dependence:
     if name == "sub" and others == [Dependence.FREE]:
         return Dependence.SUM
     if name == "select_n" and first is Dependence.FREE:
-        return _joined(others)
+        return _join(others)
     same_size = eqn.outvars[0].aval.size == eqn.invars[0].aval.size
     if name in _PASSED_ON and len(given) == 1 and same_size:
         return first
@@ -77,19 +76,8 @@ def _of_one(eqn: Any, name: str, given: list[Dependence]) -> Dependence:
     return Dependence.OTHER
 
 
-def _joined(ways: Sequence[Dependence]) -> Dependence:
+def _join(ways: Sequence[Dependence]) -> Dependence:
     found = set(ways)
     if len(found) == 1:
         return ways[0]
     return Dependence.SUM if found == {Dependence.SAME, Dependence.SUM} else Dependence.OTHER
-
-
-def _scan(eqn: Any, given: list[Dependence]) -> list[Dependence]:
-    consts, carry = _compat.scan_counts(eqn.params)
-    held, state, rows = given[:consts], given[consts : consts + carry], given[consts + carry :]
-    while True:
-        out = _results(eqn.params["jaxpr"], held + state + rows)
-        grown = [_joined(pair) for pair in zip(state, out[:carry], strict=True)]
-        if grown == state:
-            return state + out[carry:]
-        state = grown

@@ -6,16 +6,23 @@ the program is run once: only what lies between these inputs and the wanted resu
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend.core import Literal
 
 from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.jaxprs.interpreter import Interpreter
+from jaxdist._program.jaxprs.subprograms import open_jaxpr
 
 # Calls that can be written out; derivatives of the others are their own.
 _WRITTEN_OUT = frozenset({"jit", "pjit", "closed_call", "core_call"}) & frozenset(known.CALLS)
+
+
+# A value, and the other one; None where that is the same.
+Pair: TypeAlias = tuple[Any, Any]
 
 
 def run_twice(
@@ -32,31 +39,39 @@ def run_twice(
     Returns:
         The real results, and the wanted others; None where they are the real ones.
     """
-    jaxpr = getattr(program, "jaxpr", program)
-    consts = getattr(program, "consts", ())
-    real: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    real.update(zip(jaxpr.invars, arguments, strict=True))
-    other = {v: x for v, x in zip(jaxpr.invars, others, strict=True) if x is not None}
-    needed = _needed(jaxpr, wanted)
+    runs = _TwoRuns(_needed(open_jaxpr(program), wanted))
+    pairs = runs.run(program, list(zip(arguments, others, strict=True)))
+    return [real for real, _ in pairs], [
+        other if w else None for (_, other), w in zip(pairs, wanted, strict=True)
+    ]
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else real[atom]
 
-    def read_other(atom: Any) -> Any:
-        return None if isinstance(atom, Literal) else other.get(atom)
+class _TwoRuns(Interpreter[Pair]):
+    """Computes each value, and its other value where that is another one.
 
-    for eqn in jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
-        second = [read_other(v) for v in eqn.invars]
-        asked = [v in needed for v in eqn.outvars]
-        if not any(asked) or all(x is None for x in second):
+    Args:
+        needed: The variables of the program from which the wanted results are computed.
+    """
+
+    def __init__(self, needed: set[Any]) -> None:
+        self._needed = needed
+
+    def literal(self, literal: Any) -> Pair:
+        return literal.val, None
+
+    def constant(self, variable: Any, value: Any) -> Pair:
+        return value, None
+
+    def equation(self, eqn: Any, inputs: list[Pair]) -> list[Pair]:
+        asked = [v in self._needed for v in eqn.outvars]
+        operands, others = [real for real, _ in inputs], [other for _, other in inputs]
+        if not any(asked) or all(x is None for x in others):
             results, found = _bind(eqn, operands), [None] * len(eqn.outvars)
         else:
-            results, found = _both(eqn, operands, second, asked)
-        real.update(zip(eqn.outvars, results, strict=True))
-        other.update((v, x) for v, x in zip(eqn.outvars, found, strict=True) if x is not None)
-    outs = zip(jaxpr.outvars, wanted, strict=True)
-    return [read(v) for v in jaxpr.outvars], [read_other(v) if w else None for v, w in outs]
+            results, found = _both(eqn, operands, others, asked)
+        return list(zip(results, found, strict=True))
+
+    operation = equation
 
 
 def _needed(jaxpr: Any, wanted: Sequence[bool]) -> set[Any]:
@@ -157,30 +172,35 @@ def depends_of_rows(
 
 def depends(program: Any, given: Sequence[bool]) -> list[bool]:
     """For each result of a program, whether it hangs on one of the inputs that are marked."""
-    jaxpr = getattr(program, "jaxpr", program)
-    marked = {v for v, g in zip(jaxpr.invars, given, strict=True) if g}
+    return MarkedInputs().run(program, given)
 
-    def read(atom: Any) -> bool:
-        return not isinstance(atom, Literal) and atom in marked
 
-    for eqn in jaxpr.eqns:
-        own = [read(v) for v in eqn.invars]
-        if not any(own):
-            continue
-        found = [True] * len(eqn.outvars)
-        name = eqn.primitive.name
-        if name in _WRITTEN_OUT:
-            found = depends(eqn.params[known.CALLS[name]], own)
-        elif name == "scan":
-            consts, carry = _compat.scan_counts(eqn.params)
-            state = _dependent_carry(eqn.params["jaxpr"], own, consts, carry)
-            inner = [*own[:consts], *state, *own[consts + carry :]]
-            found = [*state, *depends(eqn.params["jaxpr"], inner)[carry:]]
-        elif name == "cond" and not own[0]:
-            ways = [depends(b, own[1:]) for b in eqn.params["branches"]]
-            found = [any(w) for w in zip(*ways, strict=True)]
-        marked.update(v for v, f in zip(eqn.outvars, found, strict=True) if f)
-    return [read(v) for v in jaxpr.outvars]
+class MarkedInputs(ForwardAnalysis[bool]):
+    """Whether values depend on inputs that are marked."""
+
+    def literal(self, literal: Any) -> bool:
+        return False
+
+    def constant(self, variable: Any, value: Any) -> bool:
+        return False
+
+    def join(self, eqn: Any, aval: Any, first: bool, second: bool) -> bool:
+        return first or second
+
+    def operation(self, eqn: Any, inputs: list[bool]) -> list[bool]:
+        return [any(inputs)] * len(eqn.outvars)
+
+    # The same calls, loops and branches are taken apart as by `_both`; the rest is run as a whole.
+
+    def call(self, eqn: Any, inputs: list[bool]) -> list[bool]:
+        inside = eqn.primitive.name in _WRITTEN_OUT
+        return super().call(eqn, inputs) if inside else self.operation(eqn, inputs)
+
+    def cond(self, eqn: Any, inputs: list[bool]) -> list[bool]:
+        return self.operation(eqn, inputs) if inputs[0] else super().cond(eqn, inputs)
+
+    while_loop = operation
+    linear_solve = operation
 
 
 def _cond(

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr
 
 from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.control_flow import Scan, While
+from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import contains, subprograms
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut, piece_of
@@ -29,69 +31,57 @@ class Local(NamedTuple):
     array: Any
 
 
-class LocalPieces:
+class LocalPieces(Interpreter[Local]):
     """Evaluates programs of whole arrays on the pieces of one replica.
 
     Args:
-        walk: Proves what is asked of it.
+        proof: Proves what is asked of it.
+
+    Raises:
+        ShardedArrayError: From `run`: an operation that would see a piece in the place of an array.
     """
 
-    def __init__(self, walk: ShardingProof) -> None:
-        self._walk = walk
+    def __init__(self, proof: ShardingProof) -> None:
+        self._proof = proof
 
-    def run(self, program: Any, given: Sequence[Local], consts: Sequence[Any] = ()) -> list[Local]:
-        """The results of an open or closed program.
+    def literal(self, literal: Any) -> Local:
+        return Local(_constant(literal), literal.val)
 
-        Raises:
-            ShardedArrayError: An operation that would see a piece in the place of an array.
-        """
-        jaxpr = getattr(program, "jaxpr", program)
-        held = consts or getattr(program, "consts", ())
-        env: dict[Any, Local] = dict(zip(jaxpr.invars, given, strict=True))
-        env.update({v: Local(_constant(v), c) for v, c in zip(jaxpr.constvars, held, strict=True)})
+    def constant(self, variable: Any, value: Any) -> Local:
+        return Local(_constant(variable), value)
 
-        def read(atom: Any) -> Local:
-            return Local(_constant(atom), atom.val) if isinstance(atom, Literal) else env[atom]
-
-        for eqn in jaxpr.eqns:
-            results = self._equation(eqn, [read(v) for v in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
-
-    def _equation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
-        name, arrays = eqn.primitive.name, [x.array for x in inputs]
+    def equation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         has_pieces = any(x.seen.cut is not None for x in inputs)
         if not (has_pieces or is_marked(eqn)):
-            return self._bound(eqn, inputs, arrays)
+            return self._bound(eqn, inputs, [x.array for x in inputs])
+        return super().equation(eqn, inputs)
+
+    def operation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
+        arrays = [x.array for x in inputs]
         if eqn.primitive is PIECE:
-            [seen] = self._walk.eqn(eqn, [inputs[0].seen])
+            [seen] = self._proof.equation(eqn, [inputs[0].seen])
             return [Local(seen, arrays[0])]
         if eqn.primitive is OPEN:
-            [seen] = self._walk.eqn(eqn, [inputs[0].seen])
+            [seen] = self._proof.equation(eqn, [inputs[0].seen])
             return [Local(seen, self._piece(inputs[0], eqn.params["cut"]))]
-        if name in known.CALLS and known.CALLS[name] in eqn.params and name != "shard_map":
-            return self._call(eqn, inputs)
-        rebuilt = {"scan": self._scan, "while": self._while, "cond": self._cond}.get(name)
-        if rebuilt is not None:
-            return rebuilt(eqn, inputs)
         if subprograms(eqn) and eqn.outvars:
             raise ShardedArrayError(_not_inside(eqn))
-        if name in ELEMENTWISE:
+        if eqn.primitive.name in ELEMENTWISE:
             cut = next(x.seen.cut for x in inputs if x.seen.cut is not None)
-            seen = self._walk.eqn(eqn, [x.seen for x in inputs])
+            seen = self._proof.equation(eqn, [x.seen for x in inputs])
             local = [self._piece(x, cut) for x in inputs]
             return [Local(s, r) for s, r in zip(seen, _bind(eqn, local, eqn.params), strict=True)]
         return self._bound(eqn, inputs, arrays)
 
     def _bound(self, eqn: Any, inputs: Sequence[Local], arrays: Sequence[Any]) -> list[Local]:
         """The operation as it is."""
-        seen = self._walk.eqn(eqn, [x.seen for x in inputs])
+        seen = self._proof.equation(eqn, [x.seen for x in inputs])
         results = _bind(eqn, arrays, eqn.params)
         return [Local(s, r) for s, r in zip(seen, results, strict=True)]
 
     def _piece(self, value: Local, cut: Cut) -> Any:
         """The piece of this replica, of a value that may be whole; a scalar as it is."""
-        array, layout = value.array, self._walk.layout
+        array, layout = value.array, self._proof.layout
         if value.seen.cut is not None or not jnp.ndim(array) or cut.pieces(layout) == 1:
             return array
         array = jnp.asarray(array)
@@ -110,13 +100,16 @@ class LocalPieces:
 
     # What holds programs
 
-    def _call(self, eqn: Any, inputs: Sequence[Local]) -> list[Local]:
-        name, parameter = eqn.primitive.name, known.CALLS[eqn.primitive.name]
+    def call(self, eqn: Any, inputs: list[Local]) -> list[Local]:
+        name = eqn.primitive.name
+        if name == "shard_map":
+            return self.operation(eqn, inputs)
+        parameter = known.CALLS[name]
         inner, seen = eqn.params[parameter], [x.seen for x in inputs]
         if name not in _REBUILT and not name.startswith("custom_"):
             with _compat.at_source_of(eqn):
                 return self.run(inner, inputs)
-        found = self._walk.eqn(eqn, seen)
+        found = self._proof.equation(eqn, seen)
         if name.startswith("custom_vjp"):
             arrays = _without_derivative(lambda *a: self._results(inner, seen, found, a))(
                 *(x.array for x in inputs)
@@ -145,12 +138,13 @@ class LocalPieces:
         wanted = [*found, *(s for s, zero in zip(found, out_zeros, strict=True) if not zero)]
         return self._traced(program, given, wanted, [*arrays, *(arrays[i] for i in tangents)])
 
-    def _scan(self, eqn: Any, inputs: Sequence[Local]) -> list[Local]:
-        consts, carry = _compat.scan_counts(eqn.params)
-        found = self._walk.eqn(eqn, [x.seen for x in inputs])
-        held, rows = inputs[:consts], inputs[consts + carry :]
-        state = [self._as(x, s) for x, s in zip(inputs[consts:], found[:carry], strict=False)]
-        of_rows = self._walk.scan_rows(eqn, [x.seen for x in rows])
+    def scan(self, eqn: Any, inputs: list[Local]) -> list[Local]:
+        loop = Scan.of(eqn)
+        consts, carry = loop.num_consts, loop.num_carry
+        found = self._proof.equation(eqn, [x.seen for x in inputs])
+        held, start, rows = loop.split(inputs)
+        state = [self._as(x, s) for x, s in zip(start, found[:carry], strict=True)]
+        of_rows = self._proof.rows(eqn, [x.seen for x in rows])
         arrays = [*(x.array for x in held), *state, *(x.array for x in rows)]
         inner = [*arrays[: consts + carry], *(_row(x.array) for x in rows)]
         seen = [*(x.seen for x in held), *found[:carry], *of_rows]
@@ -159,10 +153,10 @@ class LocalPieces:
         results = _bind(eqn, arrays, {**eqn.params, "jaxpr": program})
         return [Local(s, x) for s, x in zip(found, results, strict=True)]
 
-    def _while(self, eqn: Any, inputs: Sequence[Local]) -> list[Local]:
-        p = eqn.params
-        first, second = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
-        found = self._walk.eqn(eqn, [x.seen for x in inputs])
+    def while_loop(self, eqn: Any, inputs: list[Local]) -> list[Local]:
+        p, loop = eqn.params, While.of(eqn)
+        first, second = loop.num_of_condition, loop.num_of_condition + loop.num_of_body
+        found = self._proof.equation(eqn, [x.seen for x in inputs])
         state = [self._as(x, s) for x, s in zip(inputs[second:], found, strict=True)]
         held, of_held = [x.array for x in inputs[:second]], [x.seen for x in inputs[:second]]
         goes_on = self._traced(
@@ -178,8 +172,8 @@ class LocalPieces:
         results = _bind(eqn, [*held, *state], params)
         return [Local(s, x) for s, x in zip(found, results, strict=True)]
 
-    def _cond(self, eqn: Any, inputs: Sequence[Local]) -> list[Local]:
-        found = self._walk.eqn(eqn, [x.seen for x in inputs])
+    def cond(self, eqn: Any, inputs: list[Local]) -> list[Local]:
+        found = self._proof.equation(eqn, [x.seen for x in inputs])
         arrays, seen = [x.array for x in inputs], [x.seen for x in inputs[1:]]
         branches = tuple(self._traced(b, seen, found, arrays[1:]) for b in eqn.params["branches"])
         results = _bind(eqn, arrays, {**eqn.params, "branches": branches})

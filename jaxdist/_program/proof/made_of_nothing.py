@@ -15,11 +15,12 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
 
 from jaxdist import _compat
 from jaxdist._collectives import UNEVEN_ALL_GATHER
 from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.control_flow import Scan
+from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 from jaxdist._program.jaxprs.subprograms import inner_inputs, subprograms
 from jaxdist._program.proof.replication import named_axes
 
@@ -94,10 +95,17 @@ def walk(
         axes: The replica axes.
         on_collective: Called for each collective that a nan reaches.
     """
-    return _Walk(axes, on_collective).program(jaxpr, list(given))
+    return NothingAnalysis(axes, on_collective).run(jaxpr, given)
 
 
-class _Walk:
+class NothingAnalysis(ForwardAnalysis[Found]):
+    """What is known of values of a replica without rows.
+
+    Args:
+        axes: The replica axes.
+        on_collective: Called for each collective that a nan reaches.
+    """
+
     def __init__(self, axes: frozenset[str], on_collective: OnCollective) -> None:
         self._axes = axes
         self._on_collective = on_collective
@@ -110,51 +118,43 @@ class _Walk:
         line = getattr(eqn, "line", "") or _compat.caller_of_library(eqn) or self._call_line
         return Origin(eqn.primitive.name, line)
 
-    def program(self, program: Any, given: list[Found]) -> list[Found]:
-        jaxpr = getattr(program, "jaxpr", program)
-        consts = getattr(program, "consts", None)
-        env: dict[Any, Found] = {}
-        for i, v in enumerate(jaxpr.constvars):
-            # A tape holds the small ones beside its variables.
-            value = consts[i] if consts else getattr(v, "value", None)
-            env[v] = UNKNOWN if value is None else constant(value)
-        env.update(zip(jaxpr.invars, given, strict=True))
+    def literal(self, literal: Any) -> Found:
+        return constant(literal.val)
 
-        def read(atom: Any) -> Found:
-            return constant(atom.val) if isinstance(atom, Literal) else env[atom]
+    def constant(self, variable: Any, value: Any) -> Found:
+        # A tape holds the small ones beside its variables.
+        held = getattr(variable, "value", None) if value is None else value
+        return UNKNOWN if held is None else constant(held)
 
-        for eqn in jaxpr.eqns:
-            results = self._equation(eqn, [read(v) for v in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+    def join(self, eqn: Any, aval: Any, first: Found, second: Found) -> Found:
+        return _join([first, second], aval)
 
-    def _equation(self, eqn: Any, given: list[Found]) -> list[Found]:
-        name, params = eqn.primitive.name, eqn.params
+    def is_same(self, first: Found, second: Found) -> bool:
+        return _is_same(first, second)
+
+    def operation(self, eqn: Any, inputs: list[Found]) -> list[Found]:
+        name = eqn.primitive.name
         meets = name in known.COLLECTIVES or eqn.primitive is UNEVEN_ALL_GATHER
-        if meets and frozenset(named_axes(params)) & self._axes:
-            return self._collective(eqn, given)
-        if name in known.CALLS and known.CALLS[name] in params:
-            around = self._line, self._call_line
-            if "plan" in params:
-                self._line = self._line or line_of(eqn)
-            self._call_line = line_of(eqn) or self._call_line
-            results = self.program(params[known.CALLS[name]], given)
-            self._line, self._call_line = around
-            return results
-        if name == "cond":
-            return self._cond(eqn, given)
-        if name == "scan":
-            return self._scan(eqn, given)
-        if name == "while":
-            return self._while(eqn, given)
-        if name == "select_n" and given[0].value is not None and given[0].value.size:
-            return [self._chosen(eqn, given)]
-        results = self._evaluated(eqn, name, given)
+        if meets and frozenset(named_axes(eqn.params)) & self._axes:
+            return self._collective(eqn, inputs)
+        which = inputs[0].value if inputs else None
+        if name == "select_n" and which is not None and which.size:
+            return [self._chosen(eqn, inputs)]
+        results = self._evaluated(eqn, name, inputs)
         if results is not None:
             return results
         for inner in subprograms(eqn):
-            self.program(inner, [UNKNOWN] * len(inner_inputs(inner)))
-        return self._marked(eqn, name, given)
+            self.run(inner, [UNKNOWN] * len(inner_inputs(inner)))
+        return self._marked(eqn, name, inputs)
+
+    def call(self, eqn: Any, inputs: list[Found]) -> list[Found]:
+        around = self._line, self._call_line
+        if "plan" in eqn.params:
+            self._line = self._line or line_of(eqn)
+        self._call_line = line_of(eqn) or self._call_line
+        results = super().call(eqn, inputs)
+        self._line, self._call_line = around
+        return results
 
     def _collective(self, eqn: Any, given: list[Found]) -> list[Found]:
         marks = [g.nan for g in given if g.nan is not None]
@@ -209,7 +209,7 @@ class _Walk:
                 return dataclasses.replace(taken[0], of_nothing=True, nan=self._origin(eqn))
             return taken[0]
         made = self._evaluated(eqn, "select_n", given)
-        return made[0] if made is not None else _joined(taken, eqn.outvars[0].aval)
+        return made[0] if made is not None else _join(taken, eqn.outvars[0].aval)
 
     def _marked(self, eqn: Any, name: str, given: list[Found]) -> list[Found]:
         """What is not known holds a nan where an operand may; numbers that have none do not."""
@@ -220,53 +220,31 @@ class _Walk:
 
     # Control flow
 
-    def _cond(self, eqn: Any, given: list[Found]) -> list[Found]:
-        index, *operands = given
+    def cond(self, eqn: Any, inputs: list[Found]) -> list[Found]:
+        index, *operands = inputs
+        if index.value is None:
+            return super().cond(eqn, inputs)
         branches = eqn.params["branches"]
-        if index.value is not None:
-            chosen = min(max(int(index.value), 0), len(branches) - 1)
-            return self.program(branches[chosen], operands)
-        ways = [self.program(b, operands) for b in branches]
-        return [
-            _joined(list(way), v.aval)
-            for way, v in zip(zip(*ways, strict=True), eqn.outvars, strict=True)
-        ]
+        chosen = min(max(int(index.value), 0), len(branches) - 1)
+        return self.run(branches[chosen], operands)
 
-    def _scan(self, eqn: Any, given: list[Found]) -> list[Found]:
-        consts, carry = _compat.scan_counts(eqn.params)
-        held, state, rows = given[:consts], given[consts : consts + carry], given[consts + carry :]
-        avals = [v.aval for v in eqn.outvars]
-        if not eqn.params["length"]:
-            return [*state, *(_of_shape(a) for a in avals[carry:])]
-        program = eqn.params["jaxpr"]
-        inner = [v.aval for v in inner_inputs(program)][consts + carry :]
-        each = [_row_of(r, a) for r, a in zip(rows, inner, strict=True)]
-        stacked = avals[carry:]
-        while True:
-            out = self.program(program, [*held, *state, *each])
-            pairs = zip(state, out[:carry], avals, strict=False)
-            grown = [_joined([a, b], aval) for a, b, aval in pairs]
-            if all(map(_is_same, grown, state)):
-                ends = [Found(nan=o.nan) for o in out[carry:]]
-                made = [
-                    e if not _is_empty(a) else _of_shape(a)
-                    for e, a in zip(ends, stacked, strict=True)
-                ]
-                return [*grown, *made]
-            state = grown
+    def scan(self, eqn: Any, inputs: list[Found]) -> list[Found]:
+        loop = Scan.of(eqn)
+        if loop.length:
+            return super().scan(eqn, inputs)
+        _, state, _ = loop.split(inputs)
+        return [*state, *(_of_shape(v.aval) for v in eqn.outvars[loop.num_carry :])]
 
-    def _while(self, eqn: Any, given: list[Found]) -> list[Found]:
-        p = eqn.params
-        split = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
-        of_cond, of_body, state = given[: split[0]], given[split[0] : split[1]], given[split[1] :]
-        while True:
-            self.program(p["cond_jaxpr"], [*of_cond, *state])
-            out = self.program(p["body_jaxpr"], [*of_body, *state])
-            triples = zip(state, out, eqn.outvars, strict=True)
-            grown = [_joined([a, b], v.aval) for a, b, v in triples]
-            if all(map(_is_same, grown, state)):
-                return grown
-            state = grown
+    def rows(self, eqn: Any, given: list[Found], avals: Sequence[Any]) -> list[Found]:
+        return [_row_of(g, a) for g, a in zip(given, avals, strict=True)]
+
+    def stack(self, eqn: Any, rows: list[Found], avals: Sequence[Any]) -> list[Found]:
+        pairs = zip(rows, avals, strict=True)
+        return [_of_shape(a) if _is_empty(a) else Found(nan=r.nan) for r, a in pairs]
+
+    def linear_solve(self, eqn: Any, inputs: list[Found]) -> list[Found]:
+        # An iterative solver may be inside: how often it iterates depends on the values.
+        return self.operation(eqn, inputs)
 
 
 def _bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
@@ -283,7 +261,7 @@ def _bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
         return []
 
 
-def _joined(ways: list[Found], aval: Any) -> Found:
+def _join(ways: list[Found], aval: Any) -> Found:
     if _is_empty(aval):
         return _of_shape(aval)
     first = ways[0]

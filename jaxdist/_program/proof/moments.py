@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
 
-from jaxdist import _compat
 from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.control_flow import Scan
+from jaxdist._program.jaxprs.interpreter import Interpreter, rule_for
 
 _TRIES = 4
 _SMALL = 64
@@ -65,13 +65,14 @@ def _agrees(
     first, second = _some_moments(inputs, random), _some_moments(inputs, random)
 
     def step(state: Sequence[Array]) -> list[Array]:
-        walk = _Walk(place, seed)
+        trial = _Trial(place, seed)
         given = {v: _Free(lambda x=x: np.asarray(x)) for v, x in constants.items()}
         given.update(zip(inputs, state, strict=True))
-        env = {v: given[v] if v in given else walk.free(v.aval) for v in jaxpr.invars}
-        env.update((v, walk.constant(v)) for v in jaxpr.constvars)
-        walk.equations(jaxpr, env)
-        return [walk.value(walk.read(env, v)) for v in results]
+        env = trial.environment(
+            jaxpr, [given[v] if v in given else trial.free(v.aval) for v in jaxpr.invars]
+        )
+        trial.evaluate(jaxpr.eqns, env)
+        return [trial.value(x) for x in env.read_all(results)]
 
     with np.errstate(all="ignore"):
         together = step(_together(first, second))
@@ -124,7 +125,7 @@ _RATIONAL: dict[str, Callable[..., Array]] = {
 }
 
 
-class _Walk:
+class _Trial(Interpreter[Any]):
     """One evaluation, in which everything that is free has one made-up value."""
 
     def __init__(self, place: Mapping[str, int], seed: int) -> None:
@@ -143,48 +144,32 @@ class _Walk:
 
         return _Free(make)
 
-    def constant(self, variable: Any) -> _Free:
-        """What a program has beside its inputs; a tape knows the small ones."""
-        value = getattr(variable, "value", None)
-        return self.free(variable.aval) if value is None else _Free(lambda: np.asarray(value))
+    def literal(self, literal: Any) -> _Free:
+        return _Free(lambda: np.asarray(literal.val))
 
-    def read(self, env: dict[Any, Any], atom: Any) -> Any:
-        if isinstance(atom, Literal):
-            return _Free(lambda: np.asarray(atom.val))
-        return env[atom]
+    def constant(self, variable: Any, value: Any) -> _Free:
+        # A tape knows the small ones, which are beside its variables.
+        held = getattr(variable, "value", None) if value is None else value
+        return self.free(variable.aval) if held is None else _Free(lambda: np.asarray(held))
 
     def value(self, x: Any) -> Array:
         return x.value() if isinstance(x, _Free) else x
 
-    def equations(self, jaxpr: Any, env: dict[Any, Any]) -> None:
-        for eqn in jaxpr.eqns:
-            operands = [self.read(env, v) for v in eqn.invars]
-            env.update(zip(eqn.outvars, self._equation(eqn, operands), strict=True))
+    def equation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        if all(isinstance(x, _Free) for x in inputs) and rule_for(eqn) != "call":
+            return self._of_free(eqn, eqn.primitive.name, inputs)
+        return super().equation(eqn, inputs)
 
-    def _program(self, program: Any, operands: Sequence[Any]) -> list[Any]:
-        jaxpr = getattr(program, "jaxpr", program)
-        consts = getattr(program, "consts", ())
-        env: dict[Any, Any] = {
-            v: _Free(lambda c=c: np.asarray(c))
-            for v, c in zip(jaxpr.constvars, consts, strict=True)
-        }
-        env.update(zip(jaxpr.invars, operands, strict=True))
-        self.equations(jaxpr, env)
-        return [self.read(env, v) for v in jaxpr.outvars]
+    def operation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        values = [self.value(x) for x in inputs]
+        return [self._rational(eqn, eqn.primitive.name, values, inputs)]
 
-    def _equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        name = eqn.primitive.name
-        if all(isinstance(x, _Free) for x in operands):
-            return self._of_free(eqn, name, operands)
-        if name in known.CALLS and known.CALLS[name] in eqn.params:
-            return self._program(eqn.params[known.CALLS[name]], operands)
-        if name == "cond" and isinstance(operands[0], _Free):
-            branches = eqn.params["branches"]
-            chosen = int(np.clip(int(operands[0].value()), 0, len(branches) - 1))
-            return self._program(branches[chosen], operands[1:])
-        if name == "scan":
-            return self._scan(eqn, operands)
-        return [self._rational(eqn, name, [self.value(x) for x in operands], operands)]
+    def cond(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        if not isinstance(inputs[0], _Free):
+            return self.operation(eqn, inputs)
+        branches = eqn.params["branches"]
+        chosen = int(np.clip(int(inputs[0].value()), 0, len(branches) - 1))
+        return self.run(branches[chosen], inputs[1:])
 
     def _rational(self, eqn: Any, name: str, values: list[Array], operands: list[Any]) -> Array:
         if name == "select_n" and isinstance(operands[0], _Free):
@@ -198,26 +183,24 @@ class _Walk:
         params = eqn.params if name in ("integer_pow", "squeeze") else {}
         return np.asarray(fn(*values, **params))
 
-    def _scan(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        consts, carry = _compat.scan_counts(eqn.params)
-        length = eqn.params["length"]
-        if length > _SMALL or (len(eqn.outvars) > carry and length == 0):
+    def scan(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        loop = Scan.of(eqn)
+        carry = loop.num_carry
+        if loop.length > _SMALL or (len(eqn.outvars) > carry and loop.length == 0):
             raise _NoUpdateError
-        state = operands[consts : consts + carry]
-        program = eqn.params["jaxpr"]
-        for _ in range(length):
-            rows = [self.free(_row(v.aval)) for v in eqn.invars[consts + carry :]]
-            if not all(isinstance(x, _Free) for x in operands[consts + carry :]):
+        held, state, over = loop.split(inputs)
+        avals = [v.aval for v in eqn.invars[loop.num_consts + carry :]]
+        for _ in range(loop.length):
+            if not all(isinstance(x, _Free) for x in over):
                 raise _NoUpdateError
-            state = self._program(program, [*operands[:consts], *state, *rows])[:carry]
+            rows = [self.free(_row(a)) for a in avals]
+            state = self.run(loop.program, [*held, *state, *rows])[:carry]
         return [*state, *(self.free(v.aval) for v in eqn.outvars[carry:])]
 
     def _of_free(self, eqn: Any, name: str, operands: list[Any]) -> list[Any]:
         """Small values are computed from one another: a count may be used twice."""
         if name == "axis_index" and eqn.params["axis_name"] in self._place:
             return [_Free(lambda: np.int32(self._place[eqn.params["axis_name"]]))]
-        if name in known.CALLS and known.CALLS[name] in eqn.params:
-            return self._program(eqn.params[known.CALLS[name]], operands)
         avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
         is_small = all(getattr(a, "size", _SMALL + 1) <= _SMALL and _has_numbers(a) for a in avals)
         if name not in known.FIRST_ORDER or eqn.effects or not is_small:

@@ -6,15 +6,14 @@ So pieces may go through operations that are known to work on each element by it
 with values that are the same on all replicas, and through no other.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jax.extend.core import Literal
-
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 from jaxdist._program.proof.replication import NONE, Differs, results_of
 from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut
 from jaxdist.errors import ShardedArrayError
@@ -35,12 +34,16 @@ class ShardFact:
 _NUMBER = ShardFact(NONE, is_uniform=True)
 
 
-class ShardingProof:
+class ShardingProof(ForwardAnalysis[ShardFact]):
     """One pass over a program.
 
     Args:
         layout: Of the strategy.
         axes: The replica axes of size two and more.
+
+    Raises:
+        ShardedArrayError: From `run` and `equation`: an operation would see a piece in the place of
+            an array.
     """
 
     def __init__(self, layout: ReplicaMesh, axes: Differs) -> None:
@@ -58,25 +61,16 @@ class ShardingProof:
         """The names of results that are declared to be in pieces, and are not proved to be."""
         return list(dict.fromkeys(self._wrong))
 
-    def jaxpr(self, program: Any, inputs: Sequence[ShardFact]) -> list[ShardFact]:
-        """What the results are.
+    def literal(self, literal: Any) -> ShardFact:
+        return _NUMBER
 
-        Raises:
-            ShardedArrayError: An operation that would see a piece in the place of an array.
-        """
-        jaxpr = getattr(program, "jaxpr", program)
-        env: dict[Any, ShardFact] = {v: ShardFact(NONE, None, _is_one(v)) for v in jaxpr.constvars}
-        env.update(zip(jaxpr.invars, inputs, strict=True))
+    def constant(self, variable: Any, value: Any) -> ShardFact:
+        return ShardFact(NONE, None, _is_one(variable))
 
-        def read(atom: Any) -> ShardFact:
-            return _NUMBER if isinstance(atom, Literal) else env[atom]
+    def join(self, eqn: Any, aval: Any, first: ShardFact, second: ShardFact) -> ShardFact:
+        return _either(eqn, first, second)
 
-        for eqn in jaxpr.eqns:
-            env.update(zip(eqn.outvars, self.eqn(eqn, [read(v) for v in eqn.invars]), strict=True))
-        return [read(v) for v in jaxpr.outvars]
-
-    def eqn(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
-        """What the results of one operation are."""
+    def operation(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
         name = eqn.primitive.name
         if eqn.primitive is PIECE:
             return [self._declared(eqn, inputs[0])]
@@ -84,14 +78,6 @@ class ShardingProof:
             return [self._opened(eqn, inputs[0])]
         if name in SAME:
             return inputs
-        if name in known.CALLS and known.CALLS[name] in eqn.params and name != "shard_map":
-            return self.jaxpr(eqn.params[known.CALLS[name]], inputs)
-        if name == "scan":
-            return self._scan(eqn, inputs)
-        if name == "while":
-            return self._while(eqn, inputs)
-        if name == "cond":
-            return self._cond(eqn, inputs)
         pieces = [s for s in inputs if s.cut is not None]
         if not pieces:
             found = results_of(eqn, [s.differs for s in inputs], self._axes)
@@ -135,57 +121,38 @@ class ShardingProof:
             _refuse(eqn, given, "a node of an array that is cut otherwise holds them")
         return ShardFact(frozenset(cut.over(self._layout)) & self._axes)
 
-    def _cond(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
-        index, *operands = inputs
-        if index.cut is not None:
-            _refuse(eqn, index, "a branch is chosen by them")
-        rows = [self.jaxpr(b, operands) for b in eqn.params["branches"]]
-        results = rows[0]
-        for row in rows[1:]:
-            results = _joined(eqn, results, row)
-        return _decided(eqn, results, index.differs, "a branch")
+    def call(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
+        # Inside of a `shard_map` of the user's an array has other shapes.
+        inside = eqn.primitive.name == "shard_map"
+        return self.operation(eqn, inputs) if inside else super().call(eqn, inputs)
 
-    def scan_rows(self, eqn: Any, rows: Sequence[ShardFact]) -> list[ShardFact]:
+    def inside_of(self, eqn: Any, decided_by: ShardFact) -> contextlib.AbstractContextManager[Any]:
+        if decided_by.cut is not None:
+            is_branch = eqn.primitive.name == "cond"
+            why = "a branch is chosen by them" if is_branch else "a loop ends by them"
+            _refuse(eqn, decided_by, why)
+        return super().inside_of(eqn, decided_by)
+
+    def decide(self, eqn: Any, values: list[ShardFact], decided_by: ShardFact) -> list[ShardFact]:
+        what = "a branch" if eqn.primitive.name == "cond" else "the end of a loop"
+        return _decided(eqn, values, decided_by.differs, what)
+
+    def rows(self, eqn: Any, given: list[ShardFact], avals: Sequence[Any] = ()) -> list[ShardFact]:
         """What a scan takes from each operand that it goes over."""
         found = []
-        for s in rows:
+        for s in given:
             if s.cut is not None and (s.cut.dim == 0 or s.cut.split == 0):
                 _refuse(eqn, s, "a scan goes over the dim that is cut")
             cut = None if s.cut is None else s.cut.before(0)
             found.append(dataclasses.replace(s, cut=cut))
         return found
 
-    def _scan(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
-        consts, carry = _compat.scan_counts(eqn.params)
-        held, state = inputs[:consts], inputs[consts : consts + carry]
-        rows = self.scan_rows(eqn, inputs[consts + carry :])
-        while True:
-            out = self.jaxpr(eqn.params["jaxpr"], [*held, *state, *rows])
-            grown = _joined(eqn, state, out[:carry])
-            if grown == state:
-                # One number in each round is not one number in all of them.
-                stacked = [ShardFact(s.differs, s.cut and s.cut.behind(0)) for s in out[carry:]]
-                return [*grown, *stacked]
-            state = grown
+    def stack(self, eqn: Any, rows: list[ShardFact], avals: Sequence[Any]) -> list[ShardFact]:
+        # One number in each iteration is not one number in all of them.
+        return [ShardFact(s.differs, s.cut and s.cut.behind(0)) for s in rows]
 
-    def _while(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
-        p = eqn.params
-        first, second = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
-        of_cond, of_body, state = inputs[:first], inputs[first:second], inputs[second:]
-        while True:
-            [goes_on] = self.jaxpr(p["cond_jaxpr"], [*of_cond, *state])
-            if goes_on.cut is not None:
-                _refuse(eqn, goes_on, "a loop ends by them")
-            out = self.jaxpr(p["body_jaxpr"], [*of_body, *state])
-            grown = _decided(eqn, _joined(eqn, state, out), goes_on.differs, "the end of a loop")
-            if grown == state:
-                return grown
-            state = grown
-
-
-def _joined(eqn: Any, first: Sequence[ShardFact], second: Sequence[ShardFact]) -> list[ShardFact]:
-    """What is known of values that are one of two."""
-    return [_either(eqn, a, b) for a, b in zip(first, second, strict=True)]
+    # Pieces would be solved for as if each were the whole.
+    linear_solve = operation
 
 
 def _either(eqn: Any, first: ShardFact, second: ShardFact) -> ShardFact:

@@ -5,15 +5,16 @@ none; a reduction over an axis takes it out, `axis_index` and permutations put i
 operation that is not on the allow-list puts all in.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
-
-from jax.extend.core import Literal
 
 from jaxdist import _compat
 from jaxdist._collectives import ASSUME_REPLICATED, REQUIRE_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.control_flow import Scan, While
+from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 from jaxdist._program.jaxprs.subprograms import inner_inputs, subprograms
 from jaxdist._values import OPEN, PIECE, Cut
 from jaxdist.errors import DivergentCollectiveError, StateDivergenceError
@@ -70,59 +71,57 @@ def analyse(jaxpr: Any, inputs: Sequence[Differs], axes: Differs) -> Replication
     Raises:
         DivergentCollectiveError: A collective that some replicas may not reach.
     """
-    walk = _Walk(axes)
-    outputs = walk.jaxpr(jaxpr, list(inputs), NONE, 1)
-    return Replication(tuple(outputs), tuple(walk.found.values()))
+    analysis = _Replication(axes)
+    outputs = analysis.run(jaxpr, inputs)
+    return Replication(tuple(outputs), tuple(analysis.found.values()))
 
 
 def results_of(eqn: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
     """For each result of one equation, the axes over which it may differ."""
-    return _Walk(axes).equation(eqn, list(inputs), NONE, 1)
+    return _Replication(axes).equation(eqn, list(inputs))
 
 
 def results_of_program(program: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
     """For each result of a sub-program, the axes over which it may differ."""
-    return _Walk(axes).jaxpr(program, list(inputs), NONE, 1)
+    return _Replication(axes).run(program, inputs)
 
 
-class _Walk:
-    """One pass over a program; `under` are the axes over which control flow may differ."""
+class _Replication(ForwardAnalysis[Differs]):
+    """One pass over a program; a fact is the set of axes over which a value may differ."""
 
     def __init__(self, axes: Differs) -> None:
         self.axes = axes
-        # Keyed by the way to the equation: a fixpoint comes by more than once, and one jitted
-        # function may be called from several places.
+        # Keyed by the way to the equation: a fixpoint goes through its body more than once, and
+        # one jitted function may be called from several places.
         self.found: dict[tuple[int, ...], TracedCollective] = {}
         self.way: tuple[int, ...] = ()
-        # Of the all-reduce that is being walked: how it goes, and the line that asked for it.
+        # The axes over which control flow may differ here, and how often this place is reached.
+        self.under: Differs = NONE
+        self.times: int | None = 1
+        # Of the all-reduce that is gone through: its plan, and the line that asked for it.
         self.plan: Any = None
         self.source = ""
 
-    def jaxpr(
-        self, jaxpr: Any, inputs: list[Differs], under: Differs, times: int | None
-    ) -> list[Differs]:
-        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-        env: dict[Any, Differs] = dict.fromkeys(jaxpr.constvars, NONE)
-        env.update(zip(jaxpr.invars, inputs, strict=True))
-        came_by = self.way
+    def literal(self, literal: Any) -> Differs:
+        return NONE
 
-        def read(atom: Any) -> Differs:
-            return NONE if isinstance(atom, Literal) else env[atom]
+    def constant(self, variable: Any, value: Any) -> Differs:
+        return NONE
 
-        for eqn in jaxpr.eqns:
-            self.way = (*came_by, id(eqn))
-            results = self.equation(eqn, [read(v) for v in eqn.invars], under, times)
-            env.update(zip(eqn.outvars, (r | under for r in results), strict=True))
-        self.way = came_by
-        return [read(v) for v in jaxpr.outvars]
+    def join(self, eqn: Any, aval: Any, first: Differs, second: Differs) -> Differs:
+        return first | second
 
-    def equation(
-        self, eqn: Any, inputs: list[Differs], under: Differs, times: int | None
-    ) -> list[Differs]:
+    def equation(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
+        around, self.way = self.way, (*self.way, id(eqn))
+        results = super().equation(eqn, inputs)
+        self.way = around
+        return [r | self.under for r in results]
+
+    def operation(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
         name = eqn.primitive.name
         joined = NONE.union(*inputs)
         if name in known.REPLICATING or name in known.VARYING:
-            return self._collective(eqn, name, joined, under, times)
+            return self._collective(eqn, name, joined)
         if eqn.primitive is ASSUME_REPLICATED:
             return [NONE]
         if eqn.primitive is PIECE:
@@ -135,56 +134,50 @@ class _Walk:
             return inputs
         if name in known.PAIRWISE:
             return inputs
-        if name in known.CALLS and known.CALLS[name] in eqn.params:
-            return self._call(eqn, name, inputs, under, times)
-        if name == "scan":
-            return self._scan(eqn, inputs, under, times)
-        if name == "while":
-            return self._while(eqn, inputs, under)
-        if name == "cond":
-            return self._cond(eqn, inputs, under, times)
-        if name == "custom_linear_solve":
-            return self._linear_solve(eqn, inputs, under, times)
         if name in known.FIRST_ORDER and not eqn.effects:
             return [joined] * len(eqn.outvars)
-        for inner in subprograms(eqn):
-            self.jaxpr(inner, [self.axes] * len(inner_inputs(inner)), under, None)
+        # Not known: it may run its programs any number of times, on anything.
+        with self._reached(self.under, None):
+            for inner in subprograms(eqn):
+                self.run(inner, [self.axes] * len(inner_inputs(inner)))
         return [self.axes] * len(eqn.outvars)
 
     def _over(self, cut: Cut) -> Differs:
         return self.axes if cut.axes is None else self.axes & frozenset(cut.axes)
 
-    def _call(
-        self, eqn: Any, name: str, inputs: list[Differs], under: Differs, times: int | None
-    ) -> list[Differs]:
+    @contextlib.contextmanager
+    def _reached(self, under: Differs, times: int | None) -> Iterator[None]:
+        """What is inside is reached that often, by replicas that may differ over these axes."""
+        around = self.under, self.times
+        self.under, self.times = under, times
+        yield
+        self.under, self.times = around
+
+    def call(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
         around = self.plan, self.source
         if "plan" in eqn.params:
             self.plan, self.source = eqn.params["plan"], _compat.source_of(eqn)
-        results = self.jaxpr(eqn.params[known.CALLS[name]], inputs, under, times)
+        results = super().call(eqn, inputs)
         self.plan, self.source = around
         return results
 
-    def _collective(
-        self, eqn: Any, name: str, joined: Differs, under: Differs, times: int | None
-    ) -> list[Differs]:
+    def _collective(self, eqn: Any, name: str, joined: Differs) -> list[Differs]:
         named = named_axes(eqn.params)
         over = frozenset(named) & self.axes
         grouped = eqn.params.get("axis_index_groups") is not None
         if name in known.COLLECTIVES and named:
-            if over & under:
+            if over & self.under:
                 where = self.source or _compat.source_of(eqn)
                 raise DivergentCollectiveError(_may_not_reach(where, name))
             if over:
-                self.found[self.way] = self._record(eqn, name, named, times)
+                self.found[self.way] = self._record(eqn, name, named)
         if name in known.REPLICATING and not grouped:
             result = joined - over
         else:
             result = joined | over
         return [result] * len(eqn.outvars)
 
-    def _record(
-        self, eqn: Any, name: str, named: tuple[str, ...], times: int | None
-    ) -> TracedCollective:
+    def _record(self, eqn: Any, name: str, named: tuple[str, ...]) -> TracedCollective:
         avals = [v.aval for v in eqn.invars]
         return TracedCollective(
             name,
@@ -193,7 +186,7 @@ class _Walk:
             len(avals),
             eqn.params.get("axis_index_groups") is not None,
             self.source or _compat.source_of(eqn),
-            times,
+            self.times,
             algorithm=getattr(self.plan, "algorithm", ""),
             reason=getattr(self.plan, "reason", ""),
             alternatives=tuple(getattr(self.plan, "alternatives", ())),
@@ -201,60 +194,33 @@ class _Walk:
             pack_bytes=getattr(self.plan, "pack_bytes", 0),
         )
 
-    def _scan(
-        self, eqn: Any, inputs: list[Differs], under: Differs, times: int | None
-    ) -> list[Differs]:
-        consts, carry = _compat.scan_counts(eqn.params)
-        inside = None if times is None else times * eqn.params["length"]
-        held, state, rows = (
-            inputs[:consts],
-            inputs[consts : consts + carry],
-            inputs[consts + carry :],
-        )
-        while True:
-            out = self.jaxpr(eqn.params["jaxpr"], held + state + rows, under, inside)
-            grown = [a | b for a, b in zip(state, out[:carry], strict=True)]
-            if grown == state:
-                # Not `out`: after no trip at all, what comes out is what went in.
-                return grown + out[carry:]
-            state = grown
+    def scan(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
+        times = None if self.times is None else self.times * Scan.of(eqn).length
+        with self._reached(self.under, times):
+            return super().scan(eqn, inputs)
 
-    def _while(self, eqn: Any, inputs: list[Differs], under: Differs) -> list[Differs]:
-        p = eqn.params
-        split = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
-        of_cond, of_body, state = (
-            inputs[: split[0]],
-            inputs[split[0] : split[1]],
-            inputs[split[1] :],
-        )
-        inside = under
+    def while_loop(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
+        loop = While.of(eqn)
+        of_condition, of_body, state = loop.split(inputs)
+        inside = self.under
         while True:
-            came_in = inside
-            goes_on = self.jaxpr(p["cond_jaxpr"], of_cond + state, inside, None)
-            inside = inside | goes_on[0]
-            out = self.jaxpr(p["body_jaxpr"], of_body + state, inside, None)
+            before = inside
+            # Only replicas that are not done compute the condition: it is inside of the loop, too.
+            with self._reached(inside, None):
+                [goes_on] = self.run(loop.condition, [*of_condition, *state])
+            inside = inside | goes_on
+            with self._reached(inside, None):
+                out = self.run(loop.body, [*of_body, *state])
             grown = [a | b | inside for a, b in zip(state, out, strict=True)]
-            # The condition itself is computed only by those that are not done.
-            if grown == state and inside == came_in:
+            if grown == state and inside == before:
                 return grown
             state = grown
 
-    def _linear_solve(
-        self, eqn: Any, inputs: list[Differs], under: Differs, times: int | None
-    ) -> list[Differs]:
-        """Of the functions that it holds, only `solve` is run."""
-        lengths = eqn.params["const_lengths"]
-        start = lengths.matvec + lengths.vecmat
-        rows = inputs[sum(lengths) :]
-        held = inputs[start : start + lengths.solve]
-        return self.jaxpr(eqn.params["jaxprs"].solve, held + rows, under, times)
+    def inside_of(self, eqn: Any, decided_by: Differs) -> contextlib.AbstractContextManager[Any]:
+        return self._reached(self.under | decided_by, self.times)
 
-    def _cond(
-        self, eqn: Any, inputs: list[Differs], under: Differs, times: int | None
-    ) -> list[Differs]:
-        inside = under | inputs[0]
-        outs = [self.jaxpr(b, inputs[1:], inside, times) for b in eqn.params["branches"]]
-        return [inside.union(*results) for results in zip(*outs, strict=True)]
+    def decide(self, eqn: Any, values: list[Differs], decided_by: Differs) -> list[Differs]:
+        return [v | decided_by for v in values]
 
 
 def named_axes(params: dict[str, Any]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from jax.extend.core import Literal
 from jaxdist import _compat
 from jaxdist._program.arguments.caller import user_stack_level
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist._program.proof.made_of_nothing import line_of
 from jaxdist._program.proof.replication import named_axes
 from jaxdist._values import power_of_two_from, share_of_mean
@@ -48,7 +48,7 @@ def lines_of_averages(averaged: Sequence[Sequence[tuple[int, str]]]) -> tuple[st
 
 
 def _means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterator[str]:
-    jaxpr = getattr(program, "jaxpr", program)
+    jaxpr = open_jaxpr(program)
     divided_before = power_of_two_from(num_replicas)
     divided_after = num_replicas / divided_before
     shares: set[Any] = set()

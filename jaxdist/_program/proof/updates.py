@@ -1,13 +1,10 @@
 """Whether a result is an argument that a step moved, as an optimizer moves parameters."""
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from jax.extend.core import Literal
-
-from jaxdist import _compat
-from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 
 
 class Part(enum.IntEnum):
@@ -42,32 +39,27 @@ def part_of_result(jaxpr: Any, variable: Any, own: Mapping[Any, bool], result: i
         Part.ITSELF if v is variable else Part.DATA if own.get(v, False) else Part.CONSTANT
         for v in jaxpr.invars
     ]
-    return _results(jaxpr, given)[result]
+    return UpdateAnalysis().run(jaxpr, given)[result]
 
 
-def _results(jaxpr: Any, given: Sequence[Part]) -> list[Part]:
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    env: dict[Any, Part] = dict.fromkeys(jaxpr.constvars, Part.CONSTANT)
-    env.update(zip(jaxpr.invars, given, strict=True))
+class UpdateAnalysis(ForwardAnalysis[Part]):
+    """What values are made of, in terms of one argument."""
 
-    def read(atom: Any) -> Part:
-        return Part.CONSTANT if isinstance(atom, Literal) else env[atom]
+    def literal(self, literal: Any) -> Part:
+        return Part.CONSTANT
 
-    for eqn in jaxpr.eqns:
-        env.update(zip(eqn.outvars, _equation(eqn, [read(v) for v in eqn.invars]), strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    def constant(self, variable: Any, value: Any) -> Part:
+        return Part.CONSTANT
 
+    def join(self, eqn: Any, aval: Any, first: Part, second: Part) -> Part:
+        return max(first, second)
 
-def _equation(eqn: Any, given: list[Part]) -> list[Part]:
-    name = eqn.primitive.name
-    if name in known.CALLS and known.CALLS[name] in eqn.params:
-        return _results(eqn.params[known.CALLS[name]], given)
-    if name == "scan":
-        return _scan(eqn, given)
-    if name == "cond":
-        branches = [_results(b, given[1:]) for b in eqn.params["branches"]]
-        return [max(ways) for ways in zip(*branches, strict=True)]
-    return [_of_one(name, given)] * len(eqn.outvars)
+    def operation(self, eqn: Any, inputs: list[Part]) -> list[Part]:
+        return [_of_one(eqn.primitive.name, inputs)] * len(eqn.outvars)
+
+    # An optimizer has none of them.
+    while_loop = operation
+    linear_solve = operation
 
 
 def _of_one(name: str, given: list[Part]) -> Part:
@@ -93,14 +85,3 @@ def _added(part: Part) -> Part:
     """What a linear value becomes when this is added to it."""
     steps = {Part.CONSTANT: Part.ITSELF, Part.DATA: Part.MOVED}
     return steps.get(part, Part.UPDATED)
-
-
-def _scan(eqn: Any, given: list[Part]) -> list[Part]:
-    consts, carry = _compat.scan_counts(eqn.params)
-    held, state, rows = given[:consts], given[consts : consts + carry], given[consts + carry :]
-    while True:
-        out = _results(eqn.params["jaxpr"], held + state + rows)
-        grown = [max(pair) for pair in zip(state, out[:carry], strict=True)]
-        if grown == state:
-            return state + out[carry:]
-        state = grown

@@ -18,6 +18,7 @@ from jax.extend.core import Literal
 
 from jaxdist import _compat
 from jaxdist._collectives import UNEVEN_ALL_GATHER, gather_padded
+from jaxdist._program.jaxprs.subprograms import open_jaxpr
 from jaxdist._program.uneven.joined_loops import LOOPS, held, loop_of, same_branches, same_length
 from jaxdist._program.uneven.joined_ops import Const, Key, Op, Slot, flat_ops, is_same, same
 from jaxdist._typing import AxisNames
@@ -76,7 +77,7 @@ class _Join:
         self.ops: list[list[Op]] = []
         self.results: list[list[Any]] = []
         for program, given in zip(programs, arguments, strict=True):
-            variables = getattr(program, "jaxpr", program).invars
+            variables = open_jaxpr(program).invars
             atoms = [
                 a if isinstance(a, Const) else Key(v.aval)
                 for a, v in zip(given, variables, strict=True)

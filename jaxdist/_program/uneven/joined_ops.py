@@ -8,7 +8,8 @@ from jax.extend.core import Literal
 
 from jaxdist._collectives import UNEVEN_ALL_GATHER
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist._program.jaxprs.interpreter import Interpreter
+from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 
 # What tells two traces of one function apart without changing what they compute: rules for
 # derivatives, which have been used when a program is run.
@@ -64,9 +65,7 @@ def communicates(eqn: Any) -> bool:
         flat = named if isinstance(named, (tuple, list)) else (named,)
         return any(isinstance(a, str) for a in flat)
     return any(
-        communicates(inner)
-        for program in subprograms(eqn)
-        for inner in getattr(program, "jaxpr", program).eqns
+        communicates(inner) for program in subprograms(eqn) for inner in open_jaxpr(program).eqns
     )
 
 
@@ -77,33 +76,33 @@ def flat_ops(
 
     Calls that communicate are written out, and those whose names are among `inlined`.
     """
-    ops: list[Op] = []
-    return ops, _flatten(jaxpr, arguments, ops, inlined)
+    flat = _Flat(inlined)
+    results = flat.run(jaxpr, arguments)
+    return flat.ops, results
 
 
-def _flatten(
-    program: Any, arguments: list[Any], ops: list[Op], inlined: frozenset[str]
-) -> list[Any]:
-    jaxpr = getattr(program, "jaxpr", program)
-    env: dict[Any, Any] = dict(zip(jaxpr.invars, arguments, strict=True))
-    consts = getattr(program, "consts", ())
-    env.update(zip(jaxpr.constvars, map(Const, consts), strict=True))
+class _Flat(Interpreter[Any]):
+    """Lists operations; a value is a `Key`, `Literal` or `Const`."""
 
-    def read(atom: Any) -> Any:
-        return atom if isinstance(atom, Literal) else env[atom]
+    def __init__(self, inlined: frozenset[str]) -> None:
+        self.ops: list[Op] = []
+        self._inlined = inlined
 
-    for eqn in jaxpr.eqns:
-        inputs = [read(v) for v in eqn.invars]
-        inner = eqn.params.get(known.CALLS.get(eqn.primitive.name, ""))
-        loud = communicates(eqn)
+    def literal(self, literal: Any) -> Any:
+        return literal
+
+    def constant(self, variable: Any, value: Any) -> Any:
+        return Const(value)
+
+    def operation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        outputs = [Key(v.aval) for v in eqn.outvars]
+        self.ops.append(Op(eqn, tuple(inputs), tuple(outputs), communicates(eqn)))
+        return outputs
+
+    def call(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         name = eqn.primitive.name
-        if inner is not None and (name in inlined or (loud and name != "shard_map")):
-            outputs = _flatten(inner, inputs, ops, inlined)
-        else:
-            outputs = [Key(v.aval) for v in eqn.outvars]
-            ops.append(Op(eqn, tuple(inputs), tuple(outputs), loud))
-        env.update(zip(eqn.outvars, outputs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+        inside = name in self._inlined or (name != "shard_map" and communicates(eqn))
+        return super().call(eqn, inputs) if inside else self.operation(eqn, inputs)
 
 
 def is_same(first: Op, second: Op) -> bool:
@@ -134,7 +133,7 @@ def same(first: Any, second: Any) -> bool:
         return True
     if isinstance(first, Literal) and isinstance(second, Literal):
         return str(first.aval) == str(second.aval) and same(first.val, second.val)
-    if hasattr(getattr(first, "jaxpr", first), "eqns"):
+    if hasattr(open_jaxpr(first), "eqns"):
         return _same_programs(first, second)
     if type(first) is not type(second):
         return False
@@ -149,7 +148,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def _same_programs(first: Any, second: Any) -> bool:
-    a, b = getattr(first, "jaxpr", first), getattr(second, "jaxpr", second)
+    a, b = open_jaxpr(first), open_jaxpr(second)
     if not hasattr(b, "eqns") or len(a.eqns) != len(b.eqns):
         return False
     if len(a.invars) != len(b.invars) or len(a.constvars) != len(b.constvars):

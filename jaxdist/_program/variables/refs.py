@@ -7,7 +7,7 @@ from typing import Any
 from jax.extend.core import Literal
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist.errors import ContextError
 
 
@@ -43,17 +43,17 @@ def _changes_when_recomputed(jaxpr: Any) -> bool:
     return any(
         (e.params.get("differentiated") and any(_compat.is_ref(v) for v in e.invars))
         or any(_changes_when_recomputed(s) for s in subprograms(e))
-        for e in getattr(jaxpr, "jaxpr", jaxpr).eqns
+        for e in open_jaxpr(jaxpr).eqns
     )
 
 
 def _decides_while_changing(jaxpr: Any) -> bool:
     """Whether a `while` has one ref in its condition and, changed, in its body."""
-    for e in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+    for e in open_jaxpr(jaxpr).eqns:
         if e.primitive.name == "while":
             first, second = e.params["cond_nconsts"], e.params["body_nconsts"]
             asked = {v for v in e.invars[:first] if _is_ref(v)}
-            inner = getattr(e.params["body_jaxpr"], "jaxpr", e.params["body_jaxpr"])
+            inner = open_jaxpr(e.params["body_jaxpr"])
             given = zip(e.invars[first : first + second], inner.invars, strict=False)
             if any(v in asked and _compat.is_changed(inner, w) for v, w in given if _is_ref(v)):
                 return True

@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Literal
 from jax.sharding import Sharding
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.batched_while import any_goes_on, where_it_goes_on
-from jaxdist._program.jaxprs.subprograms import subprograms
+from jaxdist._program.jaxprs.control_flow import Scan, While, solve_of
+from jaxdist._program.jaxprs.interpreter import Interpreter
+from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist._program.proof.replication import named_axes
-from jaxdist._program.virtual.values import VirtualDevice, literal
+from jaxdist._program.virtual.values import VirtualDevice
+from jaxdist._program.virtual.values import literal as value_of_literal
 from jaxdist.errors import UnsupportedError
 
 # What they do is about layouts, and a virtual replica has whole arrays on one device. Each names
@@ -25,7 +26,7 @@ def asks_number(eqn: Any, turns: VirtualDevice) -> bool:
     return _asks_number(eqn, turns) or any(
         asks_number(inner, turns)
         for program in subprograms(eqn)
-        for inner in getattr(program, "jaxpr", program).eqns
+        for inner in open_jaxpr(program).eqns
     )
 
 
@@ -43,117 +44,104 @@ def do(eqn: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice) -> 
     Raises:
         UnsupportedError: It holds something that a virtual replica cannot do.
     """
-    name = eqn.primitive.name
-    if name in _LAYOUT_ONLY:
-        return list(operands)
-    if _asks_number(eqn, turns):
-        return [number]
-    if name in known.CALLS and name != "shard_map":
+    return OneReplica(number, turns).equation(eqn, list(operands))
+
+
+class OneReplica(Interpreter[Any]):
+    """Computes the values of one virtual replica.
+
+    Args:
+        number: Of the replica, traced.
+        turns: The device that holds it.
+    """
+
+    def __init__(self, number: Any, turns: VirtualDevice) -> None:
+        self._number = number
+        self._turns = turns
+
+    def literal(self, literal: Any) -> Any:
+        return value_of_literal(literal)
+
+    def constant(self, variable: Any, value: Any) -> Any:
+        return value
+
+    def operation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        if eqn.primitive.name in _LAYOUT_ONLY:
+            return inputs
+        if _asks_number(eqn, self._turns):
+            return [self._number]
+        if eqn.primitive.name == "shard_map" or asks_number(eqn, self._turns):
+            raise UnsupportedError(_needs_a_device(eqn))
+        # Layouts of results name the mesh that was traced over. Here they mean nothing.
+        params = {k: None if isinstance(v, Sharding) else v for k, v in eqn.params.items()}
+        results = _compat.bind_here(eqn, inputs, params)
+        return list(results) if eqn.primitive.multiple_results else [results]
+
+    def call(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        if eqn.primitive.name == "shard_map":
+            return self.operation(eqn, inputs)
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
             # Or what is computed again for the gradient would be computed once and kept.
-            operands = jax.lax.optimization_barrier(list(operands))
-        return _run(eqn.params[known.CALLS[name]], operands, number, turns)
-    if name in _LOOPS:
-        return _LOOPS[name](eqn, operands, number, turns)
-    if name == "custom_linear_solve":
-        return _linear_solve(eqn, operands, number, turns)
-    if name == "shard_map" or asks_number(eqn, turns):
-        raise UnsupportedError(
-            "strategy.run of a strategy with deterministic=True was given a step that has a "
-            f"{name} that depends on the replica or on a mesh, at {_compat.source_of(eqn)}.\n\n"
-            f"Several virtual replicas share one device, and a {name} sees the device.\n\n"
-            "Read get_replica_context().replica_id_in_sync_group outside of it and pass the number "
-            "in; leave jax.shard_map out of the step; or leave deterministic out."
+            inputs = list(jax.lax.optimization_barrier(inputs))
+        return super().call(eqn, inputs)
+
+    def scan(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        loop, params = Scan.of(eqn), eqn.params
+        held, start, rows = loop.split(inputs)
+
+        def body(state: list[Any], values: list[Any]) -> Any:
+            results = self.run(loop.program, [*held, *state, *values])
+            return results[: loop.num_carry], results[loop.num_carry :]
+
+        state, stacked = jax.lax.scan(
+            body,
+            start,
+            rows,
+            length=loop.length,
+            reverse=params["reverse"],
+            unroll=params["unroll"],
         )
-    # Layouts of results name the mesh that was traced over; inside a replica they say nothing.
-    params = {k: None if isinstance(v, Sharding) else v for k, v in eqn.params.items()}
-    results = _compat.bind_here(eqn, operands, params)
-    return list(results) if eqn.primitive.multiple_results else [results]
+        return [*state, *stacked]
+
+    def while_loop(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        loop = While.of(eqn)
+        of_condition, of_body, start = loop.split(inputs)
+
+        def condition(state: list[Any]) -> Any:
+            return self.run(loop.condition, [*of_condition, *state])[0]
+
+        is_batched = bool(loop.condition.out_avals[0].shape)
+
+        def body(state: list[Any]) -> list[Any]:
+            after = self.run(loop.body, [*of_body, *state])
+            return where_it_goes_on(condition(state), after, state) if is_batched else after
+
+        results: list[Any] = jax.lax.while_loop(
+            lambda state: any_goes_on(condition(state)), body, start
+        )
+        return results
+
+    def cond(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        index, *values = inputs
+        platforms = eqn.params.get("branches_platforms")
+        if platforms is not None:
+            here = self._turns.layout.platform
+            fits = [p is None or here in p for p in platforms]
+            return self.run(eqn.params["branches"][fits.index(True)], values)
+        branches = [lambda *x, b=branch: self.run(b, x) for branch in eqn.params["branches"]]
+        results: list[Any] = jax.lax.switch(index, branches, *values)
+        return results
+
+    def linear_solve(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        return self.run(*solve_of(eqn, inputs))
 
 
-def _run(program: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice) -> list[Any]:
-    jaxpr = getattr(program, "jaxpr", program)
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, getattr(program, "consts", ()), strict=True))
-    env.update(zip(jaxpr.invars, operands, strict=True))
-
-    def read(atom: Any) -> Any:
-        return literal(atom) if isinstance(atom, Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        results = do(eqn, [read(v) for v in eqn.invars], number, turns)
-        env.update(zip(eqn.outvars, results, strict=True))
-    return [read(v) for v in jaxpr.outvars]
-
-
-def _scan(eqn: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice) -> list[Any]:
-    params = eqn.params
-    consts, carry = _compat.scan_counts(params)
-    held, start, rows = (
-        operands[:consts],
-        operands[consts : consts + carry],
-        operands[consts + carry :],
+def _needs_a_device(eqn: Any) -> str:
+    name = eqn.primitive.name
+    return (
+        "strategy.run of a strategy with deterministic=True was given a step that has a "
+        f"{name} that depends on the replica or on a mesh, at {_compat.source_of(eqn)}.\n\n"
+        f"Several virtual replicas share one device, and a {name} sees the device.\n\n"
+        "Read get_replica_context().replica_id_in_sync_group outside of it and pass the number "
+        "in; leave jax.shard_map out of the step; or leave deterministic out."
     )
-
-    def body(state: list[Any], values: list[Any]) -> Any:
-        results = _run(params["jaxpr"], [*held, *state, *values], number, turns)
-        return results[:carry], results[carry:]
-
-    state, stacked = jax.lax.scan(
-        body,
-        list(start),
-        list(rows),
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*state, *stacked]
-
-
-def _while(eqn: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice) -> list[Any]:
-    params = eqn.params
-    split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    of_cond, of_body, start = (
-        operands[: split[0]],
-        operands[split[0] : split[1]],
-        operands[split[1] :],
-    )
-
-    def condition(state: list[Any]) -> Any:
-        return _run(params["cond_jaxpr"], [*of_cond, *state], number, turns)[0]
-
-    is_batched = bool(params["cond_jaxpr"].out_avals[0].shape)
-
-    def body(state: list[Any]) -> list[Any]:
-        after = _run(params["body_jaxpr"], [*of_body, *state], number, turns)
-        return where_it_goes_on(condition(state), after, state) if is_batched else after
-
-    results: list[Any] = jax.lax.while_loop(
-        lambda state: any_goes_on(condition(state)), body, list(start)
-    )
-    return results
-
-
-def _linear_solve(
-    eqn: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice
-) -> list[Any]:
-    """Of the functions that it holds, only `solve` is run."""
-    lengths = eqn.params["const_lengths"]
-    start = lengths.matvec + lengths.vecmat
-    rows = operands[sum(lengths) :]
-    held = operands[start : start + lengths.solve]
-    return _run(eqn.params["jaxprs"].solve, [*held, *rows], number, turns)
-
-
-def _cond(eqn: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice) -> list[Any]:
-    index, *values = operands
-    platforms = eqn.params.get("branches_platforms")
-    if platforms is not None:
-        here = turns.layout.platform
-        fits = [p is None or here in p for p in platforms]
-        return _run(eqn.params["branches"][fits.index(True)], values, number, turns)
-    branches = [lambda *x, b=branch: _run(b, x, number, turns) for branch in eqn.params["branches"]]
-    results: list[Any] = jax.lax.switch(index, branches, *values)
-    return results
-
-
-_LOOPS = {"scan": _scan, "while": _while, "cond": _cond}

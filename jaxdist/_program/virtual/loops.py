@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxdist import _compat
 from jaxdist._program.jaxprs.batched_while import any_goes_on, where_it_goes_on
+from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.proof.replication import Differs, results_of_program
 from jaxdist._program.virtual.values import Own, Same, VirtualDevice
 
@@ -47,9 +47,8 @@ def _joined(first: Sequence[Differs], second: Sequence[Differs]) -> list[Differs
 def _scan(
     eqn: Any, held: Held, differs: list[Differs], turns: VirtualDevice, run: Run
 ) -> list[Same | Own]:
-    params = eqn.params
-    program = params["jaxpr"]
-    consts, carry = _compat.scan_counts(params)
+    params, loop = eqn.params, Scan.of(eqn)
+    program, consts, carry = loop.program, loop.num_consts, loop.num_carry
     end = consts + carry
     state = differs[consts:end]
     while True:
@@ -83,9 +82,9 @@ def _while(
     eqn: Any, held: Held, differs: list[Differs], turns: VirtualDevice, run: Run
 ) -> list[Same | Own]:
     params = eqn.params
-    first = params["cond_nconsts"]
-    second = first + params["body_nconsts"]
-    of_cond, of_body = held[:first], held[first:second]
+    loop = While.of(eqn)
+    first, second = loop.num_of_condition, loop.num_of_condition + loop.num_of_body
+    of_cond, of_body, _ = loop.split(held)
     state = differs[second:]
     while True:
         given = [*differs[first:second], *state]

@@ -16,6 +16,7 @@ from jax.extend.core import Literal
 from jaxdist import _compat
 from jaxdist._collectives import ASSUME_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
+from jaxdist._program.jaxprs.subprograms import open_jaxpr
 from jaxdist._program.proof.replication import NONE, Differs, results_of
 from jaxdist._program.uneven.joined_ops import Const, Key, Op, flat_ops
 from jaxdist._program.virtual.collectives import added, is_over_replicas, is_sum, meet
@@ -46,7 +47,7 @@ class _Run:
 
     def __init__(self, program: Any, arguments: Sequence[Same | Own], turns: VirtualDevice) -> None:
         self.turns = turns
-        invars = getattr(program, "jaxpr", program).invars
+        invars = open_jaxpr(program).invars
         keys = [Key(v.aval) for v in invars]
         self.ops, self.results = flat_ops(program, list(keys), inlined=_INLINED)
         self.held: dict[Key, Same | Own] = dict(zip(keys, arguments, strict=True))

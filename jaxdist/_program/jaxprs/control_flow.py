@@ -1,0 +1,66 @@
+"""The operands of JAX's loops and branches, by what they are for."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from jaxdist import _compat
+
+V = TypeVar("V")
+Values = Sequence[V]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """A `scan`: constants, a carry, and arrays of which each iteration gets one row."""
+
+    program: Any
+    length: int
+    num_consts: int
+    num_carry: int
+
+    @classmethod
+    def of(cls, eqn: Any) -> "Scan":
+        """Read an equation."""
+        consts, carry = _compat.scan_counts(eqn.params)
+        return cls(eqn.params["jaxpr"], eqn.params["length"], consts, carry)
+
+    def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
+        """The constants, the first carry, and what is scanned over."""
+        end = self.num_consts + self.num_carry
+        whole = list(operands)
+        return whole[: self.num_consts], whole[self.num_consts : end], whole[end:]
+
+
+@dataclasses.dataclass(frozen=True)
+class While:
+    """A `while`: constants of the condition, constants of the body, and the state."""
+
+    condition: Any
+    body: Any
+    num_of_condition: int
+    num_of_body: int
+
+    @classmethod
+    def of(cls, eqn: Any) -> "While":
+        """Read an equation."""
+        p = eqn.params
+        return cls(p["cond_jaxpr"], p["body_jaxpr"], p["cond_nconsts"], p["body_nconsts"])
+
+    def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
+        """The constants of the condition, those of the body, and the first state."""
+        end = self.num_of_condition + self.num_of_body
+        whole = list(operands)
+        return whole[: self.num_of_condition], whole[self.num_of_condition : end], whole[end:]
+
+
+def solve_of(eqn: Any, operands: Values[V]) -> tuple[Any, list[V]]:
+    """The program that a `custom_linear_solve` runs, and its operands.
+
+    The equation holds four functions; derivatives use the others.
+    """
+    lengths = eqn.params["const_lengths"]
+    start = lengths.matvec + lengths.vecmat
+    whole = list(operands)
+    given = whole[start : start + lengths.solve] + whole[sum(lengths) :]
+    return eqn.params["jaxprs"].solve, given

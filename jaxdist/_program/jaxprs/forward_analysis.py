@@ -1,0 +1,118 @@
+"""Analyses that carry a fact about each value from the inputs of a program to its results."""
+
+import abc
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from jaxdist._program.jaxprs.control_flow import Scan, While, solve_of
+from jaxdist._program.jaxprs.interpreter import Interpreter
+from jaxdist._program.jaxprs.subprograms import inner_inputs
+
+L = TypeVar("L")
+
+
+class ForwardAnalysis(Interpreter[L]):
+    """An `Interpreter` whose values are facts, the elements of a lattice.
+
+    A fact must hold whichever way a program takes. So facts of two branches are joined, and the
+    body of a loop is gone through until the facts of its carry do not change any more. That ends
+    if `join` only ever goes up, and the lattice is finite upwards.
+    """
+
+    @abc.abstractmethod
+    def join(self, eqn: Any, aval: Any, first: L, second: L) -> L:
+        """The fact of a value that is one of two.
+
+        Args:
+            eqn: The loop or branch.
+            aval: The shape and dtype of the value.
+            first: A fact.
+            second: The other fact; in a loop, that of the later iteration.
+        """
+
+    def is_same(self, first: L, second: L) -> bool:
+        """Whether two facts say the same."""
+        return bool(first == second)
+
+    def inside_of(self, eqn: Any, decided_by: L) -> contextlib.AbstractContextManager[Any]:
+        """Is entered around what runs only if a value decides so: a branch, the body of a loop."""
+        return contextlib.nullcontext()
+
+    def decide(self, eqn: Any, values: list[L], decided_by: L) -> list[L]:
+        """The facts of values that a decision gave: which branch ran, how often a loop ran."""
+        return values
+
+    def rows(self, eqn: Any, given: list[L], avals: Sequence[Any]) -> list[L]:
+        """The facts of one row of each array that a scan goes over."""
+        return given
+
+    def stack(self, eqn: Any, rows: list[L], avals: Sequence[Any]) -> list[L]:
+        """The facts of arrays that a scan stacks from its rows."""
+        return rows
+
+    def scan(self, eqn: Any, inputs: list[L]) -> list[L]:
+        """Go through the body until the carry does not change any more."""
+        loop = Scan.of(eqn)
+        consts, state, over = loop.split(inputs)
+        avals = [v.aval for v in eqn.outvars]
+        inner = [v.aval for v in inner_inputs(loop.program)][loop.num_consts + loop.num_carry :]
+        rows = self.rows(eqn, over, inner)
+        out: list[L] = []
+
+        def body(carry: list[L]) -> list[L]:
+            nonlocal out
+            out = self.run(loop.program, [*consts, *carry, *rows])
+            return out[: loop.num_carry]
+
+        # The carry comes out as it came in where the scan has no iteration.
+        state = self.fixpoint(eqn, state, body)
+        return [*state, *self.stack(eqn, out[loop.num_carry :], avals[loop.num_carry :])]
+
+    def while_loop(self, eqn: Any, inputs: list[L]) -> list[L]:
+        """Go through condition and body until the state does not change any more."""
+        loop = While.of(eqn)
+        of_condition, of_body, state = loop.split(inputs)
+        goes_on: list[L] = []
+
+        def body(state: list[L]) -> list[L]:
+            nonlocal goes_on
+            goes_on = self.run(loop.condition, [*of_condition, *state])
+            with self.inside_of(eqn, goes_on[0]):
+                return self.run(loop.body, [*of_body, *state])
+
+        return self.fixpoint(eqn, state, body, lambda s: self.decide(eqn, s, goes_on[0]))
+
+    def fixpoint(
+        self,
+        eqn: Any,
+        state: list[L],
+        body: Callable[[list[L]], list[L]],
+        after: Callable[[list[L]], list[L]] = lambda state: state,
+    ) -> list[L]:
+        """The facts of a carry that hold in every iteration, and before the first."""
+        while True:
+            grown = after(self.join_all(eqn, state, body(state)))
+            if all(map(self.is_same, grown, state)):
+                return grown
+            state = grown
+
+    def cond(self, eqn: Any, inputs: list[L]) -> list[L]:
+        """Join the facts of all branches."""
+        index, *operands = inputs
+        with self.inside_of(eqn, index):
+            ways = [self.run(branch, operands) for branch in eqn.params["branches"]]
+        results = ways[0]
+        for way in ways[1:]:
+            results = self.join_all(eqn, results, way)
+        return self.decide(eqn, results, index)
+
+    def linear_solve(self, eqn: Any, inputs: list[L]) -> list[L]:
+        """Go through the program that solves."""
+        return self.run(*solve_of(eqn, inputs))
+
+    def join_all(self, eqn: Any, first: Sequence[L], second: Sequence[L]) -> list[L]:
+        """Join the facts of the first results of a loop or branch, pair by pair."""
+        avals = [v.aval for v in eqn.outvars[: len(first)]]
+        rows = zip(avals, first, second, strict=True)
+        return [self.join(eqn, aval, a, b) for aval, a, b in rows]
