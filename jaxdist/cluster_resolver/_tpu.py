@@ -218,7 +218,7 @@ class TPUClusterResolver(ClusterResolver):
     def set_tpu_topology(self, serialized_tpu_topology: bytes) -> None:
         """Keep a topology, as `initialize_tpu_system` does."""
         caller = "set_tpu_topology(serialized_tpu_topology=...)"
-        self._topology = topology_of_bytes(caller, serialized_tpu_topology)
+        self._topology = topology_of_bytes(serialized_tpu_topology, caller)
 
     @property
     def tpu_topology(self) -> Topology | None:

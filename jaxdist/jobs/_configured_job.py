@@ -27,8 +27,8 @@ class ConfiguredJob(abc.ABC):
             "loaded",
             self.loaded,
             LoadedConfig,
-            "a training.LoadedConfig",
-            "Pass training.load_job_config(path).",
+            "a jobs.LoadedConfig",
+            "Pass jobs.load_job_config(path).",
         )
 
     @property

@@ -25,7 +25,7 @@ class JobStep:
 
 
 class Job(Protocol):
-    """A training job that can be planned: `training.load_job` makes one of a configuration.
+    """A training job that can be planned: `jobs.load_job` makes one of a configuration.
 
     Nothing of it reads data, makes an array or writes a file. The strategy may be one that only
     compiles.

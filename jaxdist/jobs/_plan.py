@@ -63,13 +63,13 @@ def plan_job(
         MissingExtraError: libtpu is not installed.
 
     Example:
-        >>> from jaxdist.training import load_job, plan_job
+        >>> from jaxdist.jobs import load_job, plan_job
         >>> job = load_job("configs/digits_mirrored.toml", ["model.channels=[4]"])
         >>> plan = plan_job(job, "v5e:2x2", quick=True)
         >>> plan.global_rows, plan.memory.fits
         (64, True)
     """
-    caller = "training.plan_job"
+    caller = "jobs.plan_job"
     _check_job(caller, job)
     is_callable(caller, report, "report", _REPORT)
     chosen = job.rules[0] if rules is None else checked_rules(caller, rules, job.rules)
@@ -114,13 +114,13 @@ def sweep_job(
         As `plan_job`.
 
     Example:
-        >>> from jaxdist.training import load_job, sweep_job
+        >>> from jaxdist.jobs import load_job, sweep_job
         >>> job = load_job("configs/digits_mirrored.toml", ["model.channels=[4]"])
         >>> found = sweep_job(job, "v5e:1x1")
         >>> sorted(c.rules for c in found.ranked)
         ['replicated', 'sharded_update']
     """
-    caller = "training.sweep_job"
+    caller = "jobs.sweep_job"
     _check_job(caller, job)
     is_callable(caller, report, "report", _REPORT)
     with Renamed("compile_for", caller):
@@ -144,7 +144,7 @@ def _check_job(caller: str, job: Any) -> None:
     if isinstance(job, type) or not all(hasattr(job, name) for name in _OF_JOBS):
         raise ArgumentTypeError(
             f"{caller} was given job={shown(job)}.\n\n"
-            "job is a training.Job.\n\nPass training.load_job(path)."
+            "job is a jobs.Job.\n\nPass jobs.load_job(path)."
         )
 
 

@@ -64,7 +64,7 @@ TASKS: Mapping[str, TaskKind] = MappingProxyType(
 
 def kind_of(config: JobConfig) -> TaskKind:
     """The kind of task that a configuration is of."""
-    return _kind("training.kind_of", config)
+    return _kind("jobs.kind_of", config)
 
 
 def _kind(caller: str, config: Any) -> TaskKind:
@@ -85,7 +85,7 @@ def make_strategy(config: JobConfig) -> Strategy:
         >>> make_strategy(DigitsConfig()).num_replicas_in_sync
         8
     """
-    return _kind("training.make_strategy", config).make_strategy(config)
+    return _kind("jobs.make_strategy", config).make_strategy(config)
 
 
 def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig[Any]:
@@ -110,7 +110,7 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
         >>> loaded.values.task, loaded.values.data.batch_size
         ('digits', 32)
     """
-    caller = "training.load_job_config"
+    caller = "jobs.load_job_config"
     source, texts = checked_sources(caller, path, overrides)
     with Noted(f"{caller} was given path={source!r} and overrides={texts!r}."):
         kind = TASKS[_task_name(source)]
@@ -133,11 +133,11 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
         ConfigError: As for `load_config`.
 
     Example:
-        >>> from jaxdist.training import load_job
+        >>> from jaxdist.jobs import load_job
         >>> load_job("configs/digits_mirrored.toml").name
         'digits'
     """
-    caller = "training.load_job"
+    caller = "jobs.load_job"
     source, texts = checked_sources(caller, path, overrides)
     with Noted(f"{caller} was given path={source!r} and overrides={texts!r}."):
         loaded = load_job_config(source, texts)

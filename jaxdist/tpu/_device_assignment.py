@@ -126,7 +126,7 @@ class DeviceAssignment:
             `tf.tpu.experimental.DeviceAssignment.build`.
         """
         if isinstance(topology, bytes):
-            topology = topology_of_bytes("DeviceAssignment.build(topology=...)", topology)
+            topology = topology_of_bytes(topology, "DeviceAssignment.build(topology=...)")
         _check_topology("DeviceAssignment.build", topology)
         try:
             mode = DeviceOrderMode(device_order_mode)

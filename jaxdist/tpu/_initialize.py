@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxdist._compat import inside_trace
 from jaxdist._devices import chips
-from jaxdist._validate import shown
+from jaxdist._validate import check_instance, shown
 from jaxdist.errors import ArgumentTypeError, ContextError
 from jaxdist.tpu import _system
 from jaxdist.tpu._system import TPUSystem
@@ -87,8 +87,22 @@ def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
     chips.clear_caches()
 
 
-def system_of(name: str, caller: str) -> TPUSystem:
-    """The system of that name, as it was found before, or is found now for `caller`."""
+def system_of(name: str, caller: str = "tpu.system_of") -> TPUSystem:
+    """Return the TPU system of that name; the first call looks for it.
+
+    Args:
+        name: "" for the TPUs of this machine, or a system that is made up: "virtual:v5e:2x4".
+        caller: What an error names.
+
+    Raises:
+        NotFoundError: There is no such system.
+
+    Example:
+        >>> jaxdist.tpu.system_of("virtual:v5e:2x4").topology.num_tasks
+        1
+    """
+    for what, text in ("name", name), ("caller", caller):
+        check_instance("tpu.system_of", what, text, str, "a text", f"Pass for instance {what}=''.")
     if name not in _FOUND:
         _FOUND[name] = _system.find(name, caller)
     return _FOUND[name]

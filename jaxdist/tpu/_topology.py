@@ -259,8 +259,22 @@ class Topology:
         )
 
 
-def topology_of_bytes(caller: str, serialized: Any) -> Topology:
-    """The topology of bytes that a call other than `Topology` was given."""
+def topology_of_bytes(serialized: Any, caller: str = "tpu.topology_of_bytes") -> Topology:
+    """Return the topology that bytes describe.
+
+    Args:
+        serialized: What `Topology.serialized()` gave.
+        caller: What an error names.
+
+    Raises:
+        TopologyError: The bytes are no topology.
+
+    Example:
+        >>> topology = jaxdist.tpu.slice_of("v5e:2x2").topology
+        >>> jaxdist.tpu.topology_of_bytes(topology.serialized()).mesh_shape
+        array([2, 2, 1, 1], dtype=int32)
+    """
+    check_text("tpu.topology_of_bytes", "caller", caller, "my_function")
     mesh_shape, coordinates = _parsed(caller, serialized)
     return Topology(mesh_shape=mesh_shape, device_coordinates=coordinates)
 

@@ -10,7 +10,5 @@ from jaxdist.training._extras import require_extra as require_extra
 from jaxdist.training._loop import Every as Every
 from jaxdist.training._loop import LoopEnd as LoopEnd
 from jaxdist.training._loop import run_loop as run_loop
-from jaxdist.training._progress import Stopwatch as Stopwatch
-from jaxdist.training._progress import TrainingProgress as TrainingProgress
 from jaxdist.training._steps import accumulate_gradients as accumulate_gradients
 from jaxdist.training._steps import multi_step as multi_step

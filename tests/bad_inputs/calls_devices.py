@@ -35,6 +35,16 @@ CALLS = {
         lambda: jaxdist.tpu.topology_of,
         lambda: {"devices": jaxdist.tpu.slice_of("v5e:4x2").cores},
     ),
+    "jaxdist.tpu.system_of": Call(
+        lambda: jaxdist.tpu.system_of, lambda: {"name": "virtual:v5e:2x2", "caller": "f"}
+    ),
+    "jaxdist.tpu.topology_of_bytes": Call(
+        lambda: jaxdist.tpu.topology_of_bytes,
+        lambda: {
+            "serialized": jaxdist.tpu.slice_of("v5e:2x2").topology.serialized(),
+            "caller": "f",
+        },
+    ),
     "jaxdist.tpu.Slice": Call(
         lambda: jaxdist.tpu.Slice,
         lambda: {"generation": "v5e", "shape": (2, 2, 1), "num_slices": 1},

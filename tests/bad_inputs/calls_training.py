@@ -89,27 +89,27 @@ CALLS = {
     "jaxdist.training.Checkpoints.restore_latest": Call(
         lambda: _saved("restore_latest"), lambda: {"like": _state()}
     ),
-    "jaxdist.training.LoadedConfig.origin": Call(
+    "jaxdist.jobs.LoadedConfig.origin": Call(
         lambda: _loaded().origin, lambda: {"name": "training.steps"}
     ),
-    "jaxdist.training.load_config": Call(
+    "jaxdist.jobs.load_config": Call(
         lambda: jobs.load_config,
         lambda: {"schema": jobs.DigitsConfig, "path": CONFIG, "overrides": _SMALL},
     ),
-    "jaxdist.training.load_job_config": Call(
+    "jaxdist.jobs.load_job_config": Call(
         lambda: jobs.load_job_config, lambda: {"path": CONFIG, "overrides": _SMALL}
     ),
-    "jaxdist.training.load_job": Call(
+    "jaxdist.jobs.load_job": Call(
         lambda: jobs.load_job, lambda: {"path": CONFIG, "overrides": _SMALL}
     ),
-    "jaxdist.training.kind_of": Call(lambda: jobs.kind_of, lambda: {"config": _loaded().values}),
-    "jaxdist.training.make_strategy": Call(
+    "jaxdist.jobs.kind_of": Call(lambda: jobs.kind_of, lambda: {"config": _loaded().values}),
+    "jaxdist.jobs.make_strategy": Call(
         lambda: jobs.make_strategy, lambda: {"config": _loaded().values}
     ),
-    "jaxdist.training.mirrored_strategy": Call(
+    "jaxdist.jobs.mirrored_strategy": Call(
         lambda: jobs.mirrored_strategy, lambda: {"config": _loaded().values}
     ),
-    "jaxdist.training.train": Call(
+    "jaxdist.jobs.train": Call(
         lambda: jobs.train,
         lambda: {
             "loaded": _loaded(),
@@ -154,25 +154,23 @@ CALLS = {
             "first_step": 0,
         },
     ),
-    "jaxdist.training.versions": Call(lambda: jobs.versions),
-    "jaxdist.training.plan_job": Call(
+    "jaxdist.jobs.versions": Call(lambda: jobs.versions),
+    "jaxdist.jobs.plan_job": Call(
         lambda: jobs.plan_job,
         lambda: {"job": _job(), "topology": "v5e:1x1", "quick": True},
     ),
-    "jaxdist.training.sweep_job": Call(
+    "jaxdist.jobs.sweep_job": Call(
         lambda: jobs.sweep_job, lambda: {"job": _job(), "topology": "v5e:1x1"}
     ),
-    "jaxdist.training.DigitsConfig": Call(
+    "jaxdist.jobs.DigitsConfig": Call(
         lambda: jobs.DigitsConfig,
         use=lambda config: jobs.DigitsJob(jobs.LoadedConfig(config, {})).rules,
     ),
-    "jaxdist.training.DigitsJob": Call(lambda: jobs.DigitsJob, lambda: {"loaded": _loaded()}),
-    "jaxdist.training.DigitsJob.step": Call(
+    "jaxdist.jobs.DigitsJob": Call(lambda: jobs.DigitsJob, lambda: {"loaded": _loaded()}),
+    "jaxdist.jobs.DigitsJob.step": Call(
         lambda: _job().step,
         lambda: {"strategy": strategy(), "rows": 8, "rules": "replicated"},
     ),
-    "jaxdist.training.DigitsJob.batch": Call(lambda: _job().batch, lambda: {"rows": 8}),
-    "jaxdist.training.DigitsJob.recipe": Call(
-        lambda: _job().recipe, lambda: {"rules": "replicated"}
-    ),
+    "jaxdist.jobs.DigitsJob.batch": Call(lambda: _job().batch, lambda: {"rows": 8}),
+    "jaxdist.jobs.DigitsJob.recipe": Call(lambda: _job().recipe, lambda: {"rules": "replicated"}),
 }

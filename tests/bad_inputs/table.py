@@ -38,10 +38,10 @@ MADE_BY_JAXDIST = {
     "jaxdist.data.OptionalBatch",
     "jaxdist.tpu.TPUSystem",
     "jaxdist.tpu.experimental.TPUSystemMetadata",
-    "jaxdist.training.LoadedConfig",
+    "jaxdist.jobs.LoadedConfig",
     "jaxdist.training.LoopEnd",
     "jaxdist.training.Restored",
-    "jaxdist.training.TrainingReport",
+    "jaxdist.jobs.TrainingReport",
 }
 # Subclasses define these; jaxdist calls them.
 FOR_SUBCLASSES = {
@@ -49,9 +49,9 @@ FOR_SUBCLASSES = {
     "jaxdist.cluster_resolver.ClusterResolver.cluster_spec",
     "jaxdist.cluster_resolver.ClusterResolver.master",
     "jaxdist.cluster_resolver.ClusterResolver.num_accelerators",
-    "jaxdist.training.Job",
-    "jaxdist.training.Job.step",
-    "jaxdist.training.JobStep",
+    "jaxdist.jobs.Job",
+    "jaxdist.jobs.Job.step",
+    "jaxdist.jobs.JobStep",
 }
 
 # Other rooms of jaxdist call these.
@@ -70,8 +70,8 @@ OF_ROOMS = {
     "jaxdist.data.checked_options",
     "jaxdist.data.distribute_dataset",
     "jaxdist.data.distribute_datasets_from_function",
-    "jaxdist.training.finished_line",
-    "jaxdist.training.finished_run",
+    "jaxdist.jobs.finished_line",
+    "jaxdist.jobs.finished_run",
     "jaxdist.tpu.TPUSystem.device_at",
     "jaxdist.tpu.TPUSystem.device_grid",
     "jaxdist.tpu.experimental.Topology.place",

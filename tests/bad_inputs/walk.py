@@ -15,6 +15,7 @@ import jaxdist.compat.v1
 import jaxdist.compat.v1.experimental
 import jaxdist.cost
 import jaxdist.data
+import jaxdist.jobs
 import jaxdist.training
 from jaxdist._values.variable.slices import VariableSlice
 
@@ -33,6 +34,7 @@ MODULES = (
     jaxdist.compat.v1.experimental,
     jaxdist.cost,
     jaxdist.data,
+    jaxdist.jobs,
     jaxdist.training,
 )
 # Classes of which users hold objects, under a name that no public module lists.

@@ -34,7 +34,7 @@ def changed_entries(saved: Mapping[str, Any], config: Any) -> tuple[Changed, ...
     Entries that only one of the two has are left out: they are of another version.
 
     Example:
-        >>> from jaxdist.training import DigitsConfig
+        >>> from jaxdist.jobs import DigitsConfig
         >>> saved = {"optimizer": {"learning_rate": 0.1}, "training": {"log_every": 5}}
         >>> for entry in changed_entries(saved, DigitsConfig()):
         ...     print(entry.name, entry.before, entry.after, entry.change.name)

@@ -67,14 +67,14 @@ def load_config(
 
     Example:
         >>> import tempfile, pathlib
-        >>> from jaxdist.training import DigitsConfig
+        >>> from jaxdist.jobs import DigitsConfig
         >>> file = pathlib.Path(tempfile.mkdtemp(), "job.toml")
         >>> _ = file.write_text("[data]\\nbatch_size = 32\\n")
         >>> loaded = load_config(DigitsConfig, file, ["training.steps=10"])
         >>> loaded.values.data.batch_size, loaded.values.training.steps
         (32, 10)
     """
-    caller = "training.load_config"
+    caller = "jobs.load_config"
     given: Any = schema
     if not isinstance(given, type) or not dataclasses.is_dataclass(given):
         raise ArgumentTypeError(

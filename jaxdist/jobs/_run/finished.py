@@ -30,7 +30,7 @@ def finished_run(
         CheckpointError: It was trained with other values than are asked for now.
 
     Example:
-        >>> from jaxdist.training import load_job_config
+        >>> from jaxdist.jobs import load_job_config
         >>> sets = ["checkpoint.directory=/no/such/folder"]
         >>> finished_run(load_job_config("configs/digits_mirrored.toml", sets)) is None
         True

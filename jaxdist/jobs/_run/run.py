@@ -27,10 +27,11 @@ from jaxdist.jobs._config.schema import JobConfig
 from jaxdist.jobs._run.metrics import versions
 from jaxdist.jobs._run.opening import communicated, opening
 from jaxdist.jobs._run.output import write_output
+from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress
 from jaxdist.jobs._run.report import TrainingReport
 from jaxdist.jobs._run.run_state import RunState
 from jaxdist.jobs._task import Task
-from jaxdist.training import Every, Stopwatch, TrainingProgress, evaluate, run_loop
+from jaxdist.training import Every, evaluate, run_loop
 
 
 class Run:

@@ -61,7 +61,7 @@ def train(
         DivergedError: A loss is not finite.
         MissingExtraError: What the task needs is missing, or matplotlib where a picture is wanted.
     """
-    caller = "training.train"
+    caller = "jobs.train"
     check_instance(caller, "loaded", loaded, LoadedConfig, *_LOADED)
     check_strategy(caller, strategy)
     check_instance(caller, "console", console, Console, *_CONSOLE)

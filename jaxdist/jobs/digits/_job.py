@@ -24,7 +24,7 @@ class DigitsJob(ConfiguredJob):
     """The job of `configs/digits_mirrored.toml`, to be planned.
 
     Example:
-        >>> from jaxdist.training import DigitsConfig, DigitsJob, LoadedConfig
+        >>> from jaxdist.jobs import DigitsConfig, DigitsJob, LoadedConfig
         >>> job = DigitsJob(LoadedConfig(DigitsConfig(), {}))
         >>> job.rows_per_replica, job.rules
         (8, ('replicated', 'sharded_update'))

@@ -13,11 +13,11 @@ def mirrored_strategy(config: DigitsConfig) -> MirroredStrategy:
     The virtual devices must have been asked for before.
     """
     check_instance(
-        "training.mirrored_strategy",
+        "jobs.mirrored_strategy",
         "config",
         config,
         DigitsConfig,
-        "a training.DigitsConfig",
+        "a jobs.DigitsConfig",
         "Pass load_job_config(path).values, or DigitsConfig().",
     )
     deterministic = config.strategy.deterministic

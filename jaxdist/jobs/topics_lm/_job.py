@@ -23,8 +23,8 @@ class TopicsJob(ConfiguredJob):
     """The job of `configs/topics_lm_*.toml`, to be planned.
 
     Example:
-        >>> from jaxdist.training import LoadedConfig
-        >>> from jaxdist.training.topics_lm import TopicsConfig
+        >>> from jaxdist.jobs import LoadedConfig
+        >>> from jaxdist.jobs.topics_lm import TopicsConfig
         >>> job = TopicsJob(LoadedConfig(TopicsConfig(), {}))
         >>> job.rows_per_replica, job.rules[0]
         (4, 'replicated')

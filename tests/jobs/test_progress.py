@@ -6,7 +6,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from jaxdist.training._progress import Stopwatch, TrainingProgress
+from jaxdist.jobs._run.progress import Stopwatch, TrainingProgress
 
 
 class _Clock:
