@@ -98,8 +98,8 @@ def system_of(name: str, caller: str = "tpu.system_of") -> TPUSystem:
         NotFoundError: There is no such system.
 
     Example:
-        >>> jaxdist.tpu.system_of("virtual:v5e:2x4").topology.num_tasks
-        1
+        >>> jaxdist.tpu.system_of("virtual:v5e:2x4").topology
+        Topology(2x4x1 chips, 1 core each, 2 tasks)
     """
     for what, text in ("name", name), ("caller", caller):
         check_instance("tpu.system_of", what, text, str, "a text", f"Pass for instance {what}=''.")

@@ -39,14 +39,14 @@ def run_twice(
     Returns:
         The real results, and the wanted others; None where they are the real ones.
     """
-    runs = _TwoRuns(_needed(open_jaxpr(program), wanted))
+    runs = TwoRuns(_needed(open_jaxpr(program), wanted))
     pairs = runs.run(program, list(zip(arguments, others, strict=True)))
     return [real for real, _ in pairs], [
         other if w else None for (_, other), w in zip(pairs, wanted, strict=True)
     ]
 
 
-class _TwoRuns(Interpreter[Pair]):
+class TwoRuns(Interpreter[Pair]):
     """Computes each value, and its other value where that is another one.
 
     Args:

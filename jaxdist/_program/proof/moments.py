@@ -65,7 +65,7 @@ def _agrees(
     first, second = _some_moments(inputs, random), _some_moments(inputs, random)
 
     def step(state: Sequence[Array]) -> list[Array]:
-        trial = _Trial(place, seed)
+        trial = Trial(place, seed)
         given = {v: _Free(lambda x=x: np.asarray(x)) for v, x in constants.items()}
         given.update(zip(inputs, state, strict=True))
         env = trial.environment(
@@ -125,7 +125,7 @@ _RATIONAL: dict[str, Callable[..., Array]] = {
 }
 
 
-class _Trial(Interpreter[Any]):
+class Trial(Interpreter[Any]):
     """One evaluation, in which everything that is free has one made-up value."""
 
     def __init__(self, place: Mapping[str, int], seed: int) -> None:

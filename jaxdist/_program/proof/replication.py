@@ -71,22 +71,22 @@ def analyse(jaxpr: Any, inputs: Sequence[Differs], axes: Differs) -> Replication
     Raises:
         DivergentCollectiveError: A collective that some replicas may not reach.
     """
-    analysis = _Replication(axes)
+    analysis = ReplicationAnalysis(axes)
     outputs = analysis.run(jaxpr, inputs)
     return Replication(tuple(outputs), tuple(analysis.found.values()))
 
 
 def results_of(eqn: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
     """For each result of one equation, the axes over which it may differ."""
-    return _Replication(axes).equation(eqn, list(inputs))
+    return ReplicationAnalysis(axes).equation(eqn, list(inputs))
 
 
 def results_of_program(program: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
     """For each result of a sub-program, the axes over which it may differ."""
-    return _Replication(axes).run(program, inputs)
+    return ReplicationAnalysis(axes).run(program, inputs)
 
 
-class _Replication(ForwardAnalysis[Differs]):
+class ReplicationAnalysis(ForwardAnalysis[Differs]):
     """One pass over a program; a fact is the set of axes over which a value may differ."""
 
     def __init__(self, axes: Differs) -> None:

@@ -76,12 +76,12 @@ def flat_ops(
 
     Calls that communicate are written out, and those whose names are among `inlined`.
     """
-    flat = _Flat(inlined)
+    flat = FlatList(inlined)
     results = flat.run(jaxpr, arguments)
     return flat.ops, results
 
 
-class _Flat(Interpreter[Any]):
+class FlatList(Interpreter[Any]):
     """Lists operations; a value is a `Key`, `Literal` or `Const`."""
 
     def __init__(self, inlined: frozenset[str]) -> None:

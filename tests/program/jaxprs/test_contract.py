@@ -1,0 +1,213 @@
+"""Every analysis over every primitive of JAX that holds programs.
+
+An analysis is sound where a result that depends on a marked input is marked itself. A class that
+says nothing about one of these primitives fails here by name.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import PartitionSpec
+
+import jaxdist
+from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
+from jaxdist._program.jaxprs.interpreter import HIGHER_ORDER, Interpreter, rule_for
+from jaxdist._program.logical.logical_marks import MarkAnalysis
+from jaxdist._program.proof.dependence import Dependence, DependenceAnalysis
+from jaxdist._program.proof.from_zero import MarkedInputs, TwoRuns
+from jaxdist._program.proof.local_pieces import Local, LocalPieces
+from jaxdist._program.proof.made_of_nothing import UNKNOWN, NothingAnalysis, Origin
+from jaxdist._program.proof.moments import Trial
+from jaxdist._program.proof.pieces import ShardFact, ShardingProof
+from jaxdist._program.proof.replication import NONE, ReplicationAnalysis
+from jaxdist._program.proof.updates import Part, UpdateAnalysis
+from jaxdist._program.uneven.joined_ops import FlatList
+from jaxdist._program.virtual.device import OneReplica
+
+AXES = frozenset({"replica"})
+MATRIX = np.diag([2.0, 3.0, 4.0, 5.0]).astype(np.float32)
+
+
+def _custom_jvp(x: Any, y: Any) -> Any:
+    @jax.custom_jvp
+    def f(a: Any, b: Any) -> Any:
+        return a * 2, b + 1
+
+    f.defjvp(lambda p, t: (f(*p), t))
+    return f(x, y)
+
+
+def _custom_vjp(x: Any, y: Any) -> Any:
+    @jax.custom_vjp
+    def f(a: Any, b: Any) -> Any:
+        return a * 2, b + 1
+
+    f.defvjp(lambda a, b: (f(a, b), None), lambda _, g: g)
+    return f(x, y)
+
+
+def _shard_map(x: Any, y: Any) -> Any:
+    mesh = jax.make_mesh((1,), ("inner",), devices=jax.devices()[:1])
+    spec = PartitionSpec()
+    return jax.shard_map(
+        lambda a, b: (a * 2, b + 1), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+    )(x, y)
+
+
+def _linear_solve(x: Any, y: Any) -> Any:
+    def solve(rows: Any) -> Any:
+        return lax.custom_linear_solve(
+            lambda v: MATRIX @ v, rows, lambda _, b: b / jnp.diag(MATRIX), symmetric=True
+        )
+
+    return solve(x), y + 1
+
+
+# For each rule a step whose first result depends on `x` alone, and its second on `y` alone.
+STEPS: dict[str, Callable[[Any, Any], Any]] = {
+    "jit": lambda x, y: jax.jit(lambda a, b: (a * 2, b + 1))(x, y),
+    "remat": lambda x, y: jax.checkpoint(lambda a, b: (a * 2, b + 1))(x, y),
+    "custom_jvp_call": _custom_jvp,
+    "custom_vjp_call": _custom_vjp,
+    "shard_map": _shard_map,
+    "scan": lambda x, y: lax.scan(lambda c, _: ((c[0] * 2, c[1] + 1), None), (x, y), length=3)[0],
+    "while": lambda x, y: lax.while_loop(
+        lambda s: s[2] < 3, lambda s: (s[0] * 2, s[1] + 1, s[2] + 1), (x, y, 0)
+    )[:2],
+    "cond": lambda x, y: lax.cond(
+        jnp.float32(1.0) > lax.stop_gradient(jnp.float32(0.5)) + 0 * MATRIX[0, 0],
+        lambda a, b: (a * 2, b + 1),
+        lambda a, b: (a + 1, b * 2),
+        x,
+        y,
+    ),
+    "custom_linear_solve": _linear_solve,
+}
+X, Y = np.arange(1, 5, dtype=np.float32), np.arange(4, dtype=np.float32)
+
+
+def _program(step: str) -> Any:
+    return jax.make_jaxpr(STEPS[step])(X, Y)
+
+
+def _layout() -> Any:
+    return jaxdist.MirroredStrategy(jax.devices()[:2]).layout
+
+
+# For each analysis: itself, the facts of a marked input and of another, and whether one is marked.
+ANALYSES: dict[type, Callable[[], tuple[Any, Any, Any, Callable[[Any], bool]]]] = {
+    ReplicationAnalysis: lambda: (ReplicationAnalysis(AXES), AXES, NONE, bool),
+    DependenceAnalysis: lambda: (
+        DependenceAnalysis(),
+        Dependence.SAME,
+        Dependence.FREE,
+        lambda f: f is not Dependence.FREE,
+    ),
+    UpdateAnalysis: lambda: (
+        UpdateAnalysis(),
+        Part.ITSELF,
+        Part.DATA,
+        lambda f: f not in (Part.CONSTANT, Part.DATA),
+    ),
+    ShardingProof: lambda: (
+        ShardingProof(_layout(), AXES),
+        ShardFact(AXES),
+        ShardFact(NONE),
+        lambda f: bool(f.differs),
+    ),
+    NothingAnalysis: lambda: (
+        NothingAnalysis(AXES, lambda *_: None),
+        type(UNKNOWN)(nan=Origin("div", "a line")),
+        UNKNOWN,
+        lambda f: f.nan is not None,
+    ),
+    MarkedInputs: lambda: (MarkedInputs(), True, False, bool),
+}
+# An unmarked result says nothing there: a mark that is lost costs a layout, and never a number.
+NOT_SOUND = {MarkAnalysis}
+# Those that compute. Each is compared with JAX.
+COMPUTING = {LocalPieces, OneReplica, TwoRuns}
+# A trial of random numbers is a proof by itself (`test_state.py`); a list of operations has none.
+OTHERS = {Trial, FlatList}
+
+
+def _classes(root: type = Interpreter) -> Iterator[type]:
+    for one in root.__subclasses__():
+        if one.__module__.startswith("jaxdist."):
+            yield one
+        yield from _classes(one)
+
+
+def _label(value: Any) -> str:
+    return value.__name__ if isinstance(value, type) else str(value)
+
+
+def test_every_class_of_the_contract_is_tried_here() -> None:
+    found = set(_classes()) - {ForwardAnalysis}
+    listed = set(ANALYSES) | NOT_SOUND | COMPUTING | OTHERS
+    assert {c.__name__ for c in found - listed if c.__module__.startswith("jaxdist._program")} == (
+        set()
+    )
+
+
+def test_every_rule_has_a_step() -> None:
+    tried = {rule_for(e) for step in STEPS for e in _program(step).jaxpr.eqns} - {None}
+    assert tried == set(HIGHER_ORDER.values())
+
+
+@pytest.mark.parametrize("rule", sorted(set(HIGHER_ORDER.values())))
+@pytest.mark.parametrize("analysis", [*ANALYSES, *NOT_SOUND], ids=_label)
+def test_analysis_says_what_it_makes_of_each_primitive(analysis: type, rule: str) -> None:
+    is_default = getattr(analysis, rule) is getattr(Interpreter, rule) and rule != "call"
+    primitives = sorted(name for name, its in HIGHER_ORDER.items() if its == rule)
+    assert not is_default, (
+        f"{analysis.__name__} has no rule for {', '.join(primitives)}: "
+        f"inherit ForwardAnalysis.{rule}, write one, or say `{rule} = operation`"
+    )
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("analysis", ANALYSES, ids=_label)
+def test_result_that_depends_on_a_marked_input_is_marked(analysis: type, step: str) -> None:
+    made, marked, other, is_marked = ANALYSES[analysis]()
+    program = _program(step)
+    assert is_marked(made.run(program, [marked, other])[0])
+    assert is_marked(made.run(program, [other, marked])[1])
+
+
+@pytest.mark.parametrize("step", [s for s in STEPS if s != "shard_map"])
+def test_replication_is_exact_for_what_it_takes_apart(step: str) -> None:
+    found = ReplicationAnalysis(AXES).run(_program(step), [AXES, NONE])
+    assert [bool(f) for f in found] == [True, False]
+
+
+def _two_runs(program: Any) -> list[Any]:
+    runs = TwoRuns(set(program.jaxpr.outvars) | {v for e in program.jaxpr.eqns for v in e.outvars})
+    return [real for real, _ in runs.run(program, [(X, X), (Y, None)])]
+
+
+def _local_pieces(program: Any) -> list[Any]:
+    runs = LocalPieces(ShardingProof(_layout(), AXES))
+    return [x.array for x in runs.run(program, [Local(ShardFact(NONE), x) for x in (X, Y)])]
+
+
+def _one_replica(program: Any) -> list[Any]:
+    turns = type("Device", (), {"axes": AXES, "layout": _layout()})()
+    return OneReplica(0, turns).run(program, [X, Y])
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("run", [_two_runs, _local_pieces, _one_replica], ids=lambda f: f.__name__)
+def test_what_computes_gives_what_jax_gives(run: Callable[[Any], Any], step: str) -> None:
+    if run is _one_replica and step == "shard_map":
+        pytest.skip("a virtual replica has no mesh: refused by name in test_deterministic.py")
+    program = _program(step)
+    expected = jaxpr_as_fun(program)(X, Y)
+    for made, wanted in zip(run(program), expected, strict=True):
+        np.testing.assert_allclose(made, wanted, rtol=1e-6)
