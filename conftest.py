@@ -36,24 +36,31 @@ if _OPTION.upper() not in os.environ:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--long` runs whole tables and long fuzzes, of which the ordinary run has a fixed sample."""
+    """How many tests run; see `tests.tables`."""
+    parser.addoption("--all", action="store_true", help="run all tests but those marked `long`")
     parser.addoption("--long", action="store_true", help="run tests marked `long` as well")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tables and fuzzes ask `tests.tables` how long they may be."""
-    if config.getoption("--long"):
-        os.environ["JAXDIST_TEST_LONG"] = "1"
+    """Tables, fuzzes and property tests ask `tests.tables` how long they may be."""
+    if hasattr(config, "workerinput"):
+        return  # The process that started this one has decided, and its environment is here, too.
+    # Who names files or tests wants all of them.
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    length = "all" if config.getoption("--all") or named else "short"
+    os.environ["JAXDIST_TESTS"] = "long" if config.getoption("--long") else length
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests marked `long` unless they are asked for."""
-    if config.getoption("--long"):
-        return
-    long = [item for item in items if item.get_closest_marker("long") is not None]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item.get_closest_marker("long") is None]
+    """Leave out what the length of the run leaves out."""
+    # Not at the top: what it imports is not yet importable where conftest.py is read.
+    from tests.tables import chosen
+
+    kept = chosen(items)
+    if len(kept) < len(items):
+        left = set(map(id, kept))
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])
+        items[:] = kept
 
 
 @pytest.fixture(autouse=True)

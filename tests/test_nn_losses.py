@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import jaxdist
 from jaxdist import PerReplica, get_replica_context, nn
+from tests.tables import examples
 
 TWO = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
 
@@ -137,7 +138,7 @@ def test_the_gradient_under_jit_is_the_weight_over_the_batch() -> None:
     np.testing.assert_allclose(grads, [1.0, 3.0])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.lists(st.integers(0, 4), min_size=8, max_size=8))
 def test_padded_batches_with_the_real_size_give_the_mean_over_real_examples(
     counts: list[int],

@@ -13,11 +13,12 @@ from jaxdist import _mesh, hlo
 from jaxdist._collectives import CompressedSum, Errors, compression_of
 from jaxdist.errors import ArgumentError
 from tests.strategies.oracle import refused
+from tests.tables import examples
 
 NAMES = ["bf16", "int8"]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1e-30, 1.0, 1e30]), st.sampled_from(NAMES))
 def test_a_code_is_as_near_as_its_steps(seed: int, size: float, name: str) -> None:
     rows = np.random.default_rng(seed).normal(size=(2, 512)).astype(np.float32) * np.float32(size)

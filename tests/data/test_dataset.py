@@ -21,6 +21,7 @@ from jaxdist.data import (
     distribute_dataset,
 )
 from jaxdist.errors import ArgumentTypeError, ContextError, OutOfRangeError, ShapeError
+from tests.tables import examples
 
 ERROR = InputOptions(partial_batch=PartialBatch.ERROR)
 
@@ -34,7 +35,7 @@ def _locals(batch: Any) -> list[list[int]]:
     return [np.asarray(v).tolist() for v in values]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     num_replicas=st.integers(1, 8),
     per_replica=st.integers(1, 4),

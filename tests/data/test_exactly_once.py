@@ -21,6 +21,7 @@ from jaxdist.data import (
     distribute_datasets_from_function,
 )
 from jaxdist.errors import ShapeError
+from tests.tables import examples
 
 replicas = st.sampled_from([1, 2, 3, 5, 8])
 keeping = st.sampled_from([PartialBatch.UNEVEN, PartialBatch.PAD])
@@ -48,7 +49,7 @@ def _options(policy: PartialBatch, depth: int = 1, *, fetch: bool = False) -> In
     return InputOptions(fetch, experimental_per_replica_buffer_size=depth, partial_batch=policy)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     num_examples=st.integers(1, 30),
     batch_size=st.integers(1, 33),
@@ -77,7 +78,7 @@ def test_uneven_and_padded_batches_give_each_example_once_in_an_order_of_the_see
         assert sorted(i for step in given_ids for i in step) == list(range(num_examples))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     num_examples=st.integers(1, 30),
     batch_size=st.integers(1, 33),
@@ -109,7 +110,7 @@ def test_dropping_leaves_out_just_the_batches_that_are_uneven_and_an_error_names
         assert f"element {first} " in str(error)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(
     num_examples=st.integers(1, 30),
     sizes=st.tuples(st.integers(1, 12), st.integers(1, 12)),
@@ -139,7 +140,7 @@ def test_resuming_on_other_replicas_with_another_batch_size_goes_on_at_the_next_
     assert before + after == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     counts=st.lists(st.integers(0, 9), min_size=1, max_size=8),
     on=st.tuples(replicas, replicas),
@@ -180,7 +181,7 @@ def test_lists_of_batches_of_any_sizes_resume_under_every_policy(
     assert before == kept(elements[:done], on[0])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     num_examples=st.integers(1, 30),
     taken=st.integers(0, 12),
@@ -205,7 +206,7 @@ def test_a_padded_pass_that_resumes_keeps_its_shape(
     assert rows == len(elements[0]) + -len(elements[0]) % num_replicas
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     num_examples=st.integers(1, 40),
     batch_size=st.integers(1, 6),
@@ -235,7 +236,7 @@ def test_datasets_of_a_function_give_each_example_once_and_resume_on_other_repli
         assert before + [i for e in resumed for i in _ids(e, policy)] == expected
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     batch_size=st.integers(1, 4),

@@ -26,6 +26,7 @@ from jaxdist.errors import (
     JaxdistError,
     OutOfRangeError,
 )
+from tests.tables import examples
 
 
 def _layout(num_replicas: int) -> jaxdist._mesh.ReplicaMesh:
@@ -121,7 +122,7 @@ def test_leaving_the_iterator_closes_it() -> None:
 # Positions
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     taken=st.integers(0, 9),
     depth=st.integers(0, 3),

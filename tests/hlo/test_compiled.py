@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxdist
 from jaxdist import hlo
+from tests.tables import examples
 
 FOURS = [[0, 1, 2, 3], [4, 5, 6, 7]]
 PAIRS = [[0, 4], [1, 5], [2, 6], [3, 7]]
@@ -137,7 +138,7 @@ def test_decoded_groups_are_those_whose_values_are_really_added(order: Any) -> N
     assert told == really
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.data())
 def test_groups_over_a_mesh_are_the_devices_that_differ_only_on_the_named_axes(
     data: st.DataObject,

@@ -18,6 +18,7 @@ from jaxdist import PerReplica, partition
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.partition import ByNames, Replicate, Rules, Shard, Split
 from jaxdist.partition._patterns import matches, nearest
+from tests.tables import examples
 
 PATH = "layers/0/mlp/up/kernel"
 
@@ -68,7 +69,7 @@ def test_pattern_matches_whole_segments_at_the_end_of_a_path(pattern: str, is_ma
     assert matches(pattern, PATH) is is_match
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(
     path=st.lists(st.text("ab", min_size=1, max_size=2), min_size=1, max_size=4),
     pattern=st.lists(st.text("ab*?", min_size=1, max_size=2), min_size=1, max_size=4),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import jaxdist
 from jaxdist import InputOptions, PartialBatch, get_replica_context
 from jaxdist.data import batches
+from tests.tables import examples
 
 
 def _strategy(count: int) -> jaxdist.MirroredStrategy:
@@ -22,7 +23,7 @@ def _sums(x: Any) -> Any:
     return context.all_reduce("sum", (x.sum(), x.shape[0])), context.all_gather(x, axis=0)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.integers(1, 3), st.integers(1, 13), st.integers(1, 6))
 def test_a_step_on_every_batch_sees_every_example_once(
     replicas: int, examples: int, size: int

@@ -21,6 +21,7 @@ from jaxdist.training import Checkpoints
 from tests.program.run.counting import compilations
 from tests.strategies.logical import check_tiles, tpus
 from tests.strategies.oracle import refused
+from tests.tables import examples
 
 TWO_BY_FOUR = tpus(2, 4)
 SPLIT = TWO_BY_FOUR.experimental_split_to_logical_devices
@@ -39,7 +40,7 @@ def _array_and_parts(draw: st.DrawFn) -> tuple[np.ndarray, list[int]]:
 
 
 @given(_array_and_parts())
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_part_i_j_lies_on_logical_device_i_times_n_plus_j(case: tuple[Any, list[int]]) -> None:
     whole, parts = case
     check_tiles(SPLIT(whole, parts), whole, parts, TWO_BY_FOUR.layout)

@@ -20,6 +20,7 @@ from jaxdist._program.logical.placing import Together, obstacle, scheduled
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 from tests.strategies.logical import tpus
 from tests.strategies.oracle import refused
+from tests.tables import examples
 
 FOUR_BY_TWO = tpus(4, 2)
 TWO_BY_FOUR = tpus(2, 4)
@@ -340,7 +341,7 @@ def _programs(draw: st.DrawFn) -> Any:
 
 
 @given(_programs())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_any_placing_has_an_order_in_which_everything_is_there_when_it_is_needed(
     jaxpr: Any,
 ) -> None:

@@ -15,8 +15,9 @@ from hypothesis.extra import numpy as hnp
 import jaxdist
 from jaxdist import MirroredStrategy, PerReplica, Strategy
 from tests.strategies.oracle import each, is_plain
+from tests.tables import examples
 
-few = settings(max_examples=25, deadline=None, derandomize=True, print_blob=False)
+few = settings(max_examples=examples(25), deadline=None, derandomize=True, print_blob=False)
 
 DTYPES = [
     np.dtype(d) for d in ("bool", "int8", "uint16", "int32", "float16", "float32", "complex64")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import jaxdist
 from jaxdist import PerReplica, Sharded
 from jaxdist._values import Cut, cut_for, from_state
+from tests.tables import examples
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def strategy() -> jaxdist.MirroredStrategy:
     return jaxdist.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(
     shape=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     num_replicas=st.integers(1, 8),

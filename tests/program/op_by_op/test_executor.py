@@ -31,6 +31,7 @@ from jaxdist.errors import (
     ShapeError,
     StateDivergenceError,
 )
+from tests.tables import examples
 
 COUNT = 4
 ROWS = np.arange(8.0, dtype=np.float32).reshape(COUNT, 2)
@@ -142,7 +143,7 @@ def test_jax_debug_print_and_callbacks_run_at_once(capfd: pytest.CaptureFixture[
 
 
 @pytest.mark.filterwarnings("ignore::jaxdist.errors.UnevenMeanWarning")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.data())
 def test_run_reduce_gather_and_gradients_are_those_of_the_compiled_step_and_of_numpy(
     data: st.DataObject,

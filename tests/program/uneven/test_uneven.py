@@ -17,6 +17,7 @@ import jaxdist
 from jaxdist import PerReplica, get_replica_context
 from jaxdist.errors import DivergentCollectiveError, ShapeError, StateDivergenceError
 from tests.program.run.counting import compilations
+from tests.tables import examples
 
 X = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
 W = np.array([0.3, -0.2, 0.5], np.float32)
@@ -481,7 +482,7 @@ def test_inside_jit_and_over_logical_devices_rows_have_to_be_even() -> None:
 DTYPES = [np.float32, np.int32, np.uint8, np.bool_, jnp.bfloat16, np.complex64]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.data())
 def test_any_rows_any_dtype_any_number_of_replicas(data: st.DataObject) -> None:
     count = data.draw(st.sampled_from([2, 3, 4]))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import jaxdist
 from jaxdist import PerReplica, Variable, VariableAggregation, VariableSynchronization
+from tests.tables import examples
 
 NONE, SUM, MEAN, FIRST = VariableAggregation
 ON_READ = VariableSynchronization.ON_READ
@@ -32,7 +33,7 @@ class Model:
         self.copies = before + (-values if call == "assign_sub" else values)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     count=st.integers(1, 4),
     modes=st.lists(st.sampled_from(MODES), min_size=1, max_size=3),
