@@ -27,6 +27,7 @@ from jaxdist._checks.gradient_report import (
     without_rounding,
 )
 from jaxdist._checks.sharded_arrays import in_one_piece, whole_arrays
+from jaxdist._collectives import Communication
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import Program, RunOptions, checked, closed_over
 from jaxdist._validate import Renamed
@@ -123,8 +124,8 @@ def _on_first_device(strategy: Any) -> Any:
     names = layout.mesh.axis_names
     grid = np.asarray(layout.devices[:1], dtype=object).reshape((1,) * len(names))
     mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
-    twin = object.__new__(type(strategy))
-    twin._set_up(ReplicaMesh(mesh, layout.replica_axes))
+    # Without the strategy's hints: there is nothing to communicate.
+    twin = strategy._on(ReplicaMesh(mesh, layout.replica_axes), Communication())
     twin.stands_for = strategy
     return twin
 

@@ -101,13 +101,13 @@ class Axes:
 SLICES = Axes.of_slices("slice", "replica")
 
 
-def share_slices(strategy: Strategy, num_slices: int) -> None:
-    """Give a strategy whose replicas are in the order of slices an axis for slices.
+def share_slices(strategy: Strategy, num_slices: int) -> Strategy:
+    """Return a strategy like one whose replicas are in the order of slices, with an axis for them.
 
     Raises:
         ArgumentError: The replicas do not divide by the slices.
     """
-    strategy._set_up(SLICES.applied(strategy.layout, num_slices), strategy.communication)
+    return strategy._on(SLICES.applied(strategy.layout, num_slices))
 
 
 def assignment_of_slices(

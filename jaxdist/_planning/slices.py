@@ -97,7 +97,7 @@ def _placed(
     strategy = TPUStrategy(resolver, assignment)
     if axes is not None:
         layout = axes.applied(strategy.layout, described.num_slices)
-        strategy._set_up(layout, like.communication if like else strategy.communication)
+        strategy = strategy._on(layout, like.communication if like else None)
     return Place(
         _name(described),
         strategy,

@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, Self, final
 
 import jax
 
@@ -84,6 +84,22 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         self._known = self._runner.known
         self._extended = StrategyExtended(self)
         self._drift = DriftChecks(layout)
+
+    def _on(
+        self, layout: ReplicaMesh, communication: _collectives.Communication | None = None
+    ) -> Self:
+        """Return a strategy of this type, with the same options, on another layout.
+
+        It shares no program with this one. A constructor would look for devices again.
+
+        Args:
+            layout: The other layout.
+            communication: How it communicates; None is as this strategy does.
+        """
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        other._set_up(layout, communication or self.communication)
+        return other
 
     @property
     def extended(self) -> StrategyExtended:
@@ -629,9 +645,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Strategy":
-        other: Strategy = object.__new__(type(self))
-        memo[id(self)] = other
-        other._set_up(self.layout, self.communication)
+        memo[id(self)] = other = self._on(self.layout)
         return other
 
     def __repr__(self) -> str:

@@ -70,5 +70,4 @@ def over_slices(strategy: Strategy, config: TopicsConfig, there: int | None) -> 
             "All slices have the same number of replicas.\n\nSet strategy.slices to "
             f"{' or '.join(map(str, near))}."
         )
-    share_slices(strategy, slices)
-    return strategy
+    return share_slices(strategy, slices)
