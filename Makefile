@@ -41,6 +41,7 @@ accelerator:  ## what only a GPU or TPU can show, on one of them; exits with 3 w
 
 size:  ## a report, never a gate: the figures of the layout, with their definitions
 	@$(PYTHON) -m tools.figures size
+	@$(PYTHON) -m tools.calls
 
 map:  ## a table of rooms: files, lines, arrows in and out, public names
 	@$(PYTHON) -m tools.figures map
