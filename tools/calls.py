@@ -71,13 +71,13 @@ def main() -> None:
     details = "--files" in sys.argv
     jax.config.update("jax_num_cpu_devices", 8)
     strategy = jaxdist.MirroredStrategy()
-    values = jaxdist.PerReplica([np.float32(i) for i in range(8)])
-    rows = jaxdist.PerReplica([np.ones(2, np.float32)] * 8)
+    # What a step returns, as is usual.
+    rows = strategy.run(_plus_one, (jaxdist.PerReplica([np.ones(2, np.float32)] * 8),))
     with strategy.scope():
         variable = jaxdist.Variable(np.float32(0))
     entries: dict[str, Callable[[], Any]] = {
         "run, second call": lambda: strategy.run(_plus_one, (np.float32(1),)),
-        "reduce": lambda: strategy.reduce("sum", values, axis=None),
+        "reduce": lambda: strategy.reduce("sum", rows, axis=None),
         "gather": lambda: strategy.gather(rows, 0),
         "assign": lambda: variable.assign(1.0),
     }
