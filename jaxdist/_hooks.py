@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from jaxdist.errors import ContextError
+
 
 class Hook:
     """A place for one function of a higher room; it is filled when that room is imported.
@@ -22,7 +24,10 @@ class Hook:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
         if self._function is None:
-            raise RuntimeError(f"{self._provider} was not imported; `import jaxdist` does it")
+            raise ContextError(
+                f"{self._provider} was not imported.\n\nA room below it calls what it provides.\n\n"
+                "Import jaxdist as a whole: import jaxdist."
+            )
         return self._function(*args, **kwargs)
 
 

@@ -29,7 +29,7 @@ Each one is also the built-in that fits, so `except ValueError` keeps working::
       ConfigError              ValueError    a configuration file or override that is not valid
       CheckpointError          RuntimeError  a checkpoint that cannot be read or written
         DamagedCheckpointError               its files are not what was written
-      DivergedError            ArithmeticError  a loss that is not finite
+      NonFiniteLossError       ArithmeticError  a loss that is not finite
       OutOfRangeError          StopIteration an iterator that has no element left
       DeadlineExceededError    TimeoutError  a collective that took longer than it may
       MissingExtraError        ImportError   an optional package that is not installed

@@ -15,8 +15,8 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 # Bottom to top, as in `docs/design/000-rooms.md`. A room may use the rows before its own; rooms of
 # one row do not use each other, except as SIDEWAYS says.
 ROWS = [
-    {"_typing", "errors", "_hooks"},
-    {"_compat", "_not_there", "_validate"},
+    {"_typing", "errors"},
+    {"_compat", "_hooks", "_not_there", "_validate"},
     {"_devices", "_mesh", "hlo"},
     {"tpu", "cluster_resolver", "cost"},
     {"explain"},

@@ -130,13 +130,16 @@ CLUSTER_RESOLVER = {
     "experimental_connect_to_cluster",
 }
 TPU = {
+    "AXES",
     "SINGLE_CORE_ASSIGNMENT",
     "Slice",
     "TPUSystem",
     "XLAOptions",
     "experimental",
     "slice_of",
+    "system_of",
     "topology_of",
+    "topology_of_bytes",
 }
 TPU_EXPERIMENTAL = {
     "DeviceAssignment",
@@ -169,14 +172,17 @@ ROOT = pathlib.Path(jaxdist.__file__).parent
 
 
 def _exported(path: pathlib.Path) -> set[str]:
-    """Names that a package lists with `X as X`."""
+    """Names that a package lists with `X as X`, or defines, and that have no underscore."""
+    body = ast.parse(path.read_text()).body
+    defined = {n.name for n in body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     aliases = [
         alias
-        for node in ast.parse(path.read_text()).body
+        for node in body
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
     ]
-    return {alias.name for alias in aliases if alias.asname == alias.name}
+    listed = {alias.name for alias in aliases if alias.asname == alias.name}
+    return {name for name in listed | defined if not name.startswith("_")}
 
 
 def _public(module: ModuleType) -> dict[str, object]:

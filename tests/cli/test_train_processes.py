@@ -176,7 +176,7 @@ import sys
 from jaxdist.cli import main
 code = main(sys.argv[1:])
 assert "sklearn" not in sys.modules and "matplotlib" not in sys.modules
-from jaxdist import runtime
+from jaxdist._devices import runtime
 runtime.virtual_devices(3)  # an error where JAX has started
 sys.exit(code)
 """
