@@ -1,12 +1,13 @@
 """How many tests run: a short sample, all, or all with every row of the long tables and fuzzes.
 
 The short run is the one of README: `pytest` without arguments. It leaves out what is marked `slow`
-and takes a fixed sample of the rows of each parametrized test. `--all`, or naming files, runs all
-but the rows marked `long`; `--long` runs everything.
+or is in `slow_tests.txt`, and takes a fixed sample of the rows of each parametrized test. `--all`,
+or naming files, runs all but the long rows; `--long` runs everything.
 """
 
 import collections
 import os
+import pathlib
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,19 +16,19 @@ import pytest
 
 # Of each parametrized test, in the short run.
 ROWS = 2
+# `python -m tools.slow_tests` writes it.
+_SLOW = frozenset(pathlib.Path(__file__).with_name("slow_tests.txt").read_text().split())
 
 
 def sampled(rows: Sequence[Any], ordinary: int, *, name: Callable[[Any], str] = str) -> list[Any]:
-    """Parameters for all `rows`, of which all but a fixed sample of `ordinary` are marked `long`.
+    """Parameters for a fixed sample of `ordinary` rows; for all `rows` in the long run.
 
     The sample depends on the names of the rows only, so a new row does not change the others.
     """
     ranked = sorted(rows, key=lambda row: random.Random(name(row)).random())
-    always = {name(row) for row in ranked[:ordinary]}
-    return [
-        pytest.param(row, id=name(row), marks=() if name(row) in always else pytest.mark.long)
-        for row in rows
-    ]
+    # To collect thousands of tests that do not run takes half a minute.
+    taken = set(map(name, rows if _length() == "long" else ranked[:ordinary]))
+    return [pytest.param(row, id=name(row)) for row in rows if name(row) in taken]
 
 
 def examples(all: int, long: int | None = None) -> int:
@@ -48,8 +49,9 @@ def chosen(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         return kept
     by_function: dict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in kept:
-        if item.get_closest_marker("slow") is None:
-            by_function[item.nodeid.partition("[")[0]].append(item)
+        function = item.nodeid.partition("[")[0]
+        if item.get_closest_marker("slow") is None and function not in _SLOW:
+            by_function[function].append(item)
     sample = {
         id(item)
         for rows in by_function.values()

@@ -1,0 +1,59 @@
+"""The short run leaves out what it is told to, and nothing that is not there any more."""
+
+import ast
+import pathlib
+import types
+from typing import Any
+
+import pytest
+
+from tests import tables
+from tools import slow_tests
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("line", slow_tests.FILE.read_text().split())
+def test_a_function_in_the_list_is_there(line: str) -> None:
+    file, _, function = line.partition("::")
+    assert (ROOT / file).exists(), "run `python -m tools.slow_tests` on a new log"
+    if file.startswith("tests/"):
+        tree = ast.walk(ast.parse((ROOT / file).read_text()))
+        assert function in {n.name for n in tree if isinstance(n, ast.FunctionDef)}
+
+
+def test_slow_functions_are_read_from_what_pytest_prints() -> None:
+    log = (
+        "1.20s call     tests/a.py::test_slow[x - 1]\n"
+        "0.50s setup    tests/a.py::test_both\n0.50s call     tests/a.py::test_both\n"
+        "0.30s call     tests/a.py::test_quick[x]\n0.70s call     tests/a.py::test_quick[y]\n"
+    )
+    assert slow_tests.slow_functions(log) == ["tests/a.py::test_both", "tests/a.py::test_slow"]
+
+
+def _item(nodeid: str, *marks: str) -> Any:
+    return types.SimpleNamespace(
+        nodeid=nodeid, get_closest_marker=lambda name: name if name in marks else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        ("long", ["a[0]", "a[1]", "a[2]", "a[3]", "b", "c", "d"]),
+        ("all", ["a[0]", "a[1]", "a[2]", "a[3]", "b", "c"]),
+        ("short", ["b"]),
+    ],
+)
+def test_each_length_of_a_run_has_its_tests(
+    monkeypatch: pytest.MonkeyPatch, length: str, expected: list[str]
+) -> None:
+    monkeypatch.setenv("JAXDIST_TESTS", length)
+    items = [*(_item(f"a[{i}]") for i in range(4)), _item("b"), _item("c", "slow")]
+    kept = [item.nodeid for item in tables.chosen([*items, _item("d", "long")])]
+    if length == "short":
+        assert len([n for n in kept if n.startswith("a[")]) == tables.ROWS
+        kept = [n for n in kept if not n.startswith("a[")]
+    assert kept == expected
+    assert tables.examples(50, long=400) == {"long": 400, "all": 50, "short": 10}[length]
+    assert len(tables.sampled(range(9), 2)) == (9 if length == "long" else 2)
