@@ -1,11 +1,13 @@
-"""Functions that a room calls and a room above it provides."""
+"""Callbacks that a room calls and that a higher room provides."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 class Hook:
-    """A place for one function of a higher room; it is filled when that room is imported.
+    """A slot for one function of a higher room, which sets it when it is imported.
+
+    Imports run downward only, so a lower room cannot import the function that it needs.
 
     Args:
         provider: The room that provides the function.
@@ -16,15 +18,16 @@ class Hook:
         self._function: Callable[..., Any] | None = None
 
     def set(self, function: Callable[..., Any]) -> None:
-        """Provide the function."""
+        """Set the function."""
         self._function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
+        # Only while jaxdist itself is imported: its `__init__` imports every provider.
         if self._function is None:
             raise RuntimeError(f"{self._provider} was not imported; `import jaxdist` does it")
         return self._function(*args, **kwargs)
 
 
-# Plans a program of a strategy for another machine.
+# Compiles a program of a strategy for another machine; `Program.compile_for` calls it.
 COMPILE_FOR = Hook("jaxdist._planning")

@@ -1,4 +1,4 @@
-"""What a distributed value is."""
+"""Distributed values: per-replica, sharded, variables, and where their arrays are placed."""
 
 from jaxdist._values.access import CallContext as CallContext
 from jaxdist._values.access import Change as Change

@@ -1,4 +1,4 @@
-"""Arithmetic on what stands for an array."""
+"""Arithmetic for objects that represent an array."""
 
 import operator
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def on_operand(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that calls `function` on the array that its object stands for."""
+    """Return a method that calls `function` on the array that its object represents."""
 
     def method(self: Any, *others: Any) -> Any:
         return function(self._operand(), *(_plain(o) for o in others))
@@ -26,12 +26,15 @@ def _plain(other: Any) -> Any:
 
 
 class Arithmetic:
-    """The operators of an array, on the array that `_operand` gives."""
+    """A base class with the operators of an array; they work on the array of `_operand`."""
 
     __slots__ = ()
 
+    # Written out, not made in a loop: Python looks operators up on the class, and type checkers
+    # read only what is written.
+
     def _operand(self) -> Any:
-        """The array that operators work on."""
+        """Return the array that operators work on."""
         raise NotImplementedError
 
     __add__ = on_operand(operator.add)
@@ -66,6 +69,7 @@ class Arithmetic:
     __invert__ = on_operand(operator.invert)
     __getitem__ = on_operand(operator.getitem)
     __len__ = on_operand(len)
-    # Without it Python takes elements until there are none, and JAX clamps what is behind the end.
+    # Without `__iter__` Python reads elements until an IndexError, which JAX never raises: it clamps
+    # indices beyond the end, so the loop would not end.
     __iter__ = on_operand(iter)
     __bool__ = on_operand(bool)

@@ -1,4 +1,4 @@
-"""What a function that is compiled as a whole may take batches from."""
+"""The interface of an iterator whose batches a compiled `jaxdist.function` may take."""
 
 import abc
 from collections.abc import Sequence
@@ -8,25 +8,25 @@ from jaxdist._typing import PyTree
 
 
 class BatchSource(abc.ABC):
-    """Gives batches one after the other, and takes back those that were not used."""
+    """An iterator over batches that accepts unused batches back."""
 
     @abc.abstractmethod
     def take(self) -> PyTree:
-        """The next batch.
+        """Return the next batch.
 
         Raises:
-            StopIteration: There is none.
+            StopIteration: No batch is left.
         """
 
     @abc.abstractmethod
     def position(self) -> Any:
-        """Where it stands."""
+        """Return the current position, which `put_back` accepts."""
 
     @abc.abstractmethod
     def put_back(self, taken: Sequence[tuple[PyTree, Any]], before: Any) -> None:
-        """Give batches again.
+        """Take back batches, so that `take` returns them again.
 
         Args:
-            taken: Those that were taken last, each with the position after it.
+            taken: The batches that were taken last, each with the position after it.
             before: The position before the first of them.
         """

@@ -1,4 +1,4 @@
-"""Some rows of an array."""
+"""`IndexedSlices`: some rows of an array."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -15,9 +15,9 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 @final
 class IndexedSlices:
-    """Rows of an array and their numbers: the gradient of an embedding table, for instance.
+    """Rows of an array and their indices, such as the gradient of an embedding table.
 
-    A registered pytree node. A number may come more than once; the rows are then added up, or
+    A registered pytree node. An index may occur more than once; its rows are then added up, or
     applied one after the other.
 
     Shapes:
@@ -25,12 +25,12 @@ class IndexedSlices:
 
     Args:
         values: The rows.
-        indices: Their numbers, integers.
+        indices: The index of each row; integers.
         dense_shape: Shape of the whole array, if it is known.
 
     Raises:
-        ShapeError: Another number of values than of indices.
-        ArgumentTypeError: Indices that are no integers.
+        ShapeError: The numbers of values and indices differ.
+        ArgumentTypeError: The indices are no integers.
 
     Example:
         >>> rows = IndexedSlices([[10.0], [20.0], [1.0]], [2, 0, 2], dense_shape=(3, 1))
@@ -44,7 +44,7 @@ class IndexedSlices:
     __slots__ = ("dense_shape", "indices", "values")
 
     def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
-        # See Note [Who owns host memory]
+        # Copied where the caller could overwrite them; see Note [Who owns host memory].
         self.values: Any = _array("values", values)
         self.indices: Any = _array("indices", indices)
         self.dense_shape = None if dense_shape is None else _shape(dense_shape)
@@ -76,10 +76,10 @@ class IndexedSlices:
         return self.values.dtype
 
     def to_dense(self) -> jax.Array:
-        """The whole array, with zeros where there is no row; rows of one number are added up.
+        """Return the whole array, with zeros for missing rows; rows of the same index are added up.
 
         Raises:
-            ArgumentError: The shape of the whole is not known.
+            ArgumentError: `dense_shape` is not known.
 
         Example:
             >>> IndexedSlices([1.0], [1], dense_shape=(2,)).to_dense().tolist()
@@ -96,7 +96,7 @@ class IndexedSlices:
         return whole
 
     def with_parts(self, values: Any, indices: Any) -> "IndexedSlices":
-        """Slices of the same whole array; the parts may be values of all replicas."""
+        """Return slices of the same whole array; values and indices may be `PerReplica`."""
         return _rebuild(self.dense_shape, (values, indices))
 
     def __repr__(self) -> str:
@@ -120,9 +120,10 @@ def _shape(dense_shape: Any) -> tuple[int, ...]:
 
 
 def as_indexed_slices(name: str, caller: str, value: Any) -> IndexedSlices:
-    """`value` as `IndexedSlices`: it is one, or a `BCOO` matrix of whole rows."""
+    """Return `value` as `IndexedSlices`; a `BCOO` matrix of whole rows is converted."""
     if isinstance(value, IndexedSlices):
         return value
+    # `jax.experimental.sparse` is not imported for an `isinstance`: few programs use it.
     if getattr(value, "n_sparse", None) == 1 and value.n_batch == 0:
         return IndexedSlices(value.data, value.indices[:, 0], value.shape)
     raise ArgumentTypeError(
@@ -139,7 +140,7 @@ def _brief(array: Any) -> str:
 
 
 def _rebuild(dense_shape: tuple[int, ...] | None, parts: Any) -> IndexedSlices:
-    # Transformations put other things than arrays in the places of arrays.
+    # Without the checks of `__init__`: JAX's transformations put other objects in place of arrays.
     slices = object.__new__(IndexedSlices)
     slices.values, slices.indices = parts
     slices.dense_shape = dense_shape

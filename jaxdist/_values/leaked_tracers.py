@@ -1,4 +1,4 @@
-"""Traced values that outlived their trace."""
+"""Tracers that outlived their trace."""
 
 from typing import Any
 
@@ -9,22 +9,22 @@ from jaxdist.errors import ContextError
 
 
 def is_leaked(value: Any) -> bool:
-    """Whether a value is traced, and nobody traces the caller."""
+    """Whether `value` is a tracer although the caller is not being traced."""
     return isinstance(value, jax.core.Tracer) and not _compat.inside_trace()
 
 
 def refuse_leaked(caller: str, name: object, value: Any) -> None:
-    """Refuse a traced value that outlived its trace.
+    """Raise if `value` is a tracer that outlived its trace.
 
     Raises:
-        ContextError: It is one.
+        ContextError: `value` is such a tracer.
     """
     if is_leaked(value):
         raise leaked(f"{caller} was given {name}, ", value)
 
 
 def leaked(start: str, value: Any) -> ContextError:
-    """The error for a traced value that outlived its trace."""
+    """Return the error for a tracer that outlived its trace; the text begins with `start`."""
     return ContextError(
         f"{start}a traced value ({value.aval.str_short()}) of a function that JAX has finished "
         "tracing.\n\n"
