@@ -45,7 +45,7 @@ class CallContext:
     strategy: Any = None
     layout: ReplicaMesh | None = None
     in_step: Access | None = None
-    in_replica: bool = False  # whether the caller traces the step of one replica, not a merge
+    in_replica: bool = False  # whether a step is traced around the caller: values are one replica's
 
 
 _NOWHERE = CallContext()

@@ -30,8 +30,7 @@ class Arithmetic:
 
     __slots__ = ()
 
-    # Written out, not made in a loop: Python looks operators up on the class, and type checkers
-    # read only what is written.
+    # Written out and not made in a loop: type checkers read only what is written.
 
     def _operand(self) -> Any:
         """Return the array that operators work on."""
@@ -69,7 +68,7 @@ class Arithmetic:
     __invert__ = on_operand(operator.invert)
     __getitem__ = on_operand(operator.getitem)
     __len__ = on_operand(len)
-    # Without `__iter__` Python reads elements until an IndexError, which JAX never raises: it clamps
-    # indices beyond the end, so the loop would not end.
+    # Without `__iter__` Python would read elements until an IndexError. JAX never raises one: it
+    # clamps indices beyond the end, so the loop would not end.
     __iter__ = on_operand(iter)
     __bool__ = on_operand(bool)

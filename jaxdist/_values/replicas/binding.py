@@ -1,4 +1,4 @@
-"""Arrays that stand for those of variables while a function that uses them is traced."""
+"""Arrays that replace those of variables while a `jaxdist.function` is traced."""
 
 import contextlib
 import dataclasses
@@ -8,47 +8,47 @@ from typing import Any, Protocol
 
 
 class Binding(Protocol):
-    """Has the arrays of variables for one trace."""
+    """The arrays of variables, the origins of tracers, and batches, for one trace."""
 
     def held(self, variable: Any, array: Any) -> Any:
-        """The array that stands for `array`, which the variable holds."""
+        """Return the array that replaces `array`, which the variable holds outside the trace."""
         ...
 
     def hold(self, variable: Any, array: Any) -> None:
-        """Take the array that the variable holds from now on."""
+        """Store the array that the variable holds from now on."""
         ...
 
     def origin(self, value: Any) -> "Origin | None":
-        """Where the array lies that a traced value stands for; None for what was computed."""
+        """Return the origin of a traced argument; None for a value that was computed."""
         ...
 
     def next_of(self, feed: Any) -> Any:
-        """The next batch of an iterator."""
+        """Return the next batch of an iterator."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The layout of an argument: None for what lies on no devices."""
+    """Where the array of a traced argument is: its sharding, or None if it is on no device."""
 
     sharding: Any
     is_committed: bool
 
 
 def origin_of(value: Any) -> Origin | None:
-    """The origin of a traced value, where a function is traced that knows it."""
+    """Return the origin of a traced value, or None if no binding knows it."""
     binding = current_binding()
     return None if binding is None else binding.origin(value)
 
 
 _BINDING: ContextVar[Binding | None] = ContextVar("jaxdist_binding", default=None)
-# Asked at every step over variables.
+# The bound method itself, without a function around it: every step with variables calls it.
 current_binding = _BINDING.get
 
 
 @contextlib.contextmanager
 def bound(binding: Binding) -> Iterator[None]:
-    """Give the block these arrays of variables."""
+    """Make `binding` the current one in the block."""
     token = _BINDING.set(binding)
     try:
         yield

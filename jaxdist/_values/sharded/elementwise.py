@@ -1,10 +1,8 @@
-"""Which primitives may run on the pieces of an array as they are.
+"""The primitives that may run on pieces of an array instead of the whole array."""
 
-An allow-list: an operation that is not here needs the whole array.
-"""
-
-# Each element of a result depends on the elements at the same place of the operands (or on
-# operands that are scalars) and on nothing else, and no parameter holds a shape.
+# Each element of a result depends only on the elements of the operands at the same index (or on
+# scalar operands), and no parameter holds a shape. This is an allow-list: a primitive that is not
+# listed, such as one of a newer JAX, gets the whole array.
 ELEMENTWISE = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil

@@ -1,9 +1,6 @@
-"""Two marks between the piece that a replica holds and the array that it is a piece of.
+"""Two primitives that convert between a replica's piece and the array it is a piece of.
 
-A step is traced with arrays in pieces in their whole shapes, so that what looks at a shape sees
-the one that it would see of the array. `PIECE` goes from the piece of this replica to the array,
-and `OPEN` back. The traced step is put in terms of pieces before it runs, and then both are gone;
-with one piece they are nothing from the start.
+See Note [Pieces in a trace].
 """
 
 from typing import Any
@@ -15,11 +12,21 @@ from jax.interpreters import ad, batching, mlir
 from jaxdist.errors import ShardedArrayError
 
 
+# Note [Pieces in a trace]
+# jaxdist traces a step with sharded arrays in their whole shapes, so that code which looks at a
+# shape sees the shape of the array, not that of a piece. `PIECE` turns the piece of this replica
+# into the array, and `OPEN` turns the array into the piece. Before the step runs, jaxdist rewrites
+# the trace in terms of pieces, which removes both primitives. With one piece their operand and
+# their result have the same shape from the start, so they are lowered to nothing.
+
+
 def _resized(array: Any, dim: int, size: int) -> Any:
     return array.update(shape=(*array.shape[:dim], size, *array.shape[dim + 1 :]))
 
 
 def _lowered(ctx: Any, x: Any, **_: Any) -> list[Any]:
+    # Other shapes mean that the rewriting did not reach this operation, and that its program would
+    # compute with arrays of the wrong size.
     [before], [after] = ctx.avals_in, ctx.avals_out
     if before.shape != after.shape:
         raise ShardedArrayError(
@@ -35,15 +42,16 @@ def _same(x: Any, **_: Any) -> Any:
     return x
 
 
-# Declares a value to be the piece of this replica: `Sharded(array, dim, size)` says so. The
-# result is the array. Its gradient is that of the piece.
+# Declares its operand to be the piece of this replica, as `Sharded(array, dim, size)` does in a
+# step. The result is the array. The gradient is the piece of the array's gradient.
 PIECE = Primitive("jaxdist_piece")
 PIECE.def_impl(_same)
 PIECE.def_abstract_eval(lambda x, *, cut, rows: _resized(x, cut.dim, cut.size))
 mlir.register_lowering(PIECE, _lowered)
 
-# Takes the piece of this replica, an array of its own. Its gradient is a piece again: summed over
-# the axes `others`, and divided by `divisor`. `name` is that of a result of the step.
+# Returns the piece of this replica as an independent array. The gradient is declared a piece again,
+# after it is summed over the axes `others` and divided by `divisor`. `name` is the name of a result
+# of the step, for error messages.
 OPEN = Primitive("jaxdist_open_piece")
 OPEN.def_impl(_same)
 OPEN.def_abstract_eval(lambda x, *, cut, rows, divisor, others, name: _resized(x, cut.dim, rows))
