@@ -273,7 +273,7 @@ def is_sharded(x: Any) -> bool:
 
 
 def undeclared(array: Any, cut: Cut, *, has_padding: bool = False) -> Sharded:
-    """Make a node without `PIECE`: the analysis of the step must prove that its array is a piece."""
+    """Make a node without `PIECE`; the analysis of the step must prove that it holds a piece."""
     value = object.__new__(Sharded)
     value._held, value._has_padding = array, has_padding
     value.dim, value.size, value.axes, value.split = cut

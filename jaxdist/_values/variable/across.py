@@ -1,4 +1,4 @@
-"""Variables as they are read and changed outside a step, across replicas."""
+"""Access to variables outside a step, for all replicas at once."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ from jaxdist.errors import ArgumentError, ContextError, ReplicaValueError
 
 
 class Across:
-    """Reads and changes all copies of a variable at once, on the devices that they lie on."""
+    """Reads and changes all copies of a variable at once, on their own devices."""
 
     def read(self, variable: Any) -> jax.Array:
-        """The mirrored value, or the values of all replicas combined."""
+        """Return the mirrored value, or the combined values of all replicas."""
         _refuse_plain_jit(variable, "read")
         held: jax.Array = variable.held
         if not variable.home.per_replica:
@@ -35,6 +35,7 @@ class Across:
         """Change every copy."""
         _refuse_plain_jit(variable, change.value)
         home = variable.home
+        # Every check comes before the assignment at the end, so that an error changes no copy.
         if isinstance(value, PerReplica):
             given = self._one_each(variable, change, value)
         else:
@@ -43,11 +44,13 @@ class Across:
             one = checked_value(variable.label, change.value, value, variable.shape, variable.dtype)
             given = self._everywhere(variable, change, one)
         after = given if change is Change.ASSIGN else change.apply(variable.held, given)
+        # XLA chooses the sharding of a sum, so the array is put back where the variable belongs.
         variable.held = after if home.sharding is None else jax.device_put(after, home.sharding)
 
     def _everywhere(self, variable: Any, change: Change, value: Any) -> jax.Array:
         home = variable.home
         if home.per_replica and variable.aggregation is VariableAggregation.SUM:
+            # Each replica has one summand of the value, so the total is divided among them.
             if change is not Change.ASSIGN:
                 raise no_sum_of_all(variable, change)
             shares: jax.Array = home.shares_of_sum(value)
@@ -89,7 +92,7 @@ class Across:
         return combined
 
     def scatter(self, variable: Any, kind: Scatter, slices: IndexedSlices) -> None:
-        """Change rows of a mirrored variable, once."""
+        """Change rows of all copies of a mirrored variable."""
         _refuse_plain_jit(variable, kind.value)
         check_can_scatter(variable, kind, of_replicas=False)
         if _outlives(slices.values) or _outlives(slices.indices):
@@ -103,7 +106,7 @@ ACROSS = Across()
 
 
 def check_can_combine(variable: Any, what: str) -> None:
-    """Refuse to make one value of a variable that does not say how."""
+    """Raise if a per-replica variable has no aggregation that makes one value of its copies."""
     if variable.aggregation is not VariableAggregation.NONE:
         return
     raise ArgumentError(
@@ -116,7 +119,7 @@ def check_can_combine(variable: Any, what: str) -> None:
 
 
 def no_sum_of_all(variable: Any, change: Change) -> ArgumentError:
-    """The error for adding one value to a sum that is spread over the replicas."""
+    """Return the error for adding to a variable that is the sum of one value on each replica."""
     return ArgumentError(
         f"Variable {variable.label!r}.{change.value} was called across replicas, and the variable "
         "is the sum of a value on each replica.\n\n"
@@ -127,14 +130,15 @@ def no_sum_of_all(variable: Any, change: Change) -> ArgumentError:
 
 
 def _outlives(value: Any) -> bool:
-    """Whether a variable would keep a traced value after its trace."""
+    """Whether a variable would keep `value`, a tracer, after its trace."""
     return isinstance(value, jax.core.Tracer) and current_binding() is None
 
 
 def _refuse_plain_jit(variable: Any, what: str) -> None:
-    if current_binding() is not None:
+    if current_binding() is not None:  # a `jaxdist.function` passes variables as arguments
         return
-    # Under an eager jax.grad or jax.vmap nothing is staged, and a constant is made at once.
+    # An eager `jax.grad` or `jax.vmap` stages nothing, so reading is safe there. The test: only a
+    # trace that stages operations returns a tracer for a constant.
     if not _compat.inside_trace() or not isinstance(jnp.zeros(()), jax.core.Tracer):
         return
     raise ContextError(

@@ -1,4 +1,4 @@
-"""Arithmetic on a variable is arithmetic on its value."""
+"""The operators of a variable: arithmetic on a variable is arithmetic on its value."""
 
 import operator
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import numpy as np
 from jaxdist._values.arithmetic import Arithmetic, on_operand
 from jaxdist.errors import ContextError
 
-# Methods and properties of an array that an object has as well, of its value.
+# Methods and properties of an array that a variable has too; they work on its value.
 OF_ARRAYS = frozenset(
     """
     T all any argmax argmin argpartition argsort astype at block_until_ready choose clip compress
@@ -22,7 +22,7 @@ OF_ARRAYS = frozenset(
 
 
 def _in_place(sign: str, instead: str) -> Any:
-    """An operator that Python would take for a new value of the name."""
+    """Return an in-place operator that raises: Python would rebind the name to an array."""
 
     def method(self: Any, other: Any) -> Any:
         label = self.label
@@ -37,7 +37,7 @@ def _in_place(sign: str, instead: str) -> Any:
 
 
 def _of_value(function: Callable[..., Any], *, swapped: bool = False) -> Any:
-    """An operator that `Arithmetic` does not have."""
+    """Return a method for an operator that `Arithmetic` does not have."""
 
     def method(self: Any, *others: Any) -> Any:
         operands = (
@@ -50,13 +50,14 @@ def _of_value(function: Callable[..., Any], *, swapped: bool = False) -> Any:
 
 
 class ValueOperators(Arithmetic):
-    """The operators and methods of an array, on the value that the caller would read."""
+    """A base class with the operators and methods of an array, on the value that `value` returns."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name in OF_ARRAYS:
             return getattr(self.value(), name)
+        # The next base class may have a `__getattr__` of its own (`DocumentedNames`).
         return getattr(super(), "__getattr__", self._has_no)(name)
 
     def _has_no(self, name: str) -> Any:
@@ -64,7 +65,7 @@ class ValueOperators(Arithmetic):
         raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
 
     def value(self) -> Any:
-        """The value that operators work on."""
+        """Return the value that operators work on."""
         raise NotImplementedError
 
     def _operand(self) -> Any:
@@ -82,7 +83,7 @@ class ValueOperators(Arithmetic):
         return array
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        # What another library is given, it may write to.
+        # A copy: another library may write to the memory that it gets.
         return jax.numpy.array(_one_copy(self.value()), copy=True).__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> Any:
@@ -114,11 +115,11 @@ class ValueOperators(Arithmetic):
     __index__ = on_operand(operator.index)
     __eq__ = on_operand(operator.eq)
     __ne__ = on_operand(operator.ne)
-    # Equality is elementwise, as for arrays, so a variable is no key: use `ref()`.
+    # Equality is elementwise, as for arrays, so a variable cannot be a key of a dict; `ref()` can.
     __hash__ = None  # type: ignore[assignment]
 
 
 def _one_copy(array: Any) -> Any:
-    """One of the equal copies of a mirrored array: others can take arrays of one device only."""
+    """Return one copy of a mirrored array: other libraries accept arrays of one device only."""
     is_mirrored = isinstance(array, jax.Array) and len(array.devices()) > 1
     return array.addressable_data(0) if is_mirrored and array.is_fully_replicated else array
