@@ -11,7 +11,6 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxdist.errors import ShardedArrayError
 
-
 # Note [Pieces in a trace]
 # jaxdist traces a step with sharded arrays in their whole shapes, so that code which looks at a
 # shape sees the shape of the array, not that of a piece. `PIECE` turns the piece of this replica

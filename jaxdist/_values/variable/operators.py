@@ -50,7 +50,7 @@ def _of_value(function: Callable[..., Any], *, swapped: bool = False) -> Any:
 
 
 class ValueOperators(Arithmetic):
-    """A base class with the operators and methods of an array, on the value that `value` returns."""
+    """A base class with the operators and methods of an array, on the result of `value()`."""
 
     __slots__ = ()
 
