@@ -114,18 +114,18 @@ class ReplicaMesh:
             return NamedSharding(
                 self.mesh, PartitionSpec(*(whole if n > 1 else None for n in parts))
             )
-        mesh = self._in_factors(tuple(cut))
+        mesh = self._factorize(tuple(cut))
         names = iter(mesh.axis_names[len(self.replica_axes) :])
         return NamedSharding(mesh, PartitionSpec(*(next(names) if n > 1 else None for n in parts)))
 
-    def _in_factors(self, sizes: tuple[int, ...]) -> Mesh:
+    def _factorize(self, sizes: tuple[int, ...]) -> Mesh:
         """Return a mesh of the same devices whose logical axes have these sizes."""
         replicas = tuple(self.mesh.shape[a] for a in self.replica_axes)
         grid = self.device_grid.reshape(replicas + sizes)
         names = (*self.replica_axes, *(f"{LOGICAL_AXIS}_{i}" for i in range(len(sizes))))
         return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
 
-    def is_in_factors(self, mesh: Any) -> bool:
+    def is_factorized(self, mesh: Any) -> bool:
         """Whether `mesh` is this mesh with its logical axes factorized, as `tiles` makes it."""
         count = len(self.replica_axes)
         # The device order has to agree as well, or the parts would be on other logical devices.

@@ -201,7 +201,7 @@ def explain_missing(module: str) -> None:
     table = MISSING[module]
 
     def read(name: str) -> NoReturn:
-        raise _missing(module, name, table, None)
+        raise _make_error(module, name, table, None)
 
     # Set by name, not by `def`: a type checker accepts every name of a module that defines it.
     vars(sys.modules[module])["__getattr__"] = read
@@ -209,10 +209,10 @@ def explain_missing(module: str) -> None:
 
 def missing_member(owner: Any, name: str, table: Mapping[str, str]) -> AttributeError:
     """Return the error for a member that an object does not have."""
-    return _missing(type(owner).__name__, name, table, owner)
+    return _make_error(type(owner).__name__, name, table, owner)
 
 
-def _missing(where: str, name: str, table: Mapping[str, str], owner: Any) -> AttributeError:
+def _make_error(where: str, name: str, table: Mapping[str, str], owner: Any) -> AttributeError:
     if name in table:
         text = f"{where}.{name} is not there.\n\n{table[name]}"
         return MissingNameError(text, name=name, obj=owner)

@@ -83,7 +83,7 @@ def innermost_explicit_frame() -> Frame | None:
     return None if frame is _OUTSIDE else frame
 
 
-def _site() -> CallContext:
+def _find_call_context() -> CallContext:
     """Return what `_values` needs to know about the place where a variable is used."""
     frame = current_frame()
     if frame is None:
@@ -92,7 +92,7 @@ def _site() -> CallContext:
 
 
 # `_values` is a lower room and cannot import this one.
-set_context_hook(_site)
+set_context_hook(_find_call_context)
 
 
 def set_ambient(strategy: Any | None) -> None:
@@ -173,7 +173,7 @@ class ReplicaContext:
         """
         if not self._traced:
             return 0
-        self._must_be_current("replica_id_in_sync_group")
+        self._check_is_current("replica_id_in_sync_group")
         return jax.lax.axis_index(self._layout.replica_axes)
 
     @property
@@ -241,12 +241,12 @@ class ReplicaContext:
         # Outside every strategy there is one replica, and its value is the result.
         if not self._traced:
             return value
-        self._must_be_current("all_reduce")
+        self._check_is_current("all_reduce")
         ops = communication.ops
         if ops is None:
             return _collectives.all_reduce_tree(caller, op, value, self._layout, chosen)
         # A user's `CrossDeviceOps` works on all replicas at once, so it runs as a merge function.
-        with entered(self._merging()):
+        with entered(self._merge_frame()):
             return _collectives.all_reduce_tree(caller, op, value, self._layout, chosen, ops)
 
     def all_gather(
@@ -297,10 +297,10 @@ class ReplicaContext:
             _collectives.refuse_slices(caller, "value" + keystr(path), leaf)
         if not self._traced:
             return value
-        self._must_be_current("all_gather")
+        self._check_is_current("all_gather")
         ops = communication.ops
         if ops is not None and _collectives.overrides(ops, "gather_implementation"):
-            with entered(self._merging()):
+            with entered(self._merge_frame()):
                 return jax.tree.map_with_path(
                     lambda path, leaf: _collectives.gathered_by(
                         ops,
@@ -356,7 +356,7 @@ class ReplicaContext:
         call_arguments("ReplicaContext.merge_call", args, kwargs)
         given = (tuple(args), dict(kwargs or {}))
 
-        def merged(given: Any, variables: Any) -> Any:
+        def merge(given: Any, variables: Any) -> Any:
             if self._traced:
                 # A `Variable` is a pytree node, and must reach `merge_fn` as the object that it is.
                 given = jax.tree.map(
@@ -371,15 +371,15 @@ class ReplicaContext:
             )
 
         if not self._traced:
-            return merged(given, None)
-        self._must_be_current("merge_call")
+            return merge(given, None)
+        self._check_is_current("merge_call")
         around = innermost_explicit_frame()
         access = None if around is None else around.variables
         # The access calls it, so that all replicas reach the call together (op by op, each replica
         # is a thread), and passes the variables that `merge_fn` may use.
-        return merged(given, None) if access is None else access.merge(merged, merge_fn, given)
+        return merge(given, None) if access is None else access.merge(merge, merge_fn, given)
 
-    def _merging(self) -> Frame:
+    def _merge_frame(self) -> Frame:
         """Return the frame for code that runs once for all replicas."""
         around = innermost_explicit_frame()
         variables = around.variables if around is not None and self._traced else None
@@ -389,7 +389,7 @@ class ReplicaContext:
         is_array = hasattr(leaf, "dtype") and not isinstance(leaf, DistributedValues)
         return Handle(leaf, self._layout) if is_array else leaf
 
-    def _must_be_current(self, what: str) -> None:
+    def _check_is_current(self, what: str) -> None:
         # A context kept from an earlier trace would use an axis of a finished `shard_map`.
         frame = innermost_explicit_frame()
         if frame is not None and frame.replica is self:

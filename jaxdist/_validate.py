@@ -16,13 +16,13 @@ import numpy as np
 from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
 
 _LOG = logging.getLogger("jaxdist")
-_TOLD: set[tuple[str, str]] = set()
+_LOGGED: set[tuple[str, str]] = set()
 
 
 def tell_without_effect(caller: str, argument: str, why: str) -> None:
     """Log that an argument has no effect, once for each caller and argument."""
-    if (caller, argument) not in _TOLD:
-        _TOLD.add((caller, argument))
+    if (caller, argument) not in _LOGGED:
+        _LOGGED.add((caller, argument))
         _LOG.info("%s: %s has no effect: %s.", caller, argument, why)
 
 
@@ -41,7 +41,7 @@ def call_arguments(caller: str, args: Any, kwargs: Any) -> None:
         )
 
 
-_APART = (
+_PASS_THE_FUNCTION = (
     "Pass the function itself, and its arguments in args: "
     "strategy.run(step, args=(state, batch)), not strategy.run(step(state, batch))."
 )
@@ -52,7 +52,7 @@ def is_callable(caller: str, fn: Any, name: str = "fn", remedy: str | None = Non
     # The usual mistake is to call the function and to pass its result, hence the remedies.
     if not callable(fn):
         way = remedy or (
-            _APART if name == "fn" else f"Pass the function itself: {name}=f, not f()."
+            _PASS_THE_FUNCTION if name == "fn" else f"Pass the function itself: {name}=f, not f()."
         )
         raise ArgumentTypeError(
             f"{caller} was given {name}={shown(fn)}.\n\n{name} is a function.\n\n{way}"
@@ -98,7 +98,7 @@ def as_integer(
     wrong_type: type[JaxdistError] = ArgumentTypeError,
 ) -> int:
     """Return `value` as an int between `least` and `most`; a bool raises `wrong_type`."""
-    rule = f"{name} is one integer{_between(least, most)}."
+    rule = f"{name} is one integer{_describe_range(least, most)}."
     shows = example if example is not None else least if least is not None else 0
     way = remedy or f"Pass for instance {name}={shows}."
     # `operator.index` accepts integers of NumPy and JAX and refuses floats, but accepts bools.
@@ -123,7 +123,7 @@ def as_number(
     example: float | None = None,
 ) -> float:
     """Return `value` as a float that is not nan, from `least` up."""
-    rule = f"{name} is a {'finite ' if is_finite else ''}number{_between(least, None)}."
+    rule = f"{name} is a {'finite ' if is_finite else ''}number{_describe_range(least, None)}."
     way = f"Pass for instance {name}={least if example is None else example}."
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(f"{caller} was given {name}={shown(value)}.\n\n{rule}\n\n{way}")
@@ -133,7 +133,7 @@ def as_number(
     return float(value)
 
 
-def _between(least: float | None, most: float | None) -> str:
+def _describe_range(least: float | None, most: float | None) -> str:
     if least is None:
         return "" if most is None else f" up to {most}"
     return f" from {least}" + (" up" if most is None else f" to {most}")

@@ -208,10 +208,10 @@ def virtual_devices(count: int) -> None:
     except RuntimeError:
         present = len(jax.local_devices(backend="cpu"))
         if present != count:
-            raise _too_late(count, present) from None
+            raise _make_started_error(count, present) from None
 
 
-def _too_late(count: int, present: int) -> BackendStartedError:
+def _make_started_error(count: int, present: int) -> BackendStartedError:
     flag = next((f for f in os.environ.get("XLA_FLAGS", "").split() if f.startswith(_XLA_FLAG)), "")
     origin = f" (XLA_FLAGS has {flag}: take it out, or let it say {count})" if flag else ""
     return BackendStartedError(

@@ -50,14 +50,14 @@ class CallContext:
 
 _NOWHERE = CallContext()
 # A list, so that setting the hook needs no `global`; it has at most one entry.
-_finders: list[Callable[[], CallContext]] = []
+_hook: list[Callable[[], CallContext]] = []
 
 
-def set_context_hook(finder: Callable[[], CallContext]) -> None:
+def set_context_hook(hook: Callable[[], CallContext]) -> None:
     """Install the callback through which higher layers report the current strategy."""
-    _finders[:] = [finder]
+    _hook[:] = [hook]
 
 
 def site() -> CallContext:
     """Return the context of the caller; outside every strategy before a hook is set."""
-    return _finders[0]() if _finders else _NOWHERE
+    return _hook[0]() if _hook else _NOWHERE

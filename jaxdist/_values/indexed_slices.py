@@ -45,10 +45,10 @@ class IndexedSlices:
 
     def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
         # Copied where the caller could overwrite them; see Note [Who owns host memory].
-        self.values: Any = _array("values", values)
-        self.indices: Any = _array("indices", indices)
-        self.dense_shape = None if dense_shape is None else _shape(dense_shape)
-        found = f"values {_brief(self.values)} and indices {_brief(self.indices)}"
+        self.values: Any = _as_own_array("values", values)
+        self.indices: Any = _as_own_array("indices", indices)
+        self.dense_shape = None if dense_shape is None else _check_dense_shape(dense_shape)
+        found = f"values {_describe(self.values)} and indices {_describe(self.indices)}"
         if not jnp.issubdtype(self.indices.dtype, np.integer):
             raise ArgumentTypeError(
                 f"IndexedSlices was given {found}.\n\n"
@@ -100,15 +100,15 @@ class IndexedSlices:
         return _rebuild(self.dense_shape, (values, indices))
 
     def __repr__(self) -> str:
-        return f"IndexedSlices({_brief(self.values)} at {_brief(self.indices)})"
+        return f"IndexedSlices({_describe(self.values)} at {_describe(self.indices)})"
 
 
-def _array(name: str, value: Any) -> Any:
+def _as_own_array(name: str, value: Any) -> Any:
     has_dtype = hasattr(value, "dtype") and is_array(value)
     return owned(value) if has_dtype else as_array("IndexedSlices", name, value)
 
 
-def _shape(dense_shape: Any) -> tuple[int, ...]:
+def _check_dense_shape(dense_shape: Any) -> tuple[int, ...]:
     caller, name = "IndexedSlices", "dense_shape"
     remedy = "Pass dense_shape=table.shape."
     dims = as_list(caller, name, dense_shape, "the shape of the whole array", remedy)
@@ -134,7 +134,7 @@ def as_indexed_slices(name: str, caller: str, value: Any) -> IndexedSlices:
     )
 
 
-def _brief(array: Any) -> str:
+def _describe(array: Any) -> str:
     has_shape = hasattr(array, "dtype") and hasattr(array, "shape")
     return f"{array.dtype}{list(array.shape)}" if has_shape else repr(array)
 

@@ -28,9 +28,9 @@ def share_of_mean(array: Any, count: int) -> Any:
         array: An array of JAX or NumPy. Integers and booleans are added up in JAX's default float.
         count: Number of values in the mean.
     """
-    dtype = _summed_in(array.dtype)
+    dtype = _sum_dtype(array.dtype)
     shares = array if array.dtype == dtype else array.astype(dtype)
-    return _times(shares, 1 / power_of_two_from(count)) if _is_divided(array.dtype) else shares
+    return _multiply(shares, 1 / power_of_two_from(count)) if _is_divided(array.dtype) else shares
 
 
 def mean_of_shares(total: Any, dtype: Any, count: int) -> Any:
@@ -51,7 +51,7 @@ def mean_dtype(dtype: Any) -> Any:
     return dtype if jnp.issubdtype(dtype, np.inexact) else jnp.result_type(float)
 
 
-def _summed_in(dtype: Any) -> Any:
+def _sum_dtype(dtype: Any) -> Any:
     if not jnp.issubdtype(dtype, np.inexact):
         return jnp.result_type(float)
     return np.dtype(np.float32) if _has_few_exponents(dtype) else dtype
@@ -76,14 +76,14 @@ def power_of_two_from(count: int) -> float:
 def divided(array: Any, divisor: float) -> Any:
     """Return `array / divisor`; complex numbers are divided part by part."""
     # Complex division would turn the other part of an infinite number into nan.
-    return array if divisor == 1 else _by_parts(array, lambda x: x / np.asarray(divisor, x.dtype))
+    return array if divisor == 1 else _map_parts(array, lambda x: x / np.asarray(divisor, x.dtype))
 
 
-def _times(array: Any, factor: float) -> Any:
-    return array if factor == 1 else _by_parts(array, lambda x: x * np.asarray(factor, x.dtype))
+def _multiply(array: Any, factor: float) -> Any:
+    return array if factor == 1 else _map_parts(array, lambda x: x * np.asarray(factor, x.dtype))
 
 
-def _by_parts(array: Any, fn: Callable[[Any], Any]) -> Any:
+def _map_parts(array: Any, fn: Callable[[Any], Any]) -> Any:
     if not jnp.issubdtype(array.dtype, np.complexfloating):
         return fn(array)
     if isinstance(array, jax.Array):

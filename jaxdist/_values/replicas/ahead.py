@@ -34,7 +34,7 @@ Ahead: TypeAlias = tuple[UnevenStep, ...]
 
 def mark_with_steps_ahead(batch: Any, ahead: Ahead) -> None:
     """Attach the uneven steps of a pass to the `PerReplica` values of one of its batches."""
-    for leaf in _values_in(batch):
+    for leaf in _list_values(batch):
         if isinstance(leaf, PerReplica):
             leaf._ahead = ahead
 
@@ -48,10 +48,10 @@ def steps_ahead(value: PerReplica) -> Ahead:
 
 def copy_steps_ahead(given: Any, to: Any) -> None:
     """Copy the uneven steps from `given` to `to`, a pytree of the same structure."""
-    for old, new in zip(_values_in(given), _values_in(to), strict=True):
+    for old, new in zip(_list_values(given), _list_values(to), strict=True):
         if isinstance(old, PerReplica) and (ahead := steps_ahead(old)):
             mark_with_steps_ahead(new, ahead)
 
 
-def _values_in(tree: Any) -> list[Any]:
+def _list_values(tree: Any) -> list[Any]:
     return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, PerReplica))

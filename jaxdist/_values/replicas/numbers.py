@@ -46,11 +46,11 @@ def too_large(number: int, bounds: "np.iinfo[Any]") -> str:
         f"{bounds.dtype} ends at {bounds.min} and {bounds.max}.\n\n"
         "Python integers are exact here, or an error; arrays of integers wrap around, as those "
         "of JAX and NumPy do.\n\n"
-        f"Pass floats{or_64_bits(number)}."
+        f"Pass floats{suggest_64_bits(number)}."
     )
 
 
-def or_64_bits(number: int) -> str:
+def suggest_64_bits(number: int) -> str:
     """Return the second remedy, 64 bits, if it helps for this number; else an empty text."""
     if jax.config.read("jax_enable_x64") or not -(1 << 63) <= number < 1 << 63:
         return ""

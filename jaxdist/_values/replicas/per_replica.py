@@ -26,8 +26,8 @@ class Form(enum.Enum):
 
 
 # The form, and the number of replicas whose values share one device.
-Held: TypeAlias = tuple[Form, int]
-_ONE_BY_ONE: Held = (Form.LOCAL, 1)
+Storage: TypeAlias = tuple[Form, int]
+_ONE_BY_ONE: Storage = (Form.LOCAL, 1)
 
 
 class PerReplica(DistributedValues):
@@ -68,7 +68,7 @@ class PerReplica(DistributedValues):
     # `_ahead` is set by datasets; see Note [Batches to come].
     __slots__ = ("_ahead", "_flat")
 
-    _flat: "tuple[tuple[Any, ...], Held]"
+    _flat: "tuple[tuple[Any, ...], Storage]"
     _ahead: Any
 
     def __init__(self, values: Iterable[Any]) -> None:
@@ -88,7 +88,7 @@ class PerReplica(DistributedValues):
                 "values has one value for each replica, in replica order.\n\n"
                 "Pass for instance PerReplica([1.0, 2.0]) for two replicas."
             )
-        self._flat = (tuple(map(_as_it_is_now, held)), _ONE_BY_ONE)
+        self._flat = (tuple(map(_take_snapshot, held)), _ONE_BY_ONE)
 
     @classmethod
     def of_global(
@@ -135,14 +135,14 @@ class PerReplica(DistributedValues):
                 f"{caller} was given replicas_per_shard={replicas_per_shard} and an array of "
                 f"{num_rows} rows, {array.dtype}{[*array.shape]}.\n\nThe rows are split over the "
                 "shards, and those of a shard over its replicas, so replicas_per_shard divides "
-                f"their number.\n\nPass {_divisors(num_rows)}, or leave it out."
+                f"their number.\n\nPass {_suggest_divisors(num_rows)}, or leave it out."
             )
         return hold_global(
             owned(array), scalars=form is Form.SCALARS, replicas_per_shard=replicas_per_shard
         )
 
     @property
-    def _held(self) -> "Held":
+    def _held(self) -> "Storage":
         return self._flat[1]
 
     @property
@@ -211,7 +211,7 @@ class PerReplica(DistributedValues):
         if self._form is Form.SCALARS:
             # Iterating over a shard slices it on the device; a single scalar needs only a reshape.
             return tuple(row for s in shards for row in (s if s.size > 1 else (s.reshape(()),)))
-        return shards if self._held[1] == 1 else _cut(shards, self._held[1])
+        return shards if self._held[1] == 1 else _split_shards(shards, self._held[1])
 
     def __repr__(self) -> str:
         # The repr must never fail: error messages and debuggers print tracers and donated arrays.
@@ -225,11 +225,11 @@ class PerReplica(DistributedValues):
         if self._form is Form.LOCAL or self._form is Form.SCALARS or data.size <= 64:
             # Inside a trace the slices would be staged, and no numbers could be printed.
             with jax.ensure_compile_time_eval():
-                return "PerReplica(" + ", ".join(map(_brief, self.values)) + ")"
+                return "PerReplica(" + ", ".join(map(_format_value, self.values)) + ")"
         shape = [*self.values[0].shape]
         return f"PerReplica({len(self.values)} local values of {data.dtype}{shape})"
 
-    def _no_arithmetic(self, *_: Any) -> Any:
+    def _refuse_arithmetic(self, *_: Any) -> Any:
         raise ArgumentTypeError(
             "An operator was used on a PerReplica outside a replica.\n\n"
             "A PerReplica holds one value for each replica, so arithmetic on it has no single "
@@ -239,17 +239,17 @@ class PerReplica(DistributedValues):
         )
 
     # `__array__` as well: without it NumPy would silently make an object array of the value.
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_arithmetic
-    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = _no_arithmetic
-    __pow__ = __float__ = __int__ = __getitem__ = __bool__ = __index__ = _no_arithmetic
-    __iter__ = _no_arithmetic
-    __array__ = _no_arithmetic
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_arithmetic
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = _refuse_arithmetic
+    __pow__ = __float__ = __int__ = __getitem__ = __bool__ = __index__ = _refuse_arithmetic
+    __iter__ = _refuse_arithmetic
+    __array__ = _refuse_arithmetic
 
 
-def _as_it_is_now(value: Any) -> Any:
+def _take_snapshot(value: Any) -> Any:
     """Return a value that later writes of the caller do not change."""
     if isinstance(value, list):
-        return [_as_it_is_now(v) for v in value]
+        return [_take_snapshot(v) for v in value]
     return owned(value)
 
 
@@ -257,13 +257,13 @@ def _as_it_is_now(value: Any) -> Any:
 MAX_PER_SHARD = 1 << 16
 
 
-def _divisors(num_rows: int) -> str:
+def _suggest_divisors(num_rows: int) -> str:
     # Some examples for an error message, not all divisors.
     fitting = [n for n in (1, 2, 4, 8, 16) if num_rows % n == 0]
     return " or ".join(map(str, fitting))
 
 
-def _cut(shards: Sequence[jax.Array], count: int) -> tuple[jax.Array, ...]:
+def _split_shards(shards: Sequence[jax.Array], count: int) -> tuple[jax.Array, ...]:
     """Split shards that hold the rows of several replicas into the values of each replica."""
     rows = shards[0].shape[0] // count
     return tuple(s[i * rows : (i + 1) * rows] for s in shards for i in range(count))
@@ -276,7 +276,7 @@ def shards_by_replica(array: jax.Array) -> tuple[jax.Array, ...]:
     if isinstance(sharding, NamedSharding) and (
         _spans_logical(sharding) or _is_empty_and_split(array, sharding)
     ):
-        pieces = _assembled(array, sharding)
+        pieces = _assemble_values(array, sharding)
     else:
         # Devices of one replica may hold equal copies; the first shard with a start is enough.
         first: dict[int, jax.Array] = {}
@@ -298,7 +298,7 @@ def _is_empty_and_split(array: jax.Array, sharding: NamedSharding) -> bool:
     return not array.size and bool(tuple(sharding.spec)[:1])
 
 
-def _of_its_shape(part: jax.Array, sharding: NamedSharding, shape: tuple[int, ...]) -> jax.Array:
+def _fix_empty_shard(part: jax.Array, sharding: NamedSharding, shape: tuple[int, ...]) -> jax.Array:
     """Return a shard in its proper shape."""
     # XLA does not split an array without elements: each of its shards has the shape of the whole.
     if part.size:
@@ -307,7 +307,7 @@ def _of_its_shape(part: jax.Array, sharding: NamedSharding, shape: tuple[int, ..
     return jax.device_put(own, part.sharding)
 
 
-def _assembled(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
+def _assemble_values(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
     """Return, for each replica, one array over its logical devices, made of its shards."""
     lead, *rest = tuple(sharding.spec)
     axes = (lead,) if isinstance(lead, str) else tuple(lead or ())
@@ -324,12 +324,12 @@ def _assembled(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
     pieces: list[jax.Array] = []
     for replica in layout.local_replicas:
         here = NamedSharding(layout.replica_mesh(replica), PartitionSpec(None, *rest))
-        parts = [_of_its_shape(by_device[d], here, local) for d in layout.device_grid[replica]]
+        parts = [_fix_empty_shard(by_device[d], here, local) for d in layout.device_grid[replica]]
         pieces.append(jax.make_array_from_single_device_arrays(local, here, parts))
     return pieces
 
 
-def _brief(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, jax.core.Tracer):
         return repr(value)
     # Random keys have a dtype that NumPy does not know.
@@ -339,7 +339,7 @@ def _brief(value: Any) -> str:
     return repr(value)
 
 
-def _flatten_with_keys(value: PerReplica) -> tuple[Sequence[tuple[Any, Any]], Held]:
+def _flatten_with_keys(value: PerReplica) -> tuple[Sequence[tuple[Any, Any]], Storage]:
     if value._form is Form.LOCAL:
         return [(GetAttrKey(f"values[{i}]"), v) for i, v in enumerate(value._data)], value._held
     return [(GetAttrKey("array"), value._data)], value._held
@@ -350,7 +350,7 @@ def _flatten_with_keys(value: PerReplica) -> tuple[Sequence[tuple[Any, Any]], He
 _new = object.__new__
 
 
-def _rebuild(how: Held, children: Iterable[Any]) -> PerReplica:
+def _rebuild(how: Storage, children: Iterable[Any]) -> PerReplica:
     value = _new(PerReplica)
     value._flat = (tuple(children), how)
     return value

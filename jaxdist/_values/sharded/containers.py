@@ -28,7 +28,7 @@ class Opened:
         self.kind, self.keys, self.rebuilds = kind, keys, rebuilds
         self.values = tuple(values)
 
-    def closed(self) -> Any:
+    def close(self) -> Any:
         """Return the container in its own type."""
         if self.keys is None:
             return self.kind(self.values)
@@ -88,7 +88,7 @@ def open_containers(
 
 def close_containers(tree: Any) -> Any:
     """Return `tree` with its containers in their own types again."""
-    return jax.tree.map(_closed, tree, is_leaf=lambda x: _is_opened(x) or is_sharded(x))
+    return jax.tree.map(_close, tree, is_leaf=lambda x: _is_opened(x) or is_sharded(x))
 
 
 def rebuild_on_unflatten(tree: Any, whole: type) -> Any:
@@ -106,10 +106,10 @@ def rebuild_on_unflatten(tree: Any, whole: type) -> Any:
     return jax.tree.map(of_leaf, tree, is_leaf=lambda x: isinstance(x, (Opened, whole)))
 
 
-def _closed(leaf: Any) -> Any:
+def _close(leaf: Any) -> Any:
     if not _is_opened(leaf):
         return leaf
-    return Opened(leaf.kind, leaf.keys, map(close_containers, leaf.values), rebuilds=True).closed()
+    return Opened(leaf.kind, leaf.keys, map(close_containers, leaf.values), rebuilds=True).close()
 
 
 def _is_opened(x: Any) -> bool:
@@ -158,7 +158,7 @@ def _flatten(node: Opened) -> tuple[tuple[Any, ...], Any]:
 def _rebuild(how: Any, values: Iterable[Any]) -> Any:
     kind, keys, rebuilds = how
     node = Opened(kind, keys, values, rebuilds=rebuilds)
-    return node.closed() if rebuilds else node
+    return node.close() if rebuilds else node
 
 
 register_pytree_with_keys(Opened, _flatten_with_keys, _rebuild, _flatten)

@@ -61,10 +61,12 @@ def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharde
     have, need = array.shape[cut.dim], cut.rows(count) * count
     if have == cut.size < need:
         # A function of pytrees made the array, so it has no padding yet.
-        array = _padded(array, cut, count)
+        array = _pad(array, cut, count)
         value, have = undeclared(array, cut, has_padding=True), need
     if have != need:
-        raise ReplicaValueError(_of_others(name, value, layout, f"{have} rows, not {need}"))
+        raise ReplicaValueError(
+            _explain_other_layout(name, value, layout, f"{have} rows, not {need}")
+        )
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         if isinstance(array, (jax.core.Tracer, jax.ShapeDtypeStruct)):  # nothing to place
             return value
@@ -72,24 +74,24 @@ def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharde
         return Sharded(held, *cut)
     # An array on one device was not placed by any strategy, so it may move.
     if len(array.sharding.device_set) > 1 and array.sharding.device_set != layout.device_set:
-        where = _listed(array.sharding.device_set)
-        raise ReplicaValueError(_of_others(name, value, layout, where))
+        where = _list_devices(array.sharding.device_set)
+        raise ReplicaValueError(_explain_other_layout(name, value, layout, where))
     wanted = sharded_placement(value, layout).sharding
     if _compat.is_committed(array) and array.sharding.is_equivalent_to(wanted, array.ndim):
         return value
     return Sharded(jax.device_put(array, wanted), *cut)
 
 
-def _listed(devices: Iterable[jax.Device]) -> str:
+def _list_devices(devices: Iterable[jax.Device]) -> str:
     names = sorted(map(str, devices))
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return f"devices {', '.join(names[:4])}{more}"
 
 
-def _of_others(name: object, value: Sharded, layout: ReplicaMesh, what: str) -> str:
+def _explain_other_layout(name: object, value: Sharded, layout: ReplicaMesh, what: str) -> str:
     return (
         f"{name} is cut for other replicas: {value!r}, on {what}; this strategy has "
-        f"{layout.num_replicas} replicas on {_listed(layout.devices)}.\n\n"
+        f"{layout.num_replicas} replicas on {_list_devices(layout.devices)}.\n\n"
         "An array in pieces stays with the strategy that cut it.\n\n"
         "Cut it again: jaxdist.partition.place(strategy, tree, rules), or the state of a "
         "sharded_update alone: state = jaxdist.shard_state(state, strategy)."
@@ -122,7 +124,7 @@ def _check_axes(name: object, value: Sharded, layout: ReplicaMesh) -> None:
         )
 
 
-def _padded(array: Any, cut: Cut, pieces: int) -> Any:
+def _pad(array: Any, cut: Cut, pieces: int) -> Any:
     """Return `array` with padding, by the library that the array belongs to."""
     more = cut.padding(pieces)
     if isinstance(array, jax.ShapeDtypeStruct):

@@ -22,7 +22,7 @@ from jaxdist._values.variable.variable import Variable
 _KEY = re.compile(r"array_cut_along_(\d+)_of_(\d+)(?:_split_along_(\d+))?(?:_over_(.+))?")
 
 
-def _key(value: Sharded) -> str:
+def _make_key(value: Sharded) -> str:
     """Return the key of the child; see Note [Declaration in the key]."""
     over = "" if value.axes is None else f"_over_{','.join(value.axes)}"
     split = "" if value.split is None else f"_split_along_{value.split}"
@@ -42,7 +42,7 @@ def from_state(value: Any) -> Any:
     return undeclared(array, Cut(int(found[1]), int(found[2]), axes, split))
 
 
-def _logical(value: Sharded) -> Any:
+def _remove_padding(value: Sharded) -> Any:
     """Return what functions of pytrees find in a node: the array without padding."""
     held = value.held
     if not value.has_padding:
@@ -54,20 +54,20 @@ def _logical(value: Sharded) -> Any:
 
 
 def _flatten_with_keys(value: Sharded) -> tuple[list[tuple[Any, Any]], Cut]:
-    return [(GetAttrKey(_key(value)), _logical(value))], value.cut
+    return [(GetAttrKey(_make_key(value)), _remove_padding(value))], value.cut
 
 
 def _flatten(value: Sharded) -> tuple[tuple[Any, ...], Cut]:
-    return (_logical(value),), value.cut
+    return (_remove_padding(value),), value.cut
 
 
 def _rebuild(cut: Cut, children: Iterable[Any]) -> Any:
     [held] = children
     # A map whose `is_leaf` stops at `Sharded` returns whole nodes, which must not be nested.
-    return held if _is_mark(held) or is_sharded(held) else undeclared(held, cut)
+    return held if _is_metadata(held) or is_sharded(held) else undeclared(held, cut)
 
 
-def _is_mark(held: Any) -> bool:
+def _is_metadata(held: Any) -> bool:
     """Whether `tree_map` replaced the array by metadata: a mask, a label, or `optax.MaskedNode`.
 
     Metadata replaces the node, as it would replace an array. So a mask of a tree with `Sharded`

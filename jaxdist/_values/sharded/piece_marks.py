@@ -19,11 +19,11 @@ from jaxdist.errors import ShardedArrayError
 # their result have the same shape from the start, so they are lowered to nothing.
 
 
-def _resized(array: Any, dim: int, size: int) -> Any:
+def _resize(array: Any, dim: int, size: int) -> Any:
     return array.update(shape=(*array.shape[:dim], size, *array.shape[dim + 1 :]))
 
 
-def _lowered(ctx: Any, x: Any, **_: Any) -> list[Any]:
+def _lower(ctx: Any, x: Any, **_: Any) -> list[Any]:
     # Other shapes mean that the rewriting did not reach this operation, and that its program would
     # compute with arrays of the wrong size.
     [before], [after] = ctx.avals_in, ctx.avals_out
@@ -37,27 +37,27 @@ def _lowered(ctx: Any, x: Any, **_: Any) -> list[Any]:
     return [x]
 
 
-def _same(x: Any, **_: Any) -> Any:
+def _identity(x: Any, **_: Any) -> Any:
     return x
 
 
 # Declares its operand to be the piece of this replica, as `Sharded(array, dim, size)` does in a
 # step. The result is the array. The gradient is the piece of the array's gradient.
 PIECE = Primitive("jaxdist_piece")
-PIECE.def_impl(_same)
-PIECE.def_abstract_eval(lambda x, *, cut, rows: _resized(x, cut.dim, cut.size))
-mlir.register_lowering(PIECE, _lowered)
+PIECE.def_impl(_identity)
+PIECE.def_abstract_eval(lambda x, *, cut, rows: _resize(x, cut.dim, cut.size))
+mlir.register_lowering(PIECE, _lower)
 
 # Returns the piece of this replica as an independent array. The gradient is declared a piece again,
 # after it is summed over the axes `others` and divided by `divisor`. `name` is the name of a result
 # of the step, for error messages.
 OPEN = Primitive("jaxdist_open_piece")
-OPEN.def_impl(_same)
-OPEN.def_abstract_eval(lambda x, *, cut, rows, divisor, others, name: _resized(x, cut.dim, rows))
-mlir.register_lowering(OPEN, _lowered)
+OPEN.def_impl(_identity)
+OPEN.def_abstract_eval(lambda x, *, cut, rows, divisor, others, name: _resize(x, cut.dim, rows))
+mlir.register_lowering(OPEN, _lower)
 
 
-def _closed_again(
+def _transpose_open(
     ct: Any, *_: Any, cut: Any, rows: int, divisor: int, others: tuple[str, ...], name: str
 ) -> list[Any]:
     if others:
@@ -67,15 +67,15 @@ def _closed_again(
     return [PIECE.bind(ct, cut=cut, rows=rows)]
 
 
-def _opened_again(ct: Any, *_: Any, cut: Any, rows: int) -> list[Any]:
+def _transpose_piece(ct: Any, *_: Any, cut: Any, rows: int) -> list[Any]:
     return [OPEN.bind(ct, cut=cut, rows=rows, divisor=1, others=(), name="")]
 
 
-ad.deflinear2(OPEN, _closed_again)
-ad.deflinear2(PIECE, _opened_again)
+ad.deflinear2(OPEN, _transpose_open)
+ad.deflinear2(PIECE, _transpose_piece)
 
 
-def _mapped(primitive: Primitive) -> Any:
+def _make_batching_rule(primitive: Primitive) -> Any:
     def rule(args: Any, dims: Any, *, cut: Any, **params: Any) -> Any:
         [x], [dim] = args, dims
         return primitive.bind(x, cut=cut.behind(dim), **params), dim
@@ -83,5 +83,5 @@ def _mapped(primitive: Primitive) -> Any:
     return rule
 
 
-batching.primitive_batchers[PIECE] = _mapped(PIECE)
-batching.primitive_batchers[OPEN] = _mapped(OPEN)
+batching.primitive_batchers[PIECE] = _make_batching_rule(PIECE)
+batching.primitive_batchers[OPEN] = _make_batching_rule(OPEN)

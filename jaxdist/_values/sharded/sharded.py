@@ -20,7 +20,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, 
 
 # Methods and properties for computing with an array. Those that tell where the array is placed
 # (`sharding`, `devices`) are left out: `held` has them.
-_OF_ARRAYS = frozenset(
+_ARRAY_NAMES = frozenset(
     "T mT at astype conj dot flatten max mean min ravel reshape squeeze std sum swapaxes take "
     "transpose var".split()
 )
@@ -115,8 +115,8 @@ class Sharded(Arithmetic):
         self.dim, self.size, self.axes, self.split = dim, size, axes, split
         # In a step, the constructor declares a piece (see Note [Pieces in a trace]). Nodes that
         # functions of pytrees rebuild come from `undeclared`, which does not.
-        layout = _layout_around()
-        self._held = owned(array) if layout is None else _declared(array, self.cut, layout)
+        layout = _find_layout()
+        self._held = owned(array) if layout is None else _declare_any(array, self.cut, layout)
         self._has_padding = is_longer(array, self.cut)
 
     @property
@@ -127,7 +127,7 @@ class Sharded(Arithmetic):
             >>> Sharded(np.arange(4), dim=0, size=3).array.tolist()
             [0, 1, 2, 3]
         """
-        layout = _layout_around()
+        layout = _find_layout()
         if layout is None:
             return self._held
         traced = isinstance(self._held, jax.core.Tracer)
@@ -205,7 +205,7 @@ class Sharded(Arithmetic):
             >>> Sharded(np.arange(4), dim=0, size=3).whole().tolist()
             [0, 1, 2]
         """
-        layout = _layout_around()
+        layout = _find_layout()
         if layout is not None and isinstance(self._held, jax.core.Tracer):
             pieces = self.cut.pieces(layout)
             if pieces > 1:
@@ -223,14 +223,14 @@ class Sharded(Arithmetic):
         if isinstance(array, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(self.shape, array.dtype)
         if isinstance(array, jax.core.Tracer) or not _compat.inside_trace():
-            return _without_padding(array, self.cut)
+            return _remove_padding(array, self.cut)
         # A step that closes over the node: the trace of one replica cannot slice an array over the
         # devices of all replicas, so the slice runs outside of the trace.
-        return _compat.outside(_without_padding, array, self.cut)
+        return _compat.outside(_remove_padding, array, self.cut)
 
     def _operand(self) -> Any:
         """Return the whole array: gathered inside a step, without padding outside."""
-        layout = _layout_around()
+        layout = _find_layout()
         if layout is not None and isinstance(self._held, jax.core.Tracer):
             return gathered(self, layout)
         return self.whole()
@@ -239,7 +239,7 @@ class Sharded(Arithmetic):
         return self._operand()
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OF_ARRAYS:
+        if name in _ARRAY_NAMES:
             return getattr(self._operand(), name)
         raise AttributeError(
             f"Sharded has no attribute {name!r}; the one array has it: "
@@ -280,7 +280,7 @@ def undeclared(array: Any, cut: Cut, *, has_padding: bool = False) -> Sharded:
     return value
 
 
-def _without_padding(array: Any, cut: Cut) -> Any:
+def _remove_padding(array: Any, cut: Cut) -> Any:
     return array[(*[slice(None)] * cut.dim, slice(cut.size))]
 
 
@@ -288,13 +288,13 @@ def is_longer(array: Any, cut: Cut) -> bool:
     return cut.dim < getattr(array, "ndim", 0) and array.shape[cut.dim] > cut.size
 
 
-def _layout_around() -> ReplicaMesh | None:
+def _find_layout() -> ReplicaMesh | None:
     """Return the mesh of the step that is being traced around the caller, or None."""
     here = site()
     return here.layout if here.in_replica else None
 
 
-def _declared(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+def _declare_any(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
     """Return the array of which `array` is the piece; objects without dims stay as they are."""
     # JAX rebuilds structures with placeholders, such as numbers, in place of arrays.
     if not hasattr(array, "ndim"):
@@ -380,7 +380,7 @@ def gathered(value: Sharded, layout: ReplicaMesh) -> Any:
     own = opened(held, cut, layout, divisor=layout.num_replicas, others=others)
     if pieces == 1:
         return own
-    whole = _all_gathered(own, cut, layout)
+    whole = _all_gather(own, cut, layout)
     # Named before and after the padding is removed, so that a policy drops both arrays.
     whole = checkpoint_name(whole, GATHERED)
     if cut.padding(pieces):
@@ -388,7 +388,7 @@ def gathered(value: Sharded, layout: ReplicaMesh) -> Any:
     return whole
 
 
-def _all_gathered(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+def _all_gather(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:
     """Gather the pieces of all replicas; each logical device gathers its own part of them."""
     # Before a collective over manual axes, XLA gathers the array over the automatic axes. So where
     # the array is sharded over the logical axes, these are made manual as well.

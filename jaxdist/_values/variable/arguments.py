@@ -35,7 +35,7 @@ def check_name(label: str, caller: str, name: Any, use_locking: Any = False) -> 
         tell_without_effect(f"Variable.{caller}", "use_locking", why)
 
 
-def elements_at(caller: str, array: jax.Array, index: Any) -> jax.Array:
+def get_elements(caller: str, array: jax.Array, index: Any) -> jax.Array:
     """Return `array[index]`, or raise an error that names the index."""
     parts = index if isinstance(index, tuple) else (index,)
     for part in parts:
@@ -86,12 +86,12 @@ def _check_bounds(caller: str, array: jax.Array, parts: tuple[Any, ...]) -> None
     for place, part in enumerate(parts):
         # The ellipsis takes all dims that the parts after it leave over.
         if part is Ellipsis:
-            taken = sum(_dims_of(later) for later in parts[place + 1 :])
+            taken = sum(_count_dims(later) for later in parts[place + 1 :])
             dim = max(dim, array.ndim - taken)
             continue
         if dim < array.ndim and not _is_mask(part) and not isinstance(part, (slice, type(None))):
             _check_places(caller, array, dim, part)
-        dim += _dims_of(part)
+        dim += _count_dims(part)
 
 
 def _check_places(caller: str, array: jax.Array, dim: int, part: Any) -> None:
@@ -117,7 +117,7 @@ def _is_mask(part: Any) -> bool:
     return isinstance(part, bool) or getattr(getattr(part, "dtype", None), "kind", "") == "b"
 
 
-def _dims_of(part: Any) -> int:
+def _count_dims(part: Any) -> int:
     """Return the number of dims that one part of an index consumes."""
     if part is None or part is Ellipsis:
         return 0

@@ -7,10 +7,10 @@ import jax
 from jaxdist._validate import as_array
 from jaxdist._values.variable.arguments import check_name
 from jaxdist._values.variable.nd import (
-    blocks_at,
-    blocks_of_batches,
-    checked_blocks,
-    gathered_blocks,
+    check_blocks,
+    gather_blocks,
+    locate_batch_rows,
+    locate_elements,
 )
 from jaxdist._values.variable.scatter import Scatter
 
@@ -31,12 +31,12 @@ class BlockChanges:
         raise NotImplementedError
 
     def _scatter_blocks(self, kind: Scatter, caller: str, indices: Any, updates: Any) -> jax.Array:
-        return self._apply_blocks(kind, checked_blocks(self, caller, indices, updates))
+        return self._apply_blocks(kind, check_blocks(self, caller, indices, updates))
 
     def _change_elements(self, change: str, index: Any, value: Any) -> jax.Array:
         """Do what `variable[index].assign`, `assign_add` and `assign_sub` do."""
         caller = "assign" if change == "update" else f"assign_{change}"
-        places, given = blocks_at(self, caller, index, value)
+        places, given = locate_elements(self, caller, index, value)
         return self._scatter_blocks(_KINDS[change], f"[...].{caller}", places, given)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> jax.Array:
@@ -64,7 +64,7 @@ class BlockChanges:
         rows = indices
         if not hasattr(rows, "dtype"):
             rows = as_array(f"Variable {self.label!r}.sparse_read", "indices", indices)
-        return gathered_blocks(self, "sparse_read", rows[..., None])
+        return gather_blocks(self, "sparse_read", rows[..., None])
 
     def gather_nd(self, indices: Any, name: str | None = None) -> jax.Array:
         """Return the elements or blocks at these indices.
@@ -88,7 +88,7 @@ class BlockChanges:
             `tf.Variable.gather_nd`.
         """
         check_name(self.label, "gather_nd", name)
-        return gathered_blocks(self, "gather_nd", indices)
+        return gather_blocks(self, "gather_nd", indices)
 
     def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
         """Add blocks to elements or blocks, addressed by index.
@@ -269,5 +269,5 @@ class BlockChanges:
         """
         caller = "batch_scatter_update"
         check_name(self.label, caller, name, use_locking)
-        indices, values = blocks_of_batches(self, caller, sparse_delta)
+        indices, values = locate_batch_rows(self, caller, sparse_delta)
         return self._scatter_blocks(Scatter.UPDATE, caller, indices, values)

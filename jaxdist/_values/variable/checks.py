@@ -54,7 +54,7 @@ def check_aggregation(name: str, aggregation: VariableAggregation, dtype: Any) -
     )
 
 
-def initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) -> Any:
+def make_initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) -> Any:
     """Return the first value of a variable, in its dtype and not weakly typed."""
     if initial_value is None:
         raise ArgumentError(
@@ -78,7 +78,7 @@ def initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) -> Any:
         )
     caller = f"Variable {name!r}"
     array: Any = as_array(caller, "initial_value", owned(value) if is_array(value) else value)
-    chosen = None if dtype is None else _checked_dtype(name, dtype)
+    chosen = None if dtype is None else _check_dtype(name, dtype)
     # A weakly typed variable would take the dtype of the first value added to it. `asarray` keeps
     # the weak type; the conversion drops it.
     if chosen is not None or getattr(array, "weak_type", False):
@@ -88,7 +88,7 @@ def initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) -> Any:
     return array
 
 
-def _checked_dtype(name: str, dtype: Any) -> Any:
+def _check_dtype(name: str, dtype: Any) -> Any:
     chosen: Any = None
     try:
         chosen = jnp.dtype(dtype)
@@ -127,13 +127,13 @@ def checked_value(
 ) -> jax.Array | np.ndarray:
     """Return `value` in the dtype of the variable, or raise an error that names both."""
     is_array = hasattr(value, "dtype") and hasattr(value, "shape")
-    parameter = parameter_of(caller)
+    parameter = parameter_name(caller)
     array = value if is_array else _as_array(name, caller, parameter, value)
     check_fits(name, caller, parameter, array, shape, dtype)
     return array if array.dtype == dtype else array.astype(dtype)
 
 
-def parameter_of(caller: str) -> str:
+def parameter_name(caller: str) -> str:
     """Return the name of the parameter for the value: `assign` and the other methods differ."""
     return "delta" if caller.endswith(("_add", "_sub")) else "value"
 
@@ -160,7 +160,7 @@ def check_fits(
             "A new value has the shape of the old one; nothing is broadcast.\n\n"
             f"Pass jnp.broadcast_to({parameter}, {list(shape)}) if that is what is meant."
         )
-    if given.dtype == dtype or 0 < _rank(given.dtype) <= _rank(dtype):
+    if given.dtype == dtype or 0 < _cast_rank(given.dtype) <= _cast_rank(dtype):
         return
     if getattr(given.dtype, "kind", "") in "OSUMm":
         raise ArgumentTypeError(
@@ -176,7 +176,7 @@ def check_fits(
     )
 
 
-def _rank(dtype: Any) -> int:
+def _cast_rank(dtype: Any) -> int:
     """Return the position of a dtype in `_KINDS`; 0, as for bool, if it is never cast."""
     for place, kind in enumerate(_KINDS):
         if jnp.issubdtype(dtype, kind):

@@ -10,7 +10,7 @@ import numpy as np
 from jaxdist._validate import as_array, shown
 from jaxdist._values.indexed_slices import as_indexed_slices
 from jaxdist._values.replicas.per_replica import PerReplica
-from jaxdist._values.variable.checks import check_fits, parameter_of
+from jaxdist._values.variable.checks import check_fits, parameter_name
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
@@ -22,14 +22,14 @@ class Blocks:
     indices: Any
 
 
-def checked_blocks(variable: Any, caller: str, indices: Any, updates: Any) -> Blocks:
+def check_blocks(variable: Any, caller: str, indices: Any, updates: Any) -> Blocks:
     """Check indices and blocks, and return them in the dtype of the variable.
 
     Raises:
         ShapeError: The indices have more dims than the variable, or the blocks another shape.
         ArgumentError: An index is out of bounds.
     """
-    places = _checked_places(variable, caller, indices)
+    places = _check_places(variable, caller, indices)
     lead, depth = tuple(places.shape[:-1]), int(places.shape[-1])
     values = _as_values(variable, f"Variable {variable.label!r}.{caller}", "updates", updates)
     wanted = (*lead, *variable.shape[depth:])
@@ -39,7 +39,7 @@ def checked_blocks(variable: Any, caller: str, indices: Any, updates: Any) -> Bl
     return Blocks(rows, jnp.asarray(places).reshape((count, depth)))
 
 
-def blocks_of_batches(variable: Any, caller: str, sparse_delta: Any) -> tuple[Any, Any]:
+def locate_batch_rows(variable: Any, caller: str, sparse_delta: Any) -> tuple[Any, Any]:
     """Return indices and blocks for `IndexedSlices` whose indices count rows within each batch."""
     # `IndexedSlices` has one dim of indices, so several batch dims can only come as a pair.
     if isinstance(sparse_delta, tuple) and len(sparse_delta) == 2:
@@ -51,27 +51,27 @@ def blocks_of_batches(variable: Any, caller: str, sparse_delta: Any) -> tuple[An
     return jnp.stack([*grid[:-1], rows], axis=-1), values
 
 
-def blocks_at(variable: Any, caller: str, index: Any, value: Any) -> tuple[Any, Any]:
+def locate_elements(variable: Any, caller: str, index: Any, value: Any) -> tuple[Any, Any]:
     """Return the indices of the elements of `variable[index]`, and the values for them."""
     if not variable.shape:
         raise ArgumentError(
             f"Variable {variable.label!r}[...].{caller} was called, and the variable is a scalar."
             "\n\nAn index chooses elements of an array, and a scalar has no dim.\n\n"
-            f"Use variable.{caller}({parameter_of(caller)})."
+            f"Use variable.{caller}({parameter_name(caller)})."
         )
     # Indexing an array of element numbers lets JAX interpret every form of index.
     numbers = jnp.arange(variable.size).reshape(variable.shape)[index]
     name = f"{variable.label}[...]"
-    parameter = parameter_of(caller)
+    parameter = parameter_name(caller)
     given = _as_values(variable, f"Variable {name!r}.{caller}", parameter, value)
     check_fits(name, caller, parameter, given, tuple(numbers.shape), variable.dtype)
     places = jnp.stack(jnp.unravel_index(numbers, variable.shape), axis=-1)
     return places, given
 
 
-def gathered_blocks(variable: Any, caller: str, indices: Any) -> jax.Array:
+def gather_blocks(variable: Any, caller: str, indices: Any) -> jax.Array:
     """Return the blocks of the variable's value at these indices."""
-    places = jnp.asarray(_checked_places(variable, caller, indices))
+    places = jnp.asarray(_check_places(variable, caller, indices))
     value: jax.Array = variable.value()
     return value[tuple(places[..., k] for k in range(places.shape[-1]))]
 
@@ -85,7 +85,7 @@ def _as_values(variable: Any, caller: str, name: str, value: Any) -> Any:
     return given.astype(variable.dtype) if fits else given
 
 
-def _checked_places(variable: Any, caller: str, indices: Any) -> Any:
+def _check_places(variable: Any, caller: str, indices: Any) -> Any:
     if isinstance(indices, PerReplica):
         raise ArgumentTypeError(
             f"Variable {variable.label!r}.{caller} was given indices={shown(indices)}.\n\n"

@@ -51,7 +51,7 @@ class VariablePlacement:
         count = self.layout.num_replicas
         return (count * self.shape[0], *self.shape[1:]) if self.shape else (count,)
 
-    def everywhere(self, value: Any) -> jax.Array:
+    def copy_to_all(self, value: Any) -> jax.Array:
         """Return an array in which every copy is `value` (of the shape and dtype of a copy)."""
         if self.layout is None or self.sharding is None:
             return jnp.asarray(value)
@@ -62,14 +62,14 @@ class VariablePlacement:
         copies = PerReplica([value] * len(self.layout.local_replicas))
         return checked_per_replica("value", copies, self.layout).array
 
-    def brought_home(self, array: jax.Array) -> jax.Array:
+    def bring_back(self, array: jax.Array) -> jax.Array:
         """Return the result of a step on the devices of the variable."""
         if self.layout is not None:
             return array
         # A variable of no strategy used in a step: keep one copy, free to be used with any device.
         return _compat.as_uncommitted(array.addressable_data(0))
 
-    def held_as_values(self, held: jax.Array) -> PerReplica:
+    def as_per_replica(self, held: jax.Array) -> PerReplica:
         """Return the copies of a per-replica variable as a `PerReplica`."""
         shared = 1 if self.layout is None else self.layout.replicas_per_place
         return PerReplica.of_global(held, scalars=not self.shape, replicas_per_shard=shared)
@@ -79,21 +79,21 @@ class VariablePlacement:
         if self.layout is None:
             return (held,)
         if self.per_replica:
-            return self.held_as_values(held).values
+            return self.as_per_replica(held).values
         on = {s.device: s.data for s in held.addressable_shards}
         # Sharded over logical devices: no single device has a whole copy.
         if not held.is_fully_replicated:
             return (held,) * len(self.layout.local_replicas)
         return tuple(on[self.layout.device_grid[r, 0]] for r in self.layout.local_replicas)
 
-    def combined(self, held: jax.Array, how: VariableAggregation) -> jax.Array:
+    def combine(self, held: jax.Array, how: VariableAggregation) -> jax.Array:
         """Combine an array with one value for each replica into one mirrored value."""
         if self.layout is None:
             return held
-        combined: jax.Array = _combination(self.layout, how, self.shape)(held)
+        combined: jax.Array = _make_combine(self.layout, how, self.shape)(held)
         return combined
 
-    def shares_of_sum(self, value: Any) -> jax.Array:
+    def split_sum(self, value: Any) -> jax.Array:
         """Return an array with a share for each replica; the sum of the shares is `value`.
 
         Where an integer does not divide evenly, the first replicas get one more, so that nothing is
@@ -104,7 +104,7 @@ class VariablePlacement:
             return jnp.asarray(value)
         count = layout.num_replicas
         if jnp.issubdtype(self.dtype, np.inexact):
-            return self.everywhere((value / count).astype(self.dtype))
+            return self.copy_to_all((value / count).astype(self.dtype))
         whole, rest = value // count, value % count
         shares = [(whole + (rest > r)).astype(self.dtype) for r in layout.local_replicas]
         return checked_per_replica("value", PerReplica(shares), layout).array
@@ -112,7 +112,7 @@ class VariablePlacement:
 
 # Cached, since `jax.jit` of a new function would compile again at every read.
 @functools.lru_cache(maxsize=64)
-def _combination(
+def _make_combine(
     layout: ReplicaMesh, how: VariableAggregation, shape: tuple[int, ...]
 ) -> Callable[[Any], Any]:
     def combine(held: jax.Array) -> jax.Array:

@@ -51,7 +51,7 @@ class Scatter(enum.Enum):
 _OF_SCALARS = {"scatter_add": "assign_add", "scatter_sub": "assign_sub"}
 
 
-def checked_slices(variable: Any, kind: Scatter, given: Any) -> IndexedSlices:
+def check_slices(variable: Any, kind: Scatter, given: Any) -> IndexedSlices:
     """Check rows for a variable, and return them in its dtype."""
     slices = as_indexed_slices(variable.label, kind.value, given)
     if not variable.shape:

@@ -4,7 +4,7 @@ from typing import Any, final
 
 import jax
 
-from jaxdist._values.variable.arguments import check_name, elements_at
+from jaxdist._values.variable.arguments import check_name, get_elements
 from jaxdist._values.variable.operators import ValueOperators
 
 
@@ -54,7 +54,7 @@ class VariableSlice(ValueOperators):
         return self._held.size
 
     def __getitem__(self, index: Any) -> jax.Array:
-        return elements_at(f"Variable {self._variable.label!r}[...][index]", self._held, index)
+        return get_elements(f"Variable {self._variable.label!r}[...][index]", self._held, index)
 
     def assign(self, value: Any, name: str | None = None) -> jax.Array:
         """Replace these elements; the variable changes as by `scatter_nd_update`.

@@ -15,15 +15,15 @@ from jaxdist._values.replicas.distributed import DistributedValues
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.replicas.placement import Kind, placement_of
 from jaxdist._values.variable.across import ACROSS, check_can_combine
-from jaxdist._values.variable.arguments import check_name, elements_at
+from jaxdist._values.variable.arguments import check_name, get_elements
 from jaxdist._values.variable.blocks import BlockChanges
-from jaxdist._values.variable.checks import check_aggregation, check_modes, initial_array
+from jaxdist._values.variable.checks import check_aggregation, check_modes, make_initial_array
 from jaxdist._values.variable.documented import DocumentedNames
 from jaxdist._values.variable.enums import VariableAggregation, VariableSynchronization
 from jaxdist._values.variable.operators import ValueOperators
 from jaxdist._values.variable.placement import VariablePlacement
 from jaxdist._values.variable.rows import RowChanges
-from jaxdist._values.variable.scatter import Scatter, checked_slices
+from jaxdist._values.variable.scatter import Scatter, check_slices
 from jaxdist._values.variable.slices import VariableSlice
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 
@@ -123,7 +123,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
                 "Make it before, and use it in the function."
             )
         check_modes(self._label, synchronization, aggregation, in_scope=here.strategy is not None)
-        array = initial_array(self._label, initial_value, dtype, shape)
+        array = make_initial_array(self._label, initial_value, dtype, shape)
         check_aggregation(self._label, aggregation, array.dtype)
         reads = synchronization is VariableSynchronization.ON_READ
         self._trainable = (
@@ -136,8 +136,8 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         self._synchronization = synchronization
         self._aggregation = aggregation
         self._strategy = here.strategy
-        self._home = _home_of(array, here.layout, on_read=reads)
-        self._held = self._home.everywhere(array)
+        self._home = _place_variable(array, here.layout, on_read=reads)
+        self._held = self._home.copy_to_all(array)
         _Process.has_variables = True
 
     # Reading
@@ -153,7 +153,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
             >>> Variable(3.0).value()
             Array(3., dtype=float32)
         """
-        array: jax.Array = _access().read(self)
+        array: jax.Array = _find_access().read(self)
         return array
 
     def read_value(self) -> jax.Array:
@@ -299,7 +299,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
     def _update(self, change: Change, value: Any, *, read_value: bool) -> Any:
         if read_value is not True:
             as_flag(f"Variable {self._label!r}.{change.value}", "read_value", read_value)
-        access = _access()
+        access = _find_access()
         if isinstance(value, Variable):
             value = value.value()
         # Checked before the change: an error after it would leave the variable changed.
@@ -310,20 +310,20 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 
     def _scatter(self, kind: Scatter, given: Any, use_locking: Any, name: Any) -> jax.Array:
         check_name(self._label, kind.value, name, use_locking)
-        access = _access()
-        access.scatter(self, kind, checked_slices(self, kind, given))
+        access = _find_access()
+        access.scatter(self, kind, check_slices(self, kind, given))
         array: jax.Array = access.read(self)
         return array
 
     def _apply_blocks(self, kind: Scatter, blocks: Any) -> jax.Array:
-        access = _access()
+        access = _find_access()
         access.scatter(self, kind, blocks)
         array: jax.Array = access.read(self)
         return array
 
     def __getitem__(self, index: Any) -> VariableSlice:
         held = self.value()
-        elements = elements_at(f"Variable {self._label!r}[index]", held, index)
+        elements = get_elements(f"Variable {self._label!r}[index]", held, index)
         return VariableSlice(self, index, elements)
 
     # Facts
@@ -449,7 +449,7 @@ def _value_for_jax(variable: Variable) -> Any:
             "jax.jacrev, jax.jacfwd, jax.jacobian and jax.hessian put arrays into the structure "
             "of their arguments, and what takes the place of a variable is an array. jax.grad, "
             "jax.vjp and jax.jvp take a variable.\n\n"
-            f"Pass {_as_name(label)}.value() in its place."
+            f"Pass {_example_name(label)}.value() in its place."
         )
     try:
         return variable.value()
@@ -458,7 +458,7 @@ def _value_for_jax(variable: Variable) -> Any:
         return NoValue(variable)
 
 
-def _as_name(label: str) -> str:
+def _example_name(label: str) -> str:
     return label if label.isidentifier() else "variable"
 
 
@@ -522,7 +522,7 @@ def hold_all(variables: Sequence[Variable], arrays: Sequence[jax.Array]) -> None
         if current_binding() is not None:
             variable.held = array
         else:
-            variable._held = array if home.layout is not None else home.brought_home(array)
+            variable._held = array if home.layout is not None else home.bring_back(array)
 
 
 class _Process:
@@ -536,12 +536,12 @@ def any_variable() -> bool:
     return _Process.has_variables
 
 
-def _access() -> Access:
+def _find_access() -> Access:
     in_step = site().in_step
     return ACROSS if in_step is None else in_step
 
 
-def _home_of(array: Any, layout: ReplicaMesh | None, *, on_read: bool) -> VariablePlacement:
+def _place_variable(array: Any, layout: ReplicaMesh | None, *, on_read: bool) -> VariablePlacement:
     """Return the placement of a variable that starts as `array`.
 
     An array that is sharded over the logical axes keeps its sharding.
