@@ -1,10 +1,45 @@
-"""Arrays that replace those of variables while a `jaxdist.function` is traced."""
+"""What a trace replaces: arrays of variables, origins of arguments, and sources of batches.
 
+Also checks for tracers that outlived their trace.
+"""
+
+import abc
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
+
+import jax
+
+from jaxdist import _compat
+from jaxdist._typing import PyTree
+from jaxdist.errors import ContextError
+
+
+class BatchSource(abc.ABC):
+    """An iterator whose batches a compiled `jaxdist.function` takes, and may put back unused."""
+
+    @abc.abstractmethod
+    def take(self) -> PyTree:
+        """Return the next batch.
+
+        Raises:
+            StopIteration: No batch is left.
+        """
+
+    @abc.abstractmethod
+    def position(self) -> Any:
+        """Return the current position, which `put_back` accepts."""
+
+    @abc.abstractmethod
+    def put_back(self, taken: Sequence[tuple[PyTree, Any]], before: Any) -> None:
+        """Take back batches, so that `take` returns them again.
+
+        Args:
+            taken: The batches that were taken last, each with the position after it.
+            before: The position before the first of them.
+        """
 
 
 class Binding(Protocol):
@@ -54,3 +89,29 @@ def bound(binding: Binding) -> Iterator[None]:
         yield
     finally:
         _BINDING.reset(token)
+
+
+def is_leaked(value: Any) -> bool:
+    """Whether `value` is a tracer although the caller is not being traced."""
+    return isinstance(value, jax.core.Tracer) and not _compat.inside_trace()
+
+
+def refuse_leaked(caller: str, name: object, value: Any) -> None:
+    """Raise if `value` is a tracer that outlived its trace.
+
+    Raises:
+        ContextError: `value` is such a tracer.
+    """
+    if is_leaked(value):
+        raise leaked(f"{caller} was given {name}, ", value)
+
+
+def leaked(start: str, value: Any) -> ContextError:
+    """Return the error for a tracer that outlived its trace; the text begins with `start`."""
+    return ContextError(
+        f"{start}a traced value ({value.aval.str_short()}) of a function that JAX has finished "
+        "tracing.\n\n"
+        "A step, or a function under jax.jit, kept it in a list, an attribute or a global. It has "
+        "a number only while the compiled function runs.\n\n"
+        "Return the value from that function, and use what it returns."
+    )
