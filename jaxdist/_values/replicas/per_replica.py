@@ -18,7 +18,7 @@ from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 
 
 class Form(enum.Enum):
-    """How a `PerReplica` holds its values."""
+    """How a `PerReplica` stores its values."""
 
     ROWS = "rows"  # one global array: a local [b, ...] is global [R*b, ...]
     SCALARS = "scalars"  # one global array [R]: each replica has a scalar

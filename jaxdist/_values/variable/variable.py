@@ -326,7 +326,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         elements = get_elements(f"Variable {self._label!r}[index]", held, index)
         return VariableSlice(self, index, elements)
 
-    # Facts
+    # Properties
 
     @property
     def name(self) -> str:
