@@ -242,7 +242,7 @@ class StepsInFlight:
         if self._count >= MAX_STEPS_IN_FLIGHT_ON_CPU:
             # Reset before the wait: if Ctrl-C interrupts it, later steps are counted from zero.
             newest, self._newest, self._count = self._newest, None, 0
-            # The caller may have donated the result; then a later step already waits for it.
+            # The caller may have donated this result since; nobody can wait for a deleted array.
             if newest is not None and not newest.is_deleted():
                 jax.block_until_ready(newest)
 
