@@ -1,4 +1,4 @@
-"""Functions that a room calls and a room above it provides."""
+"""Callbacks that a room calls and that a higher room provides."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,9 @@ from jaxdist.errors import ContextError
 
 
 class Hook:
-    """A place for one function of a higher room; it is filled when that room is imported.
+    """A slot for one function of a higher room, which sets it when it is imported.
+
+    Imports run downward only, so a lower room cannot import the function that it needs.
 
     Args:
         provider: The room that provides the function.
@@ -18,11 +20,12 @@ class Hook:
         self._function: Callable[..., Any] | None = None
 
     def set(self, function: Callable[..., Any]) -> None:
-        """Provide the function."""
+        """Set the function."""
         self._function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
+        # Only while jaxdist itself is imported: its `__init__` imports every provider.
         if self._function is None:
             raise ContextError(
                 f"{self._provider} was not imported.\n\nA room below it calls what it provides.\n\n"
@@ -31,5 +34,5 @@ class Hook:
         return self._function(*args, **kwargs)
 
 
-# Plans a program of a strategy for another machine.
+# Compiles a program of a strategy for another machine; `Program.compile_for` calls it.
 COMPILE_FOR = Hook("jaxdist._planning")

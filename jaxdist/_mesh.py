@@ -1,4 +1,4 @@
-"""The one mesh of a strategy: which axes are replicas, which are logical devices."""
+"""The mesh of a strategy: which of its axes are replicas, which are logical devices."""
 
 import dataclasses
 import functools
@@ -19,20 +19,22 @@ LOGICAL_AXIS = "logical"
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaMesh:
-    """A JAX mesh, and the axes of it over which copies of the step run.
+    """A JAX mesh, and those of its axes over which copies of the step run.
 
-    The replica axes are manual inside `run`; the others are the logical devices of each
-    replica and stay automatic, GSPMD's business.
+    The replica axes are manual inside `run`. The other axes are the logical devices of each
+    replica; they stay automatic, so GSPMD partitions the step over them.
     """
 
     mesh: Mesh
     replica_axes: tuple[str, ...]
-    # Copies of the step where several of them take turns on one device (`virtual_replicas`).
+    # Number of virtual replicas, several of which share a device (`deterministic=True`); or None.
     num_virtual: int | None = None
-    # The slice whose chips are only described: programs compile for it, and nothing lies on it.
+    # Name of a slice that libtpu only describes: programs compile for it, but cannot run; or None.
     described: str | None = None
-    # Whether a step has to say of every input how it lies over the logical devices.
+    # Whether a step must declare for every input how it is split over the logical devices.
     spmd: bool = False
+
+    # Everything below is cached: `run` reads it at every call, and a mesh never changes.
 
     @functools.cached_property
     def logical_axes(self) -> tuple[str, ...]:
@@ -41,22 +43,26 @@ class ReplicaMesh:
 
     @functools.cached_property
     def num_replicas(self) -> int:
-        """Copies of the step that run together."""
+        """Number of copies of the step that run together."""
         return self.num_virtual or self.num_places
 
     @functools.cached_property
     def num_places(self) -> int:
-        """Positions over the replica axes; one replica each, unless replicas are virtual."""
+        """Number of positions on the replica axes: one per replica, unless replicas are virtual."""
         return math.prod(self.mesh.shape[a] for a in self.replica_axes)
 
     @functools.cached_property
     def replicas_per_place(self) -> int:
-        """Replicas that take turns on one device."""
+        """Number of replicas that share one device and run on it one after the other."""
         return self.num_replicas // self.num_places
 
     @functools.cached_property
     def traced_mesh(self) -> Mesh | AbstractMesh:
-        """The mesh over which a step is traced: with virtual replicas, as if each had a device."""
+        """The mesh over which a step is traced.
+
+        With virtual replicas it is abstract, with one device for each of them. The trace, and so
+        the bits of the results, then do not depend on the number of real devices.
+        """
         if self.num_virtual is None:
             return self.mesh
         names = self.mesh.axis_names
@@ -67,21 +73,19 @@ class ReplicaMesh:
 
     @functools.cached_property
     def num_logical(self) -> int:
-        """Devices that one replica spans."""
+        """Number of devices that one replica spans."""
         return math.prod(self.mesh.shape[a] for a in self.logical_axes)
 
     @functools.cached_property
     def manual_axes(self) -> frozenset[str]:
-        """Axes that `shard_map` makes manual.
-
-        All of them where a replica is one device: partial-auto programs cannot reduce bf16
-        on CPU, so they are made only where logical devices need them.
-        """
+        """Axes that `shard_map` makes manual: the replica axes, or all of them."""
+        # Programs with automatic axes cannot reduce bfloat16 on CPU. So axes stay automatic only
+        # where a replica spans several devices.
         return frozenset(self.mesh.axis_names if self.num_logical == 1 else self.replica_axes)
 
     @functools.cached_property
     def replica_spec(self) -> PartitionSpec:
-        """Dim 0 split over the replicas."""
+        """The `PartitionSpec` that splits dim 0 over the replicas."""
         axes = self.replica_axes
         return PartitionSpec(axes[0] if len(axes) == 1 else axes)
 
@@ -96,32 +100,35 @@ class ReplicaMesh:
         return NamedSharding(self.mesh, self.replica_spec)
 
     def tiles(self, parts: Sequence[int]) -> NamedSharding:
-        """The layout of a mirrored array that is cut into parts, a dim into each number of them.
+        """Return the layout of a mirrored array that is split over the logical devices.
 
-        Part (i, j) of dims cut into m and n lies on logical device `i * n + j`. Where several
-        dims are cut, the mesh of the layout has an axis for each: JAX has no names for parts of
-        an axis.
+        Args:
+            parts: For each dim, the number of parts. Part (i, j) of two dims in m and n parts is
+                on logical device `i * n + j`.
         """
+        # A `PartitionSpec` can name an axis but no part of one. So where several dims are split,
+        # the layout has a mesh of the same devices with one logical axis for each of these dims.
         cut = [n for n in parts if n > 1]
         if len(cut) < 2:
             whole = self.logical_axes[0] if len(self.logical_axes) == 1 else self.logical_axes
             return NamedSharding(
                 self.mesh, PartitionSpec(*(whole if n > 1 else None for n in parts))
             )
-        mesh = self._in_factors(tuple(cut))
+        mesh = self._factorize(tuple(cut))
         names = iter(mesh.axis_names[len(self.replica_axes) :])
         return NamedSharding(mesh, PartitionSpec(*(next(names) if n > 1 else None for n in parts)))
 
-    def _in_factors(self, sizes: tuple[int, ...]) -> Mesh:
-        """The same devices, with an axis of the logical ones for each of these sizes."""
+    def _factorize(self, sizes: tuple[int, ...]) -> Mesh:
+        """Return a mesh of the same devices whose logical axes have these sizes."""
         replicas = tuple(self.mesh.shape[a] for a in self.replica_axes)
         grid = self.device_grid.reshape(replicas + sizes)
         names = (*self.replica_axes, *(f"{LOGICAL_AXIS}_{i}" for i in range(len(sizes))))
         return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
 
-    def is_in_factors(self, mesh: Any) -> bool:
-        """Whether `mesh` is this one with the logical axis in factors."""
+    def is_factorized(self, mesh: Any) -> bool:
+        """Whether `mesh` is this mesh with its logical axes factorized, as `tiles` makes it."""
         count = len(self.replica_axes)
+        # The device order has to agree as well, or the parts would be on other logical devices.
         replicas = mesh.axis_names[:count] == self.replica_axes
         return (
             replicas
@@ -133,8 +140,9 @@ class ReplicaMesh:
 
     @functools.cached_property
     def device_grid(self) -> np.ndarray:
-        """Devices as `[replica, logical device]`; virtual replicas share theirs."""
+        """Devices as an array `[replica, logical device]`; virtual replicas share devices."""
         names = self.mesh.axis_names
+        # A user's mesh may have its axes in any order.
         order = [names.index(a) for a in self.replica_axes + self.logical_axes]
         grid: np.ndarray = self.mesh.devices.transpose(order)
         grid = grid.reshape(self.num_places, self.num_logical)
@@ -142,18 +150,18 @@ class ReplicaMesh:
 
     @functools.cached_property
     def devices(self) -> tuple[jax.Device, ...]:
-        """All devices, replica by replica, each once."""
+        """All devices, ordered by replica, without duplicates."""
         return tuple(dict.fromkeys(self.device_grid.ravel()))
 
     @functools.cached_property
     def pieces_are_replicas(self) -> bool:
-        """Whether the pieces of a per-replica array, in the mesh's order, are the replicas'."""
+        """Whether shard i of a per-replica array, in mesh order, is the value of replica i."""
         in_order = self.devices == tuple(self.mesh.devices.ravel())
         return self.num_logical == 1 and in_order and self.num_virtual is None
 
     @functools.cached_property
     def device_set(self) -> frozenset[jax.Device]:
-        """All devices."""
+        """All devices, as a set."""
         return frozenset(self.devices)
 
     @functools.cached_property
@@ -163,7 +171,7 @@ class ReplicaMesh:
 
     @functools.cached_property
     def local_replicas(self) -> tuple[int, ...]:
-        """Replicas whose first device belongs to this process."""
+        """Numbers of the replicas whose first device belongs to this process."""
         me = jax.process_index()
         return tuple(
             r for r in range(self.num_replicas) if self.device_grid[r, 0].process_index == me
@@ -175,7 +183,7 @@ class ReplicaMesh:
         return len(self.local_replicas) == self.num_replicas
 
     def check_is_there(self, caller: str) -> None:
-        """Refuse what needs devices that run, where they are only described."""
+        """Raise if the devices are only described by libtpu, so that nothing can run on them."""
         if self.described is not None:
             raise DeviceError(
                 f"{caller} needs devices, and {self.described!r} is a description of "
@@ -187,7 +195,7 @@ class ReplicaMesh:
             )
 
     def replica_mesh(self, replica: int) -> Mesh:
-        """The mesh of one replica's logical devices."""
+        """Return the mesh of one replica's logical devices."""
         shape = tuple(self.mesh.shape[a] for a in self.logical_axes)
         devices = self.device_grid[replica].reshape(shape)
         return Mesh(devices, self.logical_axes, axis_types=(AxisType.Auto,) * len(shape))
@@ -215,14 +223,14 @@ def build(
 ) -> ReplicaMesh:
     """Build the mesh of a strategy from devices listed replica by replica."""
     grid = np.asarray(devices, dtype=object).reshape(-1, num_logical)
-    # Axis types are always passed: the default differs between `Mesh` and `jax.make_mesh`,
-    # and with Explicit axes `shard_map` refuses arrays that are not laid out over them yet.
+    # Axis types are always passed: the default differs between `Mesh` and `jax.make_mesh`.
+    # With Explicit axes `shard_map` refuses arrays that are not yet sharded over them.
     mesh = Mesh(grid, (REPLICA_AXIS, LOGICAL_AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
     return ReplicaMesh(mesh, (REPLICA_AXIS,), described=described, spmd=spmd)
 
 
 def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
-    """Take over a user's mesh, with its names; its axes become Auto."""
+    """Build the mesh of a strategy from a user's mesh; names stay, and all axes become Auto."""
     if not isinstance(mesh, Mesh):
         raise ArgumentTypeError(
             f"MirroredStrategy was given mesh={shown(mesh)}.\n\n"
@@ -230,6 +238,7 @@ def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
             "Build one with jax.sharding.Mesh(devices, axis_names), or leave mesh out."
         )
     names = mesh.axis_names
+    # Not guessed: on a mesh ("data", "model") copies over both axes would be a wrong result.
     if replica_axes is None:
         raise ArgumentError(
             f"MirroredStrategy was given mesh with the axes {names}, and no replica_axes.\n\n"

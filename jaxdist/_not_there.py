@@ -1,6 +1,6 @@
-"""Documented names that are not there, and what stands in their place.
+"""Documented names that jaxdist does not have, and what replaces each of them.
 
-Reading one raises `errors.MissingNameError`, an `AttributeError`, so `hasattr` says no.
+Reading one raises `errors.MissingNameError`, an `AttributeError`, so `hasattr` returns False.
 """
 
 import sys
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from jaxdist.errors import MissingNameError
 
-# What comes later: each is the subject of its names.
+# Parts of `tf.distribute` that jaxdist will have later; each text explains several names.
 PROCESSES = "It comes with training over several processes, which is not there yet."
 SERVERS = "It comes with parameter servers, which are not there yet."
 FIT = "It comes with fit and Estimator, which are not there yet."
@@ -108,7 +108,9 @@ _TPU_V1 = {
     "shard": f"{_RUN}\n\nAn array laid out as strategy.per_replica_sharding is split over them.",
     "shutdown_system": "It is tpu.experimental.shutdown_tpu_system(resolver).",
 }
+# Version 1 of `tf.distribute` lacks these names, so `compat.v1` leaves them out on purpose.
 _ONLY_V2 = "Version 1 of tf.distribute has no {0} here; it is jaxdist.{0}."
+# Module -> documented name -> the text of the error.
 MISSING: dict[str, dict[str, str]] = {
     "jaxdist": _TOP,
     "jaxdist.experimental": _EXPERIMENTAL,
@@ -159,6 +161,7 @@ _TRANSFORMED = (
     "It is no tf.data dataset: write examples.batch(size, shuffle=True, seed=0, repeat=epochs).\n\n"
     "To map or filter use Grain, whose datasets experimental_distribute_dataset takes."
 )
+# Class -> documented method or property -> the text of the error.
 MISSING_MEMBERS: dict[str, dict[str, str]] = {
     "Examples": dict.fromkeys(
         (
@@ -194,26 +197,25 @@ MISSING_MEMBERS: dict[str, dict[str, str]] = {
 
 
 def explain_missing(module: str) -> None:
-    """Give a module a `__getattr__` that says what is in place of a documented name.
-
-    It is put there by name: checkers of types would believe any name of a module that has one.
-    """
+    """Give a module a `__getattr__` that explains its missing documented names."""
     table = MISSING[module]
 
     def read(name: str) -> NoReturn:
-        raise _missing(module, name, table, None)
+        raise _make_error(module, name, table, None)
 
+    # Set by name, not by `def`: a type checker accepts every name of a module that defines it.
     vars(sys.modules[module])["__getattr__"] = read
 
 
 def missing_member(owner: Any, name: str, table: Mapping[str, str]) -> AttributeError:
-    """The error for a member that an object does not have."""
-    return _missing(type(owner).__name__, name, table, owner)
+    """Return the error for a member that an object does not have."""
+    return _make_error(type(owner).__name__, name, table, owner)
 
 
-def _missing(where: str, name: str, table: Mapping[str, str], owner: Any) -> AttributeError:
+def _make_error(where: str, name: str, table: Mapping[str, str], owner: Any) -> AttributeError:
     if name in table:
         text = f"{where}.{name} is not there.\n\n{table[name]}"
         return MissingNameError(text, name=name, obj=owner)
+    # The text that Python itself would use, for names that nobody documents.
     found = f"module {where!r}" if owner is None else f"{where!r} object"
     return AttributeError(f"{found} has no attribute {name!r}", name=name, obj=owner)

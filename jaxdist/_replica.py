@@ -1,4 +1,4 @@
-"""Where a call is made: outside, in a strategy's scope, or inside a replica of a step."""
+"""The context of a call: outside every strategy, in a scope, or inside a replica of a step."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ from jaxdist.errors import ArgumentTypeError, ContextError
 
 
 class HasLayout(Protocol):
-    """What the rooms below strategies know of a strategy."""
+    """What lower rooms may use of a strategy: its mesh."""
 
     @property
     def layout(self) -> ReplicaMesh:
@@ -38,12 +38,12 @@ class HasLayout(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frame:
-    """One level of context: a strategy's scope, a replica of a step, or a merge function."""
+    """One level of context: the scope of a strategy, a replica of a step, or a merge function."""
 
     strategy: Any
     replica: "ReplicaContext | None" = None
     in_merge: bool = False
-    # How a step that is being traced gets at variables (`values.Access`).
+    # The `_values.Access` through which the traced step reads and changes variables, or None.
     variables: Any = None
 
     @property
@@ -52,7 +52,7 @@ class Frame:
         return self.replica is not None or self.in_merge
 
     def describe(self) -> str:
-        """Where this is, in words, for error messages."""
+        """Describe this context in words, for error messages."""
         name = type(self.strategy).__name__
         if self.in_merge:
             return f"in a merge function of {name}"
@@ -61,15 +61,16 @@ class Frame:
         return f"in the cross-replica context of {name} (its scope)"
 
 
-# Hides the ambient strategy as well.
+# `FRAME` is None by default, which means the ambient strategy. This value means no strategy.
 _OUTSIDE = Frame(None)
 FRAME: ContextVar[Frame | None] = ContextVar("jaxdist_frame", default=None)
-# The strategy that `experimental_set_strategy` made ambient; process-wide, as documented.
+# The strategy of `experimental_set_strategy`. It holds for all threads, as `tf.distribute`
+# documents, so it cannot be a `ContextVar`.
 ambient: list[Frame] = []
 
 
 def current_frame() -> Frame | None:
-    """The innermost context of the caller, or None outside every strategy."""
+    """Return the innermost context of the caller, or None outside every strategy."""
     frame = FRAME.get()
     if frame is None:
         return ambient[0] if ambient else None
@@ -77,30 +78,31 @@ def current_frame() -> Frame | None:
 
 
 def innermost_explicit_frame() -> Frame | None:
-    """Like `current_frame`, without the ambient strategy."""
+    """Return the innermost context that a block entered; ignore the ambient strategy."""
     frame = FRAME.get()
     return None if frame is _OUTSIDE else frame
 
 
-def _site() -> CallContext:
-    """Where a variable is made, read or assigned."""
+def _find_call_context() -> CallContext:
+    """Return what `_values` needs to know about the place where a variable is used."""
     frame = current_frame()
     if frame is None:
         return CallContext()
     return CallContext(frame.strategy, frame.strategy.layout, frame.variables, frame.inside_step)
 
 
-set_context_hook(_site)
+# `_values` is a lower room and cannot import this one.
+set_context_hook(_find_call_context)
 
 
 def set_ambient(strategy: Any | None) -> None:
-    """Make `strategy` the process-wide ambient one; None clears it."""
+    """Make `strategy` the ambient strategy of the process; None clears it."""
     ambient[:] = [] if strategy is None else [Frame(strategy)]
 
 
 @contextlib.contextmanager
 def entered(frame: Frame | None) -> Iterator[None]:
-    """Make `frame` the innermost context for the block; None is no context at all."""
+    """Make `frame` the innermost context in the block; None means outside every strategy."""
     token = FRAME.set(_OUTSIDE if frame is None else frame)
     try:
         yield
@@ -109,7 +111,7 @@ def entered(frame: Frame | None) -> Iterator[None]:
 
 
 class ReplicaContext:
-    """A replica as seen from inside a step; `get_replica_context()` gives it.
+    """A replica as seen from inside a step; `get_replica_context()` returns it.
 
     Example:
         >>> def step(x):
@@ -157,7 +159,7 @@ class ReplicaContext:
 
     @property
     def replica_id_in_sync_group(self) -> Any:
-        """This replica's number, from 0.
+        """The number of this replica, from 0.
 
         Shapes:
             A traced int32 scalar inside `run`; the Python integer 0 outside every strategy.
@@ -171,15 +173,15 @@ class ReplicaContext:
         """
         if not self._traced:
             return 0
-        self._must_be_current("replica_id_in_sync_group")
+        self._check_is_current("replica_id_in_sync_group")
         return jax.lax.axis_index(self._layout.replica_axes)
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Names of the devices that this context stands for.
+        """Names of the devices of this context.
 
-        One program is traced for all replicas, so inside `run` these are the devices of all of
-        them; outside every strategy it is the default device.
+        jaxdist traces one program for all replicas, so inside `run` these are the devices of all
+        replicas. Outside every strategy it is the default device.
 
         Example:
             >>> get_replica_context().devices
@@ -203,25 +205,25 @@ class ReplicaContext:
 
         Cost:
             One all-reduce of all leaves of one dtype: at most `2 (R-1)/R` of its bytes per device.
-            With `options.bytes_per_pack`, one for each pack, of the same bytes together.
+            With `options.bytes_per_pack`, one for each pack; the bytes in total are the same.
 
         Args:
             reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
             value: Pytree of arrays and numbers. Floats keep their dtype; booleans are counted
-                in int32; the mean of integers is true division into the default float. Of
-                `IndexedSlices` the rows of all replicas come one after the other (two
-                all-gathers), divided by their number for a mean.
+                in int32; the mean of integers is true division into the default float. For
+                `IndexedSlices` the rows of all replicas are concatenated (two all-gathers); for
+                a mean they are divided by the number of replicas.
             options: `experimental.CommunicationOptions`; they never change the result.
             experimental_hints: The older name of `options`.
 
         Returns:
             Pytree like `value`, the same on all replicas. Its gradient is an all-reduce of the
-            gradients of all replicas, by the same op.
+            gradients of all replicas with the same op.
 
         Raises:
             ArgumentError: Unknown `reduce_op`.
-            ArgumentTypeError: A leaf that has no sum.
-            ContextError: Not called in the step that this context belongs to.
+            ArgumentTypeError: A leaf whose type cannot be summed.
+            ContextError: Called outside the step that this context belongs to.
 
         Example:
             >>> def step(x):
@@ -236,13 +238,15 @@ class ReplicaContext:
         op = _collectives.reduce_op(caller, reduce_op)
         communication: _collectives.Communication = self._strategy.communication
         chosen = communication.asked(caller, options, experimental_hints, packs=True)
+        # Outside every strategy there is one replica, and its value is the result.
         if not self._traced:
             return value
-        self._must_be_current("all_reduce")
+        self._check_is_current("all_reduce")
         ops = communication.ops
         if ops is None:
             return _collectives.all_reduce_tree(caller, op, value, self._layout, chosen)
-        with entered(self._merging()):
+        # A user's `CrossDeviceOps` works on all replicas at once, so it runs as a merge function.
+        with entered(self._merge_frame()):
             return _collectives.all_reduce_tree(caller, op, value, self._layout, chosen, ops)
 
     def all_gather(
@@ -253,7 +257,7 @@ class ReplicaContext:
         *,
         experimental_hints: Any = None,
     ) -> PyTree:
-        """Concatenate `value` of all replicas on `axis`; every replica gets the result.
+        """Concatenate `value` of all replicas along `axis`; every replica gets the result.
 
         Shapes:
             In: leaves `[..., n, ...]` on each replica. Out: `[..., R*n, ...]`.
@@ -263,17 +267,17 @@ class ReplicaContext:
 
         Args:
             value: Pytree of arrays of any dtype, rank 1 and up.
-            axis: Dim to concatenate on; negative counts from the end.
+            axis: Dim to concatenate along; negative counts from the end.
             options: Communication options; they never change the result.
             experimental_hints: The older name of `options`.
 
         Returns:
-            Pytree like `value`. The gradient of the result is summed over the replicas, and each
-            gets its own slice.
+            Pytree like `value`. Its gradient: the gradients of the result are summed over the
+            replicas, and each replica gets its own slice of the sum.
 
         Raises:
             ShapeError: A scalar leaf, or an axis outside the rank.
-            ContextError: Not called in the step that this context belongs to.
+            ContextError: Called outside the step that this context belongs to.
 
         Example:
             >>> def step(x):
@@ -287,14 +291,16 @@ class ReplicaContext:
         caller = "ReplicaContext.all_gather"
         communication: _collectives.Communication = self._strategy.communication
         chosen = communication.asked(caller, options, experimental_hints)
+        # Checked before anything is communicated, and outside of a strategy as well, so that code
+        # which runs there does not fail later in a step.
         for path, leaf in jax.tree.flatten_with_path(value, is_leaf=_is_sparse)[0]:
             _collectives.refuse_slices(caller, "value" + keystr(path), leaf)
         if not self._traced:
             return value
-        self._must_be_current("all_gather")
+        self._check_is_current("all_gather")
         ops = communication.ops
         if ops is not None and _collectives.overrides(ops, "gather_implementation"):
-            with entered(self._merging()):
+            with entered(self._merge_frame()):
                 return jax.tree.map_with_path(
                     lambda path, leaf: _collectives.gathered_by(
                         ops,
@@ -314,26 +320,26 @@ class ReplicaContext:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call `merge_fn(strategy, *args, **kwargs)` once, across the replicas.
+        """Call `merge_fn(strategy, *args, **kwargs)` once for all replicas.
 
-        Inside it, arrays among the arguments are `PerReplica` handles: `strategy.reduce`,
-        `strategy.gather` and `strategy.extended.broadcast_to` on them are collectives.
-        Its result goes to every replica; a `PerReplica` in it gives each its own value.
+        `merge_fn` gets arrays as `PerReplica` handles: `strategy.reduce`, `strategy.gather` and
+        `strategy.extended.broadcast_to` on them are collectives. Every replica gets the result; of
+        a `PerReplica` in the result, each replica gets its own value.
 
         Cost:
-            What `merge_fn` asks for. `.values` of a handle and
+            The collectives that `merge_fn` runs. `.values` of a handle and
             `strategy.experimental_local_results` are an all-gather.
 
         Args:
             merge_fn: Function of the strategy and the arguments.
-            args: Positional arguments, of this replica.
-            kwargs: Keyword arguments, of this replica.
+            args: Positional arguments of this replica.
+            kwargs: Keyword arguments of this replica.
 
         Returns:
-            What `merge_fn` returned, as seen by this replica.
+            The result of `merge_fn`, as this replica sees it.
 
         Raises:
-            ContextError: Not called in the step that this context belongs to.
+            ContextError: Called outside the step that this context belongs to.
 
         Example:
             >>> def total(strategy, x):
@@ -350,8 +356,9 @@ class ReplicaContext:
         call_arguments("ReplicaContext.merge_call", args, kwargs)
         given = (tuple(args), dict(kwargs or {}))
 
-        def merged(given: Any, variables: Any) -> Any:
+        def merge(given: Any, variables: Any) -> Any:
             if self._traced:
+                # A `Variable` is a pytree node, and must reach `merge_fn` as the object that it is.
                 given = jax.tree.map(
                     self._as_handle, given, is_leaf=lambda x: isinstance(x, Variable)
                 )
@@ -364,14 +371,16 @@ class ReplicaContext:
             )
 
         if not self._traced:
-            return merged(given, None)
-        self._must_be_current("merge_call")
+            return merge(given, None)
+        self._check_is_current("merge_call")
         around = innermost_explicit_frame()
         access = None if around is None else around.variables
-        return merged(given, None) if access is None else access.merge(merged, merge_fn, given)
+        # The access calls it, so that all replicas reach the call together (op by op, each replica
+        # is a thread), and passes the variables that `merge_fn` may use.
+        return merge(given, None) if access is None else access.merge(merge, merge_fn, given)
 
-    def _merging(self) -> Frame:
-        """The context of what happens once for all replicas."""
+    def _merge_frame(self) -> Frame:
+        """Return the frame for code that runs once for all replicas."""
         around = innermost_explicit_frame()
         variables = around.variables if around is not None and self._traced else None
         return Frame(self._strategy, in_merge=self._traced, variables=variables)
@@ -380,7 +389,8 @@ class ReplicaContext:
         is_array = hasattr(leaf, "dtype") and not isinstance(leaf, DistributedValues)
         return Handle(leaf, self._layout) if is_array else leaf
 
-    def _must_be_current(self, what: str) -> None:
+    def _check_is_current(self, what: str) -> None:
+        # A context kept from an earlier trace would use an axis of a finished `shard_map`.
         frame = innermost_explicit_frame()
         if frame is not None and frame.replica is self:
             return

@@ -1,4 +1,4 @@
-"""Shared names for types."""
+"""Type aliases that several rooms share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias

@@ -1,4 +1,4 @@
-"""Checks that two rooms or more use."""
+"""Checks of arguments that several rooms share."""
 
 import contextlib
 import logging
@@ -16,18 +16,19 @@ import numpy as np
 from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
 
 _LOG = logging.getLogger("jaxdist")
-_TOLD: set[tuple[str, str]] = set()
+_LOGGED: set[tuple[str, str]] = set()
 
 
 def tell_without_effect(caller: str, argument: str, why: str) -> None:
-    """Log, once for each caller and argument, that what was given has no effect."""
-    if (caller, argument) not in _TOLD:
-        _TOLD.add((caller, argument))
+    """Log that an argument has no effect, once for each caller and argument."""
+    if (caller, argument) not in _LOGGED:
+        _LOGGED.add((caller, argument))
         _LOG.info("%s: %s has no effect: %s.", caller, argument, why)
 
 
 def call_arguments(caller: str, args: Any, kwargs: Any) -> None:
-    """Refuse `args` that is no list or tuple, and `kwargs` that is no dict."""
+    """Raise if `args` is no list or tuple, or `kwargs` is no dict."""
+    # An array is iterable too: `args=x` would pass its rows as separate arguments.
     if not isinstance(args, (list, tuple)):
         raise _NotAListError(
             f"{caller} was given args={shown(args)}.\n\nargs is a list or tuple of arguments.\n\n"
@@ -40,17 +41,18 @@ def call_arguments(caller: str, args: Any, kwargs: Any) -> None:
         )
 
 
-_APART = (
+_PASS_THE_FUNCTION = (
     "Pass the function itself, and its arguments in args: "
     "strategy.run(step, args=(state, batch)), not strategy.run(step(state, batch))."
 )
 
 
 def is_callable(caller: str, fn: Any, name: str = "fn", remedy: str | None = None) -> None:
-    """Refuse an `fn` that cannot be called; `name` is that of the parameter."""
+    """Raise if `fn` cannot be called; `name` is the name of the parameter."""
+    # The usual mistake is to call the function and to pass its result, hence the remedies.
     if not callable(fn):
         way = remedy or (
-            _APART if name == "fn" else f"Pass the function itself: {name}=f, not f()."
+            _PASS_THE_FUNCTION if name == "fn" else f"Pass the function itself: {name}=f, not f()."
         )
         raise ArgumentTypeError(
             f"{caller} was given {name}={shown(fn)}.\n\n{name} is a function.\n\n{way}"
@@ -58,7 +60,8 @@ def is_callable(caller: str, fn: Any, name: str = "fn", remedy: str | None = Non
 
 
 def shown(value: Any) -> str:
-    """A value as messages show it: its `repr`, cut to one line, and its type."""
+    """Return a value as error messages show it: its `repr`, shortened to one line, and its type."""
+    # The `repr` of a user's class may raise, and would hide the error that is about to be raised.
     try:
         text = repr(value)
     except Exception:
@@ -72,7 +75,9 @@ MAX_SHOWN = 80
 
 
 def as_flag(caller: str, name: str, value: Any) -> bool:
-    """`value` as a bool; anything else is refused, since every object is true or false."""
+    """Return `value` as a bool; raise if it is anything else."""
+    # Every object has a truth value, so a misplaced argument would silently count as True.
+    # Compared by name: NumPy's bool is no subclass of Python's.
     if type(value).__name__ not in ("bool", "bool_"):
         raise ArgumentTypeError(
             f"{caller} was given {name}={shown(value)}.\n\n"
@@ -92,10 +97,11 @@ def as_integer(
     remedy: str | None = None,
     wrong_type: type[JaxdistError] = ArgumentTypeError,
 ) -> int:
-    """`value` as an int between `least` and `most`; a bool is none, and raises `wrong_type`."""
-    rule = f"{name} is one integer{_between(least, most)}."
+    """Return `value` as an int between `least` and `most`; a bool raises `wrong_type`."""
+    rule = f"{name} is one integer{_describe_range(least, most)}."
     shows = example if example is not None else least if least is not None else 0
     way = remedy or f"Pass for instance {name}={shows}."
+    # `operator.index` accepts integers of NumPy and JAX and refuses floats, but accepts bools.
     try:
         if type(value).__name__ in ("bool", "bool_"):
             raise TypeError
@@ -116,8 +122,8 @@ def as_number(
     is_finite: bool = True,
     example: float | None = None,
 ) -> float:
-    """`value` as a float that is not nan, from `least` up."""
-    rule = f"{name} is a {'finite ' if is_finite else ''}number{_between(least, None)}."
+    """Return `value` as a float that is not nan, from `least` up."""
+    rule = f"{name} is a {'finite ' if is_finite else ''}number{_describe_range(least, None)}."
     way = f"Pass for instance {name}={least if example is None else example}."
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(f"{caller} was given {name}={shown(value)}.\n\n{rule}\n\n{way}")
@@ -127,7 +133,7 @@ def as_number(
     return float(value)
 
 
-def _between(least: float | None, most: float | None) -> str:
+def _describe_range(least: float | None, most: float | None) -> str:
     if least is None:
         return "" if most is None else f" up to {most}"
     return f" from {least}" + (" up" if most is None else f" to {most}")
@@ -136,7 +142,7 @@ def _between(least: float | None, most: float | None) -> str:
 def check_instance(
     caller: str, name: str, value: Any, kinds: type | tuple[type, ...], what: str, remedy: str
 ) -> None:
-    """Refuse a `value` of another type than `kinds`, which the message calls `what`."""
+    """Raise if `value` is no instance of `kinds`, which the message describes as `what`."""
     if not isinstance(value, kinds):
         raise ArgumentTypeError(
             f"{caller} was given {name}={shown(value)}.\n\n{name} is {what}.\n\n{remedy}"
@@ -144,7 +150,7 @@ def check_instance(
 
 
 def check_text(caller: str, name: str, value: Any, example: str) -> None:
-    """Refuse a `value` that is no text, or is empty."""
+    """Raise if `value` is no text, or is empty."""
     if not isinstance(value, str) or not value:
         kind = ArgumentError if isinstance(value, str) else ArgumentTypeError
         raise kind(
@@ -154,13 +160,14 @@ def check_text(caller: str, name: str, value: Any, example: str) -> None:
 
 
 def as_path(caller: str, name: str, value: Any, example: str) -> str:
-    """`value` as the text of a path."""
+    """Return `value` as the text of a path."""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         raise ArgumentTypeError(
             f"{caller} was given {name}={shown(value)}.\n\n{name} is a path, as a text or a "
             f"pathlib.Path.\n\nPass for instance {name}={example!r}."
         )
     path = os.fspath(value)
+    # `open` would refuse both as well, but only when the file is used, perhaps hours later.
     if not path or "\0" in path:
         raise ArgumentError(
             f"{caller} was given {name}={path!r}, which names no file.\n\n"
@@ -171,14 +178,14 @@ def as_path(caller: str, name: str, value: Any, example: str) -> str:
 
 
 def as_array(caller: str, name: str, value: Any) -> jax.Array:
-    """`value` as an array of JAX, or an error that names it."""
+    """Return `value` as an array of JAX, or raise an error that names it."""
     if isinstance(value, jax.Array):
         return value
     try:
         return jnp.asarray(value)
     except OverflowError:
         bounds = jnp.iinfo(jax.dtypes.canonicalize_dtype("int64"))
-        # A list has no one number; what 64 bits do not hold is an object to NumPy.
+        # Propose 64 bits only where they help: NumPy makes an object array of larger integers.
         helps = bounds.bits == 32 and np.asarray(value).dtype.kind in "iu"
         wider = ", or turn on 64 bits: jax.config.update('jax_enable_x64', True)" * helps
         raise ArgumentError(
@@ -194,22 +201,23 @@ def as_array(caller: str, name: str, value: Any) -> jax.Array:
 
 
 def as_arrays(caller: str, name: str, tree: Any) -> Any:
-    """A pytree whose leaves are arrays of JAX, or an error that names the leaf."""
+    """Return `tree` with arrays of JAX as leaves, or raise an error that names the leaf."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: as_array(caller, name + jax.tree_util.keystr(path), leaf), tree
     )
 
 
 def is_array(value: Any) -> bool:
-    """Whether JAX takes `value` for an array: also tracers, numbers, and shapes with a dtype."""
+    """Whether JAX treats `value` as an array: also tracers, numbers, and shapes with a dtype."""
     if isinstance(value, (jax.Array, bool, int, float, complex)):
         return True
+    # "V" is the kind of bfloat16 and of the 8-bit floats, which NumPy does not know.
     kind = getattr(getattr(value, "dtype", None), "kind", None)
     return hasattr(value, "shape") and kind is not None and kind in "biufcV"
 
 
 def as_iterator(caller: str, name: str, value: Any, what: str, remedy: str) -> Iterator[Any]:
-    """`iter(value)`, or an error that names it; texts and dicts are refused."""
+    """Return `iter(value)`, or raise an error that names it; texts and dicts are refused."""
     if not isinstance(value, (str, bytes, dict)) and getattr(value, "ndim", 1):
         with contextlib.suppress(TypeError):
             return iter(value)
@@ -219,7 +227,8 @@ def as_iterator(caller: str, name: str, value: Any, what: str, remedy: str) -> I
 
 
 def as_list(caller: str, name: str, value: Any, what: str, remedy: str) -> list[Any]:
-    """`value` as a list; texts, mappings, sets and single values are none."""
+    """Return `value` as a list; raise for texts, mappings, sets and single values."""
+    # A set has no order, so its elements could belong to any replica.
     if isinstance(value, (set, frozenset)):
         raise ArgumentTypeError(
             f"{caller} was given {name}={shown(value)}.\n\n{name} is {what}.\n\n{remedy}"
@@ -228,7 +237,7 @@ def as_list(caller: str, name: str, value: Any, what: str, remedy: str) -> list[
 
 
 def check_has_arrays(caller: str, name: str, tree: Any, what: str = "a pytree of arrays") -> None:
-    """Refuse a pytree of which no leaf is an array; an empty one is fine."""
+    """Raise if a pytree has leaves and none is an array; an empty pytree is valid."""
     leaves = jax.tree.leaves(tree)
     if leaves and not any(map(is_array, leaves)):
         raise ArgumentTypeError(
@@ -238,22 +247,23 @@ def check_has_arrays(caller: str, name: str, tree: Any, what: str = "a pytree of
 
 
 def checked_size(caller: str, name: str, value: Any) -> float | None:
-    """A number of bytes as a float, or None, which stands for that of the cost model."""
+    """Return a number of bytes as a float, or None, which means the cost model's number."""
     if value is None:
         return None
     rule = f"{name} is a number of bytes, from 0 up, or None for that of the cost model."
     shows = f"{rule}\n\nPass for instance {name}=0, which cuts every array that can be cut."
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ArgumentTypeError(f"{caller} was given {name}={shown(value)}.\n\n{shows}")
+    # Written so that nan is refused as well.
     if not value >= 0:
         raise ArgumentError(f"{caller} was given {name}={value!r}.\n\n{shows}")
     return float(value)
 
 
 class Noted:
-    """Inside it, an error gets a note that says where its cause was given.
+    """A context manager that adds a note to an error: where the user gave the wrong value.
 
-    For messages about the content of files, which commands show as they are.
+    For messages about the content of files; the commands print such notes.
     """
 
     __slots__ = ("_note",)
@@ -262,7 +272,7 @@ class Noted:
         self._note = note
 
     def __enter__(self) -> None:
-        """Nothing is to be done before."""
+        """Do nothing on entry."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, JaxdistError):
@@ -270,9 +280,10 @@ class Noted:
 
 
 class Renamed:
-    """Inside it, an error that begins with `inner` begins with `outer`, what the user called.
+    """A context manager that replaces the caller's name at the start of an error.
 
-    For a function that hands its arguments on to another public one.
+    For a public function that passes its arguments to another one: a message that starts with
+    `inner` then starts with `outer`, which is what the user called.
     """
 
     __slots__ = ("_inner", "_outer")
@@ -281,7 +292,7 @@ class Renamed:
         self._inner, self._outer = inner, outer
 
     def __enter__(self) -> None:
-        """Nothing is to be done before."""
+        """Do nothing on entry."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, JaxdistError) and error.args:
@@ -291,4 +302,4 @@ class Renamed:
 
 
 class _NotAListError(ArgumentTypeError, ValueError):
-    """A type error that `tf.distribute` documents as `ValueError`; it is both."""
+    """A `TypeError` that is a `ValueError` too, which `tf.distribute` documents."""

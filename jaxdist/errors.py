@@ -1,43 +1,44 @@
 """Every exception and warning that jaxdist raises.
 
-Each one is also the built-in that fits, so `except ValueError` keeps working::
+Each one is also a subclass of the built-in exception that fits, so `except ValueError` keeps
+working::
 
     JaxdistError
-      InvalidArgumentError     ValueError    as TensorFlow calls the next two
+      InvalidArgumentError     ValueError    TensorFlow's name for the next two
         ShapeError                           an array does not fit the replicas
         ArgumentError                        a value outside the valid ones
       DeviceError              ValueError    devices that do not exist, repeat, or do not fit
       TopologyError            ValueError    chips, or cores of replicas, that cannot be laid out
-        CoordinateError        IndexError too  a place that is not there
-      NotFoundError            ValueError    TPUs or tasks that were looked for and are not there
+        CoordinateError        IndexError too  a coordinate outside the topology
+      NotFoundError            ValueError    TPUs or tasks that jaxdist did not find
       ArgumentTypeError        TypeError     an argument of the wrong type
-      UnsupportedError         NotImplementedError  documented, and not possible here
+      UnsupportedError         NotImplementedError  documented, but not possible here
       ReplicaValueError        ValueError    per-replica values that do not belong here
-      DonationError            ValueError    one buffer given away twice
-      StateDivergenceError     ValueError    state that would come out different on each replica
-      ShardedArrayError        ValueError    a piece taken for the array that it is a piece of
+      DonationError            ValueError    one buffer donated twice
+      StateDivergenceError     ValueError    state that would differ between replicas
+      ShardedArrayError        ValueError    a piece used as if it were the whole array
       ContextError             RuntimeError  called inside or outside the wrong context
         MixedStrategyError                   two strategies where only one can be
-        InputContextError    ValueError too  data read where a function is traced
+        InputContextError    ValueError too  data read while a function is traced
         SeveralProcessesError ValueError too a strategy of one process in a job of several
-      AxisNameError            NameError     a mesh axis that is not there
+      AxisNameError            NameError     a mesh axis that does not exist
       DivergentCollectiveError RuntimeError  a collective that some replicas may never reach
-      ReplicaDriftError        RuntimeError  replicas that should hold the same bits and do not
+      ReplicaDriftError        RuntimeError  replicas that should hold the same bits but do not
       NoRowsError              ValueError    a mean over no rows that would reach all replicas
-      NotFiniteError           FloatingPointError  a nan that JAX was told to look for
-      BackendStartedError      RuntimeError  asked for devices after JAX had started
+      NotFiniteError           FloatingPointError  a nan, and JAX was configured to look for them
+      BackendStartedError      RuntimeError  virtual devices requested after JAX had started
       ConfigError              ValueError    a configuration file or override that is not valid
       CheckpointError          RuntimeError  a checkpoint that cannot be read or written
-        DamagedCheckpointError               its files are not what was written
+        DamagedCheckpointError               checkpoint files that changed since they were written
       NonFiniteLossError       ArithmeticError  a loss that is not finite
       OutOfRangeError          StopIteration an iterator that has no element left
-      DeadlineExceededError    TimeoutError  a collective that took longer than it may
+      DeadlineExceededError    TimeoutError  a collective that took longer than its timeout
       MissingExtraError        ImportError   an optional package that is not installed
 
-      MissingNameError         AttributeError a documented name that is not there
+      MissingNameError         AttributeError a documented name that jaxdist does not have
 
     RetraceWarning             UserWarning   a function that is traced again and again
-    UnevenMeanWarning          UserWarning   a mean over replicas with other numbers of rows
+    UnevenMeanWarning          UserWarning   a mean over replicas with unequal numbers of rows
     StateDivergenceWarning     UserWarning   a result that looks like state and differs
 """
 
@@ -45,11 +46,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 
 class JaxdistError(Exception):
-    """Base of every error of jaxdist."""
+    """Base class of every error of jaxdist."""
 
 
 class InvalidArgumentError(JaxdistError, ValueError):
-    """Raised as a `ShapeError` or an `ArgumentError`, where TensorFlow raises this.
+    """Base of `ShapeError` and `ArgumentError`; TensorFlow raises this class in both cases.
 
     Source:
         `tf.errors.InvalidArgumentError`.
@@ -57,7 +58,7 @@ class InvalidArgumentError(JaxdistError, ValueError):
 
 
 class ShapeError(InvalidArgumentError):
-    """Raised when an array does not fit the replicas that it is meant for."""
+    """Raised when the shape of an array does not fit the replicas."""
 
 
 class DeviceError(JaxdistError, ValueError):
@@ -69,13 +70,13 @@ class TopologyError(JaxdistError, ValueError):
 
 
 class CoordinateError(TopologyError, IndexError):
-    """Raised when coordinates, a replica or a logical device are outside what is there."""
+    """Raised when a coordinate, a replica or a logical device is outside the topology."""
 
 
 class NotFoundError(JaxdistError, ValueError, RuntimeError):
-    """Raised when TPUs or tasks are looked for and are not there.
+    """Raised when jaxdist looks for TPUs or tasks and finds none.
 
-    Also a `RuntimeError`: `tf.distribute` documents that one for a name that cannot be resolved.
+    Also a `RuntimeError`, which `tf.distribute` documents for a name that cannot be resolved.
 
     Source:
         `tf.errors.NotFoundError`.
@@ -91,7 +92,7 @@ class ArgumentTypeError(JaxdistError, TypeError):
 
 
 class UnsupportedError(JaxdistError, NotImplementedError):
-    """Raised when something that is valid elsewhere cannot be done in this place."""
+    """Raised when an operation that is valid elsewhere is not possible here."""
 
 
 class ReplicaValueError(JaxdistError, ValueError):
@@ -99,15 +100,15 @@ class ReplicaValueError(JaxdistError, ValueError):
 
 
 class DonationError(JaxdistError, ValueError):
-    """Raised when one buffer would be given away twice, or given away and still used."""
+    """Raised when one buffer would be donated twice, or would be used after its donation."""
 
 
 class StateDivergenceError(JaxdistError, ValueError):
-    """Raised at trace time when state would come out different on each replica."""
+    """Raised at trace time when state would differ between replicas after the step."""
 
 
 class ShardedArrayError(JaxdistError, ValueError):
-    """Raised at trace time when a piece of a sharded array would be taken for the array."""
+    """Raised at trace time when a step would use a piece of a sharded array as the whole array."""
 
 
 class ContextError(JaxdistError, RuntimeError):
@@ -119,11 +120,13 @@ class MixedStrategyError(ContextError):
 
 
 class InputContextError(ContextError, ValueError):
-    """Raised when the next batch is asked for inside a step or a traced function."""
+    """Raised when a step or a traced function asks an iterator for its next batch."""
 
 
 class SeveralProcessesError(ContextError, ValueError):
-    """Raised when a strategy of one process is made in a job of several, or for devices of others.
+    """Raised when a strategy of one process is created in a job of several processes.
+
+    Also raised when some of its devices belong to another process.
 
     Source:
         `tf.distribute.MirroredStrategy`: a `RuntimeError` for remote workers, a `ValueError` for
@@ -140,7 +143,7 @@ class DivergentCollectiveError(JaxdistError, RuntimeError):
 
 
 class NoRowsError(JaxdistError, ValueError):
-    """Raised when a replica has no rows in a step, and a mean over none would reach the others."""
+    """Raised when one replica has no rows in a step, and its empty mean would reach the others."""
 
 
 class ReplicaDriftError(JaxdistError, RuntimeError):
@@ -148,11 +151,11 @@ class ReplicaDriftError(JaxdistError, RuntimeError):
 
 
 class NotFiniteError(JaxdistError, FloatingPointError):
-    """Raised when a step makes a nan or an infinity, and JAX was told to look for them."""
+    """Raised when a step computes a nan or an infinity, and JAX was configured to check."""
 
 
 class BackendStartedError(JaxdistError, RuntimeError):
-    """Raised when virtual devices are asked for after JAX has started its backend."""
+    """Raised when virtual devices are requested after JAX has started its backend."""
 
 
 class ConfigError(JaxdistError, ValueError):
@@ -164,7 +167,7 @@ class CheckpointError(JaxdistError, RuntimeError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """Raised when the files of a checkpoint are not what was written."""
+    """Raised when the files of a checkpoint changed after they were written."""
 
 
 class NonFiniteLossError(JaxdistError, ArithmeticError):
@@ -190,27 +193,27 @@ class DeadlineExceededError(JaxdistError, TimeoutError):
 
 
 class MissingExtraError(JaxdistError, ImportError):
-    """Raised when an optional package is needed and not installed."""
+    """Raised when an optional package is needed but not installed."""
 
 
 class MissingNameError(JaxdistError, AttributeError):
-    """Raised when a documented name is read that is not there; it says what is in its place."""
+    """Raised when a documented name does not exist; the message says what replaces it."""
 
 
 class RetraceWarning(UserWarning):
-    """Warns that a step is traced again and again; silence it with `warnings.filterwarnings`."""
+    """Warns of a step that is traced repeatedly; silence it with `warnings.filterwarnings`."""
 
 
 class UnevenMeanWarning(UserWarning):
-    """Warns of a mean over replicas with different numbers of rows, which counts each the same."""
+    """Warns of a mean that weights replicas equally although their numbers of rows differ."""
 
 
 class StateDivergenceWarning(UserWarning):
-    """Warns that a result has the structure of an argument and differs between replicas."""
+    """Warns that a result with the structure of an argument differs between replicas."""
 
 
 _SERVERS = "It comes with parameter servers, which are not there yet; nothing raises it before."
-# Documented under `tf.errors`, and not there.
+# Names that TensorFlow documents under `tf.errors` and jaxdist does not have.
 _NOT_THERE = {
     "AbortedError": _SERVERS,
     "CancelledError": _SERVERS,
@@ -224,6 +227,7 @@ _NOT_THERE = {
     "UnknownError": _SERVERS,
 }
 
+# Type checkers must not see `__getattr__`: they would then accept every name of this module.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> NoReturn:

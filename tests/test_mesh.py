@@ -1,4 +1,4 @@
-"""The one mesh of a strategy."""
+"""The mesh of a strategy."""
 
 import jax
 import numpy as np

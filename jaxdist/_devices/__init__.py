@@ -1,4 +1,4 @@
-"""JAX's devices, by name and as chips, and the steps that run on them."""
+"""JAX's devices: by name, as TPU chips, and how many steps run on them at once."""
 
 from jaxdist._devices import chips as chips
 from jaxdist._devices import runtime as runtime

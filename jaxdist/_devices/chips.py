@@ -1,4 +1,4 @@
-"""JAX's devices for rooms that know none: TPUs of this machine, CPUs, and descriptions."""
+"""Devices for rooms that do not import JAX: TPUs of this machine, CPUs, described slices."""
 
 import contextlib
 import glob
@@ -14,18 +14,18 @@ from jaxdist.errors import MissingExtraError
 
 _LOG = logging.getLogger("jaxdist")
 
-# Without these libtpu asks a metadata server that is not there, and waits for it.
+# Without these, libtpu waits for a metadata server, which exists on Google Cloud only.
 _COMPILE_ONLY = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
-    # Descriptions take no chip, so another process may have libtpu open.
+    # A description uses no chip, so another process may use libtpu at the same time.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
 
 class NotDescribedError(Exception):
-    """libtpu refused a slice."""
+    """Raised when libtpu cannot describe a slice; `tpu` turns it into a public error."""
 
     def __init__(self, message: str, version: str) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class NotDescribedError(Exception):
 
 
 def cpus() -> list[jax.Device]:
-    """CPU devices of this process, by their number."""
+    """Return the CPU devices of this process, sorted by id."""
     try:
         return sorted(jax.local_devices(backend="cpu"), key=lambda d: d.id)
     except RuntimeError:
@@ -41,7 +41,7 @@ def cpus() -> list[jax.Device]:
 
 
 def tpus() -> tuple[list[Any], str]:
-    """All TPU devices of the job, and where there are none, what JAX said."""
+    """Return all TPU devices of the job; if there are none, also JAX's message."""
     try:
         return list(jax.devices("tpu")), ""
     except RuntimeError as error:
@@ -49,7 +49,7 @@ def tpus() -> tuple[list[Any], str]:
 
 
 def where_it_looked(environ: Mapping[str, str] = os.environ) -> str:
-    """What decides whether JAX sees a TPU, as sentences."""
+    """Describe, as a sentence, what decides whether JAX finds a TPU on this machine."""
     version = _libtpu_version()
     libtpu = f"libtpu {version} is installed" if version else "libtpu is not installed"
     chips = chips_of_this_machine()
@@ -60,11 +60,11 @@ def where_it_looked(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def described(name: str, num_slices: int) -> list[Any]:
-    """Devices of a slice that libtpu describes; programs can be compiled for them, and not run.
+    """Return the devices of a slice that libtpu describes: for compiling, not for running.
 
     Raises:
         MissingExtraError: libtpu is not installed.
-        NotDescribedError: libtpu knows no such slice.
+        NotDescribedError: libtpu does not know the slice.
     """
     version = _libtpu_version()
     if version is None:
@@ -73,10 +73,11 @@ def described(name: str, num_slices: int) -> list[Any]:
             "libtpu describes slices of TPUs, and needs no TPU for that.\n\n"
             "Install it: pip install libtpu."
         )
+    # Imported late: few programs need this module, and importing it takes time.
     from jax.experimental import topologies
 
     more = {"num_slices": num_slices} if num_slices > 1 else {}
-    with _environment(_COMPILE_ONLY):
+    with _set_environment(_COMPILE_ONLY):
         try:
             found = topologies.get_topology_desc(platform="tpu", topology_name=name, **more)
         except RuntimeError as error:
@@ -85,7 +86,7 @@ def described(name: str, num_slices: int) -> list[Any]:
 
 
 def accelerators(process: int | None) -> dict[str, int]:
-    """Number of devices of each kind but CPU, of one process or of the whole job."""
+    """Count the accelerators of each kind, of one process or (None) of the whole job."""
     counts: dict[str, int] = {}
     for device in jax.devices():
         if device.platform != "cpu" and process in (None, device.process_index):
@@ -95,38 +96,40 @@ def accelerators(process: int | None) -> dict[str, int]:
 
 
 def is_connected() -> bool:
-    """Whether this process has joined the others of its job."""
+    """Whether this process has joined the other processes of its job."""
     return jax.distributed.is_initialized()
 
 
 def connect(**how: Any) -> None:
-    """Join the other processes of the job; with no argument, those that JAX detects."""
-    # The runtime would otherwise take SIGTERM for itself, and the process outlive it.
+    """Join the other processes of the job; without arguments, those that JAX detects."""
+    # Otherwise JAX's runtime handles SIGTERM itself, and the process does not end.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(**how)
 
 
 def connect_where_detected(environ: Mapping[str, str] = os.environ) -> None:
-    """Join the other hosts of a slice that only JAX's look at the metadata server can find.
+    """Join the other hosts of a slice that JAX finds through the metadata server.
 
-    A machine without chips, or outside of Google Cloud, is alone, and nothing happens.
+    Does nothing on a machine without chips or outside of Google Cloud.
     """
+    # The environment variable says that there is no metadata server: JAX would wait for one.
     if not chips_of_this_machine() or "TPU_SKIP_MDS_QUERY" in environ:
         return
     try:
         connect()
     except (OSError, ValueError, RuntimeError) as error:
-        # No metadata server, no other hosts, or devices were touched before: one host needs none.
+        # No metadata server, no other hosts, or JAX has started already: one host can go on alone.
         _LOG.info("No other hosts were joined: %s", str(error).split("\n")[0])
 
 
 def chips_of_this_machine() -> list[str]:
-    """Device files of TPU chips."""
+    """List the device files of TPU chips."""
+    # Older TPUs appear as /dev/accel0, newer ones as /dev/vfio/0.
     return sorted(glob.glob("/dev/accel[0-9]*") + glob.glob("/dev/vfio/[0-9]*"))
 
 
 def clear_caches() -> None:
-    """Forget compiled programs."""
+    """Drop all compiled programs."""
     jax.clear_caches()
 
 
@@ -138,8 +141,8 @@ def _libtpu_version() -> str | None:
 
 
 @contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Add variables that are not set for a while."""
+def _set_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables inside the block, except those that are set already."""
     added = [name for name in values if name not in os.environ]
     os.environ.update({name: values[name] for name in added})
     try:

@@ -1,4 +1,4 @@
-"""Devices by name, and how many steps may be in flight on them."""
+"""Devices by name, and a limit on the steps in flight."""
 
 import os
 import re
@@ -24,24 +24,25 @@ _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "
 _XLA_FLAG = "--xla_force_host_platform_device_count"
 
 # JAX's CPU backend can deadlock and abort when many steps with collectives wait on its thread
-# pool; draining every few steps costs no throughput (PERF §8).
+# pool: collectives of different steps then wait for each other's threads. Waiting for the devices
+# every few steps costs no throughput.
 MAX_STEPS_IN_FLIGHT_ON_CPU = 8
 
 
 def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
-    """The device that a documented name stands for.
+    """Return the device that a documented name refers to.
 
     Args:
-        name: `"cpu:0"`, `"GPU:1"`, `"/device:TPU:0"`, a full
-            `"/job:localhost/replica:0/task:0/device:CPU:0"`, or a `jax.Device` as it is.
-        given_to: The call and the parameter that it was given to, for errors.
+        name: `"cpu:0"`, `"GPU:1"`, `"/device:TPU:0"`, the full
+            `"/job:localhost/replica:0/task:0/device:CPU:0"`, or a `jax.Device`, which is returned.
+        given_to: The call and the parameter that received the name, for errors.
 
     Returns:
         The device.
 
     Raises:
-        DeviceError: No such device; the message lists those that exist.
-        ArgumentTypeError: Neither a string nor a `jax.Device`.
+        DeviceError: The device does not exist; the message lists those that do.
+        ArgumentTypeError: `name` is neither a string nor a `jax.Device`.
 
     Example:
         >>> device_from_name("/job:localhost/replica:0/task:0/device:CPU:1").id
@@ -59,6 +60,7 @@ def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
             "A device is a jax.Device, or a string such as 'cpu:0'.\n\n"
             f"Use one of {list_device_names()}."
         )
+    # Checked part by part, from kind to index, so that each mistake gets its own message.
     match = _NAME.match(name.strip())
     kind = match["kind"].lower() if match else ""
     if match is None or kind not in _PLATFORMS:
@@ -81,6 +83,7 @@ def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
             "A process sees its own devices only, as replica:0 and task:0.\n\n"
             f"Use one of {list_device_names()}."
         )
+    # TensorFlow writes `device:GPU:*` for any GPU; here it is the first one.
     index = int(match["index"]) if match["index"] not in (None, "*") else 0
     present = local_devices(_PLATFORMS[kind])
     if index >= len(present):
@@ -99,26 +102,29 @@ def _virtual_hint(kind: str, index: int) -> str:
 
 
 def local_devices(platform: str | None = None) -> list[jax.Device]:
-    """Devices of this process on `platform` (`None`: the default backend); `[]` if none."""
+    """Return this process's devices on `platform` (`None`: the default backend); may be `[]`."""
     try:
         return list(jax.local_devices(backend=platform))
-    except RuntimeError:
+    except RuntimeError:  # JAX raises where the backend does not exist
         return []
 
 
 def list_device_names() -> list[str]:
-    """Names of the devices of this process, as `device_from_name` takes them."""
+    """List the names of this process's devices, as `device_from_name` accepts them."""
+    # Without duplicates: the default backend may be the CPU.
     kinds = dict.fromkeys([jax.default_backend(), "cpu"])
     return [f"{k}:{i}" for k in kinds for i, _ in enumerate(local_devices(k))]
 
 
 def default_devices() -> list[jax.Device]:
-    """All local accelerators, or all CPU devices where there are none."""
+    """Return all local accelerators, or all CPU devices if there are no accelerators."""
     return local_devices()
 
 
 def device_name(device: jax.Device) -> str:
-    """The full documented name of a device; one of another process goes by that and its id.
+    """Return the full documented name of a device.
+
+    For a device of another process, the name has the number of that process and the device's id.
 
     Example:
         >>> device_name(jax.devices()[0])
@@ -134,7 +140,7 @@ def device_name(device: jax.Device) -> str:
 def distinct_devices(
     caller: str, names: Sequence[str | jax.Device], parameter: str = "devices"
 ) -> list[jax.Device]:
-    """Devices for `names`, refused where one is listed twice or kinds are mixed."""
+    """Return the devices for `names`; raise if one is listed twice or kinds are mixed."""
     listed = as_list(
         caller,
         parameter,
@@ -143,6 +149,7 @@ def distinct_devices(
         f"Pass for instance {parameter}={list_device_names()[:2]}.",
     )
     devices = [device_from_name(n, f"{caller}({parameter}=...)") for n in listed]
+    # Compared as devices: `"cpu:0"` and its full name are the same one.
     twice = sorted({str(d) for d in devices if devices.count(d) > 1})
     if twice:
         raise DeviceError(
@@ -162,18 +169,17 @@ def distinct_devices(
 
 
 def virtual_devices(count: int) -> None:
-    """Make JAX show `count` CPU devices; call it before anything touches a device.
+    """Make JAX provide `count` CPU devices; call it before anything uses a device.
 
-    They behave as `count` separate devices and share the cores of this machine, so programs and
-    results are those of `count` devices and speed is not.
+    They behave as `count` separate devices but share the cores of this machine. Programs and
+    results are the same as on `count` real devices; speed is not.
 
     Args:
-        count: Number of CPU devices. Asking again for the number that is there already is fine
-            at any time.
+        count: Number of CPU devices. Requesting the current number again is valid at any time.
 
     Raises:
-        BackendStartedError: JAX has started with another number of CPU devices, and cannot
-            change it any more in this process.
+        BackendStartedError: JAX has started with another number of CPU devices, which cannot
+            change in this process.
         ArgumentError: `count` is below 1.
         ArgumentTypeError: `count` is not an int.
 
@@ -183,7 +189,7 @@ def virtual_devices(count: int) -> None:
         8
 
     Source:
-        Plays the part of `tf.config.set_logical_device_configuration`; JAX's own name for it is
+        Replaces `tf.config.set_logical_device_configuration`. In JAX itself this is
         `jax.config.update("jax_num_cpu_devices", count)`.
     """
     if not isinstance(count, int) or isinstance(count, bool):
@@ -196,15 +202,16 @@ def virtual_devices(count: int) -> None:
             f"virtual_devices was given count={count}.\n\nThere is one device or more.\n\n"
             "Pass for instance virtual_devices(8)."
         )
+    # After its start JAX refuses the update, even if XLA_FLAGS already gives this number.
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
         present = len(jax.local_devices(backend="cpu"))
         if present != count:
-            raise _too_late(count, present) from None
+            raise _make_started_error(count, present) from None
 
 
-def _too_late(count: int, present: int) -> BackendStartedError:
+def _make_started_error(count: int, present: int) -> BackendStartedError:
     flag = next((f for f in os.environ.get("XLA_FLAGS", "").split() if f.startswith(_XLA_FLAG)), "")
     origin = f" (XLA_FLAGS has {flag}: take it out, or let it say {count})" if flag else ""
     return BackendStartedError(
@@ -218,10 +225,10 @@ def _too_late(count: int, present: int) -> BackendStartedError:
 
 
 class StepsInFlight:
-    """Keeps the steps that wait on the devices of one backend to a few.
+    """A limit on the number of steps that wait on the devices of one backend.
 
-    The wait comes before a step is started, when nothing of it has been donated or assigned yet,
-    so that Ctrl-C during the wait loses nothing.
+    A caller waits before it starts a step. At that moment the step has donated and assigned
+    nothing, so Ctrl-C during the wait loses nothing.
     """
 
     __slots__ = ("_count", "_newest")
@@ -231,17 +238,21 @@ class StepsInFlight:
         self._newest: Any = None
 
     def make_room(self) -> None:
-        """Before a step: wait for those before it, when enough are waiting."""
+        """Wait for the earlier steps if the limit is reached; call it before each step."""
         if self._count >= MAX_STEPS_IN_FLIGHT_ON_CPU:
+            # Reset before the wait: if Ctrl-C interrupts it, later steps are counted from zero.
             newest, self._newest, self._count = self._newest, None, 0
+            # The caller may have donated this result since; nobody can wait for a deleted array.
             if newest is not None and not newest.is_deleted():
                 jax.block_until_ready(newest)
 
     def dispatched(
         self, outputs: Any, leaves: Callable[[Any], Sequence[Any]] = jax.tree.leaves
     ) -> None:
-        """After a step: count it. The smallest result of the last one is kept to wait for."""
+        """Count a dispatched step; `leaves` returns the leaves of its outputs."""
         self._count += 1
+        # Only the last step keeps a result, since the devices run steps in order. The smallest one
+        # holds the least memory until the next step.
         if self._count >= MAX_STEPS_IN_FLIGHT_ON_CPU:
             arrays = [
                 x

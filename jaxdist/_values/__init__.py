@@ -1,14 +1,10 @@
-"""What a distributed value is."""
+"""Distributed values: per-replica, sharded, variables, and where their arrays are placed."""
 
 from jaxdist._values.access import CallContext as CallContext
 from jaxdist._values.access import Change as Change
 from jaxdist._values.access import set_context_hook as set_context_hook
 from jaxdist._values.access import site as site
-from jaxdist._values.batch_source import BatchSource as BatchSource
 from jaxdist._values.indexed_slices import IndexedSlices as IndexedSlices
-from jaxdist._values.leaked_tracers import is_leaked as is_leaked
-from jaxdist._values.leaked_tracers import leaked as leaked
-from jaxdist._values.leaked_tracers import refuse_leaked as refuse_leaked
 from jaxdist._values.mean import divided as divided
 from jaxdist._values.mean import mean_dtype as mean_dtype
 from jaxdist._values.mean import mean_of_shares as mean_of_shares
@@ -21,10 +17,14 @@ from jaxdist._values.replicas.ahead import UnevenStep as UnevenStep
 from jaxdist._values.replicas.ahead import copy_steps_ahead as copy_steps_ahead
 from jaxdist._values.replicas.ahead import mark_with_steps_ahead as mark_with_steps_ahead
 from jaxdist._values.replicas.ahead import steps_ahead as steps_ahead
+from jaxdist._values.replicas.binding import BatchSource as BatchSource
 from jaxdist._values.replicas.binding import Origin as Origin
 from jaxdist._values.replicas.binding import bound as bound
 from jaxdist._values.replicas.binding import current_binding as current_binding
+from jaxdist._values.replicas.binding import is_leaked as is_leaked
+from jaxdist._values.replicas.binding import leaked as leaked
 from jaxdist._values.replicas.binding import origin_of as origin_of
+from jaxdist._values.replicas.binding import refuse_leaked as refuse_leaked
 from jaxdist._values.replicas.distributed import DistributedValues as DistributedValues
 from jaxdist._values.replicas.handle import Handle as Handle
 from jaxdist._values.replicas.handle import own_value as own_value
@@ -53,7 +53,6 @@ from jaxdist._values.sharded.containers import is_container as is_container
 from jaxdist._values.sharded.containers import open_containers as open_containers
 from jaxdist._values.sharded.containers import rebuild_on_unflatten as rebuild_on_unflatten
 from jaxdist._values.sharded.cuts import Cut as Cut
-from jaxdist._values.sharded.elementwise import ELEMENTWISE as ELEMENTWISE
 from jaxdist._values.sharded.layout import checked_sharded as checked_sharded
 from jaxdist._values.sharded.layout import cut_for as cut_for
 from jaxdist._values.sharded.layout import layout_of_pieces as layout_of_pieces
@@ -64,6 +63,7 @@ from jaxdist._values.sharded.node import as_held as as_held
 from jaxdist._values.sharded.node import as_sharded as as_sharded
 from jaxdist._values.sharded.node import from_state as from_state
 from jaxdist._values.sharded.node import held_leaves as held_leaves
+from jaxdist._values.sharded.piece_marks import ELEMENTWISE as ELEMENTWISE
 from jaxdist._values.sharded.piece_marks import OPEN as OPEN
 from jaxdist._values.sharded.piece_marks import PIECE as PIECE
 from jaxdist._values.sharded.sharded import GATHERED as GATHERED

@@ -1,4 +1,4 @@
-"""The two ways to get at a variable: from outside, and from inside a step that is being traced."""
+"""Access to variables, and the context of the call: outside a step, or inside a traced one."""
 
 import dataclasses
 import enum
@@ -9,24 +9,24 @@ from jaxdist._mesh import ReplicaMesh
 
 
 class Change(enum.Enum):
-    """What an assignment does with the value that the variable has."""
+    """How an assignment combines the old value of a variable with the given one."""
 
     ASSIGN = "assign"
     ADD = "assign_add"
     SUBTRACT = "assign_sub"
 
     def apply(self, before: Any, value: Any) -> Any:
-        """The value after the change."""
+        """Return the value after the change."""
         if self is Change.ASSIGN:
             return value
         return before + value if self is Change.ADD else before - value
 
 
 class Access(Protocol):
-    """Reads and changes variables from where the caller is."""
+    """Reads and changes variables in the way that the context of the caller needs."""
 
     def read(self, variable: Any) -> Any:
-        """The value of `variable` as it is seen from here."""
+        """Return the value of `variable` as the caller sees it."""
         ...
 
     def update(self, variable: Any, change: Change, value: Any) -> None:
@@ -40,23 +40,24 @@ class Access(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallContext:
-    """Where the caller is: the strategy that is current, and the step around it."""
+    """The context of the caller: the current strategy, and the step that is being traced."""
 
     strategy: Any = None
     layout: ReplicaMesh | None = None
     in_step: Access | None = None
-    in_replica: bool = False  # whether what is traced is what one replica sees
+    in_replica: bool = False  # whether a step is traced around the caller: values are one replica's
 
 
 _NOWHERE = CallContext()
-_finders: list[Callable[[], CallContext]] = []
+# A list, so that setting the hook needs no `global`; it has at most one entry.
+_hook: list[Callable[[], CallContext]] = []
 
 
-def set_context_hook(finder: Callable[[], CallContext]) -> None:
-    """Rooms below, which know of strategies and steps, say how to find out."""
-    _finders[:] = [finder]
+def set_context_hook(hook: Callable[[], CallContext]) -> None:
+    """Install the callback through which higher layers report the current strategy."""
+    _hook[:] = [hook]
 
 
 def site() -> CallContext:
-    """Where the caller is."""
-    return _finders[0]() if _finders else _NOWHERE
+    """Return the context of the caller; outside every strategy before a hook is set."""
+    return _hook[0]() if _hook else _NOWHERE

@@ -1,71 +1,74 @@
-"""Arithmetic on what stands for an array."""
+"""Arithmetic for objects that represent an array."""
 
 import operator
 from collections.abc import Callable
 from typing import Any
 
 
-def on_operand(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that calls `function` on the array that its object stands for."""
+def make_operator(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that calls `function` on the array that its object represents."""
 
     def method(self: Any, *others: Any) -> Any:
-        return function(self._operand(), *(_plain(o) for o in others))
+        return function(self._operand(), *(_to_operand(o) for o in others))
 
     return method
 
 
-def _reflected(function: Callable[..., Any]) -> Callable[..., Any]:
+def make_reflected_operator(function: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, other: Any) -> Any:
-        return function(_plain(other), self._operand())
+        return function(_to_operand(other), self._operand())
 
     return method
 
 
-def _plain(other: Any) -> Any:
+def _to_operand(other: Any) -> Any:
     return other._operand() if isinstance(other, Arithmetic) else other
 
 
 class Arithmetic:
-    """The operators of an array, on the array that `_operand` gives."""
+    """A base class with the operators of an array; they work on the array of `_operand`."""
 
     __slots__ = ()
 
+    # Written out and not made in a loop: type checkers read only what is written.
+
     def _operand(self) -> Any:
-        """The array that operators work on."""
+        """Return the array that operators work on."""
         raise NotImplementedError
 
-    __add__ = on_operand(operator.add)
-    __radd__ = _reflected(operator.add)
-    __sub__ = on_operand(operator.sub)
-    __rsub__ = _reflected(operator.sub)
-    __mul__ = on_operand(operator.mul)
-    __rmul__ = _reflected(operator.mul)
-    __truediv__ = on_operand(operator.truediv)
-    __rtruediv__ = _reflected(operator.truediv)
-    __floordiv__ = on_operand(operator.floordiv)
-    __rfloordiv__ = _reflected(operator.floordiv)
-    __mod__ = on_operand(operator.mod)
-    __rmod__ = _reflected(operator.mod)
-    __pow__ = on_operand(operator.pow)
-    __rpow__ = _reflected(operator.pow)
-    __matmul__ = on_operand(operator.matmul)
-    __rmatmul__ = _reflected(operator.matmul)
-    __and__ = on_operand(operator.and_)
-    __rand__ = _reflected(operator.and_)
-    __or__ = on_operand(operator.or_)
-    __ror__ = _reflected(operator.or_)
-    __xor__ = on_operand(operator.xor)
-    __rxor__ = _reflected(operator.xor)
-    __lt__ = on_operand(operator.lt)
-    __le__ = on_operand(operator.le)
-    __gt__ = on_operand(operator.gt)
-    __ge__ = on_operand(operator.ge)
-    __neg__ = on_operand(operator.neg)
-    __pos__ = on_operand(operator.pos)
-    __abs__ = on_operand(operator.abs)
-    __invert__ = on_operand(operator.invert)
-    __getitem__ = on_operand(operator.getitem)
-    __len__ = on_operand(len)
-    # Without it Python takes elements until there are none, and JAX clamps what is behind the end.
-    __iter__ = on_operand(iter)
-    __bool__ = on_operand(bool)
+    __add__ = make_operator(operator.add)
+    __radd__ = make_reflected_operator(operator.add)
+    __sub__ = make_operator(operator.sub)
+    __rsub__ = make_reflected_operator(operator.sub)
+    __mul__ = make_operator(operator.mul)
+    __rmul__ = make_reflected_operator(operator.mul)
+    __truediv__ = make_operator(operator.truediv)
+    __rtruediv__ = make_reflected_operator(operator.truediv)
+    __floordiv__ = make_operator(operator.floordiv)
+    __rfloordiv__ = make_reflected_operator(operator.floordiv)
+    __mod__ = make_operator(operator.mod)
+    __rmod__ = make_reflected_operator(operator.mod)
+    __pow__ = make_operator(operator.pow)
+    __rpow__ = make_reflected_operator(operator.pow)
+    __matmul__ = make_operator(operator.matmul)
+    __rmatmul__ = make_reflected_operator(operator.matmul)
+    __and__ = make_operator(operator.and_)
+    __rand__ = make_reflected_operator(operator.and_)
+    __or__ = make_operator(operator.or_)
+    __ror__ = make_reflected_operator(operator.or_)
+    __xor__ = make_operator(operator.xor)
+    __rxor__ = make_reflected_operator(operator.xor)
+    __lt__ = make_operator(operator.lt)
+    __le__ = make_operator(operator.le)
+    __gt__ = make_operator(operator.gt)
+    __ge__ = make_operator(operator.ge)
+    __neg__ = make_operator(operator.neg)
+    __pos__ = make_operator(operator.pos)
+    __abs__ = make_operator(operator.abs)
+    __invert__ = make_operator(operator.invert)
+    __getitem__ = make_operator(operator.getitem)
+    __len__ = make_operator(len)
+    # Without `__iter__` Python would read elements until an IndexError. JAX never raises one: it
+    # clamps indices beyond the end, so the loop would not end.
+    __iter__ = make_operator(iter)
+    __bool__ = make_operator(bool)

@@ -1,4 +1,4 @@
-"""Some rows of an array."""
+"""`IndexedSlices`: some rows of an array."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -15,9 +15,9 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 @final
 class IndexedSlices:
-    """Rows of an array and their numbers: the gradient of an embedding table, for instance.
+    """Rows of an array and their indices, such as the gradient of an embedding table.
 
-    A registered pytree node. A number may come more than once; the rows are then added up, or
+    A registered pytree node. An index may occur more than once; its rows are then added up, or
     applied one after the other.
 
     Shapes:
@@ -25,12 +25,12 @@ class IndexedSlices:
 
     Args:
         values: The rows.
-        indices: Their numbers, integers.
+        indices: The index of each row; integers.
         dense_shape: Shape of the whole array, if it is known.
 
     Raises:
-        ShapeError: Another number of values than of indices.
-        ArgumentTypeError: Indices that are no integers.
+        ShapeError: The numbers of values and indices differ.
+        ArgumentTypeError: The indices are no integers.
 
     Example:
         >>> rows = IndexedSlices([[10.0], [20.0], [1.0]], [2, 0, 2], dense_shape=(3, 1))
@@ -44,11 +44,11 @@ class IndexedSlices:
     __slots__ = ("dense_shape", "indices", "values")
 
     def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
-        # See Note [Who owns host memory]
-        self.values: Any = _array("values", values)
-        self.indices: Any = _array("indices", indices)
-        self.dense_shape = None if dense_shape is None else _shape(dense_shape)
-        found = f"values {_brief(self.values)} and indices {_brief(self.indices)}"
+        # Copied where the caller could overwrite them; see Note [Who owns host memory].
+        self.values: Any = _as_own_array("values", values)
+        self.indices: Any = _as_own_array("indices", indices)
+        self.dense_shape = None if dense_shape is None else _check_dense_shape(dense_shape)
+        found = f"values {_describe(self.values)} and indices {_describe(self.indices)}"
         if not jnp.issubdtype(self.indices.dtype, np.integer):
             raise ArgumentTypeError(
                 f"IndexedSlices was given {found}.\n\n"
@@ -76,10 +76,10 @@ class IndexedSlices:
         return self.values.dtype
 
     def to_dense(self) -> jax.Array:
-        """The whole array, with zeros where there is no row; rows of one number are added up.
+        """Return the whole array, with zeros for missing rows; rows of the same index are added up.
 
         Raises:
-            ArgumentError: The shape of the whole is not known.
+            ArgumentError: `dense_shape` is not known.
 
         Example:
             >>> IndexedSlices([1.0], [1], dense_shape=(2,)).to_dense().tolist()
@@ -96,19 +96,19 @@ class IndexedSlices:
         return whole
 
     def with_parts(self, values: Any, indices: Any) -> "IndexedSlices":
-        """Slices of the same whole array; the parts may be values of all replicas."""
+        """Return slices of the same whole array; values and indices may be `PerReplica`."""
         return _rebuild(self.dense_shape, (values, indices))
 
     def __repr__(self) -> str:
-        return f"IndexedSlices({_brief(self.values)} at {_brief(self.indices)})"
+        return f"IndexedSlices({_describe(self.values)} at {_describe(self.indices)})"
 
 
-def _array(name: str, value: Any) -> Any:
+def _as_own_array(name: str, value: Any) -> Any:
     has_dtype = hasattr(value, "dtype") and is_array(value)
     return owned(value) if has_dtype else as_array("IndexedSlices", name, value)
 
 
-def _shape(dense_shape: Any) -> tuple[int, ...]:
+def _check_dense_shape(dense_shape: Any) -> tuple[int, ...]:
     caller, name = "IndexedSlices", "dense_shape"
     remedy = "Pass dense_shape=table.shape."
     dims = as_list(caller, name, dense_shape, "the shape of the whole array", remedy)
@@ -120,9 +120,10 @@ def _shape(dense_shape: Any) -> tuple[int, ...]:
 
 
 def as_indexed_slices(name: str, caller: str, value: Any) -> IndexedSlices:
-    """`value` as `IndexedSlices`: it is one, or a `BCOO` matrix of whole rows."""
+    """Return `value` as `IndexedSlices`; a `BCOO` matrix of whole rows is converted."""
     if isinstance(value, IndexedSlices):
         return value
+    # `jax.experimental.sparse` is not imported for an `isinstance`: few programs use it.
     if getattr(value, "n_sparse", None) == 1 and value.n_batch == 0:
         return IndexedSlices(value.data, value.indices[:, 0], value.shape)
     raise ArgumentTypeError(
@@ -133,13 +134,13 @@ def as_indexed_slices(name: str, caller: str, value: Any) -> IndexedSlices:
     )
 
 
-def _brief(array: Any) -> str:
+def _describe(array: Any) -> str:
     has_shape = hasattr(array, "dtype") and hasattr(array, "shape")
     return f"{array.dtype}{list(array.shape)}" if has_shape else repr(array)
 
 
 def _rebuild(dense_shape: tuple[int, ...] | None, parts: Any) -> IndexedSlices:
-    # Transformations put other things than arrays in the places of arrays.
+    # Without the checks of `__init__`: JAX's transformations put other objects in place of arrays.
     slices = object.__new__(IndexedSlices)
     slices.values, slices.indices = parts
     slices.dense_shape = dense_shape

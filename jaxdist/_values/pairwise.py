@@ -1,4 +1,4 @@
-"""Combining rows pair by pair: one order, whatever number of devices holds them."""
+"""Combining rows pair by pair, in an order that no number of devices changes."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -12,8 +12,10 @@ def in_pairs(rows: Any, combine: Combine) -> Any:
     """Combine dim 0 of an array pair by pair.
 
     Shapes:
-        In: `[n, ...]`. Out: `[...]`. An odd one at the end waits for the next round.
+        In: `[n, ...]`. Out: `[...]`. With odd `n`, the last row joins in the next round.
     """
+    # A binary tree: with powers of two, the rows of each device are a subtree of it, so the bits of
+    # the result do not depend on the number of devices. `rows.sum()` has no such order.
     while rows.shape[0] > 1:
         count = rows.shape[0]
         pairs = combine(rows[0 : count - count % 2 : 2], rows[1::2])

@@ -1,6 +1,6 @@
-"""Things for tests and notebooks: virtual devices.
+"""Helpers for tests and notebooks: virtual devices.
 
-No room of jaxdist leans on it.
+No other room of jaxdist uses this one.
 """
 
 from jaxdist._devices import virtual_devices as virtual_devices

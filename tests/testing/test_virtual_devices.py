@@ -1,4 +1,4 @@
-"""Asking for CPU devices; in processes of their own, since JAX starts only once in each."""
+"""Virtual CPU devices; each test uses a new process, since JAX starts only once in a process."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ else:
 
 
 def _run(program: str, **environment: str) -> str:
-    """What `program` prints in a fresh process."""
+    """Return what `program` prints in a new process."""
     imports = (
         "import jax, jaxdist\n"
         "from jaxdist.errors import BackendStartedError\n"

@@ -1,4 +1,4 @@
-"""What the library keeps, it owns: arrays of the caller may be overwritten after any call."""
+"""jaxdist keeps copies of its own: callers may overwrite their arrays after any call."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ _STRATEGIES: dict[str, Callable[[], Any]] = {
 
 
 def _buffer() -> np.ndarray:
-    """An array that CPU devices take over without a copy, as a whole and in eight pieces."""
+    """An array that CPU devices use without a copy, as a whole and in eight pieces."""
     buffer = aligned_empty((_ROWS, _COLUMNS), np.dtype("float32"))
     buffer[...] = _BEFORE
     return buffer
@@ -325,7 +325,7 @@ def _function_constant(s: Any, a: np.ndarray) -> Any:
     return _Later(f)
 
 
-# Reducing, gathering, sending. (What is not distributed is its own mean: the caller's object.)
+# Reducing, gathering, sending. (The mean of an undistributed value is the caller's own object.)
 
 WAYS["reduce over a dim"] = lambda s, a: s.reduce("MEAN", a, axis=0)
 WAYS["reduce a PerReplica"] = lambda s, a: s.reduce("MEAN", PerReplica(_pieces(s, a)), axis=None)
@@ -402,9 +402,9 @@ def _numbers(value: Any) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(value)]
 
 
-# What strategies with virtual replicas refuse by name.
+# Ways that strategies with virtual replicas refuse.
 _NOT_VIRTUAL = {"run with uneven rows", "run op by op", "values of different rows"}
-# The default strategy gives the elements of a dataset on as they are.
+# The default strategy returns the elements of a dataset unchanged.
 _NOT_DEFAULT = {n for n in WAYS if "dataset" in n}
 _LEFT_OUT = {"virtual_4_on_2": _NOT_VIRTUAL, "default": _NOT_DEFAULT}
 _TABLE = [

@@ -1,4 +1,4 @@
-"""Which kind of value an array is, read from where it lies."""
+"""The kind of a value, read from its sharding."""
 
 from typing import Any
 

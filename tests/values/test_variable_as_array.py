@@ -1,4 +1,4 @@
-"""A variable is taken wherever `nnx.Param` is, and has what `tf.Variable` documents."""
+"""A variable works wherever `nnx.Param` does, and has the names that `tf.Variable` documents."""
 
 import inspect
 from collections.abc import Callable
@@ -88,7 +88,7 @@ TRANSFORMED: dict[str, Callable[[Any], Any]] = {
 
 
 def _outcome(call: Callable[[], Any]) -> Any:
-    """The arrays that a call gives, or that it fails, or gives something else."""
+    """The arrays that a call returns, or a text if it raises or returns something else."""
     try:
         result = call()
     except Exception:

@@ -1,1 +1,1 @@
-"""One value for each replica, and which kind of value an array is."""
+"""`PerReplica`, and the kind and placement of each value."""

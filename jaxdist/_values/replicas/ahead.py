@@ -1,11 +1,4 @@
-"""Which batches a pass over data has yet to give, as far as that is known.
-
-# Note [Batches to come]
-The last batch of a pass often has other rows than those before it, and what is wrong with a step
-for it would be found at the end of an epoch. So an iterator that knows which batches are uneven
-says so in each batch that it gives, and a step that is traced for such a batch is traced for those
-as well, before anything runs.
-"""
+"""Uneven batches that a pass over data will give, as far as its iterator knows them."""
 
 import dataclasses
 from typing import Any, TypeAlias
@@ -14,13 +7,19 @@ import jax
 
 from jaxdist._values.replicas.per_replica import PerReplica
 
+# Note [Batches to come]
+# The last batch of a pass often has fewer rows than the batches before it. Without more, a user
+# would learn at the end of an epoch that the step cannot handle it. So an iterator that knows which
+# batches will be uneven attaches this list to each batch that it gives. A step that is traced for
+# such a batch is also traced for the uneven ones, before anything runs.
+
 
 @dataclasses.dataclass(frozen=True)
 class UnevenStep:
-    """A step of a pass over data in which replicas have different numbers of rows."""
+    """A step of a pass over data for which replicas have different numbers of rows."""
 
     number: int  # counted from 1
-    rows: tuple[int, ...]  # of each replica
+    rows: tuple[int, ...]  # for each replica
     is_last: bool
 
     def __str__(self) -> str:
@@ -29,29 +28,30 @@ class UnevenStep:
         return f"step {self.number}, {which} ({found})"
 
 
-# Uneven steps of the pass that a batch belongs to.
+# All uneven steps of the pass that a batch belongs to.
 Ahead: TypeAlias = tuple[UnevenStep, ...]
 
 
 def mark_with_steps_ahead(batch: Any, ahead: Ahead) -> None:
-    """Note in the values of a batch which uneven steps its pass has."""
-    for leaf in _values_in(batch):
+    """Attach the uneven steps of a pass to the `PerReplica` values of one of its batches."""
+    for leaf in _list_values(batch):
         if isinstance(leaf, PerReplica):
             leaf._ahead = ahead
 
 
 def steps_ahead(value: PerReplica) -> Ahead:
-    """The uneven steps of the pass that gave this value; none where that is not known."""
+    """Return the uneven steps of the pass that gave this value; `()` if they are not known."""
+    # The slot is empty for values that no dataset gave.
     found: Ahead = getattr(value, "_ahead", ())
     return found
 
 
 def copy_steps_ahead(given: Any, to: Any) -> None:
-    """Note in a pytree what is noted in the one that it stands for."""
-    for old, new in zip(_values_in(given), _values_in(to), strict=True):
+    """Copy the uneven steps from `given` to `to`, a pytree of the same structure."""
+    for old, new in zip(_list_values(given), _list_values(to), strict=True):
         if isinstance(old, PerReplica) and (ahead := steps_ahead(old)):
             mark_with_steps_ahead(new, ahead)
 
 
-def _values_in(tree: Any) -> list[Any]:
+def _list_values(tree: Any) -> list[Any]:
     return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, PerReplica))

@@ -1,10 +1,10 @@
-"""The marker that all distributed values share."""
+"""The base class of all distributed values."""
 
 
 class DistributedValues:
-    """A value that lives on the replicas of a strategy.
+    """A value on the replicas of a strategy.
 
-    Not made directly: `PerReplica` is what `Strategy.run` and datasets give.
+    Users do not create one directly: `Strategy.run` and datasets return `PerReplica`.
 
     Example:
         >>> isinstance(PerReplica([1, 2]), DistributedValues)

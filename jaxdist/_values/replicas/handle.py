@@ -1,4 +1,4 @@
-"""A `PerReplica` as merge functions and `CrossDeviceOps` see it while a step is traced."""
+"""`Handle`: the `PerReplica` that merge functions and `CrossDeviceOps` get during a trace."""
 
 from typing import Any
 
@@ -11,11 +11,12 @@ from jaxdist.errors import ReplicaValueError
 
 
 class Handle(PerReplica):
-    """A `PerReplica` inside a merge function: each replica holds its own traced value."""
+    """A `PerReplica` in a merge function: it holds the traced value of each replica."""
 
     __slots__ = ("_layout",)
 
     def __init__(self, local: Any, layout: ReplicaMesh) -> None:
+        # The trace sees one replica, so there is one value, whatever the number of replicas.
         super().__init__((local,))
         self._layout = layout
 
@@ -31,7 +32,7 @@ class Handle(PerReplica):
 
     @property
     def array(self) -> jax.Array:
-        """The values of all replicas as a `PerReplica` has them; an all-gather."""
+        """The values of all replicas as one array, as in a `PerReplica`; runs an all-gather."""
         gathered: jax.Array = jax.lax.all_gather(
             self.local, self._layout.replica_axes, axis=0, tiled=self.local.ndim > 0
         )
@@ -39,17 +40,17 @@ class Handle(PerReplica):
 
     @property
     def form(self) -> Form:
-        """A handle stands for one global array."""
+        """The form of the global array that `array` returns."""
         return Form.SCALARS if self.local.ndim == 0 else Form.ROWS
 
     @property
     def is_global(self) -> bool:
-        """A handle stands for one global array."""
+        """True: a handle represents one global array."""
         return True
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The values of all replicas; an all-gather of `R` times the bytes."""
+        """The values of all replicas; runs an all-gather, of `R` times the bytes."""
         stacked = jax.lax.all_gather(self.local, self._layout.replica_axes, axis=0)
         return tuple(stacked[i] for i in range(self._layout.num_replicas))
 
@@ -58,10 +59,11 @@ class Handle(PerReplica):
 
 
 def own_value(value: PerReplica, layout: ReplicaMesh) -> Any:
-    """What this replica has of a `PerReplica` in a merge function: a handle, or one made there."""
+    """Return this replica's value of a `PerReplica` in a merge function."""
     if isinstance(value, Handle):
         return value.local
     count = layout.num_replicas
+    # A global array spans the devices of all replicas, so a traced step cannot slice it.
     if value.is_global or len(value.values) != count:
         what = (
             "it is on the devices of all replicas"
@@ -76,5 +78,6 @@ def own_value(value: PerReplica, layout: ReplicaMesh) -> Any:
         )
     if count == 1:
         return value.values[0]
+    # The program is the same on all replicas, so each has all values and picks its own.
     rows = jnp.stack([jnp.asarray(v) for v in value.values])
     return rows[jax.lax.axis_index(layout.replica_axes)]

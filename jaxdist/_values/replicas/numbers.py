@@ -1,4 +1,4 @@
-"""Python integers as values of replicas."""
+"""Python integers, and values of several dtypes, as values of replicas."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,14 +11,15 @@ from jaxdist.errors import ReplicaValueError
 
 
 def is_python(value: Any) -> bool:
-    """Whether a value is a Python number, or a list of them, and no array."""
+    """Whether a value is a Python number, or a list of them, instead of an array."""
     return not hasattr(value, "dtype")
 
 
 def check_integers(name: object, replica: int, value: Any) -> None:
-    """Refuse Python integers that JAX's integer dtype does not hold: NumPy would cut them off."""
+    """Raise if a Python integer does not fit JAX's integer dtype."""
     if not is_python(value) or isinstance(value, (bool, float, complex, str, bytes)):
         return
+    # Checked in NumPy, where nothing is lost: JAX would silently truncate a list to 32 bits.
     held = np.asarray(value)
     if held.size and (held.dtype.kind in "iu" or _are_integers(held)):
         bounds = np.iinfo(_integer_dtype())
@@ -31,32 +32,33 @@ def check_integers(name: object, replica: int, value: Any) -> None:
 
 
 def how_to_cast(name: str, dtypes: Iterable[Any]) -> str:
-    """What makes values of several dtypes values of one; random keys have none in common."""
+    """Return the remedy for values of several dtypes: the cast to JAX's common dtype."""
     try:
         wide = jnp.result_type(*(jax.dtypes.canonicalize_dtype(dtype) for dtype in dtypes))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # random keys, for instance, have no common dtype
         return "Give every replica values of the same dtype."
     return f"Cast them to one dtype first: {name}.astype({wide.name!r})."
 
 
 def too_large(number: int, bounds: "np.iinfo[Any]") -> str:
-    """The end of an error for a Python integer outside of these bounds."""
+    """Return the end of an error for a Python integer outside of these bounds."""
     return (
         f"{bounds.dtype} ends at {bounds.min} and {bounds.max}.\n\n"
         "Python integers are exact here, or an error; arrays of integers wrap around, as those "
         "of JAX and NumPy do.\n\n"
-        f"Pass floats{or_64_bits(number)}."
+        f"Pass floats{suggest_64_bits(number)}."
     )
 
 
-def or_64_bits(number: int) -> str:
-    """The other remedy for a number that 32 bits do not hold and 64 bits do."""
+def suggest_64_bits(number: int) -> str:
+    """Return the second remedy, 64 bits, if it helps for this number; else an empty text."""
     if jax.config.read("jax_enable_x64") or not -(1 << 63) <= number < 1 << 63:
         return ""
     return ", or turn on 64 bits: jax.config.update('jax_enable_x64', True)"
 
 
 def _are_integers(held: np.ndarray) -> bool:
+    # Integers beyond 64 bits become an object array.
     return held.dtype == object and all(isinstance(n, int) for n in held.flat)
 
 

@@ -1,4 +1,4 @@
-"""One value for each replica."""
+"""`PerReplica`: one value for each replica."""
 
 import enum
 import operator
@@ -18,33 +18,33 @@ from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 
 
 class Form(enum.Enum):
-    """How a `PerReplica` holds its values."""
+    """How a `PerReplica` stores its values."""
 
-    ROWS = "rows"  # one global array: local [b, ...] is global [R*b, ...]
-    SCALARS = "scalars"  # one global array [R]: a local scalar each
-    LOCAL = "local"  # the values one by one: not placed yet, or of different shapes
+    ROWS = "rows"  # one global array: a local [b, ...] is global [R*b, ...]
+    SCALARS = "scalars"  # one global array [R]: each replica has a scalar
+    LOCAL = "local"  # one by one: values that are not placed yet, or have different shapes
 
 
-# The form, and of how many replicas one device holds the values.
-Held: TypeAlias = tuple[Form, int]
-_ONE_BY_ONE: Held = (Form.LOCAL, 1)
+# The form, and the number of replicas whose values share one device.
+Storage: TypeAlias = tuple[Form, int]
+_ONE_BY_ONE: Storage = (Form.LOCAL, 1)
 
 
 class PerReplica(DistributedValues):
-    """One value for each replica, as `Strategy.run` returns where replicas differ.
+    """One value for each replica; `Strategy.run` returns it for results that differ.
 
-    A registered pytree node. On the devices it is one global `jax.Array`, so a shard *is* the
-    local value and nothing is copied.
+    A registered pytree node. On the devices it is one global `jax.Array`. Each shard *is* a local
+    value, so nothing is copied.
 
     Shapes:
-        A local value `[b, ...]` on each of `R` replicas is the global array `[R*b, ...]`, laid
-        out over the replica axes on dim 0; a local scalar is global `[R]`. Values of different
-        shapes are held one by one.
+        A local value `[b, ...]` on each of `R` replicas is the global array `[R*b, ...]`, sharded
+        over the replica axes on dim 0. A local scalar is global `[R]`. Values of different shapes
+        are stored one by one.
 
     Cost:
         NumPy arrays among the values are copied on the host, so that the caller may overwrite
-        them; else making one costs nothing until it is used: `Strategy.run` then copies each
-        value to its replica. No collective is run.
+        them. Otherwise construction is free; `Strategy.run` copies each value to its replica. No
+        collective runs.
 
     Args:
         values: One value for each replica, in replica order.
@@ -63,15 +63,16 @@ class PerReplica(DistributedValues):
         `PerReplica` of `tf.distribute`, `DESIGN.md` §2.3.
     """
 
-    # The children and the form, as JAX's flatten returns them: JAX then reads them in C, which
-    # saves half a microsecond in each step that takes a value.
-    # Where a dataset gave it, `_ahead` is what it has yet to give; see Note [Batches to come].
+    # `_flat` has the children and the form exactly as JAX's flatten returns them. JAX then reads
+    # the attribute in C, which saves half a microsecond in each step that takes a value.
+    # `_ahead` is set by datasets; see Note [Batches to come].
     __slots__ = ("_ahead", "_flat")
 
-    _flat: "tuple[tuple[Any, ...], Held]"
+    _flat: "tuple[tuple[Any, ...], Storage]"
     _ahead: Any
 
     def __init__(self, values: Iterable[Any]) -> None:
+        # A mapping or a text is iterable too, but its elements are no values of replicas.
         is_many = isinstance(values, Iterable) and getattr(values, "ndim", 1) != 0
         if isinstance(values, (str, bytes, dict, set, PerReplica)) or not is_many:
             raise ArgumentTypeError(
@@ -87,13 +88,13 @@ class PerReplica(DistributedValues):
                 "values has one value for each replica, in replica order.\n\n"
                 "Pass for instance PerReplica([1.0, 2.0]) for two replicas."
             )
-        self._flat = (tuple(map(_as_it_is_now, held)), _ONE_BY_ONE)
+        self._flat = (tuple(map(_take_snapshot, held)), _ONE_BY_ONE)
 
     @classmethod
     def of_global(
         cls, array: Any, *, scalars: bool = False, replicas_per_shard: int = 1
     ) -> "PerReplica":
-        """Wrap a global array that is laid out over the replicas on dim 0; nothing is copied.
+        """Wrap a global array that is sharded over the replicas on dim 0; nothing is copied.
 
         Shapes:
             In: global `[R*b, ...]`, or `[R]` with `scalars=True`.
@@ -104,14 +105,14 @@ class PerReplica(DistributedValues):
         Args:
             array: The global array.
             scalars: Whether each replica's value is a scalar.
-            replicas_per_shard: Replicas whose values one device holds, one after the other on
-                dim 0: more than one under a strategy with `deterministic=True`.
+            replicas_per_shard: Number of replicas whose values share one device, in order on
+                dim 0. More than one under a strategy with `deterministic=True`.
 
         Raises:
             ArgumentTypeError: `array` is no array, `scalars` no bool, or `replicas_per_shard` no
                 integer.
             ArgumentError: `replicas_per_shard` is below 1.
-            ReplicaValueError: It does not divide the rows.
+            ReplicaValueError: `replicas_per_shard` does not divide the rows.
 
         Example:
             >>> strategy = MirroredStrategy()
@@ -134,14 +135,14 @@ class PerReplica(DistributedValues):
                 f"{caller} was given replicas_per_shard={replicas_per_shard} and an array of "
                 f"{num_rows} rows, {array.dtype}{[*array.shape]}.\n\nThe rows are split over the "
                 "shards, and those of a shard over its replicas, so replicas_per_shard divides "
-                f"their number.\n\nPass {_divisors(num_rows)}, or leave it out."
+                f"their number.\n\nPass {_suggest_divisors(num_rows)}, or leave it out."
             )
         return hold_global(
             owned(array), scalars=form is Form.SCALARS, replicas_per_shard=replicas_per_shard
         )
 
     @property
-    def _held(self) -> "Held":
+    def _held(self) -> "Storage":
         return self._flat[1]
 
     @property
@@ -155,20 +156,20 @@ class PerReplica(DistributedValues):
 
     @property
     def is_global(self) -> bool:
-        """Whether the values are held as one global array."""
+        """Whether the values are stored as one global array."""
         return self._form is not Form.LOCAL
 
     @property
     def form(self) -> Form:
-        """How the values are held."""
+        """How the values are stored."""
         return self._form
 
     @property
     def array(self) -> jax.Array:
-        """The global array `[R*b, ...]` (`[R]` for scalars), laid out over the replicas.
+        """The global array `[R*b, ...]` (`[R]` for scalars), sharded over the replicas.
 
         Raises:
-            ReplicaValueError: The values are held one by one, so there is no such array.
+            ReplicaValueError: The values are stored one by one, so no such array exists.
 
         Example:
             >>> MirroredStrategy().run(lambda: get_replica_context()
@@ -189,8 +190,8 @@ class PerReplica(DistributedValues):
         """The local values of this process's replicas, in replica order.
 
         Cost:
-            None for arrays of rank 1 and up: each is the shard itself. A scalar, and a value of
-            which a shard holds several, is sliced out. No collective.
+            None for arrays of rank 1 and up, which are the shards themselves. Scalars, and values
+            that share a shard, are sliced out. No collective.
 
         Example:
             >>> PerReplica([3, 4]).values
@@ -208,10 +209,12 @@ class PerReplica(DistributedValues):
             )
         shards = shards_by_replica(self._data)
         if self._form is Form.SCALARS:
+            # Iterating over a shard slices it on the device; a single scalar needs only a reshape.
             return tuple(row for s in shards for row in (s if s.size > 1 else (s.reshape(()),)))
-        return shards if self._held[1] == 1 else _cut(shards, self._held[1])
+        return shards if self._held[1] == 1 else _split_shards(shards, self._held[1])
 
     def __repr__(self) -> str:
+        # The repr must never fail: error messages and debuggers print tracers and donated arrays.
         data = self._data
         if self._form is not Form.LOCAL:
             if not isinstance(data, jax.Array) or isinstance(data, jax.core.Tracer):
@@ -220,12 +223,13 @@ class PerReplica(DistributedValues):
                 shape = [*data.shape]
                 return f"PerReplica({self._form.value} of a deleted {data.dtype}{shape})"
         if self._form is Form.LOCAL or self._form is Form.SCALARS or data.size <= 64:
+            # Inside a trace the slices would be staged, and no numbers could be printed.
             with jax.ensure_compile_time_eval():
-                return "PerReplica(" + ", ".join(map(_brief, self.values)) + ")"
+                return "PerReplica(" + ", ".join(map(_format_value, self.values)) + ")"
         shape = [*self.values[0].shape]
         return f"PerReplica({len(self.values)} local values of {data.dtype}{shape})"
 
-    def _no_arithmetic(self, *_: Any) -> Any:
+    def _refuse_arithmetic(self, *_: Any) -> Any:
         raise ArgumentTypeError(
             "An operator was used on a PerReplica outside a replica.\n\n"
             "A PerReplica holds one value for each replica, so arithmetic on it has no single "
@@ -234,44 +238,47 @@ class PerReplica(DistributedValues):
             "strategy.reduce('SUM', value, axis=None) or strategy.gather(value, axis=0)."
         )
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_arithmetic
-    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = _no_arithmetic
-    __pow__ = __float__ = __int__ = __getitem__ = __bool__ = __index__ = _no_arithmetic
-    __iter__ = _no_arithmetic
-    __array__ = _no_arithmetic
+    # `__array__` as well: without it NumPy would silently make an object array of the value.
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_arithmetic
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = _refuse_arithmetic
+    __pow__ = __float__ = __int__ = __getitem__ = __bool__ = __index__ = _refuse_arithmetic
+    __iter__ = _refuse_arithmetic
+    __array__ = _refuse_arithmetic
 
 
-def _as_it_is_now(value: Any) -> Any:
-    """A value that does not change when the caller writes to what it was made of."""
+def _take_snapshot(value: Any) -> Any:
+    """Return a value that later writes of the caller do not change."""
     if isinstance(value, list):
-        return [_as_it_is_now(v) for v in value]
+        return [_take_snapshot(v) for v in value]
     return owned(value)
 
 
-# Where there are no rows, every number divides them.
+# Every number divides zero rows, so empty arrays need a limit of their own.
 MAX_PER_SHARD = 1 << 16
 
 
-def _divisors(num_rows: int) -> str:
+def _suggest_divisors(num_rows: int) -> str:
+    # Some examples for an error message, not all divisors.
     fitting = [n for n in (1, 2, 4, 8, 16) if num_rows % n == 0]
     return " or ".join(map(str, fitting))
 
 
-def _cut(shards: Sequence[jax.Array], count: int) -> tuple[jax.Array, ...]:
-    """Shards that hold the rows of several replicas, cut between them."""
+def _split_shards(shards: Sequence[jax.Array], count: int) -> tuple[jax.Array, ...]:
+    """Split shards that hold the rows of several replicas into the values of each replica."""
     rows = shards[0].shape[0] // count
     return tuple(s[i * rows : (i + 1) * rows] for s in shards for i in range(count))
 
 
 def shards_by_replica(array: jax.Array) -> tuple[jax.Array, ...]:
-    """What each device has of dim 0, in the order of the rows, without a copy."""
+    """Return the shards of an array along dim 0, in row order, without a copy."""
     sharding = array.sharding
     shards = array.addressable_shards
     if isinstance(sharding, NamedSharding) and (
         _spans_logical(sharding) or _is_empty_and_split(array, sharding)
     ):
-        pieces = _assembled(array, sharding)
+        pieces = _assemble_values(array, sharding)
     else:
+        # Devices of one replica may hold equal copies; the first shard with a start is enough.
         first: dict[int, jax.Array] = {}
         for shard in shards:
             start = shard.index[0].start or 0
@@ -282,24 +289,26 @@ def shards_by_replica(array: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _spans_logical(sharding: NamedSharding) -> bool:
+    """Whether a dim other than dim 0 is sharded, so that a local value has several shards."""
     return any(entry is not None for entry in tuple(sharding.spec)[1:])
 
 
 def _is_empty_and_split(array: jax.Array, sharding: NamedSharding) -> bool:
-    """Whether there is nothing in the shards: they may all start at the same row."""
+    """Whether an array without elements is sharded on dim 0: its shards may share one start."""
     return not array.size and bool(tuple(sharding.spec)[:1])
 
 
-def _of_its_shape(part: jax.Array, sharding: NamedSharding, shape: tuple[int, ...]) -> jax.Array:
-    """XLA does not split arrays of no elements, so a shard of one has the shape of the whole."""
+def _fix_empty_shard(part: jax.Array, sharding: NamedSharding, shape: tuple[int, ...]) -> jax.Array:
+    """Return a shard in its proper shape."""
+    # XLA does not split an array without elements: each of its shards has the shape of the whole.
     if part.size:
         return part
     own = np.zeros(sharding.shard_shape(shape), part.dtype)
     return jax.device_put(own, part.sharding)
 
 
-def _assembled(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
-    """One array over the logical devices of each replica, where the rest of the dims is split."""
+def _assemble_values(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
+    """Return, for each replica, one array over its logical devices, made of its shards."""
     lead, *rest = tuple(sharding.spec)
     axes = (lead,) if isinstance(lead, str) else tuple(lead or ())
     mesh = sharding.mesh
@@ -315,37 +324,40 @@ def _assembled(array: jax.Array, sharding: NamedSharding) -> list[jax.Array]:
     pieces: list[jax.Array] = []
     for replica in layout.local_replicas:
         here = NamedSharding(layout.replica_mesh(replica), PartitionSpec(None, *rest))
-        parts = [_of_its_shape(by_device[d], here, local) for d in layout.device_grid[replica]]
+        parts = [_fix_empty_shard(by_device[d], here, local) for d in layout.device_grid[replica]]
         pieces.append(jax.make_array_from_single_device_arrays(local, here, parts))
     return pieces
 
 
-def _brief(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, jax.core.Tracer):
         return repr(value)
+    # Random keys have a dtype that NumPy does not know.
     if isinstance(value, (jax.Array, np.ndarray)) and isinstance(value.dtype, np.dtype):
         held = np.asarray(value)
         return np.array2string(held, separator=", ", threshold=16) if held.ndim else str(held[()])
     return repr(value)
 
 
-def _flatten_with_keys(value: PerReplica) -> tuple[Sequence[tuple[Any, Any]], Held]:
+def _flatten_with_keys(value: PerReplica) -> tuple[Sequence[tuple[Any, Any]], Storage]:
     if value._form is Form.LOCAL:
         return [(GetAttrKey(f"values[{i}]"), v) for i, v in enumerate(value._data)], value._held
     return [(GetAttrKey("array"), value._data)], value._held
 
 
+# Without the checks of `__init__`, which JAX's placeholders would not pass. A global, since
+# unflattening runs in every step.
 _new = object.__new__
 
 
-def _rebuild(how: Held, children: Iterable[Any]) -> PerReplica:
+def _rebuild(how: Storage, children: Iterable[Any]) -> PerReplica:
     value = _new(PerReplica)
     value._flat = (tuple(children), how)
     return value
 
 
 def hold_global(held: Any, *, scalars: bool, replicas_per_shard: int) -> PerReplica:
-    """`PerReplica.of_global` of whatever stands for the array, such as its place in a template."""
+    """Do what `PerReplica.of_global` does, for any object in place of the array (no checks)."""
     return _rebuild((Form.SCALARS if scalars else Form.ROWS, replicas_per_shard), (held,))
 
 

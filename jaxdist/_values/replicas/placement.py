@@ -1,4 +1,4 @@
-"""Which kind of value an array is, read from where it lies."""
+"""The kind of a value (mirrored, per-replica, sharded), read from its sharding."""
 
 import dataclasses
 import enum
@@ -18,53 +18,59 @@ from jaxdist.errors import ReplicaValueError, ShapeError
 
 
 class Kind(enum.Enum):
-    """The three kinds of values that a step takes and gives."""
+    """The three kinds of values that a step takes and returns."""
 
     MIRRORED = "mirrored"  # the same array on every replica
-    PER_REPLICA = "per-replica"  # each replica has a value of its own
+    PER_REPLICA = "per-replica"  # each replica has its own value
     SHARDED = "sharded"  # one array of which each replica holds a piece
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where a value lies: its kind, and its layout over the whole mesh."""
+    """Where a value is placed: its kind, and its sharding over the whole mesh."""
 
     kind: Kind
     sharding: NamedSharding
 
     def manual_spec(self, layout: ReplicaMesh) -> PartitionSpec:
-        """The part of the layout over the replica axes, as `shard_map` wants it."""
+        """Return the part of the sharding over the replica axes, as `shard_map` needs it."""
         return PartitionSpec(
-            *(_only(entry, layout.replica_axes) for entry in tuple(self.sharding.spec))
+            *(_keep_axes(entry, layout.replica_axes) for entry in tuple(self.sharding.spec))
         )
 
 
-def _only(entry: Any, axes: tuple[str, ...]) -> Any:
+def _keep_axes(entry: Any, axes: tuple[str, ...]) -> Any:
+    """Return an entry of a `PartitionSpec` with only these axes; None if none is left."""
     names = entry if isinstance(entry, tuple) else (entry,)
     kept = tuple(n for n in names if n in axes)
     return None if not kept else kept[0] if len(kept) == 1 else kept
 
 
+# Cached: comparing shardings takes microseconds, and `run` asks for every argument it reads.
 @functools.lru_cache(maxsize=4096)
 def placement_of_sharding(sharding: Any, ndim: int, layout: ReplicaMesh) -> Placement | None:
-    """The placement that a sharding already is, or None where data has to move first."""
+    """Return the placement that a sharding already is, or None if the data must move first."""
     mirrored = Placement(Kind.MIRRORED, layout.replicated)
     if layout.num_places == 1 and layout.num_logical == 1:
+        # On one device all shardings are equivalent, so only the names in the spec can tell rows of
+        # virtual replicas from a mirrored array.
         here = sharding.device_set == {layout.devices[0]}
-        if here and layout.num_virtual is not None and _is_split(sharding, layout):
+        if here and layout.num_virtual is not None and _is_split_over_replicas(sharding, layout):
             return Placement(Kind.PER_REPLICA, layout.per_replica)
         return mirrored if here else None
     if not isinstance(sharding, NamedSharding):
-        return mirrored if _equivalent(sharding, layout.replicated, ndim) else None
+        return mirrored if _is_equivalent(sharding, layout.replicated, ndim) else None
+    # The same devices in another order hold other rows.
     if tuple(sharding.mesh.devices.ravel()) != tuple(layout.mesh.devices.ravel()):
         return None
-    if _equivalent(sharding, layout.replicated, ndim):
+    if _is_equivalent(sharding, layout.replicated, ndim):
         return mirrored
-    if ndim and _equivalent(sharding, layout.per_replica, ndim):
+    if ndim and _is_equivalent(sharding, layout.per_replica, ndim):
         return Placement(Kind.PER_REPLICA, layout.per_replica)
+    # Arrays may be sharded over the logical axes as well. Their kind depends on the replica axes.
     if sharding.mesh.axis_names == layout.mesh.axis_names:
         own = NamedSharding(layout.mesh, sharding.spec)
-    elif layout.is_in_factors(sharding.mesh):
+    elif layout.is_factorized(sharding.mesh):
         own = sharding
     else:
         return None
@@ -76,24 +82,24 @@ def placement_of_sharding(sharding: Any, ndim: int, layout: ReplicaMesh) -> Plac
     return None
 
 
-def _is_split(sharding: Any, layout: ReplicaMesh) -> bool:
-    """Whether a layout over one device names the replica axis: to JAX it is like any other."""
+def _is_split_over_replicas(sharding: Any, layout: ReplicaMesh) -> bool:
+    """Whether a sharding over one device names the replica axes; to JAX it equals any other."""
     if not isinstance(sharding, NamedSharding) or not len(sharding.spec):
         return False
     used = Placement(Kind.MIRRORED, sharding).manual_spec(layout)
     return used[0] == layout.replica_spec[0]
 
 
-def _equivalent(sharding: Any, other: NamedSharding, ndim: int) -> bool:
+def _is_equivalent(sharding: Any, other: NamedSharding, ndim: int) -> bool:
     same: bool = sharding.is_equivalent_to(other, ndim)
     return same
 
 
 def placement_of(leaf: Any, layout: ReplicaMesh) -> Placement:
-    """The kind and the layout that `leaf` has, or gets when it enters a step.
+    """Return the kind and the sharding that `leaf` has, or gets when it enters a step.
 
-    An array that lies over the mesh keeps its kind; everything else is mirrored. A `PerReplica`
-    is per-replica whatever it holds.
+    An array over the devices of the mesh keeps its kind; everything else becomes mirrored. A
+    `PerReplica` is always per-replica.
     """
     if isinstance(leaf, PerReplica):
         array = leaf.array if leaf.is_global else None
@@ -104,6 +110,7 @@ def placement_of(leaf: Any, layout: ReplicaMesh) -> Placement:
         return Placement(Kind.PER_REPLICA, layout.per_replica)
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
         found = placement_of_sharding(leaf.sharding, leaf.ndim, layout)
+        # An uncommitted array is where it is only by default, so its sharding is not kept.
         if found is not None and (found.kind is not Kind.MIRRORED or _compat.is_committed(leaf)):
             return found
     if isinstance(leaf, jax.core.Tracer) and (origin := origin_of(leaf)) is not None:
@@ -119,10 +126,10 @@ def placement_of(leaf: Any, layout: ReplicaMesh) -> Placement:
 
 
 def is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
-    """Whether an array lies over all devices of the strategy, the same on every replica."""
+    """Whether an array is on all devices of the strategy, with the same value on every replica."""
     if isinstance(value, jax.core.Tracer):
         origin = origin_of(value)
-        if origin is None:
+        if origin is None:  # computed in the trace, so it is no value of single replicas
             return True
         sharding, committed = origin.sharding, origin.is_committed
     elif isinstance(value, jax.Array):
@@ -138,23 +145,23 @@ def is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
 
 
 def checked_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
-    """`value` as one global array over this mesh, or an error that names it as `str(name)`."""
+    """Return `value` as one global array over this mesh; errors call it `str(name)`."""
     if _is_abstract(value):
-        return _checked_abstract(name, value, layout)
+        return _merge_shapes(name, value, layout)
     if layout.described is not None and not isinstance(value.values[0], jax.core.Tracer):
         layout.check_is_there(f"A PerReplica of arrays ({name})")
     if not value.is_global:
-        return _placed_one_by_one(name, value, layout)
+        return _place_values(name, value, layout)
     array = value.array
     if isinstance(array, jax.core.Tracer):
         _check_rows(name, array, layout)
         return value
     if isinstance(array, jax.Array) and (
-        len(array.sharding.device_set) > 1 or _lies_on_the_one_device(array, layout)
+        len(array.sharding.device_set) > 1 or _is_on_single_device(array, layout)
     ):
         found = placement_of_sharding(array.sharding, array.ndim, layout)
         if found is None:
-            raise ReplicaValueError(_other_strategy(name, array, layout))
+            raise ReplicaValueError(_explain_other_strategy(name, array, layout))
         if found.kind is Kind.PER_REPLICA or layout.num_places == 1:
             if layout.num_virtual is not None:
                 _check_rows(name, array, layout)
@@ -174,8 +181,8 @@ def _is_abstract(value: PerReplica) -> bool:
     return bool(held) and all(isinstance(x, jax.ShapeDtypeStruct) for x in held)
 
 
-def _checked_abstract(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
-    """Shapes in place of arrays, which lie nowhere: as one global shape."""
+def _merge_shapes(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+    """Return a `PerReplica` of shapes (without arrays) as one global shape."""
     if value.is_global:
         _check_rows(name, value.array, layout)
         return value
@@ -197,19 +204,20 @@ def _checked_abstract(name: object, value: PerReplica, layout: ReplicaMesh) -> P
     )
 
 
-def _lies_on_the_one_device(array: jax.Array, layout: ReplicaMesh) -> bool:
-    """Whether all virtual replicas of a strategy are on the device that an array lies on."""
+def _is_on_single_device(array: jax.Array, layout: ReplicaMesh) -> bool:
+    """Whether the strategy has virtual replicas on one device, and `array` is on that device."""
     is_one = layout.num_virtual is not None and layout.num_places == 1
     return is_one and array.sharding.device_set == layout.device_set
 
 
 def checked_global(name: str, value: PerReplica, layout: ReplicaMesh) -> Any:
-    """The global array of `value`, which has to fit this mesh; nothing is moved."""
+    """Return the global array of `value`; raise if it does not fit this mesh; move nothing."""
     array = value.array
     if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
+        # An array on one device is on no mesh yet; it belongs to no other strategy.
         devices = array.sharding.device_set
         if len(devices) > 1 and devices != layout.device_set:
-            raise ReplicaValueError(_other_strategy(name, array, layout))
+            raise ReplicaValueError(_explain_other_strategy(name, array, layout))
     _check_rows(name, array, layout)
     return array
 
@@ -220,28 +228,29 @@ def _check_rows(name: object, array: Any, layout: ReplicaMesh) -> None:
         raise ShapeError(
             f"{name} is a PerReplica whose global array is {array.dtype}{list(array.shape)}, and "
             f"the strategy has {layout.num_replicas} replicas.\n\n"
-            f"Dim 0 must be a multiple of {layout.num_replicas}.\n\n{_nearest(rows, layout)}"
+            f"Dim 0 must be a multiple of {layout.num_replicas}.\n\n{_suggest_rows(rows, layout)}"
         )
 
 
 def check_virtual_rows(name: object, array: Any, layout: ReplicaMesh) -> None:
-    """Refuse rows that the devices can share and the virtual replicas cannot."""
+    """Raise if rows divide among the devices but not among the virtual replicas."""
     rows, count = array.shape[0], layout.num_replicas
     if rows % count:
         raise ShapeError(
             f"{name} is {array.dtype}{list(array.shape)}, laid out over the replicas, and the "
             f"{count} virtual replicas of deterministic=True cannot share {rows} rows.\n\n"
-            f"Dim 0 must be a multiple of {count}.\n\n{_nearest(rows, layout)}"
+            f"Dim 0 must be a multiple of {count}.\n\n{_suggest_rows(rows, layout)}"
         )
 
 
-def _nearest(rows: int, layout: ReplicaMesh) -> str:
+def _suggest_rows(rows: int, layout: ReplicaMesh) -> str:
+    """Return the remedy: the next numbers of rows below and above that divide."""
     count = layout.num_replicas
     sizes = [n for n in (rows - rows % count, rows + -rows % count) if n]
     return f"Use {' or '.join(map(str, sizes or [count]))} rows."
 
 
-def _other_strategy(name: object, array: jax.Array, layout: ReplicaMesh) -> str:
+def _explain_other_strategy(name: object, array: jax.Array, layout: ReplicaMesh) -> str:
     theirs = sorted(str(d) for d in array.sharding.device_set)
     return (
         f"{name} is a PerReplica of another strategy. "
@@ -252,19 +261,19 @@ def _other_strategy(name: object, array: jax.Array, layout: ReplicaMesh) -> str:
     )
 
 
-def _placed_one_by_one(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+def _place_values(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
     if _compat.inside_trace() and not any(map(_is_tracer, value.values)):
-        # A trace would stage the copies to the devices.
+        # Otherwise the trace would stage the copies to the devices as operations of the step.
         with jax.ensure_compile_time_eval():
-            return _placed_on_devices(name, value, layout)
-    return _placed_on_devices(name, value, layout)
+            return _place_on_devices(name, value, layout)
+    return _place_on_devices(name, value, layout)
 
 
 def _is_tracer(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-def _placed_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+def _place_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
     values = value.values
     expected = len(layout.local_replicas)
     if len(values) != expected:
@@ -274,6 +283,7 @@ def _placed_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> 
             f"Pass a PerReplica of {expected} value(s)."
         )
     arrays = [owned(_as_array(name, i, v)) for i, v in enumerate(values)]
+    # Uneven values do not get here from `run` (they have their own path); here one array is needed.
     shapes = {(a.shape, str(a.dtype)) for a in arrays}
     if len(shapes) > 1:
         found = ", ".join(f"replica {i}: {a.dtype}{list(a.shape)}" for i, a in enumerate(arrays))
@@ -293,11 +303,14 @@ def _placed_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> 
     scalars = arrays[0].ndim == 0
     rows = [a[None] for a in arrays] if scalars else arrays
     return PerReplica.of_global(
-        _join(rows, layout), scalars=scalars, replicas_per_shard=layout.replicas_per_place
+        _join_on_devices(rows, layout),
+        scalars=scalars,
+        replicas_per_shard=layout.replicas_per_place,
     )
 
 
 def _as_array(name: object, replica: int, value: Any) -> Any:
+    # NumPy arrays stay NumPy arrays, so that each value is copied straight to its own device.
     array = value if hasattr(value, "dtype") and hasattr(value, "ndim") else jax.numpy.asarray
     if callable(array):
         if not isinstance(value, (bool, int, float, complex, list)):
@@ -313,7 +326,8 @@ def _as_array(name: object, replica: int, value: Any) -> Any:
     return array
 
 
-def _join(rows: list[Any], layout: ReplicaMesh) -> jax.Array:
+def _join_on_devices(rows: list[Any], layout: ReplicaMesh) -> jax.Array:
+    # Tracers have no buffers to put together; in a trace the constraint places the rows.
     if any(isinstance(r, jax.core.Tracer) for r in rows):
         whole: jax.Array = jax.lax.with_sharding_constraint(
             jax.numpy.concatenate(rows), layout.per_replica
@@ -330,6 +344,6 @@ def _join(rows: list[Any], layout: ReplicaMesh) -> jax.Array:
         for i, replica in enumerate(layout.local_replicas)
         for device in layout.device_grid[replica]
     }
-    # In the order of the mesh: JAX does not sort the pieces of random keys.
+    # In the order of the mesh: JAX sorts the shards of arrays by device, but not of random keys.
     pieces = [on[d] for d in layout.mesh.devices.flat if d in on]
     return jax.make_array_from_single_device_arrays(shape, layout.per_replica, pieces)

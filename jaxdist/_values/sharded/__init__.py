@@ -1,1 +1,1 @@
-"""One array of which each replica holds a piece."""
+"""`Sharded`: one array of which each replica holds a piece."""

@@ -1,7 +1,7 @@
-"""Containers that JAX takes for leaves: subclasses of mappings, lists and tuples.
+"""Containers that JAX treats as leaves: subclasses of mappings, lists and tuples.
 
-`tf.distribute` goes into them and gives them back in their own type. So they are opened where
-values go into a step or a collective, and closed where they come out.
+`tf.distribute` maps over such containers and returns them in their own type. So jaxdist opens them
+(turns them into pytree nodes) before a step or a collective, and closes them again in its results.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +17,7 @@ from jaxdist.errors import ArgumentTypeError
 class Opened:
     """A container as a pytree node.
 
-    Unflattening gives another `Opened`; one that `rebuilds` gives the container itself.
+    Unflattening returns another `Opened`, or the container itself if `rebuilds` is set.
     """
 
     __slots__ = ("keys", "kind", "rebuilds", "values")
@@ -28,15 +28,15 @@ class Opened:
         self.kind, self.keys, self.rebuilds = kind, keys, rebuilds
         self.values = tuple(values)
 
-    def closed(self) -> Any:
-        """The container, in its own type."""
+    def close(self) -> Any:
+        """Return the container in its own type."""
         if self.keys is None:
             return self.kind(self.values)
         return self.kind(dict(zip(self.keys, self.values, strict=True)))
 
 
 def is_container(leaf: Any) -> bool:
-    """Whether a leaf of a pytree is a container that JAX does not know."""
+    """Whether a leaf of a pytree is a container that JAX does not flatten."""
     return isinstance(leaf, (Mapping, list, tuple))
 
 
@@ -48,24 +48,25 @@ def open_containers(
     must_open: Callable[[Any], bool] | None = None,
     rebuilds: bool = False,
 ) -> Any:
-    """A pytree whose containers are `Opened`, or the pytree itself where there are none.
+    """Return `tree` with `Opened` in place of its containers, or `tree` itself if it has none.
 
     Args:
         tree: Any pytree.
-        name: What it is called, for messages.
-        is_leaf: Where flattening stops.
-        must_open: Which containers; None is all.
-        rebuilds: Whether unflattening gives the containers themselves.
+        name: Its name in error messages.
+        is_leaf: Stops flattening, as for `jax.tree.flatten`.
+        must_open: Which containers to open; None means all.
+        rebuilds: Whether unflattening returns the containers themselves.
 
     Raises:
-        ArgumentTypeError: A container that cannot be made of a dict or a list.
+        ArgumentTypeError: The class of a container cannot be called with a dict or a list.
     """
     leaves, treedef = jax.tree.flatten_with_path(tree, is_leaf=is_leaf)
+    # The usual case: without containers, the caller must get the same object, not a copy.
     if not any(is_container(leaf) for _, leaf in leaves):
         return tree
 
     def open_one(leaf: Any, own: str) -> Any:
-        # A mapping or list of NNX is where flattening stops, and stays what it is.
+        # `is_leaf` also stops at mappings and lists of NNX, which a step updates in place.
         if not is_container(leaf) or (is_leaf is not None and is_leaf(leaf)):
             return leaf
         if must_open is not None and not must_open(leaf):
@@ -86,14 +87,14 @@ def open_containers(
 
 
 def close_containers(tree: Any) -> Any:
-    """A pytree with its containers in their own types again."""
-    return jax.tree.map(_closed, tree, is_leaf=lambda x: _is_opened(x) or is_sharded(x))
+    """Return `tree` with its containers in their own types again."""
+    return jax.tree.map(_close, tree, is_leaf=lambda x: _is_opened(x) or is_sharded(x))
 
 
 def rebuild_on_unflatten(tree: Any, whole: type) -> Any:
-    """The same pytree, whose unflattening gives the containers themselves.
+    """Return the same pytree, but unflattening its treedef returns the containers themselves.
 
-    Nodes of the class `whole` stay what they are.
+    Nodes of the class `whole` do not change.
     """
 
     def of_leaf(leaf: Any) -> Any:
@@ -105,10 +106,10 @@ def rebuild_on_unflatten(tree: Any, whole: type) -> Any:
     return jax.tree.map(of_leaf, tree, is_leaf=lambda x: isinstance(x, (Opened, whole)))
 
 
-def _closed(leaf: Any) -> Any:
+def _close(leaf: Any) -> Any:
     if not _is_opened(leaf):
         return leaf
-    return Opened(leaf.kind, leaf.keys, map(close_containers, leaf.values), rebuilds=True).closed()
+    return Opened(leaf.kind, leaf.keys, map(close_containers, leaf.values), rebuilds=True).close()
 
 
 def _is_opened(x: Any) -> bool:
@@ -116,6 +117,8 @@ def _is_opened(x: Any) -> bool:
 
 
 def _check_rebuilds(container: Any, name: str) -> None:
+    # Tried before the step, since its result could not be returned after the devices did the work.
+    # A constructor of a user's class may raise anything.
     kind = type(container)
     given = dict(container) if isinstance(container, Mapping) else list(container)
     try:
@@ -155,7 +158,7 @@ def _flatten(node: Opened) -> tuple[tuple[Any, ...], Any]:
 def _rebuild(how: Any, values: Iterable[Any]) -> Any:
     kind, keys, rebuilds = how
     node = Opened(kind, keys, values, rebuilds=rebuilds)
-    return node.closed() if rebuilds else node
+    return node.close() if rebuilds else node
 
 
 register_pytree_with_keys(Opened, _flatten_with_keys, _rebuild, _flatten)

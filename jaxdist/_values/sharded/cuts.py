@@ -1,4 +1,4 @@
-"""How one array is cut into pieces over the replicas."""
+"""`Cut`: how one array is divided into pieces over the replicas."""
 
 import math
 from typing import NamedTuple
@@ -9,52 +9,53 @@ from jaxdist._mesh import ReplicaMesh
 
 
 class Cut(NamedTuple):
-    """Along which dim an array is cut, how long that dim is without padding, and over what."""
+    """The dim along which an array is cut, its size without padding, and the axes of the pieces."""
 
     dim: int
     size: int
-    axes: tuple[str, ...] | None = None  # of the replica axes; None is all of them
-    split: int | None = None  # another dim, which lies over the logical axes of each replica
+    axes: tuple[str, ...] | None = None  # some of the replica axes; None means all
+    split: int | None = None  # another dim, sharded over the logical axes of each replica
 
     def over(self, layout: ReplicaMesh) -> tuple[str, ...]:
-        """The replica axes over which the pieces lie."""
+        """Return the replica axes over which the pieces are distributed."""
         return layout.replica_axes if self.axes is None else self.axes
 
     def pieces(self, layout: ReplicaMesh) -> int:
-        """How many pieces there are."""
+        """Return the number of pieces."""
         if self.axes is None:
             return layout.num_replicas
         return math.prod(layout.mesh.shape[a] for a in self.axes)
 
     def rows(self, pieces: int) -> int:
-        """Length of one piece: the last pieces are padded to it."""
+        """Return the length of one piece, with padding."""
+        # All pieces have the same shape, since one program runs on all replicas.
         return math.ceil(self.size / pieces)
 
     def padding(self, pieces: int) -> int:
-        """How much longer the cut dim is with padding."""
+        """Return the number of padding elements along the cut dim."""
         return self.rows(pieces) * pieces - self.size
 
     def local_shape(self, shape: tuple[int, ...], pieces: int) -> tuple[int, ...]:
-        """The shape of one piece, from any shape that is right in the other dims."""
+        """Return the shape of one piece; `shape` only has to be right in the other dims."""
         return (*shape[: self.dim], self.rows(pieces), *shape[self.dim + 1 :])
 
     def spec(self, layout: ReplicaMesh) -> PartitionSpec:
-        """The layout over the replica axes."""
+        """Return the layout over the replica axes."""
         axes = self.over(layout)
         return PartitionSpec(*[None] * self.dim, axes[0] if len(axes) == 1 else axes)
 
     def behind(self, dim: int) -> "Cut":
-        """The cut of an array that has one more dim, `dim`."""
+        """Return the cut of the array after a dim was inserted at `dim`, as `vmap` does."""
         split = self.split if self.split is None else self.split + (dim <= self.split)
         return self._replace(dim=self.dim + (dim <= self.dim), split=split)
 
     def before(self, dim: int) -> "Cut":
-        """The cut of what stands at one place of dim `dim`, which is not cut."""
+        """Return the cut of the array after dim `dim`, which is not cut, was removed."""
         split = self.split if self.split is None else self.split - (dim < self.split)
         return self._replace(dim=self.dim - (dim < self.dim), split=split)
 
     def full_spec(self, layout: ReplicaMesh) -> PartitionSpec:
-        """The layout over all axes."""
+        """Return the layout over all axes, the logical ones included."""
         if self.split is None or layout.num_logical == 1:
             return self.spec(layout)
         entries = [*self.spec(layout), *[None] * (self.split - self.dim)]

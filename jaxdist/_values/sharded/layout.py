@@ -1,4 +1,4 @@
-"""Where the pieces of one array lie."""
+"""Where the pieces of a `Sharded` are placed."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,12 +17,15 @@ from jaxdist.errors import ReplicaValueError
 
 
 def sharded_placement(value: Sharded, layout: ReplicaMesh) -> Placement:
-    """The layout that the pieces have, or get when they enter a step."""
+    """Return the placement that the pieces have, or get when they enter a step."""
     array, cut = value.held, value.cut
     sharding = getattr(array, "sharding", None)
     if isinstance(sharding, NamedSharding) and not isinstance(array, jax.core.Tracer):
+        # Other dims may be sharded over the logical axes by GSPMD. Such a layout is kept, or each
+        # call would move the array back.
         if sharding.mesh == layout.mesh and layout.num_logical > 1:
             found = Placement(Kind.SHARDED, sharding)
+            # JAX's specs may end with None, and then differ from an equivalent one.
             manual = list(found.manual_spec(layout))
             while manual and manual[-1] is None:
                 manual.pop()
@@ -32,7 +35,7 @@ def sharded_placement(value: Sharded, layout: ReplicaMesh) -> Placement:
 
 
 def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
-    """`value` laid out over this mesh, or an error that names it as `str(name)`."""
+    """Return `value` laid out over this mesh; errors call it `str(name)`."""
     array, cut = value.held, value.cut
     _check_axes(name, value, layout)
     count = cut.pieces(layout)
@@ -45,7 +48,7 @@ def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharde
             "Keep such values in a pytree of their own: jax.tree.map(fn, tree, "
             "is_leaf=lambda x: isinstance(x, jaxdist.Sharded))."
         )
-    # No cut of the array is shorter than the array.
+    # The cut dim is never shorter than `size`, and longer only by padding that the node knows of.
     fits = cut.dim < array.ndim and array.shape[cut.dim] >= cut.size
     if not fits or (array.shape[cut.dim] > cut.size and not value.has_padding):
         raise ReplicaValueError(
@@ -57,35 +60,38 @@ def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharde
         )
     have, need = array.shape[cut.dim], cut.rows(count) * count
     if have == cut.size < need:
-        # A function of pytrees made it: there it is the array without padding.
-        array = _padded(array, cut, count)
+        # A function of pytrees made the array, so it has no padding yet.
+        array = _pad(array, cut, count)
         value, have = undeclared(array, cut, has_padding=True), need
     if have != need:
-        raise ReplicaValueError(_of_others(name, value, layout, f"{have} rows, not {need}"))
+        raise ReplicaValueError(
+            _explain_other_layout(name, value, layout, f"{have} rows, not {need}")
+        )
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
-        if isinstance(array, (jax.core.Tracer, jax.ShapeDtypeStruct)):
+        if isinstance(array, (jax.core.Tracer, jax.ShapeDtypeStruct)):  # nothing to place
             return value
         held = jax.device_put(owned(array), sharded_placement(value, layout).sharding)
         return Sharded(held, *cut)
+    # An array on one device was not placed by any strategy, so it may move.
     if len(array.sharding.device_set) > 1 and array.sharding.device_set != layout.device_set:
-        where = _listed(array.sharding.device_set)
-        raise ReplicaValueError(_of_others(name, value, layout, where))
+        where = _list_devices(array.sharding.device_set)
+        raise ReplicaValueError(_explain_other_layout(name, value, layout, where))
     wanted = sharded_placement(value, layout).sharding
     if _compat.is_committed(array) and array.sharding.is_equivalent_to(wanted, array.ndim):
         return value
     return Sharded(jax.device_put(array, wanted), *cut)
 
 
-def _listed(devices: Iterable[jax.Device]) -> str:
+def _list_devices(devices: Iterable[jax.Device]) -> str:
     names = sorted(map(str, devices))
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return f"devices {', '.join(names[:4])}{more}"
 
 
-def _of_others(name: object, value: Sharded, layout: ReplicaMesh, what: str) -> str:
+def _explain_other_layout(name: object, value: Sharded, layout: ReplicaMesh, what: str) -> str:
     return (
         f"{name} is cut for other replicas: {value!r}, on {what}; this strategy has "
-        f"{layout.num_replicas} replicas on {_listed(layout.devices)}.\n\n"
+        f"{layout.num_replicas} replicas on {_list_devices(layout.devices)}.\n\n"
         "An array in pieces stays with the strategy that cut it.\n\n"
         "Cut it again: jaxdist.partition.place(strategy, tree, rules), or the state of a "
         "sharded_update alone: state = jaxdist.shard_state(state, strategy)."
@@ -93,9 +99,10 @@ def _of_others(name: object, value: Sharded, layout: ReplicaMesh, what: str) -> 
 
 
 def layout_of_pieces(tree: Any) -> ReplicaMesh | None:
-    """The mesh that the arrays in pieces of a pytree lie on, read from one that is cut over all."""
+    """Return the mesh of the `Sharded` arrays in a pytree, or None if no array determines it."""
     for leaf in jax.tree.leaves(tree, is_leaf=is_sharded):
         sharding = getattr(leaf.held, "sharding", None) if is_sharded(leaf) else None
+        # An array that is cut over some replica axes only does not show the other ones.
         if not isinstance(sharding, NamedSharding) or leaf.axes is not None:
             continue
         spec = tuple(sharding.spec)
@@ -117,8 +124,8 @@ def _check_axes(name: object, value: Sharded, layout: ReplicaMesh) -> None:
         )
 
 
-def _padded(array: Any, cut: Cut, pieces: int) -> Any:
-    """The array with its padding, made by whatever it is an array of."""
+def _pad(array: Any, cut: Cut, pieces: int) -> Any:
+    """Return `array` with padding, by the library that the array belongs to."""
     more = cut.padding(pieces)
     if isinstance(array, jax.ShapeDtypeStruct):
         longer = array.shape[cut.dim] + more
@@ -130,6 +137,6 @@ def _padded(array: Any, cut: Cut, pieces: int) -> Any:
 
 
 def cut_for(array: Any, cut: Cut, layout: ReplicaMesh) -> Sharded:
-    """A whole array in pieces over the replicas, one piece on each."""
+    """Cut a whole array into pieces, and copy one piece to each replica."""
     padded = pad_dim(jax.numpy.asarray(array), cut.dim, cut.padding(cut.pieces(layout)))
     return Sharded(jax.device_put(padded, NamedSharding(layout.mesh, cut.full_spec(layout))), *cut)

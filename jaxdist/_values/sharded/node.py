@@ -1,4 +1,4 @@
-"""A `Sharded` as a node of pytrees: what functions of pytrees find in it, and make of it."""
+"""`Sharded` as a pytree node: what functions of pytrees find in it, and what they rebuild."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -15,20 +15,22 @@ from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.sharded import Sharded, is_longer, is_sharded, undeclared
 from jaxdist._values.variable.variable import Variable
 
-# [Note: the declaration in the key]
-# `nnx.Optimizer.update` writes a node of a pytree that it does not know into a variable as an
-# `nnx.State` of the node's children by key, and drops the rest. So the key says what the node is.
+# Note [Declaration in the key]
+# `nnx.Optimizer.update` stores a pytree node that NNX does not know as an `nnx.State`: a mapping
+# from keys to the children of the node. The auxiliary data of the node, here its `Cut`, is lost.
+# So the key of the one child contains the `Cut`, and `from_state` makes the node from the key.
 _KEY = re.compile(r"array_cut_along_(\d+)_of_(\d+)(?:_split_along_(\d+))?(?:_over_(.+))?")
 
 
-def _key(value: Sharded) -> str:
+def _make_key(value: Sharded) -> str:
+    """Return the key of the child; see Note [Declaration in the key]."""
     over = "" if value.axes is None else f"_over_{','.join(value.axes)}"
     split = "" if value.split is None else f"_split_along_{value.split}"
     return f"array_cut_along_{value.dim}_of_{value.size}{split}{over}"
 
 
 def from_state(value: Any) -> Any:
-    """A `Sharded` that NNX turned into a mapping, as one again; see the note above."""
+    """Turn a mapping that NNX made of a `Sharded` back; see Note [Declaration in the key]."""
     if not isinstance(value, Mapping) or len(value) != 1:
         return value
     [(key, array)] = value.items()
@@ -40,36 +42,36 @@ def from_state(value: Any) -> Any:
     return undeclared(array, Cut(int(found[1]), int(found[2]), axes, split))
 
 
-def _logical(value: Sharded) -> Any:
-    """What functions of pytrees find in a node: the one array."""
+def _remove_padding(value: Sharded) -> Any:
+    """Return what functions of pytrees find in a node: the array without padding."""
     held = value.held
     if not value.has_padding:
         return held
-    # A function that asks which arrays are still there has to find it, too.
+    # A deleted array cannot be sliced. It is returned as it is, so that a search for deleted arrays
+    # finds it.
     is_gone = isinstance(held, jax.Array) and _compat.any_deleted([held])
     return held if is_gone else value.whole()
 
 
 def _flatten_with_keys(value: Sharded) -> tuple[list[tuple[Any, Any]], Cut]:
-    return [(GetAttrKey(_key(value)), _logical(value))], value.cut
+    return [(GetAttrKey(_make_key(value)), _remove_padding(value))], value.cut
 
 
 def _flatten(value: Sharded) -> tuple[tuple[Any, ...], Cut]:
-    return (_logical(value),), value.cut
+    return (_remove_padding(value),), value.cut
 
 
 def _rebuild(cut: Cut, children: Iterable[Any]) -> Any:
     [held] = children
-    # Where flattening stopped at nodes, they are what comes back.
-    return held if _is_mark(held) or is_sharded(held) else undeclared(held, cut)
+    # A map whose `is_leaf` stops at `Sharded` returns whole nodes, which must not be nested.
+    return held if _is_metadata(held) or is_sharded(held) else undeclared(held, cut)
 
 
-def _is_mark(held: Any) -> bool:
-    """Whether a function of pytrees put no array into a node, but what it has to say of it.
+def _is_metadata(held: Any) -> bool:
+    """Whether `tree_map` replaced the array by metadata: a mask, a label, or `optax.MaskedNode`.
 
-    A mask, a label, or what is left of an array that was masked out (`optax.MaskedNode`). That
-    stands in the place of the node, as it would in the place of an array: masks of trees with
-    pieces are then those of trees of arrays.
+    Metadata replaces the node, as it would replace an array. So a mask of a tree with `Sharded`
+    nodes has the same structure as a mask of a tree of arrays.
     """
     is_empty = isinstance(held, tuple) and not held
     return is_empty or isinstance(held, (bool, np.bool_, str))
@@ -79,13 +81,14 @@ register_pytree_with_keys(Sharded, _flatten_with_keys, _rebuild, _flatten)
 
 
 # Note [Padding in nodes]
-# A function of pytrees finds in a `Sharded` the one array, without its padding: outside of steps
-# that is a slice, whose rows have to move. JAX's call paths are functions of pytrees as well. What
-# is padded goes through them as `HeldPieces`, in which the array is found as it is held.
+# Functions of pytrees find in a `Sharded` the array without padding. Outside of steps this is a
+# slice, which moves rows between devices. JAX's call paths (`jit`, C++ dispatch) are functions of
+# pytrees as well, and would pay for the slice at every call. So padded arrays pass through them in
+# `HeldPieces`, whose child is the padded array itself.
 
 
 class HeldPieces:
-    """A padded array in pieces on its way through a call path of JAX."""
+    """A padded `Sharded` on its way through a call path of JAX; see Note [Padding in nodes]."""
 
     __slots__ = ("cut", "held")
 
@@ -93,18 +96,18 @@ class HeldPieces:
         self.held, self.cut = held, cut
 
     def sharded(self) -> Sharded:
-        """What it is for users."""
+        """Return the `Sharded` that users see."""
         return undeclared(self.held, self.cut, has_padding=is_longer(self.held, self.cut))
 
 
 class PiecesOfResult(HeldPieces):
-    """The same in the structure of a result: the node that is rebuilt is a `Sharded`."""
+    """`HeldPieces` in the structure of a result: unflattening rebuilds it as a `Sharded`."""
 
     __slots__ = ()
 
 
 def as_held(tree: Any) -> Any:
-    """The pytree with `HeldPieces` in the place of padded arrays in pieces; itself without any."""
+    """Replace padded `Sharded` nodes by `HeldPieces`; return `tree` itself if it has none."""
     leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_whole)
     if not any(is_sharded(x) and x.has_padding for x in leaves):
         return tree
@@ -114,13 +117,13 @@ def as_held(tree: Any) -> Any:
 
 
 def held_leaves(tree: Any) -> list[Any]:
-    """The arrays of a pytree, those in pieces as they are held."""
+    """List the arrays of a pytree; for a `Sharded`, the padded array that it holds."""
     leaves = jax.tree.leaves(tree, is_leaf=is_sharded)
     return [x.held if is_sharded(x) else x for x in leaves]
 
 
 def as_sharded(tree: Any) -> Any:
-    """The pytree with `Sharded` in the place of `HeldPieces`; itself without any."""
+    """Replace `HeldPieces` by `Sharded` nodes; return `tree` itself if it has none."""
     leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_whole)
     if not any(isinstance(x, HeldPieces) for x in leaves):
         return tree
@@ -128,7 +131,7 @@ def as_sharded(tree: Any) -> Any:
 
 
 def _is_whole(x: Any) -> bool:
-    # What is rebuilt would be another object: a step updates modules in place.
+    # Unflattening would make new objects, but a step updates modules and variables in place.
     return isinstance(x, (Sharded, HeldPieces, PerReplica, Variable, nnx.Pytree))
 
 
@@ -144,7 +147,7 @@ def _rebuild_held(cut: Cut, children: Iterable[Any]) -> HeldPieces:
 def _rebuild_result(cut: Cut, children: Iterable[Any]) -> Any:
     [held] = children
     node = PiecesOfResult(held, cut)
-    # A template has numbers in the place of arrays.
+    # JAX also unflattens templates, which have numbers in place of arrays.
     return node.sharded() if hasattr(held, "shape") else node
 
 

@@ -1,4 +1,4 @@
-"""One array of which each replica holds a piece."""
+"""`Sharded`: one array of which each replica holds a piece."""
 
 from typing import Any
 
@@ -18,8 +18,9 @@ from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.piece_marks import OPEN, PIECE
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
 
-# What computing with an array needs; not what tells where it lies, which is asked of `held`.
-_OF_ARRAYS = frozenset(
+# Methods and properties for computing with an array. Those that tell where the array is placed
+# (`sharding`, `devices`) are left out: `held` has them.
+_ARRAY_NAMES = frozenset(
     "T mT at astype conj dot flatten max mean min ravel reshape squeeze std sum swapaxes take "
     "transpose var".split()
 )
@@ -28,36 +29,36 @@ _OF_ARRAYS = frozenset(
 class Sharded(Arithmetic):
     """One array of which each replica holds a piece, cut along one dim and padded.
 
-    A registered pytree node with one leaf. Optimizer state of `sharded_update` is held so, and
-    parameters that `partition.place` shards. It goes into `Strategy.run` and comes out with the
-    same layout; inside a step `array` is the piece of the replica, and where it is used as an
-    array (`value[...]`, arithmetic, functions of `jax.numpy`) it is the whole one, gathered
+    A registered pytree node with one leaf. It holds optimizer state of `sharded_update`, and
+    parameters that `partition.place` shards. `Strategy.run` accepts it and returns it with the same
+    layout. Inside a step `array` is the piece of the replica. Where a step uses the node as an
+    array (`value[...]`, arithmetic, functions of `jax.numpy`), it gets the whole array, gathered
     (`partition.gather`). `Strategy.reduce`, `Strategy.gather`, checkpoints and, outside of steps,
-    `np.asarray` take it for the one array that it stands for.
+    `np.asarray` treat it as the one array that it represents.
 
     Shapes:
-        A logical `[..., size, ...]` on `R` replicas is held as `[..., R*p, ...]` with
-        `p = ceil(size / R)`, laid out over the replica axes on `dim`. What stands behind `size`
-        is padding, and means nothing. Functions of pytrees find the logical array, in a step and
-        outside. Where they put a new array of that shape into the node, it is padded and cut
-        when it enters a step.
+        A logical `[..., size, ...]` on `R` replicas is stored as `[..., R*p, ...]` with
+        `p = ceil(size / R)`, sharded over the replica axes on `dim`. Elements beyond `size` are
+        padding and have no meaning. Functions of pytrees find the logical array, in a step and
+        outside. If they put a new array of that shape into the node, jaxdist pads and cuts it when
+        it enters a step.
 
     Cost:
-        None: the array is held as it is. Used as an array in a step, an all-gather. Outside of
-        steps, each function of pytrees cuts the padding off, if there is any: a slice of the
-        whole array, which moves rows between devices. `strategy.run(tx.init, (params,))` makes
-        the state of an optimizer without it.
+        None for the node itself. An all-gather where a step uses it as an array. Outside of
+        steps, each function of pytrees removes the padding, if any: a slice of the whole array,
+        which moves rows between devices. `strategy.run(tx.init, (params,))` creates the state of
+        an optimizer without this slice.
 
     Args:
-        array: The padded array over all replicas, or the piece of one inside a step.
+        array: The padded array over all replicas; inside a step the piece of one replica.
         dim: The dim that is cut, counted from the front.
-        size: Its length without padding.
-        axes: The replica axes over which it is cut, where not over all of them; over the others
-            it is the same.
-        split: The dim that is split over the logical devices of each replica besides, if one is.
+        size: Length of that dim without padding.
+        axes: The replica axes over which the array is cut; None means all. Replicas that differ
+            only on the other axes hold the same piece.
+        split: Another dim, which is sharded over the logical devices of each replica, or None.
 
     Raises:
-        ArgumentError: `dim` is not one of the array's, or `size` is less than 1.
+        ArgumentError: `dim` is no dim of the array, or `size` is less than 1.
 
     Example:
         >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -112,20 +113,21 @@ class Sharded(Arithmetic):
                 + (f"Pass one of {[*range(rank)]}." if rank else "Leave a scalar as it is.")
             )
         self.dim, self.size, self.axes, self.split = dim, size, axes, split
-        # What is made by hand is declared to be a piece; what functions of pytrees make is not.
-        layout = _layout_around()
-        self._held = owned(array) if layout is None else _declared(array, self.cut, layout)
+        # In a step, the constructor declares a piece (see Note [Pieces in a trace]). Nodes that
+        # functions of pytrees rebuild come from `undeclared`, which does not.
+        layout = _find_layout()
+        self._held = owned(array) if layout is None else _declare_any(array, self.cut, layout)
         self._has_padding = is_longer(array, self.cut)
 
     @property
     def array(self) -> Any:
-        """The padded array over all replicas; inside a step the piece of this one.
+        """The padded array over all replicas; inside a step the piece of this replica.
 
         Example:
             >>> Sharded(np.arange(4), dim=0, size=3).array.tolist()
             [0, 1, 2, 3]
         """
-        layout = _layout_around()
+        layout = _find_layout()
         if layout is None:
             return self._held
         traced = isinstance(self._held, jax.core.Tracer)
@@ -133,9 +135,9 @@ class Sharded(Arithmetic):
 
     @property
     def held(self) -> Any:
-        """What the pytree node holds: the padded array; inside a step the one array, traced.
+        """The array in the pytree node: padded outside of steps, the whole traced array inside.
 
-        To look at and not to compute with.
+        For shape, dtype and sharding, not for computing.
 
         Example:
             >>> Sharded(np.arange(4), dim=0, size=3).held.shape
@@ -145,9 +147,9 @@ class Sharded(Arithmetic):
 
     @property
     def has_padding(self) -> bool:
-        """Whether `held` is longer than the array that it stands for.
+        """Whether `held` is longer than the array that it represents.
 
-        What a function of pytrees made is not, whatever its shape is.
+        False for an array that a function of pytrees put into the node, whatever its shape.
 
         Example:
             >>> Sharded(np.arange(4), dim=0, size=3).has_padding
@@ -188,22 +190,22 @@ class Sharded(Arithmetic):
         return rank
 
     def whole(self) -> Any:
-        """The one array, without padding.
+        """Return the whole array, without padding.
 
         Shapes:
-            `[..., size, ...]`, laid out as it is held where there is no padding.
+            `[..., size, ...]`, with the sharding of `held` if there is no padding.
 
         Cost:
-            None without padding; else a slice, which may move rows between devices.
+            None without padding. Otherwise a slice, which may move rows between devices.
 
         Raises:
-            ReplicaValueError: Inside a step, where there is only a piece.
+            ReplicaValueError: Called inside a step, where a replica has only a piece.
 
         Example:
             >>> Sharded(np.arange(4), dim=0, size=3).whole().tolist()
             [0, 1, 2]
         """
-        layout = _layout_around()
+        layout = _find_layout()
         if layout is not None and isinstance(self._held, jax.core.Tracer):
             pieces = self.cut.pieces(layout)
             if pieces > 1:
@@ -221,13 +223,14 @@ class Sharded(Arithmetic):
         if isinstance(array, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(self.shape, array.dtype)
         if isinstance(array, jax.core.Tracer) or not _compat.inside_trace():
-            return _without_padding(array, self.cut)
-        # The step that closes over it cannot slice an array of all replicas.
-        return _compat.outside(_without_padding, array, self.cut)
+            return _remove_padding(array, self.cut)
+        # A step that closes over the node: the trace of one replica cannot slice an array over the
+        # devices of all replicas, so the slice runs outside of the trace.
+        return _compat.outside(_remove_padding, array, self.cut)
 
     def _operand(self) -> Any:
-        """The one array as it is seen from here."""
-        layout = _layout_around()
+        """Return the whole array: gathered inside a step, without padding outside."""
+        layout = _find_layout()
         if layout is not None and isinstance(self._held, jax.core.Tracer):
             return gathered(self, layout)
         return self.whole()
@@ -236,7 +239,7 @@ class Sharded(Arithmetic):
         return self._operand()
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OF_ARRAYS:
+        if name in _ARRAY_NAMES:
             return getattr(self._operand(), name)
         raise AttributeError(
             f"Sharded has no attribute {name!r}; the one array has it: "
@@ -265,19 +268,19 @@ class Sharded(Arithmetic):
 
 
 def is_sharded(x: Any) -> bool:
-    """For `is_leaf`: whether `x` is one array in pieces."""
+    """Whether `x` is a `Sharded`; for `is_leaf`."""
     return isinstance(x, Sharded)
 
 
 def undeclared(array: Any, cut: Cut, *, has_padding: bool = False) -> Sharded:
-    """A node that holds what the analysis of the step has to prove to be a piece."""
+    """Make a node without `PIECE`; the analysis of the step must prove that it holds a piece."""
     value = object.__new__(Sharded)
     value._held, value._has_padding = array, has_padding
     value.dim, value.size, value.axes, value.split = cut
     return value
 
 
-def _without_padding(array: Any, cut: Cut) -> Any:
+def _remove_padding(array: Any, cut: Cut) -> Any:
     return array[(*[slice(None)] * cut.dim, slice(cut.size))]
 
 
@@ -285,24 +288,25 @@ def is_longer(array: Any, cut: Cut) -> bool:
     return cut.dim < getattr(array, "ndim", 0) and array.shape[cut.dim] > cut.size
 
 
-def _layout_around() -> ReplicaMesh | None:
-    """Of the strategy whose step the caller is in."""
+def _find_layout() -> ReplicaMesh | None:
+    """Return the mesh of the step that is being traced around the caller, or None."""
     here = site()
     return here.layout if here.in_replica else None
 
 
-def _declared(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
-    """The one array of which `array` is the piece of this replica."""
+def _declare_any(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+    """Return the array of which `array` is the piece; objects without dims stay as they are."""
+    # JAX rebuilds structures with placeholders, such as numbers, in place of arrays.
     if not hasattr(array, "ndim"):
         return array
     return piece(array, cut, layout)
 
 
 def piece(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
-    """The one array that a replica has this piece of, in a step; nothing moves.
+    """Declare `array` to be the piece of this replica, and return the whole array; moves nothing.
 
     Raises:
-        ShapeError: The piece is of another length.
+        ShapeError: The piece has another length.
     """
     count = cut.pieces(layout)
     rows, have = cut.rows(count), array.shape[cut.dim]
@@ -325,9 +329,9 @@ def opened(
     others: tuple[str, ...] = (),
     name: str = "",
 ) -> Any:
-    """The piece of this replica, of one array in a step; nothing moves.
+    """Return the piece of this replica of a whole array in a step; moves nothing.
 
-    `name` is that of a result of the step.
+    `divisor`, `others` and `name` are parameters of `OPEN`.
     """
     rows = cut.rows(cut.pieces(layout))
     whole = jax.numpy.asarray(array)
@@ -335,7 +339,8 @@ def opened(
 
 
 def piece_of(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
-    """The piece of this replica, cut from an array that all replicas have whole."""
+    """Cut the piece of this replica from an array that every replica has as a whole."""
+    # Padded first: `dynamic_slice` clamps its start, so the last piece would get wrong rows.
     count = cut.pieces(layout)
     padded, rows = pad_dim(array, cut.dim, cut.padding(count)), cut.rows(count)
     start = jax.lax.axis_index(cut.over(layout)) * rows
@@ -343,19 +348,19 @@ def piece_of(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
 
 
 def pad_dim(array: Any, dim: int, more: int) -> Any:
-    """`array` with zeros behind the end of one dim."""
+    """Append `more` zeros to `array` along one dim."""
     if not more:
         return array
     widths = [(0, more if d == dim else 0, 0) for d in range(array.ndim)]
     return jax.lax.pad(array, jnp.zeros((), array.dtype), widths)
 
 
-# The name under which `jax.checkpoint` policies see a parameter that was gathered.
+# The name of gathered parameters for `jax.checkpoint` policies, such as `remat_policy`.
 GATHERED = "jaxdist_gathered"
 
 
 def gathered(value: Sharded, layout: ReplicaMesh) -> Any:
-    """The whole array, inside a step. Its gradient is a piece of the mean over all replicas."""
+    """Gather the whole array inside a step; its gradient is a piece of the mean over replicas."""
     cut, axes = value.cut, value.cut.over(layout)
     pieces = cut.pieces(layout)
     held = value.held
@@ -367,26 +372,26 @@ def gathered(value: Sharded, layout: ReplicaMesh) -> Any:
             "the array gives something else.\n\n"
             "Gather it before the scan: jaxdist.partition.gather(value)."
         )
+    # The transpose of the all-gather sums over `axes` only. So `OPEN` sums the gradient over the
+    # other axes, and divides it by the number of replicas.
     others = tuple(a for a in layout.replica_axes if a not in axes)
     if pieces == 1 and layout.num_replicas == 1:
         return opened(held, cut, layout)
     own = opened(held, cut, layout, divisor=layout.num_replicas, others=others)
     if pieces == 1:
         return own
-    whole = _all_gathered(own, cut, layout)
-    # Named before and after the padding is cut off, so that a policy can leave both.
+    whole = _all_gather(own, cut, layout)
+    # Named before and after the padding is removed, so that a policy drops both arrays.
     whole = checkpoint_name(whole, GATHERED)
     if cut.padding(pieces):
         whole = checkpoint_name(jax.lax.slice_in_dim(whole, 0, cut.size, axis=cut.dim), GATHERED)
     return whole
 
 
-def _all_gathered(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:
-    """The pieces of all replicas, each logical device of what it has of them.
-
-    XLA brings an array together over automatic axes before a collective over manual ones, so
-    where it is split over the logical devices these are made manual too.
-    """
+def _all_gather(own: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+    """Gather the pieces of all replicas; each logical device gathers its own part of them."""
+    # Before a collective over manual axes, XLA gathers the array over the automatic axes. So where
+    # the array is sharded over the logical axes, these are made manual as well.
 
     def gather(held: Any) -> Any:
         return jax.lax.all_gather(held, cut.over(layout), axis=cut.dim, tiled=True)

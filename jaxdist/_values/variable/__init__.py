@@ -1,1 +1,1 @@
-"""A value that stays on the devices of a strategy and can be assigned."""
+"""`Variable`: a value on the devices of a strategy that can be assigned."""

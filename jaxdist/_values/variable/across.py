@@ -1,4 +1,4 @@
-"""Variables as they are read and changed outside a step, across replicas."""
+"""Access to variables outside a step, for all replicas at once."""
 
 from typing import Any
 
@@ -12,52 +12,55 @@ from jaxdist._values.indexed_slices import IndexedSlices
 from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.per_replica import Form, PerReplica
 from jaxdist._values.replicas.placement import checked_per_replica
-from jaxdist._values.variable.checks import check_fits, checked_value, parameter_of
+from jaxdist._values.variable.checks import check_fits, checked_value, parameter_name
 from jaxdist._values.variable.enums import VariableAggregation
 from jaxdist._values.variable.scatter import Scatter, check_can_scatter
 from jaxdist.errors import ArgumentError, ContextError, ReplicaValueError
 
 
 class Across:
-    """Reads and changes all copies of a variable at once, on the devices that they lie on."""
+    """Reads and changes all copies of a variable at once, on their own devices."""
 
     def read(self, variable: Any) -> jax.Array:
-        """The mirrored value, or the values of all replicas combined."""
+        """Return the mirrored value, or the combined values of all replicas."""
         _refuse_plain_jit(variable, "read")
         held: jax.Array = variable.held
         if not variable.home.per_replica:
             return held
         check_can_combine(variable, "read")
-        combined: jax.Array = variable.home.combined(held, variable.aggregation)
+        combined: jax.Array = variable.home.combine(held, variable.aggregation)
         return combined
 
     def update(self, variable: Any, change: Change, value: Any) -> None:
         """Change every copy."""
         _refuse_plain_jit(variable, change.value)
         home = variable.home
+        # Every check comes before the assignment at the end, so that an error changes no copy.
         if isinstance(value, PerReplica):
-            given = self._one_each(variable, change, value)
+            given = self._for_each_replica(variable, change, value)
         else:
-            if _outlives(value):
-                raise _traced_value(variable, change)
+            if _would_leak(value):
+                raise _make_traced_value_error(variable, change)
             one = checked_value(variable.label, change.value, value, variable.shape, variable.dtype)
-            given = self._everywhere(variable, change, one)
+            given = self._for_all_replicas(variable, change, one)
         after = given if change is Change.ASSIGN else change.apply(variable.held, given)
+        # XLA chooses the sharding of a sum, so the array is put back where the variable belongs.
         variable.held = after if home.sharding is None else jax.device_put(after, home.sharding)
 
-    def _everywhere(self, variable: Any, change: Change, value: Any) -> jax.Array:
+    def _for_all_replicas(self, variable: Any, change: Change, value: Any) -> jax.Array:
         home = variable.home
         if home.per_replica and variable.aggregation is VariableAggregation.SUM:
+            # Each replica has one summand of the value, so the total is divided among them.
             if change is not Change.ASSIGN:
                 raise no_sum_of_all(variable, change)
-            shares: jax.Array = home.shares_of_sum(value)
+            shares: jax.Array = home.split_sum(value)
             return shares
-        everywhere: jax.Array = home.everywhere(value)
+        everywhere: jax.Array = home.copy_to_all(value)
         return everywhere
 
-    def _one_each(self, variable: Any, change: Change, value: PerReplica) -> jax.Array:
+    def _for_each_replica(self, variable: Any, change: Change, value: PerReplica) -> jax.Array:
         home = variable.home
-        parameter = parameter_of(change.value)
+        parameter = parameter_name(change.value)
         label = f"The {parameter} of Variable {variable.label!r}.{change.value}"
         if home.layout is None:
             raise ReplicaValueError(
@@ -85,15 +88,15 @@ class Across:
                 "combine the values first (strategy.reduce('MEAN', value, axis=None)), or let "
                 "every replica have its own: synchronization=VariableSynchronization.ON_READ."
             )
-        combined: jax.Array = home.combined(rows, variable.aggregation)
+        combined: jax.Array = home.combine(rows, variable.aggregation)
         return combined
 
     def scatter(self, variable: Any, kind: Scatter, slices: IndexedSlices) -> None:
-        """Change rows of a mirrored variable, once."""
+        """Change rows of all copies of a mirrored variable."""
         _refuse_plain_jit(variable, kind.value)
         check_can_scatter(variable, kind, of_replicas=False)
-        if _outlives(slices.values) or _outlives(slices.indices):
-            raise _traced_value(variable, kind)
+        if _would_leak(slices.values) or _would_leak(slices.indices):
+            raise _make_traced_value_error(variable, kind)
         home = variable.home
         after = kind.apply(variable.held, slices)
         variable.held = after if home.sharding is None else jax.device_put(after, home.sharding)
@@ -103,7 +106,7 @@ ACROSS = Across()
 
 
 def check_can_combine(variable: Any, what: str) -> None:
-    """Refuse to make one value of a variable that does not say how."""
+    """Raise if a per-replica variable has no aggregation that makes one value of its copies."""
     if variable.aggregation is not VariableAggregation.NONE:
         return
     raise ArgumentError(
@@ -116,7 +119,7 @@ def check_can_combine(variable: Any, what: str) -> None:
 
 
 def no_sum_of_all(variable: Any, change: Change) -> ArgumentError:
-    """The error for adding one value to a sum that is spread over the replicas."""
+    """Return the error for adding to a variable that is the sum of one value on each replica."""
     return ArgumentError(
         f"Variable {variable.label!r}.{change.value} was called across replicas, and the variable "
         "is the sum of a value on each replica.\n\n"
@@ -126,15 +129,16 @@ def no_sum_of_all(variable: Any, change: Change) -> ArgumentError:
     )
 
 
-def _outlives(value: Any) -> bool:
-    """Whether a variable would keep a traced value after its trace."""
+def _would_leak(value: Any) -> bool:
+    """Whether a variable would keep `value`, a tracer, after its trace."""
     return isinstance(value, jax.core.Tracer) and current_binding() is None
 
 
 def _refuse_plain_jit(variable: Any, what: str) -> None:
-    if current_binding() is not None:
+    if current_binding() is not None:  # a `jaxdist.function` passes variables as arguments
         return
-    # Under an eager jax.grad or jax.vmap nothing is staged, and a constant is made at once.
+    # An eager `jax.grad` or `jax.vmap` stages nothing, so reading is safe there. The test: only a
+    # trace that stages operations returns a tracer for a constant.
     if not _compat.inside_trace() or not isinstance(jnp.zeros(()), jax.core.Tracer):
         return
     raise ContextError(
@@ -147,7 +151,7 @@ def _refuse_plain_jit(variable: Any, what: str) -> None:
     )
 
 
-def _traced_value(variable: Any, change: Change | Scatter) -> ContextError:
+def _make_traced_value_error(variable: Any, change: Change | Scatter) -> ContextError:
     return ContextError(
         f"Variable {variable.label!r}.{change.value} was given a traced value outside "
         "strategy.run.\n\nA variable outlives the trace that the value belongs to.\n\n"

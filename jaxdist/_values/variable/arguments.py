@@ -1,4 +1,4 @@
-"""Arguments that the methods of variables share: `name`, `use_locking` and an index."""
+"""Checks of arguments that methods of variables share: `name`, `use_locking` and an index."""
 
 import operator
 from typing import Any
@@ -17,7 +17,7 @@ _INDICES = (
 
 
 def check_name(label: str, caller: str, name: Any, use_locking: Any = False) -> None:
-    """Refuse a `name` that is no text and a `use_locking` that is no bool; log other ones once."""
+    """Raise if `name` is no text or `use_locking` no bool; log once that they have no effect."""
     if name is not None and not isinstance(name, str):
         raise ArgumentTypeError(
             f"Variable {label!r}.{caller} was given name={shown(name)}.\n\n"
@@ -35,12 +35,8 @@ def check_name(label: str, caller: str, name: Any, use_locking: Any = False) -> 
         tell_without_effect(f"Variable.{caller}", "use_locking", why)
 
 
-def elements_at(caller: str, array: jax.Array, index: Any) -> jax.Array:
-    """`array[index]`, or an error that names the index.
-
-    JAX takes the last element for an index that is too large; that is refused where the index is
-    known.
-    """
+def get_elements(caller: str, array: jax.Array, index: Any) -> jax.Array:
+    """Return `array[index]`, or raise an error that names the index."""
     parts = index if isinstance(index, tuple) else (index,)
     for part in parts:
         if isinstance(part, PerReplica) or not _is_index(part):
@@ -48,9 +44,11 @@ def elements_at(caller: str, array: jax.Array, index: Any) -> jax.Array:
                 f"{caller} was given index={shown(part)}.\n\n{_INDICES}\n\n"
                 f"Pass for instance variable[0]{', or jnp.array(index)' * isinstance(part, list)}."
             )
+    # JAX would clamp an index that is too large to the last element.
     _check_bounds(caller, array, parts)
     try:
         return array[index]
+    # These errors are about tracers, not about the index, and are subclasses of the next ones.
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
         raise
     except (IndexError, TypeError, ValueError, OverflowError) as error:
@@ -83,16 +81,17 @@ def _is_integer(value: Any) -> bool:
 
 
 def _check_bounds(caller: str, array: jax.Array, parts: tuple[Any, ...]) -> None:
-    """Refuse places that are not there; those of traced indices are not known."""
+    """Raise if an integer index is out of bounds; traced indices cannot be checked."""
     dim = 0
     for place, part in enumerate(parts):
+        # The ellipsis takes all dims that the parts after it leave over.
         if part is Ellipsis:
-            taken = sum(_dims_of(later) for later in parts[place + 1 :])
+            taken = sum(_count_dims(later) for later in parts[place + 1 :])
             dim = max(dim, array.ndim - taken)
             continue
         if dim < array.ndim and not _is_mask(part) and not isinstance(part, (slice, type(None))):
             _check_places(caller, array, dim, part)
-        dim += _dims_of(part)
+        dim += _count_dims(part)
 
 
 def _check_places(caller: str, array: jax.Array, dim: int, part: Any) -> None:
@@ -118,10 +117,10 @@ def _is_mask(part: Any) -> bool:
     return isinstance(part, bool) or getattr(getattr(part, "dtype", None), "kind", "") == "b"
 
 
-def _dims_of(part: Any) -> int:
-    """How many dims an index is for."""
+def _count_dims(part: Any) -> int:
+    """Return the number of dims that one part of an index consumes."""
     if part is None or part is Ellipsis:
         return 0
     if _is_mask(part):
-        return int(getattr(part, "ndim", 0))
+        return int(getattr(part, "ndim", 0))  # True and False add a dim, and consume none
     return 1

@@ -1,4 +1,4 @@
-"""Reading and changing elements and blocks of a variable, as methods."""
+"""The methods of a variable that read and change elements and blocks."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ import jax
 from jaxdist._validate import as_array
 from jaxdist._values.variable.arguments import check_name
 from jaxdist._values.variable.nd import (
-    blocks_at,
-    blocks_of_batches,
-    checked_blocks,
-    gathered_blocks,
+    check_blocks,
+    gather_blocks,
+    locate_batch_rows,
+    locate_elements,
 )
 from jaxdist._values.variable.scatter import Scatter
 
@@ -18,29 +18,29 @@ _KINDS = {"add": Scatter.ADD, "sub": Scatter.SUBTRACT, "update": Scatter.UPDATE}
 
 
 class BlockChanges:
-    """The methods of a variable that read and change it by places."""
+    """A base class with the methods of a variable that address elements and blocks by index."""
 
     __slots__ = ()
 
     @property
     def label(self) -> str:
-        """Its name as it was given."""
+        """The name that the user gave."""
         raise NotImplementedError
 
     def _apply_blocks(self, kind: Scatter, blocks: Any) -> jax.Array:
         raise NotImplementedError
 
     def _scatter_blocks(self, kind: Scatter, caller: str, indices: Any, updates: Any) -> jax.Array:
-        return self._apply_blocks(kind, checked_blocks(self, caller, indices, updates))
+        return self._apply_blocks(kind, check_blocks(self, caller, indices, updates))
 
     def _change_elements(self, change: str, index: Any, value: Any) -> jax.Array:
-        """What `variable[index].assign` and the like do."""
+        """Do what `variable[index].assign`, `assign_add` and `assign_sub` do."""
         caller = "assign" if change == "update" else f"assign_{change}"
-        places, given = blocks_at(self, caller, index, value)
+        places, given = locate_elements(self, caller, index, value)
         return self._scatter_blocks(_KINDS[change], f"[...].{caller}", places, given)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> jax.Array:
-        """The rows with these numbers.
+        """Return the rows with these indices.
 
         Shapes:
             `indices` `[...]` gives `[..., *shape[1:]]`.
@@ -50,8 +50,8 @@ class BlockChanges:
             name: Without effect; TensorFlow names the operation by it.
 
         Raises:
-            ArgumentError: A row that is not there.
-            ShapeError: A scalar variable.
+            ArgumentError: An index is out of bounds.
+            ShapeError: The variable is a scalar.
 
         Example:
             >>> Variable([1.0, 2.0, 3.0]).sparse_read([2, 0]).tolist()
@@ -64,10 +64,10 @@ class BlockChanges:
         rows = indices
         if not hasattr(rows, "dtype"):
             rows = as_array(f"Variable {self.label!r}.sparse_read", "indices", indices)
-        return gathered_blocks(self, "sparse_read", rows[..., None])
+        return gather_blocks(self, "sparse_read", rows[..., None])
 
     def gather_nd(self, indices: Any, name: str | None = None) -> jax.Array:
-        """The elements or blocks at these places.
+        """Return the elements or blocks at these indices.
 
         Shapes:
             `indices` `[..., k]` gives `[..., *shape[k:]]`.
@@ -77,8 +77,8 @@ class BlockChanges:
             name: Without effect; TensorFlow names the operation by it.
 
         Raises:
-            ArgumentError: A place that is not there.
-            ShapeError: Places with more dims than the variable.
+            ArgumentError: An index is out of bounds.
+            ShapeError: The indices have more dims than the variable.
 
         Example:
             >>> Variable([[1.0, 2.0], [3.0, 4.0]]).gather_nd([[0, 1], [1, 0]]).tolist()
@@ -88,15 +88,15 @@ class BlockChanges:
             `tf.Variable.gather_nd`.
         """
         check_name(self.label, "gather_nd", name)
-        return gathered_blocks(self, "gather_nd", indices)
+        return gather_blocks(self, "gather_nd", indices)
 
     def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
-        """Add blocks to elements or blocks, by their places.
+        """Add blocks to elements or blocks, addressed by index.
 
-        In a step it does what `scatter_add` does with rows.
+        In a step it combines replicas as `scatter_add` does for rows.
 
         Shapes:
-            `indices` `[..., k]`: places in the first `k` dims; `updates` `[..., *shape[k:]]`.
+            `indices` `[..., k]`: index of the first `k` dims; `updates` `[..., *shape[k:]]`.
 
         Args:
             indices: Integers from 0.
@@ -104,12 +104,12 @@ class BlockChanges:
             name: Without effect; TensorFlow names the operation by it.
 
         Returns:
-            The new value as seen from here.
+            The new value as the caller sees it.
 
         Raises:
-            ShapeError: Places or blocks that do not fit.
-            ArgumentError: A place that is not there; inside a step such blocks are dropped.
-            NotImplementedError: An `ON_READ` variable.
+            ShapeError: The indices or the blocks do not fit.
+            ArgumentError: An index is out of bounds; inside a step such blocks are dropped.
+            NotImplementedError: The variable is `ON_READ`.
 
         Example:
             >>> Variable([1.0, 2.0]).scatter_nd_add([[1]], [10.0]).tolist()
@@ -122,12 +122,12 @@ class BlockChanges:
         return self._scatter_blocks(Scatter.ADD, "scatter_nd_add", indices, updates)
 
     def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
-        """Subtract blocks from elements or blocks, by their places.
+        """Subtract blocks from elements or blocks, addressed by index.
 
-        In a step it does what `scatter_sub` does with rows.
+        In a step it combines replicas as `scatter_sub` does for rows.
 
         Shapes:
-            `indices` `[..., k]`: places in the first `k` dims; `updates` `[..., *shape[k:]]`.
+            `indices` `[..., k]`: index of the first `k` dims; `updates` `[..., *shape[k:]]`.
 
         Args:
             indices: Integers from 0.
@@ -135,12 +135,12 @@ class BlockChanges:
             name: Without effect; TensorFlow names the operation by it.
 
         Returns:
-            The new value as seen from here.
+            The new value as the caller sees it.
 
         Raises:
-            ShapeError: Places or blocks that do not fit.
-            ArgumentError: A place that is not there; inside a step such blocks are dropped.
-            NotImplementedError: An `ON_READ` variable.
+            ShapeError: The indices or the blocks do not fit.
+            ArgumentError: An index is out of bounds; inside a step such blocks are dropped.
+            NotImplementedError: The variable is `ON_READ`.
 
         Example:
             >>> Variable([1.0, 2.0]).scatter_nd_sub([[1]], [10.0]).tolist()
@@ -153,12 +153,12 @@ class BlockChanges:
         return self._scatter_blocks(Scatter.SUBTRACT, "scatter_nd_sub", indices, updates)
 
     def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
-        """Replace elements or blocks, by their places.
+        """Replace elements or blocks, addressed by index.
 
-        In a step it does what `scatter_update` does with rows.
+        In a step it combines replicas as `scatter_update` does for rows.
 
         Shapes:
-            `indices` `[..., k]`: places in the first `k` dims; `updates` `[..., *shape[k:]]`.
+            `indices` `[..., k]`: index of the first `k` dims; `updates` `[..., *shape[k:]]`.
 
         Args:
             indices: Integers from 0.
@@ -166,12 +166,12 @@ class BlockChanges:
             name: Without effect; TensorFlow names the operation by it.
 
         Returns:
-            The new value as seen from here.
+            The new value as the caller sees it.
 
         Raises:
-            ShapeError: Places or blocks that do not fit.
-            ArgumentError: A place that is not there; inside a step such blocks are dropped.
-            NotImplementedError: An `ON_READ` variable.
+            ShapeError: The indices or the blocks do not fit.
+            ArgumentError: An index is out of bounds; inside a step such blocks are dropped.
+            NotImplementedError: The variable is `ON_READ`.
 
         Example:
             >>> Variable([1.0, 2.0]).scatter_nd_update([[1]], [10.0]).tolist()
@@ -184,12 +184,12 @@ class BlockChanges:
         return self._scatter_blocks(Scatter.UPDATE, "scatter_nd_update", indices, updates)
 
     def scatter_nd_min(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
-        """Lower elements or blocks to given ones where those are lower, by their places.
+        """Take the minimum of elements or blocks and the given ones, addressed by index.
 
-        In a step it does what `scatter_min` does with rows.
+        In a step it combines replicas as `scatter_min` does for rows.
 
         Shapes:
-            `indices` `[..., k]`: places in the first `k` dims; `updates` `[..., *shape[k:]]`.
+            `indices` `[..., k]`: index of the first `k` dims; `updates` `[..., *shape[k:]]`.
 
         Args:
             indices: Integers from 0.
@@ -197,12 +197,12 @@ class BlockChanges:
             name: Without effect; TensorFlow names the operation by it.
 
         Returns:
-            The new value as seen from here.
+            The new value as the caller sees it.
 
         Raises:
-            ShapeError: Places or blocks that do not fit.
-            ArgumentError: A place that is not there; inside a step such blocks are dropped.
-            NotImplementedError: An `ON_READ` variable.
+            ShapeError: The indices or the blocks do not fit.
+            ArgumentError: An index is out of bounds; inside a step such blocks are dropped.
+            NotImplementedError: The variable is `ON_READ`.
 
         Example:
             >>> Variable([1.0, 2.0]).scatter_nd_min([[1]], [10.0]).tolist()
@@ -215,12 +215,12 @@ class BlockChanges:
         return self._scatter_blocks(Scatter.MIN, "scatter_nd_min", indices, updates)
 
     def scatter_nd_max(self, indices: Any, updates: Any, name: str | None = None) -> jax.Array:
-        """Raise elements or blocks to given ones where those are higher, by their places.
+        """Take the maximum of elements or blocks and the given ones, addressed by index.
 
-        In a step it does what `scatter_max` does with rows.
+        In a step it combines replicas as `scatter_max` does for rows.
 
         Shapes:
-            `indices` `[..., k]`: places in the first `k` dims; `updates` `[..., *shape[k:]]`.
+            `indices` `[..., k]`: index of the first `k` dims; `updates` `[..., *shape[k:]]`.
 
         Args:
             indices: Integers from 0.
@@ -228,12 +228,12 @@ class BlockChanges:
             name: Without effect; TensorFlow names the operation by it.
 
         Returns:
-            The new value as seen from here.
+            The new value as the caller sees it.
 
         Raises:
-            ShapeError: Places or blocks that do not fit.
-            ArgumentError: A place that is not there; inside a step such blocks are dropped.
-            NotImplementedError: An `ON_READ` variable.
+            ShapeError: The indices or the blocks do not fit.
+            ArgumentError: An index is out of bounds; inside a step such blocks are dropped.
+            NotImplementedError: The variable is `ON_READ`.
 
         Example:
             >>> Variable([1.0, 2.0]).scatter_nd_max([[1]], [10.0]).tolist()
@@ -251,12 +251,12 @@ class BlockChanges:
         """Replace rows within each batch; everything else is as for `scatter_update`.
 
         Shapes:
-            Indices `[..., n]` number rows of the dim after `...`; values `[..., n, *rest]`.
+            Indices `[..., n]` count rows of the dim after `...`; values are `[..., n, *rest]`.
 
         Args:
-            sparse_delta: `IndexedSlices`, or values and indices as a pair where these have several
-                dims.
-            use_locking: Without effect: an update is whole or not at all.
+            sparse_delta: `IndexedSlices`, or a pair of values and indices if the indices have
+                several dims.
+            use_locking: Without effect: an update changes all copies or none.
             name: Without effect; TensorFlow names the operation by it.
 
         Example:
@@ -269,5 +269,5 @@ class BlockChanges:
         """
         caller = "batch_scatter_update"
         check_name(self.label, caller, name, use_locking)
-        indices, values = blocks_of_batches(self, caller, sparse_delta)
+        indices, values = locate_batch_rows(self, caller, sparse_delta)
         return self._scatter_blocks(Scatter.UPDATE, caller, indices, values)

@@ -1,4 +1,4 @@
-"""What a variable can be made of, and what it can be given."""
+"""Checks of the arguments that create a variable, and of the values assigned to it."""
 
 from typing import Any
 
@@ -12,11 +12,12 @@ from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.variable.enums import VariableAggregation, VariableSynchronization
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
+# From narrow to wide: a value may be cast to a later kind, not to an earlier one.
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 
 
 def check_modes(name: str, synchronization: Any, aggregation: Any, *, in_scope: bool) -> None:
-    """Refuse a synchronization or aggregation that is none, or that does not fit the place."""
+    """Raise if synchronization or aggregation is invalid, or not allowed in this context."""
     for given, kind, what in (
         (synchronization, VariableSynchronization, "synchronization"),
         (aggregation, VariableAggregation, "aggregation"),
@@ -37,9 +38,10 @@ def check_modes(name: str, synchronization: Any, aggregation: Any, *, in_scope: 
 
 
 def check_aggregation(name: str, aggregation: VariableAggregation, dtype: Any) -> None:
-    """Refuse to add up or average what has no sum or mean of its own dtype."""
+    """Raise if values of this dtype have no sum or mean of the same dtype."""
     if aggregation is VariableAggregation.NONE:
         return
+    # The copies of a variable keep its dtype, so a mean of integers would have to be rounded.
     needed = np.inexact if aggregation is VariableAggregation.MEAN else np.number
     first_of_booleans = aggregation is VariableAggregation.ONLY_FIRST_REPLICA and dtype == np.bool_
     if jnp.issubdtype(dtype, needed) or first_of_booleans:
@@ -52,8 +54,8 @@ def check_aggregation(name: str, aggregation: VariableAggregation, dtype: Any) -
     )
 
 
-def initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) -> Any:
-    """The first value of a variable, of its dtype and not weakly typed."""
+def make_initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) -> Any:
+    """Return the first value of a variable, in its dtype and not weakly typed."""
     if initial_value is None:
         raise ArgumentError(
             f"Variable {name!r} was given no initial_value.\n\n"
@@ -76,7 +78,9 @@ def initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) -> Any:
         )
     caller = f"Variable {name!r}"
     array: Any = as_array(caller, "initial_value", owned(value) if is_array(value) else value)
-    chosen = None if dtype is None else _checked_dtype(name, dtype)
+    chosen = None if dtype is None else _check_dtype(name, dtype)
+    # A weakly typed variable would take the dtype of the first value added to it. `asarray` keeps
+    # the weak type; the conversion drops it.
     if chosen is not None or getattr(array, "weak_type", False):
         array = jnp.asarray(array, dtype=chosen)
         array = jax.lax.convert_element_type(array, array.dtype)
@@ -84,10 +88,11 @@ def initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) -> Any:
     return array
 
 
-def _checked_dtype(name: str, dtype: Any) -> Any:
+def _check_dtype(name: str, dtype: Any) -> Any:
     chosen: Any = None
     try:
         chosen = jnp.dtype(dtype)
+        # "V" without fields is the kind of bfloat16 and other dtypes of JAX.
         is_known = chosen.kind in "biufcV" and chosen.itemsize > 0 and chosen.names is None
     except (TypeError, ValueError):
         is_known = False
@@ -120,16 +125,16 @@ def _check_declared_shape(name: str, declared: Any, found: tuple[int, ...]) -> N
 def checked_value(
     name: str, caller: str, value: Any, shape: tuple[int, ...], dtype: Any
 ) -> jax.Array | np.ndarray:
-    """`value` in the dtype of the variable, or an error that names both."""
+    """Return `value` in the dtype of the variable, or raise an error that names both."""
     is_array = hasattr(value, "dtype") and hasattr(value, "shape")
-    parameter = parameter_of(caller)
+    parameter = parameter_name(caller)
     array = value if is_array else _as_array(name, caller, parameter, value)
     check_fits(name, caller, parameter, array, shape, dtype)
     return array if array.dtype == dtype else array.astype(dtype)
 
 
-def parameter_of(caller: str) -> str:
-    """What `assign`, `assign_add` and `assign_sub` call the value."""
+def parameter_name(caller: str) -> str:
+    """Return the name of the parameter for the value: `assign` and the other methods differ."""
     return "delta" if caller.endswith(("_add", "_sub")) else "value"
 
 
@@ -142,10 +147,10 @@ def check_fits(
     dtype: Any,
     given_shape: tuple[int, ...] | None = None,
 ) -> None:
-    """Refuse another shape, and a dtype whose values the variable cannot hold.
+    """Raise if `given` has another shape, or a dtype whose values the variable cannot hold.
 
-    `shape` is that of what is replaced; `given_shape` is that of one value where `given` has one
-    for each replica.
+    `shape` is the shape of the elements to replace. `given_shape` is the shape of one value, where
+    `given` has one for each replica.
     """
     found = tuple(given.shape) if given_shape is None else given_shape
     if found != shape:
@@ -155,7 +160,7 @@ def check_fits(
             "A new value has the shape of the old one; nothing is broadcast.\n\n"
             f"Pass jnp.broadcast_to({parameter}, {list(shape)}) if that is what is meant."
         )
-    if given.dtype == dtype or 0 < _rank(given.dtype) <= _rank(dtype):
+    if given.dtype == dtype or 0 < _cast_rank(given.dtype) <= _cast_rank(dtype):
         return
     if getattr(given.dtype, "kind", "") in "OSUMm":
         raise ArgumentTypeError(
@@ -171,8 +176,8 @@ def check_fits(
     )
 
 
-def _rank(dtype: Any) -> int:
-    """Place among booleans, integers, floats, complex; 0 for what is cast to nothing else."""
+def _cast_rank(dtype: Any) -> int:
+    """Return the position of a dtype in `_KINDS`; 0, as for bool, if it is never cast."""
     for place, kind in enumerate(_KINDS):
         if jnp.issubdtype(dtype, kind):
             return place
@@ -186,7 +191,7 @@ def _as_array(name: str, caller: str, parameter: str, value: Any) -> np.ndarray:
             f"Variable {name!r}.{caller} was given {parameter}={shown(value)}.\n\n"
             "A variable holds arrays of numbers.\n\nPass an array or a number."
         )
-    # A list of Python floats is float64 to NumPy; JAX has its own default.
+    # NumPy makes float64 of Python floats and int64 of integers; JAX has its own defaults.
     narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     if array.dtype.kind in "iu" and not np.array_equal(narrow, array):
         raise ArgumentError(

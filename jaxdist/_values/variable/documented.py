@@ -1,4 +1,4 @@
-"""The rest of what `tf.Variable` documents: what it is called here, or what replaces it."""
+"""The other documented names of `tf.Variable`: aliases, and errors that say what replaces them."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from jaxdist.errors import ArgumentTypeError, MissingNameError, ShapeError
 _GRAPHS = "JAX has no graphs and sessions: a variable has its value at once, read_value()."
 _SAVED = "A checkpoint saves the value: jaxdist.training.Checkpoints, or read_value()."
 
-# Documented names that are not there, and what is in their place.
+# Documented names that `Variable` does not have, and what replaces them.
 REPLACED = {
     "SaveSliceInfo": _SAVED,
     "constraint": "Apply it to the value: v.assign(project(v.value())).",
@@ -28,7 +28,7 @@ REPLACED = {
 
 
 class DocumentedNames:
-    """Names of `tf.Variable` beside reading and assigning."""
+    """A base class with the names of `tf.Variable` that neither read nor assign."""
 
     __slots__ = ()
 
@@ -42,7 +42,7 @@ class DocumentedNames:
 
     @property
     def device(self) -> str:
-        """The full name of the device that has the first copy.
+        """The full name of the device that holds the first copy.
 
         Example:
             >>> Variable(1.0).device
@@ -51,13 +51,14 @@ class DocumentedNames:
         Source:
             `tf.Variable.device`.
         """
+        # This class is a base of `Variable`, which a type checker cannot know here.
         held: Any = self
         layout = held.home.layout
         first: Any = None if layout is None else layout.devices[0]
         return device_name(next(iter(held.read_value().devices())) if first is None else first)
 
     def get_shape(self) -> tuple[int, ...]:
-        """The shape, as `shape` gives it.
+        """Return the shape, the same as `shape`.
 
         Example:
             >>> Variable([1.0, 2.0]).get_shape()
@@ -70,10 +71,10 @@ class DocumentedNames:
         return tuple(held.shape)
 
     def set_shape(self, shape: Any) -> None:
-        """Check the shape; None stands for a dim of any size.
+        """Check the shape; None means a dim of any size.
 
         Raises:
-            ShapeError: The variable has another shape, which does not change.
+            ShapeError: The variable has another shape, which cannot change.
 
         Example:
             >>> Variable([1.0, 2.0]).set_shape([None])
@@ -100,7 +101,7 @@ class DocumentedNames:
             )
 
     def is_initialized(self, name: str | None = None) -> bool:
-        """True: a variable has a value from the start.
+        """Return True: a variable always has a value.
 
         Example:
             >>> Variable(1.0).is_initialized()
@@ -111,7 +112,7 @@ class DocumentedNames:
         return True
 
     def load(self, value: Any, session: Any = None) -> None:
-        """The same as `assign` without a result.
+        """Assign `value` without a result, as `assign(value, read_value=False)` does.
 
         Args:
             value: The new value.
@@ -126,6 +127,7 @@ class DocumentedNames:
         held: Any = self
         if session is not None:
             tell_without_effect("Variable.load", "session", "there are no sessions")
+        # Errors of `assign` must name `load`, which is what the user called.
         name = f"Variable {held.label!r}"
         with (
             Renamed(f"{name}.assign ", f"{name}.load "),
@@ -134,7 +136,7 @@ class DocumentedNames:
             held.assign(value, read_value=False)
 
     def experimental_ref(self) -> Any:
-        """The older name of `ref`.
+        """Return `ref()`; this is its older name.
 
         Example:
             >>> v = Variable(1.0)

@@ -1,16 +1,16 @@
-"""How the copies of a variable are kept together."""
+"""The modes of a variable: when its copies are synchronized, and how they are combined."""
 
 import enum
 
 
 class VariableSynchronization(enum.Enum):
-    """When the copies of a variable are brought together.
+    """When the copies of a variable are synchronized.
 
     Members:
-        AUTO: The strategy decides; it is `ON_WRITE`.
-        NONE: There is one copy. Only outside every strategy.
-        ON_WRITE: The copies are the same at all times: one mirrored array.
-        ON_READ: Every replica has its own; they are combined when read across replicas.
+        AUTO: The strategy decides; it uses `ON_WRITE`.
+        NONE: One copy. Only outside every strategy.
+        ON_WRITE: All copies are always equal: one mirrored array.
+        ON_READ: Every replica has its own value; reading across replicas combines the values.
 
     Example:
         >>> VariableSynchronization.ON_READ.name
@@ -27,12 +27,12 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """How the values that replicas give to one variable become one value.
+    """How the values that replicas assign to one variable become one value.
 
     Members:
-        NONE: They have to be the same already.
-        SUM: Their sum.
-        MEAN: Their mean; for floats only.
+        NONE: The values must be equal already.
+        SUM: The sum of the values.
+        MEAN: The mean of the values; for floats only.
         ONLY_FIRST_REPLICA: The value of the first replica of the whole job.
 
     Example:

@@ -1,4 +1,4 @@
-"""Changing single elements and blocks of a variable, by their places."""
+"""Elements and blocks of a variable, addressed by index vectors."""
 
 import dataclasses
 from typing import Any
@@ -10,26 +10,26 @@ import numpy as np
 from jaxdist._validate import as_array, shown
 from jaxdist._values.indexed_slices import as_indexed_slices
 from jaxdist._values.replicas.per_replica import PerReplica
-from jaxdist._values.variable.checks import check_fits, parameter_of
+from jaxdist._values.variable.checks import check_fits, parameter_name
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Blocks of an array: `values` `[n, ...]` at places `indices` `[n, k]` of its first dims."""
+    """Blocks of an array: `values` `[n, ...]` at the indices `[n, k]` of its first `k` dims."""
 
     values: Any
     indices: Any
 
 
-def checked_blocks(variable: Any, caller: str, indices: Any, updates: Any) -> Blocks:
-    """Places and blocks that fit the variable, in its dtype.
+def check_blocks(variable: Any, caller: str, indices: Any, updates: Any) -> Blocks:
+    """Check indices and blocks, and return them in the dtype of the variable.
 
     Raises:
-        ShapeError: Places with more dims than the variable has, or blocks of another shape.
-        ArgumentError: A place that is not there.
+        ShapeError: The indices have more dims than the variable, or the blocks another shape.
+        ArgumentError: An index is out of bounds.
     """
-    places = _checked_places(variable, caller, indices)
+    places = _check_places(variable, caller, indices)
     lead, depth = tuple(places.shape[:-1]), int(places.shape[-1])
     values = _as_values(variable, f"Variable {variable.label!r}.{caller}", "updates", updates)
     wanted = (*lead, *variable.shape[depth:])
@@ -39,8 +39,9 @@ def checked_blocks(variable: Any, caller: str, indices: Any, updates: Any) -> Bl
     return Blocks(rows, jnp.asarray(places).reshape((count, depth)))
 
 
-def blocks_of_batches(variable: Any, caller: str, sparse_delta: Any) -> tuple[Any, Any]:
-    """Places and blocks of `IndexedSlices` whose indices number rows within each batch."""
+def locate_batch_rows(variable: Any, caller: str, sparse_delta: Any) -> tuple[Any, Any]:
+    """Return indices and blocks for `IndexedSlices` whose indices count rows within each batch."""
+    # `IndexedSlices` has one dim of indices, so several batch dims can only come as a pair.
     if isinstance(sparse_delta, tuple) and len(sparse_delta) == 2:
         values, rows = sparse_delta[0], jnp.asarray(sparse_delta[1])
     else:
@@ -50,32 +51,33 @@ def blocks_of_batches(variable: Any, caller: str, sparse_delta: Any) -> tuple[An
     return jnp.stack([*grid[:-1], rows], axis=-1), values
 
 
-def blocks_at(variable: Any, caller: str, index: Any, value: Any) -> tuple[Any, Any]:
-    """Places and values of the elements that `variable[index]` has."""
+def locate_elements(variable: Any, caller: str, index: Any, value: Any) -> tuple[Any, Any]:
+    """Return the indices of the elements of `variable[index]`, and the values for them."""
     if not variable.shape:
         raise ArgumentError(
             f"Variable {variable.label!r}[...].{caller} was called, and the variable is a scalar."
             "\n\nAn index chooses elements of an array, and a scalar has no dim.\n\n"
-            f"Use variable.{caller}({parameter_of(caller)})."
+            f"Use variable.{caller}({parameter_name(caller)})."
         )
+    # Indexing an array of element numbers lets JAX interpret every form of index.
     numbers = jnp.arange(variable.size).reshape(variable.shape)[index]
     name = f"{variable.label}[...]"
-    parameter = parameter_of(caller)
+    parameter = parameter_name(caller)
     given = _as_values(variable, f"Variable {name!r}.{caller}", parameter, value)
     check_fits(name, caller, parameter, given, tuple(numbers.shape), variable.dtype)
     places = jnp.stack(jnp.unravel_index(numbers, variable.shape), axis=-1)
     return places, given
 
 
-def gathered_blocks(variable: Any, caller: str, indices: Any) -> jax.Array:
-    """The blocks of the variable's value at these places."""
-    places = jnp.asarray(_checked_places(variable, caller, indices))
+def gather_blocks(variable: Any, caller: str, indices: Any) -> jax.Array:
+    """Return the blocks of the variable's value at these indices."""
+    places = jnp.asarray(_check_places(variable, caller, indices))
     value: jax.Array = variable.value()
     return value[tuple(places[..., k] for k in range(places.shape[-1]))]
 
 
 def _as_values(variable: Any, caller: str, name: str, value: Any) -> Any:
-    """An array as it is; Python numbers in the variable's dtype where that can hold them."""
+    """Return `value` as an array; Python numbers get the variable's dtype if it can hold them."""
     if hasattr(value, "dtype"):
         return value
     given = as_array(caller, name, value)
@@ -83,7 +85,7 @@ def _as_values(variable: Any, caller: str, name: str, value: Any) -> Any:
     return given.astype(variable.dtype) if fits else given
 
 
-def _checked_places(variable: Any, caller: str, indices: Any) -> Any:
+def _check_places(variable: Any, caller: str, indices: Any) -> Any:
     if isinstance(indices, PerReplica):
         raise ArgumentTypeError(
             f"Variable {variable.label!r}.{caller} was given indices={shown(indices)}.\n\n"
@@ -103,6 +105,7 @@ def _checked_places(variable: Any, caller: str, indices: Any) -> Any:
             "The last dim of indices is one place: up to as many numbers as the variable has dims."
             f"\n\nPass indices [..., {max(variable.ndim, 1)}] for single elements."
         )
+    # Traced indices are unknown; for those, JAX drops updates that are out of bounds.
     if not isinstance(places, jax.core.Tracer):
         sizes = np.asarray(variable.shape[: places.shape[-1]])
         found = np.asarray(places)

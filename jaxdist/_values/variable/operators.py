@@ -1,4 +1,4 @@
-"""Arithmetic on a variable is arithmetic on its value."""
+"""The operators of a variable: arithmetic on a variable is arithmetic on its value."""
 
 import operator
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._values.arithmetic import Arithmetic, on_operand
+from jaxdist._values.arithmetic import Arithmetic, make_operator
 from jaxdist.errors import ContextError
 
-# Methods and properties of an array that an object has as well, of its value.
-OF_ARRAYS = frozenset(
+# Methods and properties of an array that a variable has too; they work on its value.
+ARRAY_NAMES = frozenset(
     """
     T all any argmax argmin argpartition argsort astype at block_until_ready choose clip compress
     conj conjugate copy cumprod cumsum devices diagonal dot flatten imag item itemsize mT max mean
@@ -21,8 +21,8 @@ OF_ARRAYS = frozenset(
 )
 
 
-def _in_place(sign: str, instead: str) -> Any:
-    """An operator that Python would take for a new value of the name."""
+def _make_in_place_error(sign: str, instead: str) -> Any:
+    """Return an in-place operator that raises: Python would rebind the name to an array."""
 
     def method(self: Any, other: Any) -> Any:
         label = self.label
@@ -36,8 +36,8 @@ def _in_place(sign: str, instead: str) -> Any:
     return method
 
 
-def _of_value(function: Callable[..., Any], *, swapped: bool = False) -> Any:
-    """An operator that `Arithmetic` does not have."""
+def _make_value_operator(function: Callable[..., Any], *, swapped: bool = False) -> Any:
+    """Return a method for an operator that `Arithmetic` does not have."""
 
     def method(self: Any, *others: Any) -> Any:
         operands = (
@@ -50,21 +50,22 @@ def _of_value(function: Callable[..., Any], *, swapped: bool = False) -> Any:
 
 
 class ValueOperators(Arithmetic):
-    """The operators and methods of an array, on the value that the caller would read."""
+    """A base class with the operators and methods of an array, on the result of `value()`."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        if name in OF_ARRAYS:
+        if name in ARRAY_NAMES:
             return getattr(self.value(), name)
-        return getattr(super(), "__getattr__", self._has_no)(name)
+        # The next base class may have a `__getattr__` of its own (`DocumentedNames`).
+        return getattr(super(), "__getattr__", self._raise_missing)(name)
 
-    def _has_no(self, name: str) -> Any:
+    def _raise_missing(self, name: str) -> Any:
         kind = type(self).__name__
         raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
 
     def value(self) -> Any:
-        """The value that operators work on."""
+        """Return the value that operators work on."""
         raise NotImplementedError
 
     def _operand(self) -> Any:
@@ -82,43 +83,43 @@ class ValueOperators(Arithmetic):
         return array
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        # What another library is given, it may write to.
-        return jax.numpy.array(_one_copy(self.value()), copy=True).__dlpack__(**kwargs)
+        # A copy: another library may write to the memory that it gets.
+        return jax.numpy.array(_take_one_copy(self.value()), copy=True).__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> Any:
-        return _one_copy(self.value()).__dlpack_device__()
+        return _take_one_copy(self.value()).__dlpack_device__()
 
-    __lshift__ = _of_value(operator.lshift)
-    __rlshift__ = _of_value(operator.lshift, swapped=True)
-    __rshift__ = _of_value(operator.rshift)
-    __rrshift__ = _of_value(operator.rshift, swapped=True)
-    __divmod__ = _of_value(divmod)
-    __rdivmod__ = _of_value(divmod, swapped=True)
-    __round__ = _of_value(round)
-    __iadd__ = _in_place("+=", "assign_add(value)")
-    __isub__ = _in_place("-=", "assign_sub(value)")
-    __imul__ = _in_place("*=", "assign(variable * value)")
-    __itruediv__ = _in_place("/=", "assign(variable / value)")
-    __ifloordiv__ = _in_place("//=", "assign(variable // value)")
-    __imod__ = _in_place("%=", "assign(variable % value)")
-    __ipow__ = _in_place("**=", "assign(variable ** value)")
-    __imatmul__ = _in_place("@=", "assign(variable @ value)")
-    __iand__ = _in_place("&=", "assign(variable & value)")
-    __ior__ = _in_place("|=", "assign(variable | value)")
-    __ixor__ = _in_place("^=", "assign(variable ^ value)")
-    __ilshift__ = _in_place("<<=", "assign(variable << value)")
-    __irshift__ = _in_place(">>=", "assign(variable >> value)")
-    __float__ = on_operand(float)
-    __int__ = on_operand(int)
-    __complex__ = on_operand(complex)
-    __index__ = on_operand(operator.index)
-    __eq__ = on_operand(operator.eq)
-    __ne__ = on_operand(operator.ne)
-    # Equality is elementwise, as for arrays, so a variable is no key: use `ref()`.
+    __lshift__ = _make_value_operator(operator.lshift)
+    __rlshift__ = _make_value_operator(operator.lshift, swapped=True)
+    __rshift__ = _make_value_operator(operator.rshift)
+    __rrshift__ = _make_value_operator(operator.rshift, swapped=True)
+    __divmod__ = _make_value_operator(divmod)
+    __rdivmod__ = _make_value_operator(divmod, swapped=True)
+    __round__ = _make_value_operator(round)
+    __iadd__ = _make_in_place_error("+=", "assign_add(value)")
+    __isub__ = _make_in_place_error("-=", "assign_sub(value)")
+    __imul__ = _make_in_place_error("*=", "assign(variable * value)")
+    __itruediv__ = _make_in_place_error("/=", "assign(variable / value)")
+    __ifloordiv__ = _make_in_place_error("//=", "assign(variable // value)")
+    __imod__ = _make_in_place_error("%=", "assign(variable % value)")
+    __ipow__ = _make_in_place_error("**=", "assign(variable ** value)")
+    __imatmul__ = _make_in_place_error("@=", "assign(variable @ value)")
+    __iand__ = _make_in_place_error("&=", "assign(variable & value)")
+    __ior__ = _make_in_place_error("|=", "assign(variable | value)")
+    __ixor__ = _make_in_place_error("^=", "assign(variable ^ value)")
+    __ilshift__ = _make_in_place_error("<<=", "assign(variable << value)")
+    __irshift__ = _make_in_place_error(">>=", "assign(variable >> value)")
+    __float__ = make_operator(float)
+    __int__ = make_operator(int)
+    __complex__ = make_operator(complex)
+    __index__ = make_operator(operator.index)
+    __eq__ = make_operator(operator.eq)
+    __ne__ = make_operator(operator.ne)
+    # Equality is elementwise, as for arrays, so a variable cannot be a key of a dict; `ref()` can.
     __hash__ = None  # type: ignore[assignment]
 
 
-def _one_copy(array: Any) -> Any:
-    """One of the equal copies of a mirrored array: others can take arrays of one device only."""
+def _take_one_copy(array: Any) -> Any:
+    """Return one copy of a mirrored array: other libraries accept arrays of one device only."""
     is_mirrored = isinstance(array, jax.Array) and len(array.devices()) > 1
     return array.addressable_data(0) if is_mirrored and array.is_fully_replicated else array

@@ -1,4 +1,4 @@
-"""Where the copies of a variable lie."""
+"""Where the copies of a variable are placed."""
 
 import dataclasses
 import functools
@@ -24,9 +24,10 @@ from jaxdist._values.variable.enums import VariableAggregation
 class VariablePlacement:
     """The devices and the layout of one variable.
 
-    Without a strategy (`layout` is None) it is one array on JAX's default device. With one it is
-    one array over the mesh: mirrored, or `per_replica` with a value of its own on each replica,
-    local `[b, ...]` as global `[R*b, ...]` and a local scalar as global `[R]`.
+    Without a strategy (`layout` is None) the variable is one array on JAX's default device. With a
+    strategy it is one array over the mesh: either mirrored, or `per_replica`. A per-replica
+    variable has its own value on each replica, a local `[b, ...]` as global `[R*b, ...]` and a
+    local scalar as global `[R]`.
     """
 
     layout: ReplicaMesh | None
@@ -37,62 +38,65 @@ class VariablePlacement:
 
     @property
     def placement(self) -> Placement | None:
-        """Kind and layout over the mesh; None without a strategy."""
+        """Kind and sharding over the mesh; None without a strategy."""
         if self.sharding is None:
             return None
         return Placement(Kind.PER_REPLICA if self.per_replica else Kind.MIRRORED, self.sharding)
 
     @property
     def global_shape(self) -> tuple[int, ...]:
-        """The shape of the array that holds all copies."""
+        """Shape of the array that holds all copies."""
         if not self.per_replica or self.layout is None:
             return self.shape
         count = self.layout.num_replicas
         return (count * self.shape[0], *self.shape[1:]) if self.shape else (count,)
 
-    def everywhere(self, value: Any) -> jax.Array:
-        """An array that gives every copy `value`, which has the shape and dtype of one."""
+    def copy_to_all(self, value: Any) -> jax.Array:
+        """Return an array in which every copy is `value` (of the shape and dtype of a copy)."""
         if self.layout is None or self.sharding is None:
             return jnp.asarray(value)
         self.layout.check_is_there("A Variable")
         if not self.per_replica:
             return jax.device_put(owned(value), self.sharding)
+        # Only the copies of this process; other processes make theirs.
         copies = PerReplica([value] * len(self.layout.local_replicas))
         return checked_per_replica("value", copies, self.layout).array
 
-    def brought_home(self, array: jax.Array) -> jax.Array:
-        """An array that a step gave, where the variable lives; without a strategy, one device."""
+    def bring_back(self, array: jax.Array) -> jax.Array:
+        """Return the result of a step on the devices of the variable."""
         if self.layout is not None:
             return array
+        # A variable of no strategy used in a step: keep one copy, free to be used with any device.
         return _compat.as_uncommitted(array.addressable_data(0))
 
-    def held_as_values(self, held: jax.Array) -> PerReplica:
-        """The copies of a per-replica variable as a `PerReplica`."""
+    def as_per_replica(self, held: jax.Array) -> PerReplica:
+        """Return the copies of a per-replica variable as a `PerReplica`."""
         shared = 1 if self.layout is None else self.layout.replicas_per_place
         return PerReplica.of_global(held, scalars=not self.shape, replicas_per_shard=shared)
 
     def copies(self, held: jax.Array) -> tuple[Any, ...]:
-        """The copy of each replica of this process, without moving anything."""
+        """Return the copy of each replica of this process; moves nothing."""
         if self.layout is None:
             return (held,)
         if self.per_replica:
-            return self.held_as_values(held).values
+            return self.as_per_replica(held).values
         on = {s.device: s.data for s in held.addressable_shards}
+        # Sharded over logical devices: no single device has a whole copy.
         if not held.is_fully_replicated:
             return (held,) * len(self.layout.local_replicas)
         return tuple(on[self.layout.device_grid[r, 0]] for r in self.layout.local_replicas)
 
-    def combined(self, held: jax.Array, how: VariableAggregation) -> jax.Array:
-        """One value from an array with one for each replica; mirrored over the mesh."""
+    def combine(self, held: jax.Array, how: VariableAggregation) -> jax.Array:
+        """Combine an array with one value for each replica into one mirrored value."""
         if self.layout is None:
             return held
-        combined: jax.Array = _combination(self.layout, how, self.shape)(held)
+        combined: jax.Array = _make_combine(self.layout, how, self.shape)(held)
         return combined
 
-    def shares_of_sum(self, value: Any) -> jax.Array:
-        """An array that gives each replica a share, so that their sum is `value`.
+    def split_sum(self, value: Any) -> jax.Array:
+        """Return an array with a share for each replica; the sum of the shares is `value`.
 
-        Integers that cannot be split evenly give the first replicas one more, so that nothing is
+        Where an integer does not divide evenly, the first replicas get one more, so that nothing is
         lost.
         """
         layout = self.layout
@@ -100,14 +104,15 @@ class VariablePlacement:
             return jnp.asarray(value)
         count = layout.num_replicas
         if jnp.issubdtype(self.dtype, np.inexact):
-            return self.everywhere((value / count).astype(self.dtype))
+            return self.copy_to_all((value / count).astype(self.dtype))
         whole, rest = value // count, value % count
         shares = [(whole + (rest > r)).astype(self.dtype) for r in layout.local_replicas]
         return checked_per_replica("value", PerReplica(shares), layout).array
 
 
+# Cached, since `jax.jit` of a new function would compile again at every read.
 @functools.lru_cache(maxsize=64)
-def _combination(
+def _make_combine(
     layout: ReplicaMesh, how: VariableAggregation, shape: tuple[int, ...]
 ) -> Callable[[Any], Any]:
     def combine(held: jax.Array) -> jax.Array:
@@ -117,6 +122,7 @@ def _combination(
         is_mean = how is VariableAggregation.MEAN
         if is_mean:
             rows = share_of_mean(rows, layout.num_replicas)
+        # Virtual replicas need one order of additions for every number of devices.
         if layout.num_virtual is None:
             total = rows.sum(axis=0, dtype=rows.dtype)
         else:

@@ -1,4 +1,4 @@
-"""Changes of some rows of a variable, as methods."""
+"""The methods of a variable that change some of its rows."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from jaxdist._values.variable.scatter import Scatter
 
 
 class RowChanges:
-    """The methods of a variable that change some of its rows."""
+    """A base class with the methods of a variable that change some of its rows."""
 
     __slots__ = ()
 
@@ -18,27 +18,28 @@ class RowChanges:
     def scatter_add(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> jax.Array:
-        """Add rows to some of its rows.
+        """Add rows to some rows of the variable.
 
-        In a step, the rows of all replicas are applied one after the other with aggregation SUM,
-        and so are those rows divided by their number with MEAN; with ONLY_FIRST_REPLICA, those of
-        the first replica; with NONE they have to be proved equal.
+        In a step, the aggregation decides which rows are applied. SUM: the rows of all replicas,
+        one after the other. MEAN: the same rows, divided by the number of replicas.
+        ONLY_FIRST_REPLICA: the rows of the first replica. NONE: the rows of all replicas must be
+        proved equal.
 
         Cost:
             In a step with SUM or MEAN, an all-gather of the rows.
 
         Args:
             sparse_delta: `IndexedSlices`, or a `BCOO` of whole rows.
-            use_locking: Without effect: an update is whole or not at all.
+            use_locking: Without effect: an update changes all copies or none.
             name: Without effect; TensorFlow names the operation by it.
 
         Returns:
-            The new value as seen from here.
+            The new value as the caller sees it.
 
         Raises:
-            ShapeError: Rows of another shape.
-            ArgumentError: A row that is not there; inside a step such rows are dropped.
-            NotImplementedError: An `ON_READ` variable.
+            ShapeError: The rows have another shape.
+            ArgumentError: An index is out of bounds; inside a step such rows are dropped.
+            NotImplementedError: The variable is `ON_READ`.
 
         Example:
             >>> Variable([1.0, 2.0]).scatter_add(IndexedSlices([10.0], [1])).tolist()
@@ -49,7 +50,7 @@ class RowChanges:
     def scatter_sub(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> jax.Array:
-        """Subtract rows from some of its rows.
+        """Subtract rows from some rows of the variable.
 
         Everything else is as for `scatter_add`.
 
@@ -62,7 +63,7 @@ class RowChanges:
     def scatter_mul(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> jax.Array:
-        """Multiply some of its rows.
+        """Multiply some rows of the variable.
 
         Everything else is as for `scatter_add`.
 
@@ -75,7 +76,7 @@ class RowChanges:
     def scatter_div(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> jax.Array:
-        """Divide some of its rows.
+        """Divide some rows of the variable.
 
         Everything else is as for `scatter_add`.
 
@@ -88,7 +89,7 @@ class RowChanges:
     def scatter_min(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> jax.Array:
-        """Lower some of its rows to given ones where those are lower.
+        """Take the minimum of some rows of the variable and the given ones.
 
         Everything else is as for `scatter_add`; SUM and MEAN are refused in a step.
 
@@ -101,7 +102,7 @@ class RowChanges:
     def scatter_max(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> jax.Array:
-        """Raise some of its rows to given ones where those are higher.
+        """Take the maximum of some rows of the variable and the given ones.
 
         Everything else is as for `scatter_add`; SUM and MEAN are refused in a step.
 
@@ -114,7 +115,7 @@ class RowChanges:
     def scatter_update(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> jax.Array:
-        """Replace some of its rows.
+        """Replace some rows of the variable.
 
         Everything else is as for `scatter_add`; SUM and MEAN are refused in a step.
 

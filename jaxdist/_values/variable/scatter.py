@@ -1,4 +1,4 @@
-"""Changing some rows of a variable."""
+"""The operations that change some rows of a variable, and their checks."""
 
 import enum
 from typing import Any
@@ -14,7 +14,7 @@ from jaxdist.errors import ArgumentError, UnsupportedError
 
 
 class Scatter(enum.Enum):
-    """What is done with the rows; several for one row are applied one after the other."""
+    """How given rows change those of a variable; repeated indices apply one after the other."""
 
     ADD = "scatter_add"
     SUBTRACT = "scatter_sub"
@@ -26,11 +26,11 @@ class Scatter(enum.Enum):
 
     @property
     def picks(self) -> bool:
-        """Whether it takes one of several values instead of combining them."""
+        """Whether the result is one of several values instead of their combination."""
         return self in (Scatter.MIN, Scatter.MAX, Scatter.UPDATE)
 
     def apply(self, before: jax.Array, slices: IndexedSlices | Blocks) -> jax.Array:
-        """The array after the change."""
+        """Return the array after the change."""
         places = slices.indices
         is_nd = isinstance(slices, Blocks)
         at = before.at[tuple(places[:, k] for k in range(places.shape[1])) if is_nd else places]
@@ -43,6 +43,7 @@ class Scatter(enum.Enum):
             Scatter.MAX: at.max,
             Scatter.UPDATE: at.set,
         }[self]
+        # The division of integers gives floats; a variable keeps its dtype.
         after: jax.Array = change(slices.values)
         return after.astype(before.dtype)
 
@@ -50,8 +51,8 @@ class Scatter(enum.Enum):
 _OF_SCALARS = {"scatter_add": "assign_add", "scatter_sub": "assign_sub"}
 
 
-def checked_slices(variable: Any, kind: Scatter, given: Any) -> IndexedSlices:
-    """Rows that fit the variable, in its dtype."""
+def check_slices(variable: Any, kind: Scatter, given: Any) -> IndexedSlices:
+    """Check rows for a variable, and return them in its dtype."""
     slices = as_indexed_slices(variable.label, kind.value, given)
     if not variable.shape:
         raise ArgumentError(
@@ -72,7 +73,7 @@ def checked_slices(variable: Any, kind: Scatter, given: Any) -> IndexedSlices:
 
 
 def check_can_scatter(variable: Any, kind: Scatter, *, of_replicas: bool) -> None:
-    """Refuse what has no meaning, or none that is the same as for a dense change."""
+    """Raise if a scatter has no meaning for this variable, or not the meaning of a dense change."""
     if variable.home.per_replica:
         raise UnsupportedError(
             f"Variable {variable.label!r}.{kind.value}: the variable has its own value on each "
@@ -90,7 +91,7 @@ def check_can_scatter(variable: Any, kind: Scatter, *, of_replicas: bool) -> Non
 
 
 def _check_rows(variable: Any, kind: Scatter, indices: Any) -> None:
-    """Refuse rows that are not there; traced indices are not known, and JAX drops such rows."""
+    """Raise if an index is out of bounds; traced indices are unknown, and JAX drops such rows."""
     if isinstance(indices, jax.core.Tracer):
         return
     count = variable.shape[0]

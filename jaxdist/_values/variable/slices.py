@@ -1,18 +1,18 @@
-"""A part of a variable that can be assigned."""
+"""`VariableSlice`: a part of a variable that can be assigned."""
 
 from typing import Any, final
 
 import jax
 
-from jaxdist._values.variable.arguments import check_name, elements_at
+from jaxdist._values.variable.arguments import check_name, get_elements
 from jaxdist._values.variable.operators import ValueOperators
 
 
 @final
 class VariableSlice(ValueOperators):
-    """What `variable[index]` gives: the elements as they are now, with `assign`.
+    """The result of `variable[index]`: the current elements, with `assign`.
 
-    Operators, `jax.numpy` and JAX's transformations take it for the array that it holds.
+    Operators, `jax.numpy` and JAX's transformations treat it as the array that it holds.
 
     Example:
         >>> v = Variable([1.0, 2.0, 3.0])
@@ -26,10 +26,11 @@ class VariableSlice(ValueOperators):
     __slots__ = ("_held", "_index", "_variable")
 
     def __init__(self, variable: Any, index: Any, held: jax.Array) -> None:
+        # Only the index is kept: `assign` computes the indices of the elements when it is called.
         self._variable, self._index, self._held = variable, index, held
 
     def value(self) -> jax.Array:
-        """The elements, as they were when the slice was made."""
+        """Return the elements at the time when the slice was made."""
         return self._held
 
     @property
@@ -53,13 +54,13 @@ class VariableSlice(ValueOperators):
         return self._held.size
 
     def __getitem__(self, index: Any) -> jax.Array:
-        return elements_at(f"Variable {self._variable.label!r}[...][index]", self._held, index)
+        return get_elements(f"Variable {self._variable.label!r}[...][index]", self._held, index)
 
     def assign(self, value: Any, name: str | None = None) -> jax.Array:
         """Replace these elements; the variable changes as by `scatter_nd_update`.
 
         Args:
-            value: Of the shape of the slice; nothing is broadcast.
+            value: An array or number with the shape of the slice; nothing is broadcast.
             name: Without effect; TensorFlow names the operation by it.
 
         Returns:
@@ -88,7 +89,7 @@ class VariableSlice(ValueOperators):
         return format(self._held, spec)
 
 
-# It goes into functions of JAX as its array.
+# Functions of JAX get its array, and what they rebuild is an array, not a slice.
 jax.tree_util.register_pytree_with_keys(
     VariableSlice,
     lambda s: (((jax.tree_util.GetAttrKey("value"), s.value()),), None),

@@ -1,4 +1,4 @@
-"""A value that lives on the devices of a strategy and can be assigned."""
+"""`Variable`: a value on the devices of a strategy that can be assigned."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -15,15 +15,15 @@ from jaxdist._values.replicas.distributed import DistributedValues
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.replicas.placement import Kind, placement_of
 from jaxdist._values.variable.across import ACROSS, check_can_combine
-from jaxdist._values.variable.arguments import check_name, elements_at
+from jaxdist._values.variable.arguments import check_name, get_elements
 from jaxdist._values.variable.blocks import BlockChanges
-from jaxdist._values.variable.checks import check_aggregation, check_modes, initial_array
+from jaxdist._values.variable.checks import check_aggregation, check_modes, make_initial_array
 from jaxdist._values.variable.documented import DocumentedNames
 from jaxdist._values.variable.enums import VariableAggregation, VariableSynchronization
 from jaxdist._values.variable.operators import ValueOperators
 from jaxdist._values.variable.placement import VariablePlacement
 from jaxdist._values.variable.rows import RowChanges
-from jaxdist._values.variable.scatter import Scatter, checked_slices
+from jaxdist._values.variable.scatter import Scatter, check_slices
 from jaxdist._values.variable.slices import VariableSlice
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 
@@ -33,41 +33,41 @@ NONE = VariableAggregation.NONE
 
 @final
 class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, DistributedValues):
-    """A value that can be assigned, on the devices of the strategy in whose scope it is made.
+    """A value that can be assigned, on the devices of the strategy in whose scope it is created.
 
-    Outside a step its value is read and assigned as a whole. A step that `strategy.run` runs may
-    read and assign variables that it has from a closure: inside, each replica works on its own
-    copy, and the new values are there when `run` returns. To JAX it is its value:
-    it may be an argument of `jax.numpy`, `jax.jit`, `jax.vmap` and `jax.grad`, and
-    `jax.tree.map(jnp.asarray, tree)` gives the values that a checkpoint saves.
-    `jax.tree.map(Variable.assign, tree, saved, is_leaf=lambda x: isinstance(x, Variable))` brings
-    them back, under any strategy.
+    Outside a step, code reads and assigns the value as a whole. A step that `strategy.run` runs may
+    read and assign variables of its closure. Inside, each replica works on its own copy; when `run`
+    returns, the variables have the new values. Functions of JAX use the variable's value: it
+    may be an argument of `jax.numpy`, `jax.jit`, `jax.vmap` and `jax.grad`. To save variables,
+    `jax.tree.map(jnp.asarray, tree)` returns their values; to restore them under any strategy, use
+    `jax.tree.map(Variable.assign, tree, saved, is_leaf=lambda x: isinstance(x, Variable))`.
 
     Shapes:
         Mirrored (`AUTO`, `ON_WRITE`): one array `[...]`, replicated over the mesh. `ON_READ`:
-        `[b, ...]` on each of `R` replicas, as a global array `[R*b, ...]`, a scalar as `[R]`.
+        `[b, ...]` on each of `R` replicas, as a global array `[R*b, ...]`; a scalar as `[R]`.
 
     Cost:
-        Making one copies the value to every device. Reading a mirrored one costs nothing; reading
-        an `ON_READ` one outside a step combines all copies, one all-reduce of its bytes.
+        Creating a variable copies its value to every device. Reading a mirrored variable is free.
+        Reading an `ON_READ` variable outside a step combines all copies: one all-reduce of its
+        bytes.
 
     Args:
-        initial_value: An array, a number, or a function without arguments that makes one, which
-            is called once.
-        trainable: Whether optimizers should update it. None is True, but False for `ON_READ`.
+        initial_value: An array, a number, or a function without arguments that returns one; it is
+            called once.
+        trainable: Whether optimizers should update it. None means True, but False for `ON_READ`.
         name: A name for messages and checkpoints.
-        dtype: Dtype of the value; None takes that of `initial_value`.
-        shape: Checked against `initial_value`.
-        synchronization: When the copies are brought together.
-        aggregation: How the values of the replicas become one: when they assign a mirrored
-            variable, and when an `ON_READ` variable is read across replicas. With NONE, what the
-            replicas assign to a mirrored variable has to be proved equal.
+        dtype: Dtype of the value; None means the dtype of `initial_value`.
+        shape: The expected shape of `initial_value`, or None.
+        synchronization: When the copies are synchronized.
+        aggregation: How the values of the replicas become one value: when replicas assign a
+            mirrored variable, and when code reads an `ON_READ` variable across replicas. With NONE,
+            the values that replicas assign to a mirrored variable must be proved equal.
 
     Raises:
-        ArgumentError: No initial value, a mode that does not exist or does not fit.
-        ArgumentTypeError: An initial value that is per-replica or traced.
-        ShapeError: Another shape than `shape`.
-        ContextError: Inside a step.
+        ArgumentError: No initial value, or a mode that does not exist or does not fit.
+        ArgumentTypeError: The initial value is per-replica or traced.
+        ShapeError: The initial value does not have the shape `shape`.
+        ContextError: Created inside a step.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -123,7 +123,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
                 "Make it before, and use it in the function."
             )
         check_modes(self._label, synchronization, aggregation, in_scope=here.strategy is not None)
-        array = initial_array(self._label, initial_value, dtype, shape)
+        array = make_initial_array(self._label, initial_value, dtype, shape)
         check_aggregation(self._label, aggregation, array.dtype)
         reads = synchronization is VariableSynchronization.ON_READ
         self._trainable = (
@@ -136,28 +136,28 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         self._synchronization = synchronization
         self._aggregation = aggregation
         self._strategy = here.strategy
-        self._home = _home_of(array, here.layout, on_read=reads)
-        self._held = self._home.everywhere(array)
+        self._home = _place_variable(array, here.layout, on_read=reads)
+        self._held = self._home.copy_to_all(array)
         _Process.has_variables = True
 
     # Reading
 
     def value(self) -> jax.Array:
-        """The value: this replica's own inside a step, else that of all replicas together.
+        """Return the value: inside a step this replica's own, else that of all replicas together.
 
         Raises:
-            ArgumentError: Read across replicas, when it is `ON_READ` with aggregation NONE.
-            ContextError: Inside a plain `jax.jit`, which would keep the value for ever.
+            ArgumentError: Read across replicas, and `ON_READ` with aggregation NONE.
+            ContextError: Read inside a plain `jax.jit`, which would keep the value forever.
 
         Example:
             >>> Variable(3.0).value()
             Array(3., dtype=float32)
         """
-        array: jax.Array = _access().read(self)
+        array: jax.Array = _find_access().read(self)
         return array
 
     def read_value(self) -> jax.Array:
-        """The same as `value()`.
+        """Return the value, as `value()` does.
 
         Example:
             >>> Variable([1, 2]).read_value()
@@ -166,7 +166,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         return self.value()
 
     def numpy(self) -> np.ndarray:
-        """The value as a NumPy array.
+        """Return the value as a NumPy array.
 
         Example:
             >>> Variable([1, 2]).numpy()
@@ -176,7 +176,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The copies of this process's replicas, in replica order; nothing is moved.
+        """The copies of this process's replicas, in replica order; moves nothing.
 
         Example:
             >>> with MirroredStrategy(["cpu:0", "cpu:1"]).scope():
@@ -201,7 +201,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 
     @property
     def distributed(self) -> Any:
-        """What `Strategy.reduce` and `gather` take it for: a mirrored array, or a `PerReplica`."""
+        """The variable as `Strategy.reduce` and `gather` see it: an array, or a `PerReplica`."""
         if self._home.per_replica:
             return PerReplica.of_global(self.held, scalars=not self.shape)
         return self.value()
@@ -215,43 +215,46 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Give it a new value.
+        """Assign a new value.
 
-        Outside a step every copy gets `value`; an `ON_READ` variable with aggregation SUM is
-        divided among the replicas, so that it reads as `value`. A `PerReplica` gives each replica
-        of an `ON_READ` variable its own, and is combined by the aggregation of a mirrored one.
-        In a step, `ON_READ` changes this replica's own copy; a mirrored variable takes the values
-        of all replicas together, combined by its aggregation.
+        Outside a step every copy gets `value`. For an `ON_READ` variable with aggregation SUM,
+        `value` is divided among the replicas, so that reading returns `value`. A `PerReplica`
+        assigns each replica of an `ON_READ` variable its own value; for a mirrored variable, the
+        aggregation combines its values.
+        In a step, `ON_READ` changes this replica's own copy. A mirrored variable gets the values of
+        all replicas, combined by its aggregation.
 
         Shapes:
             `value` has the shape of the variable; nothing is broadcast.
 
         Cost:
-            In a step, a mirrored variable with SUM, MEAN or ONLY_FIRST_REPLICA: one all-reduce of
-            its bytes. Outside a step, one copy to each device.
+            In a step, one all-reduce of the bytes of a mirrored variable with SUM, MEAN or
+            ONLY_FIRST_REPLICA. Outside a step, one copy to each device.
 
         Args:
-            value: An array or a number; it is cast where that loses no more than precision.
-            use_locking: Without effect: an assignment is whole or not at all.
+            value: An array or a number; it is cast if the cast loses no more than precision.
+            use_locking: Without effect: an assignment changes all copies or none.
             name: Without effect; TensorFlow names the operation by it.
             read_value: Whether to return the new value.
 
         Returns:
-            The new value as seen from here, or None.
+            The new value as the caller sees it, or None.
 
         Raises:
-            ShapeError: Another shape.
-            ArgumentTypeError: A dtype that cannot be cast.
-            ReplicaValueError: A `PerReplica` for a mirrored variable without aggregation.
-            ArgumentError: In a step, a constant for a variable with aggregation SUM.
-            StateDivergenceError: From `strategy.run`: mirrored with aggregation NONE, and the
-                replicas assign values that are not proved equal.
+            ShapeError: `value` has another shape.
+            ArgumentTypeError: The dtype of `value` cannot be cast.
+            ReplicaValueError: `value` is a `PerReplica`, and the variable is mirrored without
+                aggregation.
+            ArgumentError: In a step, `value` is a constant, and the aggregation is SUM.
+            StateDivergenceError: From `strategy.run`: the variable is mirrored with aggregation
+                NONE, and the replicas assign values that are not proved equal.
 
         Example:
             >>> v = Variable(1.0)
             >>> v.assign(5.0)
             Array(5., dtype=float32)
         """
+        # The defaults are tested here, because the call would cost more than the test.
         if name is not None or use_locking is not False:
             check_name(self._label, "assign", name, use_locking)
         return self._update(Change.ASSIGN, value, read_value=read_value)
@@ -263,10 +266,10 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Add to it; everything else is as for `assign`.
+        """Add `delta` to the value; everything else is as for `assign`.
 
         Raises:
-            ArgumentError: Across replicas, when it is `ON_READ` with aggregation SUM.
+            ArgumentError: Called across replicas for an `ON_READ` variable with aggregation SUM.
 
         Example:
             >>> Variable(1.0).assign_add(5.0)
@@ -283,7 +286,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Subtract from it; everything else is as for `assign_add`.
+        """Subtract `delta` from the value; everything else is as for `assign_add`.
 
         Example:
             >>> Variable(1.0).assign_sub(5.0)
@@ -296,9 +299,10 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
     def _update(self, change: Change, value: Any, *, read_value: bool) -> Any:
         if read_value is not True:
             as_flag(f"Variable {self._label!r}.{change.value}", "read_value", read_value)
-        access = _access()
+        access = _find_access()
         if isinstance(value, Variable):
             value = value.value()
+        # Checked before the change: an error after it would leave the variable changed.
         if read_value and access is ACROSS and self._home.per_replica:
             check_can_combine(self, "changed, and its new value asked for,")
         access.update(self, change, value)
@@ -306,27 +310,27 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 
     def _scatter(self, kind: Scatter, given: Any, use_locking: Any, name: Any) -> jax.Array:
         check_name(self._label, kind.value, name, use_locking)
-        access = _access()
-        access.scatter(self, kind, checked_slices(self, kind, given))
+        access = _find_access()
+        access.scatter(self, kind, check_slices(self, kind, given))
         array: jax.Array = access.read(self)
         return array
 
     def _apply_blocks(self, kind: Scatter, blocks: Any) -> jax.Array:
-        access = _access()
+        access = _find_access()
         access.scatter(self, kind, blocks)
         array: jax.Array = access.read(self)
         return array
 
     def __getitem__(self, index: Any) -> VariableSlice:
         held = self.value()
-        elements = elements_at(f"Variable {self._label!r}[index]", held, index)
+        elements = get_elements(f"Variable {self._label!r}[index]", held, index)
         return VariableSlice(self, index, elements)
 
-    # Facts
+    # Properties
 
     @property
     def name(self) -> str:
-        """Its name as TensorFlow writes it.
+        """The name as TensorFlow writes it.
 
         Example:
             >>> Variable(1.0, name="w").name
@@ -336,7 +340,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 
     @property
     def label(self) -> str:
-        """Its name as it was given."""
+        """The name that the user gave."""
         return self._label
 
     @property
@@ -366,7 +370,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 
     @property
     def synchronization(self) -> VariableSynchronization:
-        """When the copies are brought together."""
+        """When the copies are synchronized."""
         return self._synchronization
 
     @property
@@ -376,12 +380,13 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 
     @property
     def home(self) -> VariablePlacement:
-        """Where its copies lie."""
+        """Where the copies are placed."""
         return self._home
 
     @property
     def held(self) -> jax.Array:
         """The one array that holds all copies."""
+        # In a `jaxdist.function` the array is an argument or a result of the compiled function.
         binding = current_binding()
         if binding is None:
             return self._held
@@ -398,11 +403,11 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 
     @property
     def distribute_strategy(self) -> Any:
-        """The strategy in whose scope it was made, or None."""
+        """The strategy in whose scope the variable was created, or None."""
         return self._strategy
 
     def ref(self) -> "VariableRef":
-        """A key for dicts and sets; a variable itself is none, for `==` is elementwise.
+        """Return a key for dicts and sets; a variable is no key, since `==` is elementwise.
 
         Example:
             >>> v = Variable(1.0)
@@ -412,6 +417,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         return VariableRef(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Variable":
+        # The arrays are shared, since they never change: assigning replaces them.
         other: Variable = object.__new__(Variable)
         memo[id(self)] = other
         for slot in self.__slots__:
@@ -424,6 +430,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 
     def __repr__(self) -> str:
         what = f"Variable {self.name!r} {self.dtype}{list(self.shape)}"
+        # While tracing, printing must not read the variable: a read would become part of the step.
         if site().in_step is not None or current_binding() is not None:
             return f"<{what}>"
         held: Any = self.distributed if self._home.per_replica else np.asarray(self._held)
@@ -431,6 +438,8 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 
 
 def _value_for_jax(variable: Variable) -> Any:
+    """Return what functions of pytrees find in a variable: its value."""
+    # Here and not later: JAX's own error for a Jacobian would name neither variable nor remedy.
     jacobian = _compat.jacobian_that_asks()
     if jacobian is not None:
         label = variable.label
@@ -440,21 +449,21 @@ def _value_for_jax(variable: Variable) -> Any:
             "jax.jacrev, jax.jacfwd, jax.jacobian and jax.hessian put arrays into the structure "
             "of their arguments, and what takes the place of a variable is an array. jax.grad, "
             "jax.vjp and jax.jvp take a variable.\n\n"
-            f"Pass {_as_name(label)}.value() in its place."
+            f"Pass {_example_name(label)}.value() in its place."
         )
     try:
         return variable.value()
     except ArgumentError:
-        # It has no one value here; what asks only for the structure goes on.
+        # It has no single value across replicas. Code that only needs the structure can continue.
         return NoValue(variable)
 
 
-def _as_name(label: str) -> str:
+def _example_name(label: str) -> str:
     return label if label.isidentifier() else "variable"
 
 
 class NoValue:
-    """Stands for the value of a variable that has none across replicas: asking for it raises."""
+    """A placeholder for a value that does not exist across replicas; converting it raises."""
 
     def __init__(self, variable: Variable) -> None:
         self._variable = variable
@@ -466,8 +475,8 @@ class NoValue:
         return self._variable.value()
 
 
-# A variable goes into functions of JAX as its value, and what comes back in its place (a gradient,
-# a mapped value) is no variable.
+# Functions of JAX get the value of a variable. What they rebuild in its place (a gradient, a mapped
+# value) is an array, not a variable.
 jax.tree_util.register_pytree_with_keys(
     Variable,
     lambda v: (((jax.tree_util.GetAttrKey("value"), _value_for_jax(v)),), None),
@@ -477,7 +486,7 @@ jax.tree_util.register_pytree_with_keys(
 
 
 class VariableRef:
-    """A variable as a key: equal to another one of the same variable."""
+    """A hashable reference to a variable; two references to one variable are equal."""
 
     __slots__ = ("_variable",)
 
@@ -485,7 +494,7 @@ class VariableRef:
         self._variable = variable
 
     def deref(self) -> Variable:
-        """The variable."""
+        """Return the variable."""
         return self._variable
 
     def __eq__(self, other: object) -> bool:
@@ -499,46 +508,48 @@ class VariableRef:
 
 
 def held_by(variables: Sequence[Variable]) -> list[jax.Array]:
-    """The arrays that hold the copies of these variables."""
+    """Return the arrays that hold the copies of these variables."""
+    # Asked once, not by the property of each variable: every step calls this.
     if current_binding() is not None:
         return [v.held for v in variables]
     return [v._held for v in variables]
 
 
 def hold_all(variables: Sequence[Variable], arrays: Sequence[jax.Array]) -> None:
-    """Give every variable the array that a step left for it."""
+    """Store the arrays that a step returned for these variables."""
     for variable, array in zip(variables, arrays, strict=True):
         home = variable._home
         if current_binding() is not None:
             variable.held = array
         else:
-            variable._held = array if home.layout is not None else home.brought_home(array)
+            variable._held = array if home.layout is not None else home.bring_back(array)
 
 
 class _Process:
-    """What is the same for all variables of this process."""
+    """State that all variables of this process share."""
 
     has_variables = False
 
 
 def any_variable() -> bool:
-    """Whether this process has made any variable."""
+    """Whether this process has created any variable."""
     return _Process.has_variables
 
 
-def _access() -> Access:
+def _find_access() -> Access:
     in_step = site().in_step
     return ACROSS if in_step is None else in_step
 
 
-def _home_of(array: Any, layout: ReplicaMesh | None, *, on_read: bool) -> VariablePlacement:
-    """Where a variable that starts as `array` lives; an array's own split over logical axes stays.
+def _place_variable(array: Any, layout: ReplicaMesh | None, *, on_read: bool) -> VariablePlacement:
+    """Return the placement of a variable that starts as `array`.
 
-    With one replica there is one copy, and nothing to bring together.
+    An array that is sharded over the logical axes keeps its sharding.
     """
     shape = tuple(array.shape)
     if layout is None:
         return VariablePlacement(None, None, False, shape, array.dtype)
+    # With one replica there is one copy, so nothing has to be combined at a read.
     per_replica = on_read and layout.num_replicas > 1
     found = placement_of(array, layout)
     sharding = found.sharding if found.kind is Kind.MIRRORED else layout.replicated
