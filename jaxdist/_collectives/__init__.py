@@ -1,4 +1,4 @@
-"""Combining values of replicas."""
+"""Collectives: all-reduce and all-gather of the values of replicas."""
 
 from jaxdist._collectives.across.across import check_gatherable as check_gatherable
 from jaxdist._collectives.across.across import check_reducible as check_reducible

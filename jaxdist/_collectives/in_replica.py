@@ -1,4 +1,4 @@
-"""Collectives as seen from inside a step: every replica calls them with its own value."""
+"""Collectives inside a step: every replica calls them with its own value."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -51,11 +51,13 @@ def all_reduce(
     options: CommunicationOptions = _DEFAULT,
     ops: Any = None,
 ) -> PyTree:
-    """Sum or mean over the replicas of every leaf.
+    """Return the sum or the mean over the replicas of every leaf.
 
-    `ops` are the `CrossDeviceOps` of the strategy; with None it is XLA that reduces.
+    `ops` is the `CrossDeviceOps` of the strategy. With None, XLA reduces.
     """
     leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
+    # A `Sharded` is one array for all replicas, so it needs no communication. The other leaves are
+    # reduced by a second call of this function, and are then merged back in order.
     pieces = [leaf if is_sharded(leaf) else None for _, leaf in leaves]
     if any(p is not None for p in pieces):
         rest = [leaf for (_, leaf), p in zip(leaves, pieces, strict=True) if p is None]
@@ -67,13 +69,19 @@ def all_reduce(
     arrays = [_reducible(caller, path, leaf) for path, leaf in leaves]
     if not arrays:
         return value
+    # Only the traces of uneven steps have a log. It lets the error for shapes that do not fit name
+    # the leaves. Other traces do not pay for the names.
     if current_log() is not None:
         names = ("value" + jax.tree_util.keystr(path) for path, _ in leaves)
         note_asked(caller, dict(zip(names, arrays, strict=True)))
+    # A class of the user sees also a mesh of one replica: it may do more than a sum.
     if ops is not None:
         return jax.tree.unflatten(treedef, reduced_by(ops, op, arrays, layout, options))
-    # XLA keeps an all-reduce of one replica on CPU.
+    # With one replica the sum is the value. XLA for CPU does not remove an all-reduce over one
+    # replica, so jaxdist emits none.
     if layout.num_replicas > 1:
+        # `to_sum` may change the dtype (float16 is added in float32), and `of_sum` needs the
+        # original one.
         dtypes = [x.dtype for x in arrays]
         shares = [to_sum(op, x, layout.num_replicas) for x in arrays]
         sums = summed_by_default(shares, layout, options)
@@ -85,7 +93,10 @@ def all_reduce(
 def _reduced_pieces(
     caller: str, op: ReduceOp, path: Any, value: Sharded, layout: ReplicaMesh
 ) -> Sharded:
-    """One array in pieces is what all replicas hold: the mean is itself, the sum R times it."""
+    """Return the reduction of one sharded array that all replicas share.
+
+    The mean over R replicas is the array itself, and the sum is R times the array.
+    """
     check_numeric(caller, "value" + jax.tree_util.keystr(path), value.held)
     held = value.held.astype(result_dtype(op, value.held.dtype))
     return undeclared(held if op is ReduceOp.MEAN else held * layout.num_replicas, value.cut)
@@ -98,7 +109,9 @@ def reduced_by(
     layout: ReplicaMesh,
     options: CommunicationOptions,
 ) -> list[jax.Array]:
-    """What `CrossDeviceOps` make of the leaves of this replica, checked."""
+    """Return the leaves of this replica as reduced by the `CrossDeviceOps`, after checking them."""
+    # A handle is a `PerReplica` while the step is traced. So a class of the user is called with the
+    # same types inside and outside of a step.
     handles = [Handle(x, layout) for x in local]
     kinds = ", ".join(f"{x.dtype}{list(x.shape)}" for x in local[:4]) + ", ..." * (len(local) > 4)
     with users_code(_whose(ops), f"{len(local)} value(s) of replicas, {kinds}"):
@@ -107,7 +120,7 @@ def reduced_by(
 
 
 def checked_results(ops: Any, results: Any, shapes: Sequence[Any]) -> list[jax.Array]:
-    """What `batch_reduce` of ops gave for values of these shapes and dtypes, checked."""
+    """Check the results of `batch_reduce` against these shapes and dtypes, and return them."""
     name = _whose(ops)
     if not isinstance(results, (list, tuple)) or len(results) != len(shapes):
         raise ReplicaValueError(
@@ -120,14 +133,18 @@ def checked_results(ops: Any, results: Any, shapes: Sequence[Any]) -> list[jax.A
 
 
 def _whose(ops: Any) -> str:
-    """The method in which the class of some `CrossDeviceOps` says how values are reduced."""
+    """Return the name of the method with which the class of `ops` reduces values."""
     methods = ("batch_reduce", "batch_reduce_implementation", "reduce_implementation")
+    # The most derived class that defines one of the three methods decides. That is the method that
+    # the user wrote, so the error names it.
     own = next(m for cls in type(ops).__mro__ for m in methods if m in vars(cls))
     return f"{type(ops).__name__}.{own}"
 
 
 def _result_of(name: str, number: int, result: Any, given: Any) -> jax.Array:
+    """Return one result as an array, after checking its shape."""
     own = result
+    # A Python number is a valid result for a scalar. `given.shape` decides below.
     if isinstance(own, (int, float, complex)):
         own = jnp.asarray(own)
     fits = getattr(own, "shape", None) == given.shape and hasattr(own, "dtype")
@@ -142,6 +159,7 @@ def _result_of(name: str, number: int, result: Any, given: Any) -> jax.Array:
 
 
 def _brief(value: Any) -> str:
+    """Return a short description of a result for an error message."""
     if isinstance(value, PerReplica):
         return "a PerReplica, which is a value for each replica"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
@@ -152,19 +170,22 @@ def _brief(value: Any) -> str:
 
 
 def _reducible(caller: str, path: Any, leaf: Any) -> Any:
+    """Return a leaf as an array, after checking that it can be reduced."""
     name = "value" + jax.tree_util.keystr(path)
     _check_own(caller, name, leaf)
+    # Before `jnp.asarray`: it would raise an `OverflowError` that names no leaf.
     check_integer(f"{caller} cannot reduce {name}", leaf)
     check_numeric(caller, name, leaf)
     return jnp.asarray(leaf)
 
 
 def _is_whole(value: Any) -> bool:
+    """Whether the collective handles `value` itself instead of its leaves."""
     return is_sharded(value) or isinstance(value, PerReplica)
 
 
 def _check_own(caller: str, name: str, leaf: Any) -> None:
-    """Refuse the values of all replicas in the place of the one that a replica has."""
+    """Refuse a `PerReplica` in a step, where each replica passes its own value."""
     if isinstance(leaf, PerReplica):
         raise ContextError(
             f"{caller} was given {name}, a PerReplica, in a step.\n\n"
@@ -175,14 +196,14 @@ def _check_own(caller: str, name: str, leaf: Any) -> None:
 
 
 def summed(value: T, axes: AxisNames) -> T:
-    """The sum over the replicas of every array of a pytree."""
+    """Return the sum over the replicas of every array of a pytree."""
     leaves, treedef = jax.tree.flatten(value)
     whole: T = jax.tree.unflatten(treedef, jax.lax.psum([opaque(x) for x in leaves], axes))
     return whole
 
 
 def mean_over(array: jax.Array, axes: AxisNames) -> jax.Array:
-    """The mean over the replicas of one array, by the rule of `_values/mean.py`."""
+    """Return the mean over the replicas of one array, by the rule of `_values/mean.py`."""
     count = jax.lax.axis_size(axes)
     total = jax.lax.psum(opaque(share_of_mean(array, count)), axes)
     mean: jax.Array = mean_of_shares(total, array.dtype, count)
@@ -190,7 +211,7 @@ def mean_over(array: jax.Array, axes: AxisNames) -> jax.Array:
 
 
 def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree:
-    """Every leaf of all replicas, concatenated on `axis` in replica order."""
+    """Return every leaf of all replicas, concatenated on `axis` in replica order."""
     leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
     if any(is_container(leaf) for _, leaf in leaves):
         inner = open_containers(value, "value", is_leaf=_is_whole)
@@ -208,19 +229,20 @@ def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree
 
 
 def gathered(array: jax.Array, dim: int, axes: AxisNames) -> jax.Array:
-    """`array` of all replicas, concatenated on `dim`."""
+    """Return `array` of all replicas, concatenated on `dim`."""
     log = current_log()
     if log is not None:
         return uneven_all_gather(array, dim, axes, log.next(array.shape[dim]))
     if not array.size:
-        # JAX cannot lower an all-gather of nothing.
+        # JAX cannot lower an all-gather of an array without elements. The result depends on no
+        # values, so it is equal on all replicas; the replication analysis cannot see that.
         return assume_replicated(jnp.concatenate([array] * jax.lax.axis_size(axes), axis=dim))
     whole: jax.Array = jax.lax.all_gather(array, axes, axis=dim, tiled=True)
     return whole
 
 
 def gather_dim(caller: str, name: str, array: Any, axis: Any) -> int:
-    """`axis` as a dim of `array` counted from the front, or a named error."""
+    """Return `axis` as a dim of `array`, counted from the front, or raise a named error."""
     dim = as_integer(
         caller, "axis", axis, remedy="Pass axis=0 to concatenate rows.", wrong_type=ShapeError
     )

@@ -1,4 +1,4 @@
-"""The mark that says: this value is the same on all replicas."""
+"""The mark of a value that is equal on all replicas."""
 
 from typing import Any, TypeVar
 
@@ -15,30 +15,32 @@ T = TypeVar("T")
 ASSUME_REPLICATED = Primitive("jaxdist_assume_replicated")
 ASSUME_REPLICATED.def_impl(lambda x: x)
 ASSUME_REPLICATED.def_abstract_eval(lambda x: x)
+# The compiled program does not have the mark.
 mlir.register_lowering(ASSUME_REPLICATED, lambda ctx, x: [x])
-# The derivative is the identity without the mark: a tangent or cotangent need not be the same on
-# all replicas because the value is.
+# The derivative is the identity, without the mark. A value that is equal on all replicas may have
+# tangents and cotangents that differ.
 ad.deflinear2(ASSUME_REPLICATED, lambda ct, _: [ct])
 batching.defvectorized(ASSUME_REPLICATED)
 
 
 def _is_per_replica(value: Any) -> bool:
+    """Whether a value is a `PerReplica`."""
     return isinstance(value, PerReplica)
 
 
 def assume_replicated(value: T) -> T:
     """Promise that `value` is the same on all replicas, where that cannot be proved.
 
-    The result of `Strategy.run` then has it as a plain array instead of a `PerReplica`. The
-    promise is not checked: replicas that differ keep their own value under one name, and
-    `check_replicas` is how to find out. A rule that the analysis does not know (a callback, a
-    custom kernel) is what it is for.
+    `Strategy.run` then returns it as a plain array instead of a `PerReplica`. jaxdist does not
+    check the promise: if the replicas differ, each keeps its own value. `check_replicas` finds such
+    values. The mark is meant for operations that the analysis does not know, such as a callback or
+    a custom kernel.
 
     Shapes:
-        As they are.
+        Unchanged.
 
     Cost:
-        None; it leaves nothing in the compiled program.
+        None: the compiled program does not contain the mark.
 
     Args:
         value: Pytree of arrays inside a replica.

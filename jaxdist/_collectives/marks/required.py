@@ -1,4 +1,4 @@
-"""The mark that says: this value has to be the same on all replicas."""
+"""The mark of a value that must be equal on all replicas."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+# The analysis runs after the trace is complete, so the requirement is an operation of the trace.
 REQUIRE_REPLICATED = Primitive("jaxdist_require_replicated")
 REQUIRE_REPLICATED.def_impl(lambda x, **_: x)
 REQUIRE_REPLICATED.def_abstract_eval(lambda x, **_: x)
@@ -15,11 +16,11 @@ batching.defvectorized(REQUIRE_REPLICATED)
 
 
 def require_replicated(array: Any, what: str) -> jax.Array:
-    """`array`, which the analysis of the step has to prove the same on all replicas.
+    """Return `array`, marked: the analysis of the step must prove it equal on all replicas.
 
     Args:
         array: A traced value inside a replica.
-        what: What it is, for the error.
+        what: A description of the value, for the error.
     """
     marked: jax.Array = REQUIRE_REPLICATED.bind(array, what=what)
     return marked
