@@ -1,4 +1,4 @@
-"""Numbers as a person writes them."""
+"""Numbers with units, as text."""
 
 _SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
@@ -6,7 +6,7 @@ _COUNTS = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def size(num_bytes: float) -> str:
-    """`1.5 GiB`.
+    """Return a number of bytes as text, such as `1.5 GiB`.
 
     Example:
         >>> size(1536), size(12)
@@ -19,7 +19,7 @@ def size(num_bytes: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """`2.5 ms`.
+    """Return a time as text, such as `2.5 ms`.
 
     Example:
         >>> seconds(0.0025), seconds(0.0)
@@ -30,7 +30,7 @@ def seconds(value: float) -> str:
 
 
 def count(value: float, what: str) -> str:
-    """`3.2 TFLOP`.
+    """Return a large number as text, such as `3.2 TFLOP`.
 
     Example:
         >>> count(3.2e12, "FLOP"), count(12, "FLOP")
@@ -41,7 +41,7 @@ def count(value: float, what: str) -> str:
 
 
 def share(part: float) -> str:
-    """`42%`.
+    """Return a fraction as text, such as `42%`.
 
     Example:
         >>> share(0.421), share(0.0021), share(0.00002), share(0)
@@ -53,7 +53,7 @@ def share(part: float) -> str:
 
 
 def plural(number: int, what: str) -> str:
-    """`1 replica`, `2 replicas`.
+    """Return a number with its noun, such as `1 replica` or `2 replicas`.
 
     Example:
         >>> plural(1, "chip"), plural(6144, "chip")
@@ -63,4 +63,5 @@ def plural(number: int, what: str) -> str:
 
 
 def _short(value: float) -> str:
+    """Return a number with three digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

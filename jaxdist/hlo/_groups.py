@@ -1,4 +1,4 @@
-"""Which devices take part in a collective together, in every way that XLA writes it."""
+"""The device groups of a collective, in every notation of XLA."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ import numpy as np
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
-# The text of `replica_groups=`, up to where the next attribute begins.
+# The text of `replica_groups=`, up to the next attribute.
 GROUPS = re.compile(
     r"replica_groups=(?P<groups>\{\{.*?\}\}|\{\}"
     r"|mesh\[.*?\](?:, device_ids=\(.*?\)\)?)?(?: \{.*?\})?"
@@ -28,7 +28,7 @@ _AXIS = re.compile(
 
 
 def decoded(text: str, participants: int) -> Groups:
-    """Explicit groups from the text after `replica_groups=`; `{}` is one group of all.
+    """Return the groups in the text after `replica_groups=`; `{}` is one group of all devices.
 
     Example:
         >>> from jaxdist import hlo
@@ -46,13 +46,13 @@ def decoded(text: str, participants: int) -> Groups:
 
 
 def pairs_in(text: str) -> tuple[tuple[int, int], ...]:
-    """The `(source, target)` pairs of a collective-permute."""
+    """Return the `(source, target)` pairs of a collective-permute."""
     numbers = (_numbers(m[1]) for m in _LIST.finditer(text))
     return tuple((source, target) for source, target in numbers)
 
 
 def connected(pairs: tuple[tuple[int, int], ...]) -> Groups:
-    """Devices between which there is a way over the pairs: each ring of a permutation."""
+    """Return the devices that are connected by pairs, such as each ring of a permutation."""
     root: dict[int, int] = {}
 
     def find(device: int) -> int:
@@ -61,6 +61,7 @@ def connected(pairs: tuple[tuple[int, int], ...]) -> Groups:
         return device
 
     for source, target in pairs:
+        # The smallest device is the root, so the order of the pairs does not matter.
         a, b = sorted((find(source), find(target)))
         root[b] = a
     rings: dict[int, list[int]] = {}
@@ -70,15 +71,17 @@ def connected(pairs: tuple[tuple[int, int], ...]) -> Groups:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
+    """Return the integers in a comma-separated text."""
     return tuple(int(n) for n in text.split(",") if n)
 
 
 def _rows(array: np.ndarray) -> Groups:
+    """Return the rows of an array as groups."""
     return tuple(tuple(int(d) for d in row) for row in array)
 
 
 def _iota(text: str) -> np.ndarray:
-    """`[2,4]<=[4,2]T(1,0)`: 0, 1, 2, ... as `[4,2]`, transposed, as `[2,4]`."""
+    """Return `[2,4]<=[4,2]T(1,0)`: 0, 1, 2, ... as `[4,2]`, transposed, as `[2,4]`."""
     match = _IOTA.match(text)
     if match is None:
         return np.arange(0)
@@ -91,7 +94,7 @@ def _iota(text: str) -> np.ndarray:
 
 
 def _of_mesh(text: str) -> Groups:
-    """`mesh['a'=2,'b'=4] {'a'}`: groups over the named axes, and parts of axes (`'b':(2)2`)."""
+    """Return the groups of `mesh['a'=2,'b'=4] {'a'}`, also over parts of axes (`'b':(2)2`)."""
     match = _MESH.match(text)
     if match is None:
         return ()
@@ -102,7 +105,8 @@ def _of_mesh(text: str) -> Groups:
         listed = _iota(given).ravel() if given.startswith("[") else np.array(_numbers(given))
         devices = listed
     over = list(_AXIS.finditer(match["over"] or ""))
-    # Every axis is cut into parts, so that a part of an axis is one dim.
+    # Every axis is divided into several dims, so that each part of an axis that the groups use is
+    # one dim, or several.
     dims: list[int] = []
     place: dict[tuple[str, int], int] = {}
     for name, whole in sizes.items():
@@ -120,6 +124,7 @@ def _of_mesh(text: str) -> Groups:
         low = int(m["before"]) if m["size"] else 1
         high = low * int(m["size"]) if m["size"] else sizes[m["name"]]
         chosen += [d for (n, at), d in place.items() if n == m["name"] and low <= at < high]
+    # A group has the devices that differ on the chosen dims only.
     rest = [d for d in range(len(dims)) if d not in chosen]
     size = math.prod(dims[d] for d in chosen)
     return _rows(grid.transpose([*rest, *chosen]).reshape(-1, size))

@@ -1,4 +1,4 @@
-"""Operations of one matrix product or convolution, as an instruction or as a call of a library."""
+"""The operations of one matrix product or convolution: an instruction or a library call."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ _OF_GEMM = re.compile(r'"lhs_contracting_dimensions":(\[[^\]]*\])')
 
 
 def products(within: dict[str, Instruction], i: Instruction) -> int | None:
-    """Multiplications and additions of an instruction; None where its text does not tell."""
+    """Return the multiplications and additions of an instruction; None if its text lacks them."""
     if i.opcode in ("dot", "scaled-dot"):
         return _dot(within, i, _CONTRACTED.search(i.rest))
     if i.opcode == "convolution":
@@ -32,6 +32,7 @@ def products(within: dict[str, Instruction], i: Instruction) -> int | None:
         return _convolution(i, lhs, rhs, dims(i.shape))
     kind = call_of(i)
     if kind is Call.PRODUCT:
+        # cuBLAS has its configuration as JSON, in which some versions escape the quotes.
         return _dot(within, i, _OF_GEMM.search(i.rest.replace('\\"', '"')))
     if kind is Call.CONVOLUTION:
         return _convolution(i, *_of_cudnn(within, i))
@@ -39,35 +40,38 @@ def products(within: dict[str, Instruction], i: Instruction) -> int | None:
 
 
 def dims(shape: str) -> Shape:
-    """The sizes of an array shape; of a tuple those of the first array."""
+    """Return the sizes of an array shape; for a tuple, those of the first array."""
     found = _DIMS.search(shape)
     return tuple(int(d.lstrip("<=")) for d in found[1].split(",") if d) if found else ()
 
 
 def _shape_of(within: dict[str, Instruction], name: str) -> Shape:
+    """Return the sizes of an operand."""
     return dims(within[name].shape) if name in within else ()
 
 
 def _dot(
     within: dict[str, Instruction], i: Instruction, contracted: re.Match[str] | None
 ) -> int | None:
+    """Return the operations of a matrix product."""
     if contracted is None or i.operands[0] not in within:
         return None
     lhs = _shape_of(within, i.operands[0])
     sizes = [lhs[d] for d in _numbers(contracted[1])]
+    # The result of a cuBLAS call is a tuple: the product, and workspace.
     return 2 * math.prod(dims(_text.elements(i.shape)[0])) * math.prod(sizes)
 
 
 def _numbers(text: str) -> Iterator[int]:
-    """`1,2` and `["1","2"]` alike."""
+    """Return the integers of `1,2` or `["1","2"]`."""
     listed: Any = json.loads(text) if text.startswith("[") else text.split(",")
     return (int(d) for d in listed if d != "")
 
 
 def _of_cudnn(within: dict[str, Instruction], i: Instruction) -> tuple[Shape, Shape, Shape]:
-    """Input, filter and output of the forward convolution that a call of cuDNN belongs to.
+    """Return input, filter and output of the forward convolution of a cuDNN call.
 
-    The labels and the window of a gradient are those of its forward convolution.
+    For a gradient, the labels and the window in the text are those of the forward convolution.
     """
     one, other = (_shape_of(within, o) for o in i.operands[:2])
     result = dims(_text.elements(i.shape)[0])
@@ -78,7 +82,7 @@ def _of_cudnn(within: dict[str, Instruction], i: Instruction) -> tuple[Shape, Sh
 
 
 def _convolution(i: Instruction, lhs: Shape, rhs: Shape, out: Shape) -> int | None:
-    """Twice the products, of which those with padding are none."""
+    """Return twice the number of products, without products with padding."""
     labels = _LABELS.search(i.rest)
     if labels is None or not lhs or not rhs:
         return None
@@ -87,7 +91,7 @@ def _convolution(i: Instruction, lhs: Shape, rhs: Shape, out: Shape) -> int | No
     places = list(_windows(i))
     spatial = sorted(c for c in of_out if c.isdigit())
     count = rhs[of_rhs.index("i")] * out[of_out.index("f")]
-    # XLA writes the number of output features for all groups, that of input features for one.
+    # In the text, the output features are those of all groups, and the input features those of one.
     count *= lhs[of_lhs.index("b")] // groups.get("batch", 1)
     for number, dim in enumerate(spatial):
         window = places[number] if number < len(places) else _Window()
@@ -98,7 +102,7 @@ def _convolution(i: Instruction, lhs: Shape, rhs: Shape, out: Shape) -> int | No
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-    """How a kernel moves along one dim."""
+    """The movement of a kernel along one dim."""
 
     stride: int = 1
     low: int = 0
@@ -106,13 +110,15 @@ class _Window:
     of_kernel: int = 1
 
     def valid(self, size: int, kernel: int, out: int) -> int:
-        """Pairs of a place of the result and one of the kernel that meet an element."""
+        """Return the pairs of a result and a kernel element that meet an input element."""
         at = np.arange(out)[:, None] * self.stride + np.arange(kernel) * self.of_kernel - self.low
+        # With dilation, there are holes between the input elements, which are zero.
         inside = (at >= 0) & (at <= (size - 1) * self.of_input) & (at % self.of_input == 0)
         return int(inside.sum())
 
 
 def _windows(i: Instruction) -> Iterator[_Window]:
+    """Yield the window of each spatial dim."""
     found = _WINDOW.search(i.rest)
     fields = dict(part.split("=") for part in found[1].split()) if found else {}
     count = len(fields.get("size", "").split("x")) if fields.get("size") else 0

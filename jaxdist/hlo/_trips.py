@@ -1,4 +1,4 @@
-"""How often a loop runs."""
+"""The number of times that a loop runs."""
 
 import re
 
@@ -6,16 +6,16 @@ from jaxdist.hlo._text import Instruction, Module, elements
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _INDEX = re.compile(r"index=(\d+)")
-# Operations that pass a number on as it is.
+# Operations that return their operand's number unchanged.
 _PASSED_ON = frozenset({"copy", "bitcast", "copy-start", "copy-done", "convert"})
 
 
 def trips(module: Module, within: dict[str, Instruction], loop: Instruction) -> int | None:
-    """The turns of a `while`; None where it decides while running.
+    """Return how often a `while` runs; None if that is not constant.
 
-    XLA for CPU and GPU notes the number. For TPU it does not, and what is left of a `scan` or a
-    `fori_loop` is read: a number that starts at a constant, grows by a constant, and is compared
-    with a constant.
+    XLA for CPU and GPU writes the number into the text. XLA for TPU does not, so this function
+    reads the loop of a `scan` or a `fori_loop`: a number that starts at a constant, grows by a
+    constant, and is compared with a constant.
     """
     noted = _KNOWN.search(loop.rest)
     if noted:
@@ -26,12 +26,14 @@ def trips(module: Module, within: dict[str, Instruction], loop: Instruction) -> 
     compare = next((i for i in condition.values() if i.opcode == "compare"), None)
     if compare is None or len(compare.operands) != 2:
         return None
+    # A `scan` or a `fori_loop` counts up to a limit. Another comparison is that of a `while_loop`.
     if "direction=LT" not in compare.rest and "direction=LE" not in compare.rest:
         return None
     place = _element(condition, compare.operands[0])
     start = _start(within, loop, place)
     step = _step(body, place)
     limit = _limit(condition, body, within, loop, compare.operands[1])
+    # A step below 1 would never reach the limit.
     if start is None or limit is None or not step or step < 1:
         return None
     turns = limit - start + (1 if "direction=LE" in compare.rest else 0)
@@ -45,7 +47,7 @@ def _limit(
     loop: Instruction,
     name: str,
 ) -> int | None:
-    """The constant that is compared with: in the condition, or carried through unchanged."""
+    """Return the constant that is compared with: in the condition, or passed through unchanged."""
     constant = _constant(condition, name)
     if constant is not None:
         return constant
@@ -53,13 +55,15 @@ def _limit(
     root = _root(body)
     if place is None or root is None or place >= len(root.operands):
         return None
+    # XLA may move a constant out of the condition into the loop's tuple. It is constant only if the
+    # body returns it unchanged.
     if _element(body, root.operands[place]) != place:
         return None
     return _start(within, loop, place)
 
 
 def _start(within: dict[str, Instruction], loop: Instruction, place: int | None) -> int | None:
-    """The constant with which an element of the loop's tuple starts."""
+    """Return the constant with which an element of the loop's tuple starts."""
     given = within.get(loop.operands[0]) if loop.operands else None
     if place is None or given is None or given.opcode != "tuple" or place >= len(given.operands):
         return None
@@ -67,13 +71,14 @@ def _start(within: dict[str, Instruction], loop: Instruction, place: int | None)
 
 
 def _step(body: dict[str, Instruction], place: int | None) -> int | None:
-    """The constant that a turn adds to an element of the loop's tuple."""
+    """Return the constant that each run of the body adds to an element of the loop's tuple."""
     root = _root(body)
     if place is None or root is None or place >= len(root.operands):
         return None
     add = _settled(body, root.operands[place])
     if add is None or add.opcode != "add" or len(add.operands) != 2:
         return None
+    # The compiler may have swapped the operands of the addition.
     one, other = add.operands
     if _element(body, one) == place:
         return _constant(body, other)
@@ -81,11 +86,13 @@ def _step(body: dict[str, Instruction], place: int | None) -> int | None:
 
 
 def _root(body: dict[str, Instruction]) -> Instruction | None:
+    """Return the tuple that a body returns."""
+    # The last tuple of a computation is its result.
     return next((i for i in reversed(body.values()) if i.opcode == "tuple"), None)
 
 
 def _settled(within: dict[str, Instruction], name: str) -> Instruction | None:
-    """What a name stands for, behind copies of it."""
+    """Return the instruction of a name, behind copies of it."""
     found = within.get(name)
     while found is not None and found.opcode in _PASSED_ON and found.operands:
         found = within.get(found.operands[0])
@@ -93,7 +100,7 @@ def _settled(within: dict[str, Instruction], name: str) -> Instruction | None:
 
 
 def _element(within: dict[str, Instruction], name: str) -> int | None:
-    """Which element of the tuple of a loop this is."""
+    """Return the index of a name in the loop's tuple, or None."""
     found = _settled(within, name)
     if found is None or found.opcode != "get-tuple-element":
         return None
@@ -105,6 +112,7 @@ def _element(within: dict[str, Instruction], name: str) -> int | None:
 
 
 def _constant(within: dict[str, Instruction], name: str) -> int | None:
+    """Return the integer that a name stands for, or None."""
     found = _settled(within, name)
     if found is None or found.opcode != "constant" or len(found.operands) != 1:
         return None

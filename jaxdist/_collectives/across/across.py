@@ -156,6 +156,7 @@ def _tree_on_devices(
     layout: ReplicaMesh,
 ) -> jax.Array:
     """Reduce by the tree in one program over all devices."""
+
     def device(local: jax.Array) -> jax.Array:
         count = math.prod(shape[d] for d in over)
         rows = to_sum(op, local.reshape(layout.replicas_per_place, *shape[1:]), count)

@@ -1,4 +1,4 @@
-"""All-reduce algorithms: functions of a vector and of who communicates with whom."""
+"""All-reduce algorithms: functions of a vector and of the groups of replicas that communicate."""
 
 from jaxdist._collectives.algorithms.algorithm import Algorithm as Algorithm
 from jaxdist._collectives.algorithms.by_cost import Auto as Auto

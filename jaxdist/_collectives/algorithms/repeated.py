@@ -1,4 +1,4 @@
-"""Steps of an algorithm, one after the other."""
+"""A loop over the steps of an algorithm."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -7,12 +7,12 @@ import jax
 
 T = TypeVar("T")
 
-# More steps than these become a loop: on a pod, a ring written out would take minutes to compile.
+# More steps than these become a loop. An unrolled ring over a pod would take minutes to compile.
 WRITTEN_OUT = 64
 
 
 def repeated(count: int, step: Callable[[Any, T], T], state: T) -> T:
-    """`step(i, state)` for i = 0 .. count - 1."""
+    """Return the state after `step(i, state)` for i = 0 .. count - 1."""
     if count > WRITTEN_OUT:
         return jax.lax.fori_loop(0, count, step, state)
     for i in range(count):

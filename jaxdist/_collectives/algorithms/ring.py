@@ -1,4 +1,4 @@
-"""Round a ring of neighbours."""
+"""The all-reduce around a ring of neighbours."""
 
 import dataclasses
 
@@ -12,11 +12,11 @@ from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 
 @dataclasses.dataclass(frozen=True)
 class Ring(Scattering):
-    """Parts travel round a ring, are added to on the first round and kept on the second.
+    """Parts move around a ring twice: the first time they are summed, the second time copied.
 
     Cost:
-        `2 (n-1)` permutes of `1/n` of the bytes: the least that point-to-point messages can do,
-        in the most steps.
+        `2 (n-1)` permutes of `1/n` of the bytes. No algorithm of point-to-point messages sends
+        fewer bytes; this one has the most steps.
 
     Source:
         Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
@@ -25,21 +25,23 @@ class Ring(Scattering):
 
     @property
     def name(self) -> str:
-        """As in specs."""
+        """The name in specs."""
         return "xring"
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """Two rounds."""
+        """Return the sum after two rounds."""
         part = self.reduce_scatter(vector, level)
         return self.all_gather(part, level)[: vector.size]
 
     def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """`n-1` permutes; part p ends at place p, added up in the order of the ring."""
+        """Return part p at rank p by `n-1` permutes, summed in the order of the ring."""
         n = level.size
         parts = padded(vector, n).reshape(n, -1)
         here = level.rank()
 
         def part(step: jax.Array | int) -> jax.Array:
+            # Each replica starts with the part of the replica before it. After `n-1` steps the
+            # part that it has is its own.
             return jax.lax.dynamic_index_in_dim(parts, (here - 1 - step) % n, keepdims=False)
 
         def passed(step: jax.Array | int, travelling: jax.Array) -> jax.Array:
@@ -48,7 +50,7 @@ class Ring(Scattering):
         return repeated(n - 1, passed, part(0))
 
     def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """`n-1` permutes; every place keeps what comes by."""
+        """Return all parts by `n-1` permutes. Every replica copies each part that it receives."""
         n = level.size
         here = level.rank()
         empty = jnp.zeros((n, part.size), part.dtype)
@@ -66,4 +68,5 @@ class Ring(Scattering):
 
 
 def _round(n: int) -> list[tuple[int, int]]:
+    """Return the routes from each replica to the next one."""
     return [(i, (i + 1) % n) for i in range(n)]

@@ -1,4 +1,4 @@
-"""`CrossDeviceOps`: who reduces for a strategy, and how."""
+"""The `CrossDeviceOps` classes: how the values of replicas are reduced."""
 
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps as AlgorithmicOps
 from jaxdist._collectives.cross_device.all_reduce import (

@@ -1,4 +1,4 @@
-"""XLA's collectives, in packs."""
+"""The default `CrossDeviceOps`: XLA's collectives, in packs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from jaxdist._mesh import ReplicaMesh
 
 
 class CollectiveAllReduce(AlgorithmicOps):
-    """What strategies use by default, in one process and between several: XLA's collectives.
+    """XLA's collectives; the default of strategies, in one process and between several.
 
-    `bytes_per_pack` of the options cuts an all-reduce into packs. 0 leaves large leaves alone, and
-    puts small ones of one dtype together where starting a collective costs more than copying
-    them (on CPU; on TPU and GPU, XLA does that without copies).
+    `bytes_per_pack` of the options divides an all-reduce into packs. With 0, large leaves are
+    reduced alone. Small leaves of one dtype are concatenated on CPU where starting a collective
+    takes longer than copying them. On TPU and GPU, XLA combines them without copies.
 
     Example:
         >>> ops = jaxdist.experimental.CollectiveAllReduce()
@@ -32,5 +32,5 @@ class CollectiveAllReduce(AlgorithmicOps):
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[AllReducePlan, Summing]:
-        """Packs as the options say, or by the cost model."""
+        """Return the packs of the options, or those of the cost model."""
         return default_summing(leaves, layout, options)

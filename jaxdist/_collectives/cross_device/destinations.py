@@ -1,4 +1,4 @@
-"""Where the result of a reduction goes."""
+"""The destinations of a reduction."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,16 +16,16 @@ from jaxdist.errors import ArgumentError, DeviceError
 
 
 def target_of(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any:
-    """A device, or the replicated layout over several; None where only a distributed value says.
+    """Return a device, or a replicated sharding; None if only a distributed value can tell.
 
     Args:
-        caller: For messages.
+        caller: The caller's name, for messages.
         destinations: A device or its name, a distributed value, or a list of devices.
         layout: The mesh of the values, if it is known.
 
     Raises:
-        ArgumentError: Something else, or nothing.
-        DeviceError: Devices that do not exist.
+        ArgumentError: The destinations are something else, or empty.
+        DeviceError: A device does not exist.
     """
     if isinstance(destinations, (str, jax.Device)) and destinations != "":
         return runtime.device_from_name(destinations, f"{caller}(destinations=...)")
@@ -34,6 +34,7 @@ def target_of(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any
     if isinstance(destinations, (list, tuple)) and destinations:
         devices = runtime.distinct_devices(caller, destinations, "destinations")
         if layout is not None and set(devices) == layout.device_set:
+            # The sharding of the values' own mesh, so that the result needs no further copy.
             return layout.replicated
         return devices[0] if len(devices) == 1 else meshes.build(devices).replicated
     raise ArgumentError(
@@ -44,10 +45,12 @@ def target_of(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any
 
 
 def _of_value(value: Any, layout: ReplicaMesh | None) -> Any:
+    """Return the placement that replicates over the devices of a value, or None."""
     if layout is not None:
         return layout.replicated
     if isinstance(value, PerReplica):
         value = value.array if value.is_global and not isinstance(value, Handle) else None
+    # The sharding of a tracer cannot be read.
     if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
         sharding = value.sharding
         if isinstance(sharding, NamedSharding):
@@ -58,7 +61,7 @@ def _of_value(value: Any, layout: ReplicaMesh | None) -> Any:
 
 
 def target_in_strategy(caller: str, destinations: Any, layout: ReplicaMesh) -> Any:
-    """Like `target_of`, for a strategy: several devices have to be all of its own."""
+    """Return `target_of` for a strategy, where several devices must be all of its own."""
     target = target_of(caller, destinations, layout)
     if isinstance(target, NamedSharding) and target != layout.replicated:
         raise DeviceError(
@@ -71,16 +74,17 @@ def target_in_strategy(caller: str, destinations: Any, layout: ReplicaMesh) -> A
 
 
 def placed(value: PyTree, target: Any) -> PyTree:
-    """A pytree of arrays on a target; what is traced stays where it is."""
+    """Return a pytree of arrays on a target; tracers are returned unchanged."""
 
     def put(leaf: Any) -> Any:
+        # See Note [Who owns host memory].
         return leaf if isinstance(leaf, jax.core.Tracer) else jax.device_put(owned(leaf), target)
 
     return jax.tree.map(put, value)
 
 
 def devices_of(destinations: Any) -> Sequence[jax.Device]:
-    """The devices that destinations name; none if they do not say."""
+    """Return the devices that destinations name, or none if they name none."""
     if isinstance(destinations, (list, tuple)):
         return [runtime.device_from_name(d) for d in destinations]
     target = target_of("", destinations, None)

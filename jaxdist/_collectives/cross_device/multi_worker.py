@@ -1,4 +1,4 @@
-"""All-reduce algorithms for several workers."""
+"""The all-reduce algorithms for several workers."""
 
 import re
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ _TASK = re.compile(r"/job:(?P<job>\w+)(/replica:\d+)?/task:(?P<task>\d+)$", re.I
 
 
 class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
-    """All-reduce algorithms that know which replicas are of one worker.
+    """All-reduce algorithms that know the workers of the replicas.
 
-    A worker is a group of replicas that stand next to one another: the first
-    `num_gpus_per_worker` replicas are those of the first worker, and so on. Between processes the
-    workers are the processes; on one machine they are groups of its devices.
+    A worker is a group of neighbouring replicas: the first `num_gpus_per_worker` replicas are the
+    first worker, and so on. Between processes, the workers are the processes. On one machine, they
+    are groups of its devices.
 
     Args:
         worker_devices: Device strings of the workers: tasks (`'/job:worker/task:0'`), or one
@@ -38,24 +38,24 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
             - The name of the algorithm: `'nccl'`, `'nccl/xring'`, `'nccl/rechd'`, `'nccl/pscpu'`,
               `'xring'`, `'pscpu'`, `'psgpu'` or `'pscpu/pscpu'`. Of two names with a slash, the
               first reduces within a worker and the second across workers.
-            - The number of shards: each tensor after packing is split into so many shards, which
-              are reduced by as many all-reduces side by side.
+            - The number of shards: after packing, each tensor is divided into this many shards.
+              Each shard has an all-reduce of its own, and these run at the same time.
             - The largest tensor, in bytes, that this entry takes. Limits increase from entry to
-              entry, and the last is -1, which is no limit.
+              entry, and the last is -1, which means no limit.
         num_packs: As for `AllReduceCrossDeviceOps`.
         agg_small_grads_max_bytes: As for `AllReduceCrossDeviceOps`.
         agg_small_grads_max_group: As for `AllReduceCrossDeviceOps`.
 
     Raises:
-        ArgumentError: A spec that is not as said; no workers, or the same one twice; when it is
-            used, another number of replicas than the workers have together.
-        DeviceError: Workers that do not exist.
+        ArgumentError: The spec is invalid. There are no workers, or one worker twice. When a
+            strategy uses it: the workers have another number of replicas than the strategy.
+        DeviceError: A worker does not exist.
 
     Cost:
-        For `R` replicas and `S` bytes: `nccl` an all-reduce; `xring` `2 (R-1)` permutes of `S/R`;
-        `psgpu` and `pscpu` `2 ceil(log2 R)` permutes of `S` (`pscpu` on TPU and GPU an
-        all-gather, and a sum on the hosts). In two levels, with `G` replicas in a worker, `S/G`
-        of each device crosses between workers.
+        For `R` replicas and `S` bytes: `nccl` is one all-reduce. `xring` is `2 (R-1)` permutes of
+        `S/R`. `psgpu` and `pscpu` are `2 ceil(log2 R)` permutes of `S` (on TPU and GPU, `pscpu` is
+        an all-gather and a sum on the hosts). In two levels, with `G` replicas in a worker, each
+        device sends `S/G` between workers.
 
     Example:
         >>> ops = jaxdist.contrib.MultiWorkerAllReduce(
@@ -90,7 +90,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
 
     @property
     def replicas_per_worker(self) -> int:
-        """Replicas of each worker.
+        """The number of replicas of each worker.
 
         Example:
             >>> jaxdist.contrib.MultiWorkerAllReduce(["cpu:0"], 0).replicas_per_worker
@@ -101,7 +101,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[AllReducePlan, Summing]:
-        """An algorithm for each entry of the spec."""
+        """Return one algorithm for each entry of the spec."""
         local, workers = self.replicas_per_worker, len(self.worker_devices)
         if local * workers != layout.num_replicas:
             raise ArgumentError(
@@ -125,6 +125,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         return AllReducePlan(name, reason), SumBySize(level, entries, self.packing, self.is_packed)
 
     def _remedy(self, count: int) -> str:
+        """Return the sentence that says which number of workers or replicas would match."""
         workers = len(self.worker_devices)
         if count % workers == 0:
             return f"Pass num_gpus_per_worker={count // workers}."
@@ -140,6 +141,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
 
 
 def _checked_workers(given: Any) -> tuple[str, ...]:
+    """Check the names of the workers, and return them."""
     caller = "MultiWorkerAllReduce"
     names = tuple(given) if isinstance(given, (list, tuple)) else ()
     if not names or not all(isinstance(n, str) and n for n in names):
@@ -156,6 +158,7 @@ def _checked_workers(given: Any) -> tuple[str, ...]:
                 runtime.device_from_name(name, "MultiWorkerAllReduce(worker_devices=...)")
             )
             continue
+        # Names are compared as devices and tasks, since one worker may have several spellings.
         workers.append((task["job"].lower(), int(task["task"])))
         several = jax.process_count() > 1
         count = jax.process_count() if several else len(names)

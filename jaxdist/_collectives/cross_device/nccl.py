@@ -1,4 +1,4 @@
-"""One all-reduce of XLA for each pack."""
+"""The all-reduce of XLA for each pack of leaves."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -17,14 +17,14 @@ class NcclAllReduce(AlgorithmicOps):
     """XLA's own all-reduce: NCCL on GPUs, the interconnect on TPUs, threads or gloo on CPUs.
 
     Args:
-        num_packs: The leaves of a batch are divided into this many all-reduces, of about the same
-            bytes, in their order; leaves are not cut and not copied. With 0 as many as XLA likes.
+        num_packs: The leaves of a batch are divided into this many all-reduces of about the same
+            bytes, in their order. Leaves are not divided and not copied. With 0, XLA chooses.
 
     Raises:
         ArgumentError: `num_packs` below 0.
 
     Cost:
-        `num_packs` all-reduces, of all bytes together.
+        `num_packs` all-reduces, which together send all bytes.
 
     Example:
         >>> strategy = MirroredStrategy(cross_device_ops=NcclAllReduce(num_packs=2))
@@ -43,7 +43,7 @@ class NcclAllReduce(AlgorithmicOps):
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[AllReducePlan, Summing]:
-        """All-reduces of several leaves each."""
+        """Return all-reduces of several leaves each."""
         packs = LeafPacks(layout.replica_axes, num_packs=self.num_packs)
         asked = packs.largest(leaves) if self.num_packs else 0
         return AllReducePlan("xla", repr(self), pack_bytes=asked), packs

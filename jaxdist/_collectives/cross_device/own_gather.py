@@ -1,4 +1,4 @@
-"""`CrossDeviceOps` that say themselves how values are gathered or broadcast."""
+"""`CrossDeviceOps` of users that override the gather or the broadcast."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from jaxdist.errors import ReplicaValueError
 
 
 def overrides(ops: CrossDeviceOps | None, method: str) -> bool:
-    """Whether the class of `ops` has a method of its own in the place of the base's."""
+    """Whether the class of `ops` overrides a method of `CrossDeviceOps`."""
     return ops is not None and getattr(type(ops), method) is not getattr(CrossDeviceOps, method)
 
 
@@ -23,10 +23,10 @@ def gathered_by(
     layout: ReplicaMesh,
     options: CommunicationOptions,
 ) -> Any:
-    """What the class of a user makes of one value, on all devices of the strategy.
+    """Return one value as gathered by the user's class, on all devices of the strategy.
 
     Raises:
-        ReplicaValueError: It is no array of the rank of the value.
+        ReplicaValueError: The result is no array of the value's rank.
     """
     what = f"{type(ops).__name__}.gather_implementation"
     first = value.local if isinstance(value, Handle) else value.values[0]

@@ -1,4 +1,4 @@
-"""Values of replicas as `CrossDeviceOps` take them, and the mesh that they are reduced on."""
+"""The operands of `CrossDeviceOps`, and the mesh on which they are reduced."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,12 +26,11 @@ from jaxdist.errors import ArgumentTypeError, ContextError, ReplicaValueError
 
 
 def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
-    """`value` as a `PerReplica`; what is not distributed is the value of one replica.
+    """Return `value` as a `PerReplica`; a value that is not distributed is that of one replica.
 
     Raises:
-        ContextError: It is what one replica has, in a step.
-        ReplicaValueError: It is nothing that a replica could have, or traced, and where it lies
-            cannot be seen.
+        ContextError: The call is in a step, where a value belongs to one replica.
+        ReplicaValueError: The value has no numbers, or it is traced and its sharding is unknown.
     """
     if isinstance(value, Variable):
         value = value.distributed
@@ -62,7 +61,7 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
 
 
 def _check_placed(caller: str, name: str, value: Any) -> None:
-    """Refuse what is of no known replicas while something is traced."""
+    """Refuse a value whose replicas are unknown, because it is traced."""
     if isinstance(value, Handle):
         return
     is_traced = isinstance(value, jax.core.Tracer)
@@ -86,20 +85,22 @@ def _check_placed(caller: str, name: str, value: Any) -> None:
 
 
 def _distributed(value: Any) -> PerReplica:
+    """Return an array as a `PerReplica`, by its sharding."""
     if isinstance(value, jax.Array) and isinstance(value.sharding, NamedSharding):
         spec = tuple(value.sharding.spec)
+        # Sharded on dim 0 alone: one block of rows for each replica.
         if spec and spec[0] is not None and not any(spec[1:]):
             return PerReplica.of_global(value)
         if value.is_fully_replicated:
             return PerReplica([value.addressable_data(0)] * len(value.sharding.device_set))
-    # Python numbers stay what they are: integers are checked as such.
+    # Python numbers are not converted, so that too large integers can still be found.
     if not hasattr(value, "dtype") and not isinstance(value, (int, float, complex)):
         value = np.asarray(value)
     return PerReplica([value])
 
 
 def local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:
-    """What the first replica has of a value."""
+    """Return the shape and dtype of a value on the first replica."""
     if isinstance(value, Handle):
         first: Any = value.local
     elif value.is_global:
@@ -114,12 +115,13 @@ def local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:
 
 
 def count_of(value: PerReplica) -> int:
-    """How many replicas a value is of."""
+    """Return the number of replicas of a value."""
     found = _mesh_of(value)
     return len(value.values) if found is None else found.num_replicas
 
 
 def _mesh_of(value: PerReplica) -> ReplicaMesh | None:
+    """Return the mesh of a distributed value, or None if it is a list of values."""
     if isinstance(value, Handle):
         return value.layout
     array = value.array if value.is_global else None
@@ -128,6 +130,7 @@ def _mesh_of(value: PerReplica) -> ReplicaMesh | None:
     spec = tuple(array.sharding.spec)
     axes = spec[0] if spec else None
     mesh = array.sharding.mesh
+    # An `AbstractMesh` has no devices.
     if axes is None or not isinstance(mesh, Mesh):
         return None
     return meshes.adopt(mesh, axes)
@@ -136,10 +139,11 @@ def _mesh_of(value: PerReplica) -> ReplicaMesh | None:
 def layout_of(
     caller: str, values: Sequence[PerReplica], destinations: Sequence[Any]
 ) -> ReplicaMesh:
-    """The mesh on which values are reduced: their own, that of the destinations, or a new one.
+    """Return the mesh of the values, or that of the destinations, or a new one.
 
     Raises:
-        ReplicaValueError: Values of different numbers of replicas, or too few devices.
+        ReplicaValueError: The values have different numbers of replicas, or there are too few
+            devices.
     """
     counts = [count_of(v) for v in values]
     if len(set(counts)) > 1:
@@ -153,6 +157,8 @@ def layout_of(
         if found is not None:
             return found
     count = counts[0]
+    # Devices that have the values already need no copies. Then the destinations, which get the
+    # result. Any devices come last.
     for devices in (*map(_own_devices, values), *map(devices_of, destinations)):
         if len(devices) == count:
             return meshes.build(devices)
@@ -167,6 +173,7 @@ def layout_of(
 
 
 def _own_devices(value: PerReplica) -> list[jax.Device]:
+    """Return the devices of the values, if each value has a device of its own."""
     if value.is_global:
         return []
     sets = [
@@ -179,11 +186,11 @@ def _own_devices(value: PerReplica) -> list[jax.Device]:
 
 
 def on_mesh(caller: str, values: Sequence[PerReplica], layout: ReplicaMesh) -> list[PerReplica]:
-    """The values as global arrays on the mesh, with dim 0 laid out over the replicas."""
+    """Return the values as global arrays on the mesh, with dim 0 sharded over the replicas."""
     return [checked_per_replica(f"{caller}: value {i}", v, layout) for i, v in enumerate(values)]
 
 
 def gather_handle(caller: str, handle: Handle, axis: int) -> jax.Array:
-    """`gather` while a step is traced: an all-gather."""
+    """Return `gather` while a step is traced, as an all-gather."""
     dim = gather_dim(caller, "per_replica_value", handle.local, axis)
     return gathered(handle.local, dim, handle.layout.replica_axes)

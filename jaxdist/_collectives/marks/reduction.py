@@ -54,6 +54,7 @@ def reduced(arrays: Sequence[jax.Array], plan: AllReducePlan, how: Summing) -> l
 
 def _bind(arrays: Sequence[Any], plan: AllReducePlan, how: Summing) -> list[Any]:
     """Trace `how`, and bind the primitive."""
+
     def summed(*given: jax.Array) -> list[jax.Array]:
         return [assume_replicated(x) for x in how(list(given))]
 
