@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from jaxdist._collectives.cross_device import CrossDeviceOps
-from jaxdist._collectives.options.hints import given_hints, hints_of, tell_ignored
+from jaxdist._collectives.options.hints import choose_options, hints_of, report_ignored
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist.errors import ArgumentTypeError
 
@@ -20,11 +20,11 @@ class Communication:
         self, caller: str, options: Any, experimental_hints: Any, *, packs: bool = False
     ) -> CommunicationOptions:
         """Return the options of one call. Fields that the call leaves out are the strategy's."""
-        given = given_hints(caller, options, experimental_hints)
-        tell_ignored(caller, given, packs=packs)
+        given = choose_options(caller, options, experimental_hints)
+        report_ignored(caller, given, packs=packs)
         # The strategy's options apply to every call. Some calls use `bytes_per_pack`, so it is
         # never reported as ignored here.
-        tell_ignored("the strategy", self.options, packs=True)
+        report_ignored("the strategy", self.options, packs=True)
         # `merged` copies the options. Most calls give none, and need no copy.
         asks_nothing = options is None and experimental_hints is None
         return self.options if asks_nothing else self.options.merged(given)

@@ -29,7 +29,7 @@ UNEVEN_ALL_GATHER = Primitive("jaxdist_uneven_all_gather")
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class CollectiveCall:
     """One call of a collective: the caller, its values by name, and the dims that may differ."""
 
     caller: str
@@ -50,7 +50,7 @@ class GatherLog:
     assumed: tuple[tuple[int, ...], ...]
     num_replicas: int
     seen: list[int] = dataclasses.field(default_factory=list)
-    asked: list[Asked] = dataclasses.field(default_factory=list)
+    asked: list[CollectiveCall] = dataclasses.field(default_factory=list)
     averaged: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
     def clear(self) -> None:
@@ -90,12 +90,12 @@ def current_log() -> GatherLog | None:
     return _LOG.get()
 
 
-def note_asked(caller: str, named: dict[str, Any], free: tuple[int, ...] = ()) -> None:
+def note_collective(caller: str, named: dict[str, Any], free: tuple[int, ...] = ()) -> None:
     """Record the shapes that a collective gets, if replicas may have different shapes."""
     log = current_log()
     if log is not None:
         kinds = {n: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for n, x in named.items()}
-        log.asked.append(Asked(f"{caller} at {_compat.callers_line()}", kinds, free))
+        log.asked.append(CollectiveCall(f"{caller} at {_compat.callers_line()}", kinds, free))
 
 
 def note_averaged(rows: int) -> None:
@@ -144,7 +144,7 @@ def _transpose(
     return [jax.lax.dynamic_slice_in_dim(total, start, rows, axis=dim)]
 
 
-def _batch(
+def _batch_gather(
     args: Any, dims: Any, *, dim: int, axis_name: Any, sizes: tuple[int, ...]
 ) -> tuple[Any, int]:
     array = jnp.moveaxis(args[0], dims[0], 0)
@@ -154,4 +154,4 @@ def _batch(
 UNEVEN_ALL_GATHER.def_abstract_eval(_abstract)
 ad.deflinear2(UNEVEN_ALL_GATHER, lambda ct, x, **params: _transpose(ct, x, **params))
 ad.primitive_transposes[UNEVEN_ALL_GATHER] = _transpose
-batching.primitive_batchers[UNEVEN_ALL_GATHER] = _batch
+batching.primitive_batchers[UNEVEN_ALL_GATHER] = _batch_gather

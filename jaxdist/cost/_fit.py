@@ -81,12 +81,12 @@ def fitted(
             "Pass samples of another size, and of another count."
         )
     n = num_devices
-    waits, moved = _per_array(known.medium, n)
+    waits, moved = _count_per_array(known.medium, n)
     terms = np.array([[1.0, s.count * waits, s.count * s.num_bytes * moved] for s in samples])
     times = np.array([s.seconds for s in samples])
     # The fit minimises relative errors. With absolute errors, large arrays would hide the latency
     # of small ones.
-    best = _non_negative(terms / times[:, None], np.ones(len(times)))
+    best = _solve_non_negative(terms / times[:, None], np.ones(len(times)))
     errors = np.abs(terms @ best - times) / times
     # If all sizes are too small to take time, the samples do not tell the bandwidth.
     per_second = 1 / best[2] if best[2] > 0 else known.bytes_per_second
@@ -101,7 +101,7 @@ def fitted(
     return Fit(link, float(best[0]), float(np.median(errors)))
 
 
-def _per_array(medium: Medium, n: int) -> tuple[float, float]:
+def _count_per_array(medium: Medium, n: int) -> tuple[float, float]:
     """Return how many latencies one array takes, and how many times its bytes are moved."""
     # These are the formulas of `_model`, so a fitted link predicts the samples that it was fitted
     # to.
@@ -112,7 +112,7 @@ def _per_array(medium: Medium, n: int) -> tuple[float, float]:
     return 2 * math.ceil(math.log2(n)), 2 * (n - 1) / n
 
 
-def _non_negative(terms: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def _solve_non_negative(terms: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return the least squares solution with no coefficient below 0.
 
     It tries all subsets of three terms. Noise would otherwise give negative latencies.

@@ -10,7 +10,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_integer, check_instance, shown
 from jaxdist.cost._chip import CHIPS, devices_per_chip, generation_of
 from jaxdist.cost._link import Link, Links
-from jaxdist.cost._measured import link_named
+from jaxdist.cost._measured import find_link
 from jaxdist.cost._table import TABLE
 from jaxdist.errors import ArgumentTypeError
 
@@ -62,18 +62,20 @@ def links_of(layout: ReplicaMesh) -> Links:
     device = layout.devices[0]
     if layout.platform == "cpu":
         # With several processes, JAX runs all collectives by gloo, also within one process.
-        link = link_named("cpu-threads" if len(workers) == 1 else "cpu-processes")
+        link = find_link("cpu-threads" if len(workers) == 1 else "cpu-processes")
         link = for_devices(link, len(layout.devices))
         return Links(link, link if len(workers) > 1 else None)
     kind = str(getattr(device, "device_kind", ""))
-    known = _names(layout.platform, kind)
+    known = _find_names(layout.platform, kind)
     inner, outer = (
-        link_named(name) for name in known or _GUESSES["tpu" if layout.platform == "tpu" else "gpu"]
+        find_link(name) for name in known or _GUESSES["tpu" if layout.platform == "tpu" else "gpu"]
     )
     if layout.platform == "tpu":
-        inner, outer = (_shared(link, kind, layout.devices) for link in (inner, outer))
+        inner, outer = (
+            _divide_among_devices(link, kind, layout.devices) for link in (inner, outer)
+        )
     if known is None:
-        inner, outer = _guessed(inner, kind), _guessed(outer, kind)
+        inner, outer = _mark_as_guess(inner, kind), _mark_as_guess(outer, kind)
     return Links(inner, outer if len(workers) > 1 else None)
 
 
@@ -119,7 +121,7 @@ def worker_of(device: Any) -> int:
     return int(device.process_index if worker is None else worker)
 
 
-def _names(platform: str, kind: str) -> tuple[str, str] | None:
+def _find_names(platform: str, kind: str) -> tuple[str, str] | None:
     """Return the names of the links for a device kind, or None if the table has none."""
     lower = kind.lower()
     if platform == "tpu":
@@ -128,7 +130,7 @@ def _names(platform: str, kind: str) -> tuple[str, str] | None:
     return next(((row[1], row[2]) for row in _GPUS if row[0].lower() in lower), None)
 
 
-def _shared(link: Link, kind: str, devices: Sequence[Any]) -> Link:
+def _divide_among_devices(link: Link, kind: str, devices: Sequence[Any]) -> Link:
     """Return the link of a device if more devices share a chip than the table says."""
     name = generation_of(kind)
     share = devices_per_chip(devices) // (CHIPS[name].devices if name else 1)
@@ -143,7 +145,7 @@ def _shared(link: Link, kind: str, devices: Sequence[Any]) -> Link:
     )
 
 
-def _guessed(link: Link, kind: str) -> Link:
+def _mark_as_guess(link: Link, kind: str) -> Link:
     """Return a link for a device kind that the table lacks, with a source that says so."""
     return dataclasses.replace(
         link, source=f"a guess: the table has no row for {kind!r}, measure it; {link.source}"

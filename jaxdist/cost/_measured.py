@@ -62,16 +62,16 @@ def links(path_or_links: Path | Iterable[Link] | None) -> tuple[Link, ...]:
         with Noted(f"jaxdist.config.links was given path_or_links={path!r}."):
             _Settings.given = load_links(path)
     else:
-        _Settings.given = _checked(path_or_links)
-    return _in_force()
+        _Settings.given = _check_links(path_or_links)
+    return _find_current_links()
 
 
-def link_named(name: str) -> Link:
+def find_link(name: str) -> Link:
     """Return the measured link with a name, or the table's."""
-    return next((link for link in _in_force() if link.name == name), TABLE[name])
+    return next((link for link in _find_current_links() if link.name == name), TABLE[name])
 
 
-def _in_force() -> tuple[Link, ...]:
+def _find_current_links() -> tuple[Link, ...]:
     """Return the measured links that are used now."""
     if _Settings.given is not None:
         return _Settings.given
@@ -83,7 +83,7 @@ def _in_force() -> tuple[Link, ...]:
     return _Settings.of_environment[1]
 
 
-def _checked(given: Any) -> tuple[Link, ...]:
+def _check_links(given: Any) -> tuple[Link, ...]:
     """Return links from an iterable, checked."""
     what = "the path of a file of links, or a list of jaxdist.cost.Link"
     remedy = "Pass None to go back to the table."
@@ -125,7 +125,7 @@ def load_links(path: Path) -> tuple[Link, ...]:
             f"A file of links has version {VERSION} and a list of links.\n\n"
             f"Write one with `jaxdist bench collectives --save {where}`."
         )
-    return tuple(_link(where, number, row) for number, row in enumerate(rows))
+    return tuple(_read_link(where, number, row) for number, row in enumerate(rows))
 
 
 def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | None = None) -> None:
@@ -159,7 +159,7 @@ def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | Non
         ) from error
 
 
-def _link(where: str, number: int, row: Any) -> Link:
+def _read_link(where: str, number: int, row: Any) -> Link:
     """Return the link of one row of a file, checked."""
     if not isinstance(row, dict) or not isinstance(row.get("name"), str):
         raise ConfigError(

@@ -105,18 +105,18 @@ def seconds(
     as_number(caller, "num_bytes", num_bytes, least=0)
     check_instance(caller, "links", links, Links, "a cost.Links", "Pass cost.links_of(layout).")
     num_operands = as_integer(caller, "num_operands", num_operands, least=1, most=_MOST)
-    _check(caller, algorithm, n, inside)
+    _check_algorithm(caller, algorithm, n, inside)
     if n == 1:
         return 0.0
     first, _, second = algorithm.partition("/")
     first, second = _ALIASES.get(first, first), _ALIASES.get(second, second)
     if not second:
         if first == "xla" and inside < n and links.across.medium is Medium.WIRE:
-            return _xla_over_wires(n, num_bytes, links, inside)
+            return _predict_xla_over_wires(n, num_bytes, links, inside)
         # An algorithm of one level waits for the slowest link at each step.
         over = {links.inner} if inside == n else {links.inner, links.across}
-        return max(_flat(first, n, num_bytes, link, num_operands) for link in over)
-    return _two_levels(first, second, n // inside, inside, num_bytes, links, num_operands)
+        return max(_predict_flat(first, n, num_bytes, link, num_operands) for link in over)
+    return _predict_two_levels(first, second, n // inside, inside, num_bytes, links, num_operands)
 
 
 def collective_seconds(
@@ -157,7 +157,7 @@ def collective_seconds(
     if n == 1:
         return 0.0
     if kind == "all-reduce":
-        return _flat("xla", n, num_bytes, link, num_operands, num_groups)
+        return _predict_flat("xla", n, num_bytes, link, num_operands, num_groups)
     part = 1.0 if kind in ("collective-permute", "collective-broadcast") else (n - 1) / n
     if link.medium.is_shared:
         # `scatter_gather` was measured for a reduce-scatter and an all-gather together; this is one
@@ -207,20 +207,20 @@ def cheapest(
     return sorted(timed, key=lambda pair: pair[1])
 
 
-def _flat(
+def _predict_flat(
     name: str, n: int, size: float, link: Link, num_operands: int = 1, groups: int = 1
 ) -> float:
     """Return the time of one level; `groups` groups of `n` replicas work at the same time."""
     if n == 1:
         return 0.0
     if name == "pscpu" and not link.medium.is_shared:
-        return _on_the_host(n, size, link)
+        return _predict_on_host(n, size, link)
     if name == "xla" and not link.medium.is_shared:
         # For few bytes, exchanging whole arrays takes fewer steps than a reduce-scatter and an
         # all-gather.
         whole = _log2(n) * (link.alpha + size / link.bytes_per_second)
-        return min(whole, _halves_of_xla(n, size, link))
-    traffic = _traffic(name, n, size, link.medium)
+        return min(whole, _predict_scatter_gather(n, size, link))
+    traffic = _count_traffic(name, n, size, link.medium)
     if not link.medium.is_shared:
         return traffic.steps * link.alpha + traffic.busiest / link.bytes_per_second
     # All replicas wait for the same cores, at every operand of every step. See Note [Shared media].
@@ -228,7 +228,7 @@ def _flat(
     return waits * link.alpha + groups * traffic.total / link.bytes_per_second
 
 
-def _traffic(name: str, n: int, size: float, medium: Medium) -> _Traffic:
+def _count_traffic(name: str, n: int, size: float, medium: Medium) -> _Traffic:
     """Return the messages of an algorithm of one level."""
     if name == "xla" and medium is Medium.MEMORY:
         # Threads read each other's arrays, so each array is read once and nothing is sent.
@@ -247,28 +247,28 @@ def _traffic(name: str, n: int, size: float, medium: Medium) -> _Traffic:
     return _Traffic(2 * _log2(n), 2 * _log2(n) * size, 2 * (n - 1) * size)
 
 
-def _two_levels(
+def _predict_two_levels(
     first: str, second: str, workers: int, local: int, size: float, links: Links, operands: int
 ) -> float:
     """Return the time of a reduce-scatter inside, an all-reduce across, and a gather inside."""
     link = links.inner
     if first == "xla" and not link.medium.is_shared:
-        within = _halves_of_xla(local, size, link)
+        within = _predict_scatter_gather(local, size, link)
     else:
         # A reduce-scatter and an all-gather are two operations; XLA's all-reduce is one.
         halves = 2 * operands if first == "xla" else operands
-        within = _flat(first, local, size, link, halves, workers)
+        within = _predict_flat(first, local, size, link, halves, workers)
     # All `local` groups across workers work at the same time.
-    across = _flat(second, workers, size / local, links.across, operands, local)
+    across = _predict_flat(second, workers, size / local, links.across, operands, local)
     return within * link.scatter_gather + across
 
 
-def _halves_of_xla(n: int, size: float, link: Link) -> float:
+def _predict_scatter_gather(n: int, size: float, link: Link) -> float:
     """Return the time of a reduce-scatter and an all-gather over wires."""
     return 2 * _log2(n) * link.alpha + 2 * (n - 1) / n * size / link.bytes_per_second
 
 
-def _xla_over_wires(n: int, size: float, links: Links, local: int) -> float:
+def _predict_xla_over_wires(n: int, size: float, links: Links, local: int) -> float:
     """Return the time of XLA's all-reduce between workers with wires.
 
     It uses the links of both levels at the same time.
@@ -285,14 +285,14 @@ def _xla_over_wires(n: int, size: float, links: Links, local: int) -> float:
     )
     return min(
         2 * latency + max(inside, across),
-        _two_levels("xla", "xla", workers, local, size, links, 1),
+        _predict_two_levels("xla", "xla", workers, local, size, links, 1),
         whole,
         # With level sizes that are no powers of two, two levels may need more steps than one.
-        max(_flat("xla", n, size, link) for link in (inner, outer)),
+        max(_predict_flat("xla", n, size, link) for link in (inner, outer)),
     )
 
 
-def _on_the_host(n: int, size: float, link: Link) -> float:
+def _predict_on_host(n: int, size: float, link: Link) -> float:
     """Return the time of an all-gather, and of a sum on the host with copies to it and back."""
     host = TABLE["pcie-3"]
     gather = (n - 1) * (link.alpha + size / link.bytes_per_second)
@@ -310,7 +310,7 @@ def _check_link(caller: str, link: Any) -> None:
     check_instance(caller, "link", link, Link, "a cost.Link", "Pass a row of cost.TABLE.")
 
 
-def _check(caller: str, algorithm: str, num_replicas: int, local: int) -> None:
+def _check_algorithm(caller: str, algorithm: str, num_replicas: int, local: int) -> None:
     """Refuse an unknown algorithm, and workers of different sizes."""
     check_text(caller, "algorithm", algorithm, "xla")
     parts = [_ALIASES.get(p, p) for p in algorithm.split("/")]

@@ -22,7 +22,7 @@ _DCN = "; 50 us for a message is assumed"
 _NVLINK_ALPHA, _PCIE_ALPHA, _NET_ALPHA = 3.4e-6, 5.7e-6, 9.6e-6
 
 
-def _of(chip: Chip) -> tuple[Link, Link]:
+def _make_links(chip: Chip) -> tuple[Link, Link]:
     """Return the links of one device of a chip, inside a slice and between slices."""
     device = chip.per_device(chip.devices)
     memory = device.hbm_bytes_per_second
@@ -66,7 +66,7 @@ _ROWS = (
         scatter_gather=1.6,
     ),
     # TPU: per device, one direction, all its links.
-    *(link for chip in CHIPS.values() for link in _of(chip)),
+    *(link for chip in CHIPS.values() for link in _make_links(chip)),
     # GPU, inside a machine.
     Link("nvlink-1", _NVLINK_ALPHA, 80e9, 732e9, f"160 GB/s (P100), {_NVLINK}; {_NCCL}"),
     Link("nvlink-2", _NVLINK_ALPHA, 150e9, 900e9, f"300 GB/s (V100), {_NVLINK}; {_NCCL}"),

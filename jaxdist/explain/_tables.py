@@ -24,9 +24,9 @@ class Table:
         cells = [self.columns, *self.rows]
         widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
         for row in cells:
-            yield "  " + "  ".join(self._aligned(row, widths)).rstrip()
+            yield "  " + "  ".join(self._align(row, widths)).rstrip()
 
-    def _aligned(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    def _align(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
         """Yield the cells of a row, padded to the widths."""
         for cell, width, column in zip(row, widths, self.columns, strict=True):
             yield cell.rjust(width) if column in self.numbers else cell.ljust(width)
@@ -65,10 +65,10 @@ def as_text(parts: Sequence[Table | str]) -> str:
 
 def as_html(parts: Sequence[Table | str]) -> str:
     """Return tables and sentences as HTML, for a notebook."""
-    return "".join(p.html() if isinstance(p, Table) else _block(p) for p in parts)
+    return "".join(p.html() if isinstance(p, Table) else _format_block(p) for p in parts)
 
 
-def _block(text: str) -> str:
+def _format_block(text: str) -> str:
     """Return text as HTML: a sentence, or aligned lines."""
     # Only `pre` keeps the spaces that align lines.
     tag = "pre" if "\n" in text else "p"

@@ -14,7 +14,7 @@ def size(num_bytes: float) -> str:
     """
     for unit, one in _SIZES:
         if num_bytes >= one:
-            return f"{_short(num_bytes / one)} {unit}"
+            return f"{_format_short(num_bytes / one)} {unit}"
     return f"{num_bytes:,.0f} B"
 
 
@@ -26,7 +26,7 @@ def seconds(value: float) -> str:
         ('2.5 ms', '0 us')
     """
     unit, one = next((row for row in _TIMES if value >= row[1]), _TIMES[-1])
-    return f"{_short(value / one)} {unit}"
+    return f"{_format_short(value / one)} {unit}"
 
 
 def count(value: float, what: str) -> str:
@@ -37,7 +37,7 @@ def count(value: float, what: str) -> str:
         ('3.2 TFLOP', '12 FLOP')
     """
     unit, one = next((row for row in _COUNTS if value >= row[1]), ("", 1.0))
-    return f"{_short(value / one)} {unit}{what}"
+    return f"{_format_short(value / one)} {unit}{what}"
 
 
 def share(part: float) -> str:
@@ -62,6 +62,6 @@ def plural(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _short(value: float) -> str:
+def _format_short(value: float) -> str:
     """Return a number with three digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

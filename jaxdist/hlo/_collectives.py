@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from jaxdist.hlo import _text
-from jaxdist.hlo._groups import GROUPS, PAIRS, Groups, connected, decoded, pairs_in
+from jaxdist.hlo._groups import GROUPS, PAIRS, Groups, decoded, find_connected, parse_pairs
 from jaxdist.hlo._text import Instruction, Module
-from jaxdist.hlo._trips import trips
+from jaxdist.hlo._trips import count_trips
 
 KINDS = (
     "all-reduce",
@@ -101,7 +101,7 @@ class _Walk:
         self._begun = {
             channel[1]
             for c in computations
-            if _begins(c)
+            if _is_start(c)
             for i in c.values()
             if (channel := _LAID_OVER.search(i.rest))
         }
@@ -109,22 +109,22 @@ class _Walk:
     def computation(self, name: str, times: int | None, *, in_loop: bool, in_branch: bool) -> None:
         """Add the collectives of a computation that runs `times` times."""
         for written in self.module.computations.get(name, {}).values():
-            instruction = _text.started(written)
+            instruction = _text.resolve_start(written)
             for inner, factor, loop, branch in self._inside(name, instruction):
                 all_times = None if times is None or factor is None else times * factor
                 self.computation(
                     inner, all_times, in_loop=in_loop or loop, in_branch=in_branch or branch
                 )
-            kind = _kind(instruction)
-            if kind is not None and not self._goes_on(name, instruction):
+            kind = _find_kind(instruction)
+            if kind is not None and not self._is_continuation(name, instruction):
                 self._add((name, instruction.name), kind, instruction, times, in_loop, in_branch)
 
-    def _goes_on(self, name: str, instruction: Instruction) -> bool:
+    def _is_continuation(self, name: str, instruction: Instruction) -> bool:
         """Whether this instruction continues a collective that another fusion has started."""
         channel = _LAID_OVER.search(instruction.rest)
         # Only if the start is in the text. Otherwise the collective would not be counted at all.
         has_begun = channel is not None and channel[1] in self._begun
-        return has_begun and not _begins(self.module.computations[name])
+        return has_begun and not _is_start(self.module.computations[name])
 
     def _inside(
         self, name: str, instruction: Instruction
@@ -135,7 +135,7 @@ class _Walk:
             return
         count: int | None = None
         if instruction.opcode == "while":
-            count = trips(self.module, self.module.computations[name], instruction)
+            count = count_trips(self.module, self.module.computations[name], instruction)
         for how, inner in instruction.called:
             if how == "body":
                 yield inner, count, True, False
@@ -173,7 +173,7 @@ class _Walk:
         if instruction.opcode == "send":
             operands = operands[:1]
             # The shape of a send has the operand. The results have the shape of the recv.
-            results = _received(instruction, within)
+            results = _received_bytes(instruction, within)
         else:
             results = _text.num_bytes(instruction.shape)
         operand_bytes = sum(_text.num_bytes(within[o].shape) for o in operands if o in within)
@@ -217,22 +217,22 @@ class _Walk:
         """Return the groups of a collective as text and as numbers, and the pairs of a permute."""
         if instruction.opcode == "send":
             target = _SLICES.search(instruction.rest)
-            return _of_slices(target["target"].strip('"') if target else "")
+            return _parse_slices(target["target"].strip('"') if target else "")
         pairs = PAIRS.search(instruction.rest)
         if kind == "collective-permute" and pairs is not None:
-            listed = pairs_in(pairs["pairs"])
-            return "{}", connected(listed), listed
+            listed = parse_pairs(pairs["pairs"])
+            return "{}", find_connected(listed), listed
         written = GROUPS.search(instruction.rest)
         raw = written["groups"] if written else "{}"
         return raw, decoded(raw, self.module.participants), ()
 
 
-def _begins(computation: Mapping[str, Instruction]) -> bool:
+def _is_start(computation: Mapping[str, Instruction]) -> bool:
     """Whether a computation starts a collective that other fusions continue."""
     return any(_BEGINS in i.rest for i in computation.values())
 
 
-def _kind(instruction: Instruction) -> str | None:
+def _find_kind(instruction: Instruction) -> str | None:
     """Return the kind of a collective, or None if the instruction is none."""
     opcode = instruction.opcode
     transfer = _BETWEEN_SLICES.search(instruction.rest) if opcode == "send" else None
@@ -241,7 +241,7 @@ def _kind(instruction: Instruction) -> str | None:
     return opcode if opcode in KINDS else None
 
 
-def _received(send: Instruction, within: dict[str, Instruction]) -> int:
+def _received_bytes(send: Instruction, within: dict[str, Instruction]) -> int:
     """Return the bytes of the `recv` that belongs to a `send`."""
     # The two instructions have the same rendezvous name.
     meeting = _RENDEZVOUS.search(send.rest)
@@ -257,22 +257,22 @@ _PAIR = re.compile(r"(\d+)->(\d+)")
 _SLICE = 100_000
 
 
-def _of_slices(target: str) -> tuple[str, Groups, tuple[tuple[int, int], ...]]:
+def _parse_slices(target: str) -> tuple[str, Groups, tuple[tuple[int, int], ...]]:
     """Return the groups between slices.
 
     Devices are numbered as `slice * 100000 + core`, and slices from 1.
     """
     crossed = _CORES.match(target)
     if crossed is not None:
-        slices, cores = _listed(crossed["slices"]), _listed(crossed["cores"])
+        slices, cores = _parse_ranges(crossed["slices"]), _parse_ranges(crossed["cores"])
         return target, tuple(tuple(s * _SLICE + c for s in slices) for c in cores), ()
     pairs = tuple((int(a), int(b)) for a, b in _PAIR.findall(target))
     if pairs:
-        return target, connected(pairs), pairs
+        return target, find_connected(pairs), pairs
     return target, decoded(target, 1), ()
 
 
-def _listed(text: str) -> list[int]:
+def _parse_ranges(text: str) -> list[int]:
     """Return the numbers of `0:3` or `0,1,2,3`, which are the same."""
     numbers: list[int] = []
     for part in text.split(","):

@@ -38,20 +38,20 @@ def decoded(text: str, participants: int) -> Groups:
         ((0, 4), (1, 5), (2, 6), (3, 7))
     """
     if text.startswith("mesh["):
-        return _of_mesh(text)
+        return _parse_mesh(text)
     if text.startswith("["):
-        return _rows(_iota(text))
-    groups = tuple(_numbers(m[1]) for m in _LIST.finditer(text) if m[1])
+        return _as_groups(_parse_iota(text))
+    groups = tuple(_parse_numbers(m[1]) for m in _LIST.finditer(text) if m[1])
     return groups or (tuple(range(participants)),)
 
 
-def pairs_in(text: str) -> tuple[tuple[int, int], ...]:
+def parse_pairs(text: str) -> tuple[tuple[int, int], ...]:
     """Return the `(source, target)` pairs of a collective-permute."""
-    numbers = (_numbers(m[1]) for m in _LIST.finditer(text))
+    numbers = (_parse_numbers(m[1]) for m in _LIST.finditer(text))
     return tuple((source, target) for source, target in numbers)
 
 
-def connected(pairs: tuple[tuple[int, int], ...]) -> Groups:
+def find_connected(pairs: tuple[tuple[int, int], ...]) -> Groups:
     """Return the devices that are connected by pairs, such as each ring of a permutation."""
     root: dict[int, int] = {}
 
@@ -70,30 +70,30 @@ def connected(pairs: tuple[tuple[int, int], ...]) -> Groups:
     return tuple(tuple(ring) for ring in rings.values())
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_numbers(text: str) -> tuple[int, ...]:
     """Return the integers in a comma-separated text."""
     return tuple(int(n) for n in text.split(",") if n)
 
 
-def _rows(array: np.ndarray) -> Groups:
+def _as_groups(array: np.ndarray) -> Groups:
     """Return the rows of an array as groups."""
     return tuple(tuple(int(d) for d in row) for row in array)
 
 
-def _iota(text: str) -> np.ndarray:
+def _parse_iota(text: str) -> np.ndarray:
     """Return `[2,4]<=[4,2]T(1,0)`: 0, 1, 2, ... as `[4,2]`, transposed, as `[2,4]`."""
     match = _IOTA.match(text)
     if match is None:
         return np.arange(0)
-    shape = _numbers(match["shape"])
-    dims = _numbers(match["dims"]) if match["dims"] else shape
+    shape = _parse_numbers(match["shape"])
+    dims = _parse_numbers(match["dims"]) if match["dims"] else shape
     array = np.arange(math.prod(dims)).reshape(dims)
     if match["order"]:
-        array = array.transpose(_numbers(match["order"]))
+        array = array.transpose(_parse_numbers(match["order"]))
     return array.reshape(shape) if match["dims"] else array
 
 
-def _of_mesh(text: str) -> Groups:
+def _parse_mesh(text: str) -> Groups:
     """Return the groups of `mesh['a'=2,'b'=4] {'a'}`, also over parts of axes (`'b':(2)2`)."""
     match = _MESH.match(text)
     if match is None:
@@ -102,7 +102,9 @@ def _of_mesh(text: str) -> Groups:
     devices = np.arange(math.prod(sizes.values()))
     if match["devices"]:
         given = match["devices"]
-        listed = _iota(given).ravel() if given.startswith("[") else np.array(_numbers(given))
+        listed = (
+            _parse_iota(given).ravel() if given.startswith("[") else np.array(_parse_numbers(given))
+        )
         devices = listed
     over = list(_AXIS.finditer(match["over"] or ""))
     # Every axis is divided into several dims, so that each part of an axis that the groups use is
@@ -127,4 +129,4 @@ def _of_mesh(text: str) -> Groups:
     # A group has the devices that differ on the chosen dims only.
     rest = [d for d in range(len(dims)) if d not in chosen]
     size = math.prod(dims[d] for d in chosen)
-    return _rows(grid.transpose([*rest, *chosen]).reshape(-1, size))
+    return _as_groups(grid.transpose([*rest, *chosen]).reshape(-1, size))

@@ -89,23 +89,23 @@ _CALLS = (
 )
 
 
-def target_of(i: Instruction) -> str:
+def find_target(i: Instruction) -> str:
     """Return the target of a custom call."""
     found = _TARGET.search(i.rest)
     return found[1] if found else ""
 
 
-def call_of(i: Instruction) -> Call:
+def find_call(i: Instruction) -> Call:
     """Return the kind of a custom call."""
-    target = target_of(i)
+    target = find_target(i)
     return next((kind for start, kind in _CALLS if target.startswith(start)), Call.UNKNOWN)
 
 
-def uncounted(i: Instruction) -> str:
+def name_if_uncounted(i: Instruction) -> str:
     """Return the name of an instruction whose products are not counted, or ""."""
     opcode = _ASYNC.sub("", i.opcode)
-    if opcode == "custom-call" and call_of(i) in (Call.SOLVE, Call.UNKNOWN):
-        return f"custom-call to {target_of(i) or 'nothing named'}"
+    if opcode == "custom-call" and find_call(i) in (Call.SOLVE, Call.UNKNOWN):
+        return f"custom-call to {find_target(i) or 'nothing named'}"
     return opcode if opcode in _SOLVERS or opcode not in _KNOWN else ""
 
 
@@ -124,18 +124,18 @@ def unknown(text: str) -> tuple[str, ...]:
         ('custom-call to my_kernel',)
     """
     module = read(text)
-    found = dict.fromkeys(name_of_line(line) for line in module.unread)
+    found = dict.fromkeys(describe_line(line) for line in module.unread)
     for computation in module.computations.values():
         for i in computation.values():
             opcode = _ASYNC.sub("", i.opcode)
-            if opcode == "custom-call" and call_of(i) is not Call.UNKNOWN:
+            if opcode == "custom-call" and find_call(i) is not Call.UNKNOWN:
                 continue
-            # `uncounted` also names solvers, which run on one device.
-            if opcode not in _SOLVERS and (name := uncounted(i)):
+            # `name_if_uncounted` also names solvers, which run on one device.
+            if opcode not in _SOLVERS and (name := name_if_uncounted(i)):
                 found[name] = None
     return tuple(found)
 
 
-def name_of_line(line: str) -> str:
+def describe_line(line: str) -> str:
     """Return the name that reports use for a line that is no instruction."""
     return f"the line {line[:60]!r}"

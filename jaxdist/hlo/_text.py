@@ -3,8 +3,8 @@
 # Note [Starts of asynchronous operations]
 An asynchronous operation is written as a start and a done, and some have updates in between. The
 start has the operands and the attributes of the operation. Its result is a tuple whose layout
-depends on the operation and on the version of XLA. `started` returns the operation itself, with
-its own results, so other readers need no rule for starts. They skip `-update` and `-done`.
+depends on the operation and on the version of XLA. `resolve_start` returns the operation itself,
+with its own results, so other readers need no rule for starts. They skip `-update` and `-done`.
 """
 
 import dataclasses
@@ -172,7 +172,7 @@ _OWN_STARTS = frozenset({"async-start", "copy-start"})
 _WITH_OPERANDS = frozenset({"all-gather", "collective-permute", "collective-broadcast"})
 
 
-def started(i: Instruction) -> Instruction:
+def resolve_start(i: Instruction) -> Instruction:
     """Return the operation that a start such as `fusion-start` starts, with its results.
 
     There are two notations. Since JAX 0.12, all starts return `((operands), results, numbers that

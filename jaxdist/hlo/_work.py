@@ -6,10 +6,17 @@ import re
 from collections.abc import Sequence
 
 from jaxdist.hlo import _text
-from jaxdist.hlo._known import PRODUCTS, Call, call_of, name_of_line, target_of, uncounted
-from jaxdist.hlo._products import dims, products
+from jaxdist.hlo._known import (
+    PRODUCTS,
+    Call,
+    describe_line,
+    find_call,
+    find_target,
+    name_if_uncounted,
+)
+from jaxdist.hlo._products import count_products, parse_dims
 from jaxdist.hlo._text import Instruction, Module
-from jaxdist.hlo._trips import trips
+from jaxdist.hlo._trips import count_trips
 
 # Instructions without memory traffic: aliases of other results, and containers of computations.
 _NAMES = frozenset(
@@ -68,11 +75,11 @@ class _Count:
     def __init__(self, module: Module) -> None:
         self._module = module
         self._known: dict[str, Work] = {}
-        self._fused: dict[str, Work] = {}
+        self._find_fused: dict[str, Work] = {}
 
     def total(self) -> Work:
         """Return the work of the entry computation, with the lines that were not read."""
-        lines = tuple(map(name_of_line, self._module.unread))
+        lines = tuple(map(describe_line, self._module.unread))
         return _sum([self._computation(self._module.entry), Work(0, 0, unknown=lines)])
 
     def _computation(self, name: str) -> Work:
@@ -80,14 +87,14 @@ class _Count:
         if name not in self._known:
             self._known[name] = Work(0, 0)  # ends the recursion, should a text call itself
             within = self._module.computations.get(name, {})
-            parts = [self._instruction(within, _text.started(i)) for i in within.values()]
+            parts = [self._instruction(within, _text.resolve_start(i)) for i in within.values()]
             self._known[name] = _sum(parts)
         return self._known[name]
 
     def _instruction(self, within: dict[str, Instruction], i: Instruction) -> Work:
         """Return the work of one instruction, with the computations that it runs."""
         if i.opcode == "while":
-            count = trips(self._module, within, i)
+            count = count_trips(self._module, within, i)
             turn = _sum([self._computation(n) for n in dict(i.called).values()])
             turns = 1 if count is None else count
             loops = turn.unknown_loops + (count is None)
@@ -98,70 +105,72 @@ class _Count:
             branches = [self._computation(n) for _, n in i.called]
             most = max(branches, key=lambda w: (w.flops, w.memory_bytes), default=Work(0, 0))
             return dataclasses.replace(most, unknown=_sum(branches).unknown)
-        if i.opcode == "call" or (i.opcode.startswith("async-start") and not _is_wire(i)):
+        if i.opcode == "call" or (i.opcode.startswith("async-start") and not _is_copy(i)):
             return _sum([self._computation(n) for _, n in i.called])
         if i.opcode in _NAMES or i.opcode.endswith(("-done", "-update")):
             return Work(0, 0)
-        if i.opcode == "custom-call" and call_of(i) is Call.NAME:
+        if i.opcode == "custom-call" and find_call(i) is Call.NAME:
             return Work(0, 0)
-        done = self._products(within, i)
-        return dataclasses.replace(done, memory_bytes=self._traffic(within, i))
+        done = self._count_products(within, i)
+        return dataclasses.replace(done, memory_bytes=self._count_traffic(within, i))
 
-    def _products(self, within: dict[str, Instruction], i: Instruction) -> Work:
+    def _count_products(self, within: dict[str, Instruction], i: Instruction) -> Work:
         """Return the matrix products of an instruction, and its unknown operations; no traffic."""
         if i.opcode == "fusion":
-            name = _fused(i)
-            if name not in self._fused:
+            name = _find_fused(i)
+            if name not in self._find_fused:
                 inside = self._module.computations.get(name, {})
-                self._fused[name] = _sum([self._products(inside, j) for j in inside.values()])
-            return self._fused[name]
-        if i.opcode in PRODUCTS or (i.opcode == "custom-call" and call_of(i) in _OF_LIBRARIES):
-            count = products(within, i)
-            return Work(count, 0) if count is not None else Work(0, 0, unknown=(_name(i),))
-        name = uncounted(i)
+                self._find_fused[name] = _sum(
+                    [self._count_products(inside, j) for j in inside.values()]
+                )
+            return self._find_fused[name]
+        if i.opcode in PRODUCTS or (i.opcode == "custom-call" and find_call(i) in _OF_LIBRARIES):
+            count = count_products(within, i)
+            return Work(count, 0) if count is not None else Work(0, 0, unknown=(_name_call(i),))
+        name = name_if_uncounted(i)
         return Work(0, 0, unknown=(name,) if name else ())
 
-    def _traffic(self, within: dict[str, Instruction], i: Instruction) -> int:
+    def _count_traffic(self, within: dict[str, Instruction], i: Instruction) -> int:
         """Return the bytes that an instruction reads from and writes to main memory."""
         if i.opcode in ("dynamic-slice", "slice", "gather"):
             # These read as many bytes as they write, and not the whole operand.
-            is_there = bool(_in_memory(_shape(within, i.operands[0])))
-            return _in_memory(i.shape) + (_text.num_bytes(i.shape) if is_there else 0)
+            is_there = bool(_count_bytes(_find_shape(within, i.operands[0])))
+            return _count_bytes(i.shape) + (_text.num_bytes(i.shape) if is_there else 0)
         if i.opcode == "dynamic-update-slice":
             # XLA updates the array in place: it reads the update and writes it.
-            return 2 * _in_memory(_shape(within, i.operands[1]))
+            return 2 * _count_bytes(_find_shape(within, i.operands[1]))
         if i.opcode == "fusion":
-            return self._of_fusion(within, i)
+            return self._count_fusion(within, i)
         # An operand that is used twice is read once.
-        read = sum(_in_memory(_shape(within, o)) for o in dict.fromkeys(i.operands))
+        read = sum(_count_bytes(_find_shape(within, o)) for o in dict.fromkeys(i.operands))
         if i.opcode in ("copy-start", "async-start", "send", "recv"):
             # The shape is (result, operand, numbers that the runtime waits on).
-            return read + _in_memory(_text.elements(i.shape)[0])
-        return read + sum(_in_memory(shape) for shape in _written_by(i))
+            return read + _count_bytes(_text.elements(i.shape)[0])
+        return read + sum(_count_bytes(shape) for shape in _list_result_shapes(i))
 
-    def _of_fusion(self, within: dict[str, Instruction], i: Instruction) -> int:
+    def _count_fusion(self, within: dict[str, Instruction], i: Instruction) -> int:
         """Return the bytes that a fusion reads and writes."""
-        inside = self._module.computations.get(_fused(i), {})
-        total = self._written(inside, i)
+        inside = self._module.computations.get(_find_fused(i), {})
+        total = self._count_written(inside, i)
         parameters = [j for j in inside.values() if j.opcode == "parameter"]
         numbered = {int(p.operands[0]): p.name for p in parameters if p.operands}
         for number, operand in enumerate(i.operands):
-            whole = _in_memory(_shape(within, operand))
+            whole = _count_bytes(_find_shape(within, operand))
             if whole:
                 # The operand may be in fast memory, which counts 0 as `whole`.
-                total += min(whole, self._read(inside, numbered.get(number, "")))
+                total += min(whole, self._count_read(inside, numbered.get(number, "")))
         return total
 
-    def _written(self, inside: dict[str, Instruction], i: Instruction) -> int:
+    def _count_written(self, inside: dict[str, Instruction], i: Instruction) -> int:
         """Return the bytes of the results; for a result that is updated in place, of the update."""
-        total = _in_memory(i.shape)
+        total = _count_bytes(i.shape)
         for j in inside.values():
-            if j.opcode == "dynamic-update-slice" and _in_memory(j.shape) <= total:
-                update = _text.num_bytes(_shape(inside, j.operands[1]))
-                total -= max(0, _in_memory(j.shape) - update)
+            if j.opcode == "dynamic-update-slice" and _count_bytes(j.shape) <= total:
+                update = _text.num_bytes(_find_shape(inside, j.operands[1]))
+                total -= max(0, _count_bytes(j.shape) - update)
         return max(total, 0)
 
-    def _read(self, inside: dict[str, Instruction], name: str) -> int:
+    def _count_read(self, inside: dict[str, Instruction], name: str) -> int:
         """Return the bytes of a parameter that are read: all, unless it is only sliced."""
         whole = _text.num_bytes(inside[name].shape) if name in inside else 0
         total = 0
@@ -169,33 +178,33 @@ class _Count:
             if name not in user.operands:
                 continue
             if user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == name:
-                all_elements = max(1, math.prod(dims(inside[name].shape)))
-                total += math.prod(dims(user.shape)) * whole // all_elements
+                all_elements = max(1, math.prod(parse_dims(inside[name].shape)))
+                total += math.prod(parse_dims(user.shape)) * whole // all_elements
             elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
                 continue  # in place
             elif user.opcode == "bitcast":
                 # A bitcast is the same memory under another shape.
-                total += self._read(inside, user.name)
+                total += self._count_read(inside, user.name)
             elif user.opcode == "fusion":
-                deeper = self._module.computations.get(_fused(user), {})
+                deeper = self._module.computations.get(_find_fused(user), {})
                 places = [k for k, o in enumerate(user.operands) if o == name]
                 names = [
                     p.name
                     for p in deeper.values()
                     if p.opcode == "parameter" and p.operands and int(p.operands[0]) in places
                 ]
-                total += sum(self._read(deeper, n) for n in names)
+                total += sum(self._count_read(deeper, n) for n in names)
             else:
                 return whole
         return min(total, whole)
 
 
-def _is_wire(i: Instruction) -> bool:
+def _is_copy(i: Instruction) -> bool:
     """Whether an asynchronous start is a copy, not a computation."""
     return not any(True for _ in i.called)
 
 
-def _fused(i: Instruction) -> str:
+def _find_fused(i: Instruction) -> str:
     """Return the name of the computation of a fusion."""
     return next((name for how, name in i.called if how == "calls"), "")
 
@@ -210,29 +219,29 @@ def _sum(parts: Sequence[Work]) -> Work:
     )
 
 
-def _name(i: Instruction) -> str:
+def _name_call(i: Instruction) -> str:
     """Return the name of an instruction in reports."""
-    return f"custom-call to {target_of(i)}" if i.opcode == "custom-call" else i.opcode
+    return f"custom-call to {find_target(i)}" if i.opcode == "custom-call" else i.opcode
 
 
-def _written_by(i: Instruction) -> list[str]:
+def _list_result_shapes(i: Instruction) -> list[str]:
     """Return the shapes of the results, without the workspace of a library.
 
     The workspace comes last, as an array of bytes.
     """
     shapes = _text.elements(i.shape)
-    is_library = i.opcode == "custom-call" and target_of(i).startswith("__cu")
+    is_library = i.opcode == "custom-call" and find_target(i).startswith("__cu")
     if is_library and len(shapes) > 1 and _ROOM.match(shapes[-1]):
         return shapes[:-1]
     return shapes
 
 
-def _shape(within: dict[str, Instruction], name: str) -> str:
+def _find_shape(within: dict[str, Instruction], name: str) -> str:
     """Return the shape of an operand, or "" if the text lacks it."""
     return within[name].shape if name in within else ""
 
 
-def _in_memory(shape: str) -> int:
+def _count_bytes(shape: str) -> int:
     """Return the bytes of the arrays of a shape that are in main memory."""
     total = 0
     for array in _ARRAY.findall(shape):

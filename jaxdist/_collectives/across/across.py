@@ -15,8 +15,8 @@ from jaxdist import _compat
 from jaxdist._collectives.across.together import check_sum, check_together
 from jaxdist._collectives.in_replica import gather_dim
 from jaxdist._collectives.options.dtypes import (
-    check_known,
     check_numeric,
+    check_supported,
     of_sum,
     result_dtype,
     to_sum,
@@ -44,29 +44,29 @@ HOST_BYTES = 64 * 1024
 
 def reduce_across(op: ReduceOp, name: str, value: Any, axis: Any, layout: ReplicaMesh) -> Any:
     """Return `Strategy.reduce` of one leaf."""
-    dims = None if axis is None else _dims(name, axis)
+    dims = None if axis is None else _parse_axis(name, axis)
     if isinstance(value, PerReplica):
         return _reduce_per_replica(op, name, value, dims, layout)
     check_numeric("Strategy.reduce", name, value)
     kind = placement_of(value, layout).kind if isinstance(value, jax.Array) else None
     if kind is Kind.PER_REPLICA:
         return _reduce_per_replica(op, name, PerReplica.of_global(value), dims, layout)
-    return _reduce_same(op, name, value, dims, layout)
+    return _reduce_replicated(op, name, value, dims, layout)
 
 
-def _reduce_same(
+def _reduce_replicated(
     op: ReduceOp, name: str, value: Any, dims: tuple[int, ...] | None, layout: ReplicaMesh
 ) -> Any:
     """Reduce a value that is equal on all replicas."""
     refuse_leaked("Strategy.reduce", name, value)
     if dims is not None:
         array = jnp.asarray(value)
-        on = _checked_dims(name, array, dims)
+        on = _find_dims(name, array, dims)
         if op is ReduceOp.MEAN:
             count = math.prod(array.shape[d] for d in on)
             shares = to_sum(op, array, count)
             # The mean over replicas of equal values is the value, so only the dims are reduced.
-            total = jnp.sum(shares, axis=on, dtype=_wide(shares.dtype))
+            total = jnp.sum(shares, axis=on, dtype=_accumulation_dtype(shares.dtype))
             return settled(of_sum(op, total, array.dtype, count))
         total = jnp.sum(array, axis=on, dtype=result_dtype(op, array.dtype))
         return settled(total * jnp.asarray(layout.num_replicas, total.dtype))
@@ -100,12 +100,12 @@ def _reduce_per_replica(
             refuse_leaked("Strategy.reduce", name, part)
         value = checked_per_replica(name, value, layout)
     if not value.is_global:
-        return _reduce_held(op, name, value, dims, layout)
+        return _reduce_list(op, name, value, dims, layout)
     array = checked_global(name, value, layout)
     check_numeric("Strategy.reduce", name, array)
     local = (array.shape[0] // layout.num_replicas, *array.shape[1:])
     scalars = value.form is Form.SCALARS
-    on = None if dims is None else _checked_local(name, array, () if scalars else local, dims)
+    on = None if dims is None else _find_local_dims(name, array, () if scalars else local, dims)
     shape = (layout.num_replicas,) if scalars else (layout.num_replicas, *local)
     over = (0,) if on is None else (0, *(d + 1 for d in on))
     dtype = result_dtype(op, array.dtype)
@@ -114,9 +114,9 @@ def _reduce_per_replica(
     # Sums on the host and on the devices follow the same rule for dtypes and means, so the size
     # decides about speed only.
     small = array.size * array.dtype.itemsize <= HOST_BYTES
-    if not isinstance(array, jax.Array) or (small and _is_here(array)):
-        rows = _rows_on_host(array, layout).reshape(shape)
-        return _from_host(_host_reduce(op, rows, over, dtype))
+    if not isinstance(array, jax.Array) or (small and _is_addressable(array)):
+        rows = _fetch_rows(array, layout).reshape(shape)
+        return _put_on_default_device(_host_reduce(op, rows, over, dtype))
     result = _device_reduce(array, op, shape, over, dtype)
     # `settled` reads buffers, and a tracer has none.
     return result if isinstance(result, jax.core.Tracer) else settled(result)
@@ -135,19 +135,21 @@ def _reduce_virtual(
     The result has the same bits on any number of devices. See `sums/tree.py`.
     """
     count = math.prod(shape[d] for d in over)
-    if isinstance(array, jax.core.Tracer) or (isinstance(array, jax.Array) and not _is_here(array)):
-        return _tree_on_devices(array, op, shape, over, dtype, layout)
+    if isinstance(array, jax.core.Tracer) or (
+        isinstance(array, jax.Array) and not _is_addressable(array)
+    ):
+        return _reduce_tree_on_devices(array, op, shape, over, dtype, layout)
     rows = np.asarray(array).reshape(shape)
     total = _host_sum(to_sum(op, rows, count), over[1:], dtype)
     with np.errstate(all="ignore"):
         # The number of virtual replicas is a power of two. NumPy's own sum adds in another order.
         while total.shape[0] > 1:
             total = np.add(total[0::2], total[1::2])
-    return _from_host(_combined(op, total[0], count, rows.dtype))
+    return _put_on_default_device(_finish_on_host(op, total[0], count, rows.dtype))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
-def _tree_on_devices(
+def _reduce_tree_on_devices(
     array: jax.Array,
     op: ReduceOp,
     shape: tuple[int, ...],
@@ -161,7 +163,9 @@ def _tree_on_devices(
         count = math.prod(shape[d] for d in over)
         rows = to_sum(op, local.reshape(layout.replicas_per_place, *shape[1:]), count)
         # `map`, not `vmap`: a batched sum may add the rows of one replica in another order.
-        sums = jax.lax.map(lambda x: jnp.sum(x, [d - 1 for d in over[1:]], _wide(dtype)), rows)
+        sums = jax.lax.map(
+            lambda x: jnp.sum(x, [d - 1 for d in over[1:]], _accumulation_dtype(dtype)), rows
+        )
         (total,) = tree_reduced([sums], jax.lax.add, layout.replica_axes, layout.num_places)
         whole: jax.Array = of_sum(op, total, local.dtype, count)
         return whole
@@ -182,7 +186,7 @@ def _is_traced(value: PerReplica) -> bool:
     return any(isinstance(v, jax.core.Tracer) for v in value.values)
 
 
-def _rows_on_host(array: Any, layout: ReplicaMesh) -> np.ndarray:
+def _fetch_rows(array: Any, layout: ReplicaMesh) -> np.ndarray:
     """Return a global array as a NumPy array, shard by shard where each shard is one replica.
 
     `np.asarray` gives the same result for every layout, but takes twice the time.
@@ -196,12 +200,12 @@ def _rows_on_host(array: Any, layout: ReplicaMesh) -> np.ndarray:
     return np.concatenate([np.asarray(piece) for piece in _compat.pieces_of(array)])
 
 
-def _is_here(array: jax.Array) -> bool:
+def _is_addressable(array: jax.Array) -> bool:
     """Whether this process can read the whole array now."""
     return not isinstance(array, jax.core.Tracer) and array.is_fully_addressable
 
 
-def _wide(dtype: Any) -> np.dtype[Any]:
+def _accumulation_dtype(dtype: Any) -> np.dtype[Any]:
     """Return the dtype in which values of `dtype` are added: float32 for half precision."""
     is_half = jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize < 4
     return np.dtype(np.float32) if is_half else np.dtype(dtype)
@@ -210,17 +214,17 @@ def _wide(dtype: Any) -> np.dtype[Any]:
 def _host_reduce(op: ReduceOp, rows: np.ndarray, over: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Return the sum or mean by NumPy, with the same accumulation dtype as XLA."""
     count = math.prod(rows.shape[d] for d in over)
-    return _combined(op, _host_sum(to_sum(op, rows, count), over, dtype), count, rows.dtype)
+    return _finish_on_host(op, _host_sum(to_sum(op, rows, count), over, dtype), count, rows.dtype)
 
 
 def _host_sum(shares: np.ndarray, over: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Return the sum over dims by NumPy."""
     with np.errstate(all="ignore"):
         # XLA does not warn about overflow and nan, so NumPy must not either.
-        return np.asarray(np.add.reduce(shares, axis=over, dtype=_wide(dtype)))
+        return np.asarray(np.add.reduce(shares, axis=over, dtype=_accumulation_dtype(dtype)))
 
 
-def _combined(op: ReduceOp, total: np.ndarray, count: int, dtype: Any) -> np.ndarray:
+def _finish_on_host(op: ReduceOp, total: np.ndarray, count: int, dtype: Any) -> np.ndarray:
     """Return the reduction from a sum of values of `dtype`; the mean of no values is nan."""
     with np.errstate(all="ignore"):
         return np.asarray(of_sum(op, total, dtype, count))
@@ -232,12 +236,14 @@ def _device_reduce(
 ) -> jax.Array:
     """Return the sum or mean of a global array by one compiled program."""
     count = math.prod(shape[d] for d in over)
-    total = jnp.sum(to_sum(op, array.reshape(shape), count), axis=over, dtype=_wide(dtype))
+    total = jnp.sum(
+        to_sum(op, array.reshape(shape), count), axis=over, dtype=_accumulation_dtype(dtype)
+    )
     result: jax.Array = of_sum(op, total, array.dtype, count)
     return result
 
 
-def _reduce_held(
+def _reduce_list(
     op: ReduceOp, name: str, value: PerReplica, dims: tuple[int, ...] | None, layout: ReplicaMesh
 ) -> Any:
     """Reduce a list of values that are not placed yet, or that have different shapes."""
@@ -251,14 +257,16 @@ def _reduce_held(
     if op is ReduceOp.SUM:
         check_sum(name, value, dims)
     if dims is None:
-        return _from_host(_host_reduce(op, np.stack(arrays), (0,), dtype))
-    over = [_checked_dims(name, a, dims) for a in arrays]
+        return _put_on_default_device(_host_reduce(op, np.stack(arrays), (0,), dtype))
+    over = [_find_dims(name, a, dims) for a in arrays]
     # The shapes may differ on the reduced dims. A mean counts every element once, and not every
     # replica.
     count = sum(math.prod(a.shape[d] for d in on) for a, on in zip(arrays, over, strict=True))
     pairs = zip(arrays, over, strict=True)
     sums = np.stack([_host_sum(to_sum(op, a, count), on, dtype) for a, on in pairs])
-    return _from_host(_combined(op, _host_sum(sums, (0,), dtype), count, arrays[0].dtype))
+    return _put_on_default_device(
+        _finish_on_host(op, _host_sum(sums, (0,), dtype), count, arrays[0].dtype)
+    )
 
 
 def check_reducible(named: Mapping[str, Any], axis: Any) -> None:
@@ -292,14 +300,14 @@ def gather_across(
                     return jnp.concatenate([value] * layout.num_replicas, axis=dim)
                 # Every replica has this value, so the gathered array repeats it once for each.
                 copies = [_to_host(value)] * layout.num_replicas
-                return _from_host(np.concatenate(copies, axis=dim), like=value)
+                return _put_on_default_device(np.concatenate(copies, axis=dim), like=value)
         return value
     if not value.is_global and _is_traced(value):
         for part in value.values:
             refuse_leaked(caller, name, part)
         value = checked_per_replica(name, value, layout)
     if not value.is_global:
-        return _gather_held(name, value, axis, layout, caller)
+        return _gather_list(name, value, axis, layout, caller)
     array = checked_global(name, value, layout)
     scalars = value.form is Form.SCALARS
     local = () if scalars else (array.shape[0] // layout.num_replicas, *array.shape[1:])
@@ -309,36 +317,38 @@ def gather_across(
     else:
         dim = gather_dim(caller, name, jax.ShapeDtypeStruct(local, array.dtype), axis)
     if isinstance(array, jax.core.Tracer):
-        return _concatenated(array, dim, layout.num_replicas)
-    if isinstance(array, jax.Array) and not _is_here(array):
+        return _concatenate_parts(array, dim, layout.num_replicas)
+    if isinstance(array, jax.Array) and not _is_addressable(array):
         # Several processes: no process has all rows, so a program moves them.
-        moved = jax.jit(_concatenated, static_argnums=(1, 2), out_shardings=layout.replicated)
+        moved = jax.jit(_concatenate_parts, static_argnums=(1, 2), out_shardings=layout.replicated)
         return moved(array, dim, layout.num_replicas)
     # Random keys have a dtype of JAX that NumPy cannot read.
     is_plain = isinstance(array.dtype, np.dtype)
-    held = _rows_on_host(array, layout) if is_plain else _to_host(array)
+    held = _fetch_rows(array, layout) if is_plain else _to_host(array)
     if dim:
         # The rows of all replicas follow each other on dim 0 of a global array.
         held = np.concatenate(np.split(held, layout.num_replicas), axis=dim)
-    return _from_host(held, like=array)
+    return _put_on_default_device(held, like=array)
 
 
-def _concatenated(array: jax.Array, dim: int, num_replicas: int) -> jax.Array:
+def _concatenate_parts(array: jax.Array, dim: int, num_replicas: int) -> jax.Array:
     """Concatenate the replicas' parts of a global array on `dim`."""
     if not dim:
         return array
     return jnp.concatenate(jnp.split(array, num_replicas), axis=dim)
 
 
-def _gather_held(name: str, value: PerReplica, axis: int, layout: ReplicaMesh, caller: str) -> Any:
+def _gather_list(name: str, value: PerReplica, axis: int, layout: ReplicaMesh, caller: str) -> Any:
     """Gather a list of values that are not placed yet, or that have different shapes."""
     _check_count(name, value, layout, caller)
     for v in value.values:
-        check_known(f"{caller} cannot gather {name}", v)
+        check_supported(f"{caller} cannot gather {name}", v)
     arrays = [v if hasattr(v, "dtype") else np.asarray(v) for v in value.values]
     dim = min(gather_dim(caller, name, a, axis) for a in arrays)
     check_gatherable(caller, {name: value}, axis)
-    return _from_host(np.concatenate([_to_host(a) for a in arrays], axis=dim), like=arrays[0])
+    return _put_on_default_device(
+        np.concatenate([_to_host(a) for a in arrays], axis=dim), like=arrays[0]
+    )
 
 
 def check_gatherable(caller: str, named: Mapping[str, Any], axis: Any) -> None:
@@ -360,7 +370,7 @@ def _check_count(name: str, value: PerReplica, layout: ReplicaMesh, caller: str)
         )
 
 
-def _dims(name: str, axis: Any) -> tuple[int, ...]:
+def _parse_axis(name: str, axis: Any) -> tuple[int, ...]:
     """Return `axis` of a reduction as a tuple of integers."""
     given: Sequence[Any] = axis if isinstance(axis, tuple) else (axis,)
     try:
@@ -379,15 +389,15 @@ def _dims(name: str, axis: Any) -> tuple[int, ...]:
 
 def reduced_dims(name: str, array: Any, axis: Any) -> tuple[int, ...]:
     """Return `axis` of a reduction as dims of a local array, counted from the front, or raise."""
-    return _checked_dims(name, array, _dims(name, axis))
+    return _find_dims(name, array, _parse_axis(name, axis))
 
 
-def _checked_dims(name: str, array: Any, dims: tuple[int, ...]) -> tuple[int, ...]:
+def _find_dims(name: str, array: Any, dims: tuple[int, ...]) -> tuple[int, ...]:
     """Return dims of an array, counted from the front."""
-    return _checked_local(name, array, tuple(array.shape), dims)
+    return _find_local_dims(name, array, tuple(array.shape), dims)
 
 
-def _checked_local(
+def _find_local_dims(
     name: str, array: Any, local: tuple[int, ...], dims: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Return dims of the local shape, counted from the front, without duplicates."""
@@ -412,13 +422,13 @@ def _to_host(array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
-def _from_host(array: np.ndarray, like: Any = None) -> jax.Array:
+def _put_on_default_device(array: np.ndarray, like: Any = None) -> jax.Array:
     """Return an uncommitted array on this process's default device.
 
     It has random keys if `like` has.
     """
     # `put_uncommitted` skips JAX's conversion of dtypes, which float64 needs where x64 is off.
-    placed = _compat.put_uncommitted(array) if _exists(array.dtype) else jnp.asarray(array)
+    placed = _compat.put_uncommitted(array) if _is_kept_by_jax(array.dtype) else jnp.asarray(array)
     if like is not None and not isinstance(like.dtype, np.dtype):
         return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(like))
     return placed
@@ -429,11 +439,11 @@ def settled(array: jax.Array) -> jax.Array:
     if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
         return array
     if not array.is_fully_replicated:
-        return _from_host(np.asarray(array))
+        return _put_on_default_device(np.asarray(array))
     # A committed array could not be combined with arrays on other devices.
     return _compat.as_uncommitted(array.addressable_data(0))
 
 
-def _exists(dtype: np.dtype[Any]) -> bool:
+def _is_kept_by_jax(dtype: np.dtype[Any]) -> bool:
     """Whether JAX keeps this dtype as it is; 64 bits depend on `jax_enable_x64`."""
     return dtype.itemsize < 8 or dtype == jax.dtypes.canonicalize_dtype(dtype)

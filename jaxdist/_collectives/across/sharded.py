@@ -19,7 +19,7 @@ def reduce_sharded(op: ReduceOp, name: str, value: Sharded, axis: Any) -> Any:
     the array are reduced.
     """
     check_numeric("Strategy.reduce", name, value.array)
-    whole = _here(value)
+    whole = _gather_whole(value)
     if axis is None:
         return whole
     dims = reduced_dims(name, whole, axis)
@@ -32,10 +32,10 @@ def gather_sharded(name: str, value: Sharded, axis: int) -> Any:
     """Return `Strategy.gather` of a sharded array: the whole array, for any axis."""
     # The axis has no effect, but a wrong one must fail as it does for other values.
     gather_dim("Strategy.gather", name, value.array, axis)
-    return _here(value)
+    return _gather_whole(value)
 
 
-def _here(value: Sharded) -> Any:
+def _gather_whole(value: Sharded) -> Any:
     """Return the whole array, uncommitted if this process can read all of it."""
     # Through the host: the shards are on several devices, and an uncommitted array has one buffer.
     whole = value.whole()

@@ -57,7 +57,7 @@ def reduce_slices_across(
         reduce_across(op, name, slices.values, None, layout)
         return slices
     values, indices = (gather_across(f"{name}.{part}", own, 0, layout) for part, own in parts)
-    return slices.with_parts(scaled(op, values, layout.num_replicas), indices)
+    return slices.with_parts(scale_rows(op, values, layout.num_replicas), indices)
 
 
 def all_reduce_slices(
@@ -67,7 +67,7 @@ def all_reduce_slices(
     values, indices = jnp.asarray(slices.values), jnp.asarray(slices.indices)
     if num_replicas > 1:
         values, indices = gathered(values, 0, axes), gathered(indices, 0, axes)
-    return slices.with_parts(scaled(op, values, num_replicas), indices)
+    return slices.with_parts(scale_rows(op, values, num_replicas), indices)
 
 
 def all_reduce_tree(
@@ -79,9 +79,9 @@ def all_reduce_tree(
     ops: Any = None,
 ) -> PyTree:
     """Return the all-reduce of a pytree that may have `IndexedSlices`."""
-    leaves, treedef = jax.tree.flatten(value, is_leaf=_is_whole)
+    leaves, treedef = jax.tree.flatten(value, is_leaf=_is_opaque_leaf)
     if any(map(is_container, leaves)):
-        inner = open_containers(value, "value", is_leaf=_is_whole)
+        inner = open_containers(value, "value", is_leaf=_is_opaque_leaf)
         return close_containers(all_reduce_tree(caller, op, inner, layout, options, ops))
     for leaf in leaves:
         refuse_sparse(caller, leaf)
@@ -97,7 +97,7 @@ def all_reduce_tree(
     )
 
 
-def _is_whole(x: Any) -> bool:
+def _is_opaque_leaf(x: Any) -> bool:
     """Whether the collective handles `x` itself instead of its leaves."""
     return is_slices(x) or is_sharded(x) or is_sparse(x)
 
@@ -162,7 +162,7 @@ def _is_distributed(value: Any, layout: ReplicaMesh) -> bool:
     return isinstance(value, jax.Array) and placement_of(value, layout).kind is Kind.PER_REPLICA
 
 
-def scaled(op: ReduceOp, values: jax.Array, count: int) -> jax.Array:
+def scale_rows(op: ReduceOp, values: jax.Array, count: int) -> jax.Array:
     """Return rows in the dtype of their sum or mean; for a mean, divided by `count` replicas."""
     rows = values.astype(result_dtype(op, values.dtype))
     return divided(rows, count) if op is ReduceOp.MEAN else rows

@@ -39,8 +39,8 @@ def check_together(
         for replica, v in enumerate(value.values):
             check_integers(f"{caller}: {name}", replica, v)
         own = [np.shape(v) for v in value.values]
-        kinds = [_dtype(v) for v in value.values]
-        differ = len({_fixed(s, free) for s in own}) > 1, len(set(kinds)) > 1
+        kinds = [_find_jax_dtype(v) for v in value.values]
+        differ = len({_mask_free_dims(s, free) for s in own}) > 1, len(set(kinds)) > 1
         shapes, dtypes = shapes or differ[0], dtypes or differ[1]
         if any(differ):
             holders: dict[str, list[int]] = {}
@@ -78,7 +78,7 @@ def check_sum(
     if not all(type(n) is int for a in held for n in a.flat):
         return
     total = np.asarray(sum(np.asarray(a.sum(axis=dims) if dims is not None else a) for a in held))
-    bounds = np.iinfo(_dtype(0))
+    bounds = np.iinfo(_find_jax_dtype(0))
     for n in total.flat:
         if not bounds.min <= n <= bounds.max:
             raise ReplicaValueError(
@@ -86,14 +86,14 @@ def check_sum(
             )
 
 
-def _fixed(shape: tuple[int, ...], free: tuple[int, ...]) -> tuple[Any, ...]:
+def _mask_free_dims(shape: tuple[int, ...], free: tuple[int, ...]) -> tuple[Any, ...]:
     """Return a shape with None at the dims that may differ."""
     rank = len(shape)
     dims = {d % rank for d in free if -rank <= d < rank}
     return tuple(None if i in dims else n for i, n in enumerate(shape))
 
 
-def _dtype(value: Any) -> Any:
+def _find_jax_dtype(value: Any) -> Any:
     """Return the dtype that a value has as an array of JAX."""
     if isinstance(value, int):
         return jax.dtypes.canonicalize_dtype(bool if isinstance(value, bool) else int)

@@ -41,7 +41,7 @@ class Scattering(Algorithm):
         """Return the parts of the group, concatenated, `[n * part]`."""
 
 
-def padded(vector: jax.Array, multiple: int) -> jax.Array:
+def pad_to_multiple(vector: jax.Array, multiple: int) -> jax.Array:
     """Return `vector` with zeros at its end, up to a multiple."""
     missing = -vector.size % multiple
     return jnp.pad(vector, (0, missing)) if missing else vector

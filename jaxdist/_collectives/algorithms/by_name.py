@@ -34,7 +34,7 @@ def check_name(caller: str, name: Any) -> None:
         )
 
 
-def named(caller: str, name: str, *, local: int, platform: str) -> Algorithm:
+def make_algorithm(caller: str, name: str, *, local: int, platform: str) -> Algorithm:
     """Return the algorithm with a name.
 
     Args:

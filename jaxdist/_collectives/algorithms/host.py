@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
-from jaxdist._collectives.algorithms.algorithm import Scattering, padded
+from jaxdist._collectives.algorithms.algorithm import Scattering, pad_to_multiple
 from jaxdist._collectives.algorithms.one_device import OneDevice
 from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 from jaxdist._collectives.algorithms.xla import Xla
@@ -41,24 +41,24 @@ class Host(Scattering):
         if self.platform == "cpu":
             return OneDevice().all_reduce(vector, level)
         rows = Xla().all_gather(vector, level).reshape(level.size, -1)
-        return _compat.on_host(_sum_of_rows, rows)
+        return _compat.on_host(_sum_rows, rows)
 
     def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return this device's part of the sum, computed by its host, after an all-to-all."""
         if self.platform == "cpu":
             return OneDevice().reduce_scatter(vector, level)
-        parts = padded(vector, level.size).reshape(level.size, -1)
+        parts = pad_to_multiple(vector, level.size).reshape(level.size, -1)
         mine = jax.lax.all_to_all(
             parts, level.name, 0, 0, axis_index_groups=level.index_groups, tiled=True
         )
-        return _compat.on_host(_sum_of_rows, mine)
+        return _compat.on_host(_sum_rows, mine)
 
     def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return the parts, gathered between the devices, since there is nothing to compute."""
         return Xla().all_gather(part, level)
 
 
-def _sum_of_rows(rows: jax.Array) -> jax.Array:
+def _sum_rows(rows: jax.Array) -> jax.Array:
     """Return the sum of rows in their own dtype."""
     # `jnp.sum` would widen small integers.
     return jnp.sum(rows, axis=0, dtype=rows.dtype)

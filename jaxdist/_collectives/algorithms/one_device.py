@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms.algorithm import Scattering, padded
+from jaxdist._collectives.algorithms.algorithm import Scattering, pad_to_multiple
 from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 
 
@@ -41,7 +41,7 @@ class OneDevice(Scattering):
     def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return this replica's part of the sum, by an all-to-all."""
         n = level.size
-        parts = padded(vector, n).reshape(n, -1)
+        parts = pad_to_multiple(vector, n).reshape(n, -1)
         mine = jax.lax.all_to_all(
             parts, level.name, 0, 0, axis_index_groups=level.index_groups, tiled=True
         )

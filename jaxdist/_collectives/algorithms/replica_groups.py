@@ -80,7 +80,7 @@ class ReplicaGroups:
         return dataclasses.replace(self, groups=tuple(g[by:] + g[:by] for g in self.groups))
 
 
-def whole(layout: ReplicaMesh) -> ReplicaGroups:
+def group_all(layout: ReplicaMesh) -> ReplicaGroups:
     """Return all replicas as one group."""
     on_mesh = tuple(
         (a, int(layout.mesh.shape[a])) for a in layout.mesh.axis_names if a in layout.replica_axes

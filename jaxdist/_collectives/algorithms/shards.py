@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxdist._collectives.algorithms.algorithm import Algorithm
 from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
-from jaxdist._collectives.marks.after import after
+from jaxdist._collectives.marks.after import order_after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,6 @@ class InShards:
             # There are only as many rotations as replicas. Beyond them two shards have equal
             # groups, and XLA would combine them.
             if i >= level.size:
-                (shard,) = after([sums[i - level.size]], [shard])
+                (shard,) = order_after([sums[i - level.size]], [shard])
             sums.append(self.algorithm.all_reduce(shard, self.algorithm.rotate(level, i)))
         return sums[0] if count == 1 else jnp.concatenate(sums)

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms.algorithm import Scattering, padded
+from jaxdist._collectives.algorithms.algorithm import Scattering, pad_to_multiple
 from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 
 
@@ -35,7 +35,7 @@ class Xla(Scattering):
     def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return this replica's part of the sum by one `psum_scatter`."""
         part: jax.Array = jax.lax.psum_scatter(
-            opaque(padded(vector, level.size)),
+            opaque(pad_to_multiple(vector, level.size)),
             level.name,
             axis_index_groups=level.index_groups,
             tiled=True,

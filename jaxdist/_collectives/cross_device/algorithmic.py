@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec
 from jaxdist._collectives.across.across import settled
 from jaxdist._collectives.across.together import check_sum
 from jaxdist._collectives.cross_device.base import CrossDeviceOps
-from jaxdist._collectives.cross_device.destinations import placed, target_of
-from jaxdist._collectives.cross_device.values import layout_of, on_mesh
+from jaxdist._collectives.cross_device.destinations import find_target, placed
+from jaxdist._collectives.cross_device.values import find_layout, put_on_mesh
 from jaxdist._collectives.marks.plan import AllReducePlan
-from jaxdist._collectives.marks.reduction import Summing, reduced
+from jaxdist._collectives.marks.reduction import Summing, bind_all_reduce
 from jaxdist._collectives.options.dtypes import of_sum, result_dtype, to_sum
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
@@ -42,7 +42,7 @@ class AlgorithmicOps(CrossDeviceOps):
         options: CommunicationOptions,
     ) -> list[Any]:
         """Reduce all leaves together."""
-        return self._reduced("batch_reduce", reduce_op, value_destination_pairs, options)
+        return self._reduce_pairs("batch_reduce", reduce_op, value_destination_pairs, options)
 
     def reduce_implementation(
         self,
@@ -55,12 +55,12 @@ class AlgorithmicOps(CrossDeviceOps):
         # A subclass may override `batch_reduce_implementation` only. Then the base class calls that
         # one.
         if type(self).batch_reduce_implementation is AlgorithmicOps.batch_reduce_implementation:
-            return self._reduced("reduce", reduce_op, [(per_replica_value, destinations)], options)[
-                0
-            ]
+            return self._reduce_pairs(
+                "reduce", reduce_op, [(per_replica_value, destinations)], options
+            )[0]
         return super().reduce_implementation(reduce_op, per_replica_value, destinations, options)
 
-    def _reduced(
+    def _reduce_pairs(
         self,
         method: str,
         reduce_op: ReduceOp,
@@ -73,7 +73,7 @@ class AlgorithmicOps(CrossDeviceOps):
             return []
         caller = f"{type(self).__name__}.{method}"
         destinations = [d for _, d in value_destination_pairs]
-        layout = layout_of(caller, values, destinations)
+        layout = find_layout(caller, values, destinations)
         # In a step the values are traced already, and every replica calls the algorithm directly.
         if all(isinstance(v, Handle) for v in values):
             return self.all_reduced(reduce_op, [v.local for v in values], layout, options)
@@ -81,12 +81,12 @@ class AlgorithmicOps(CrossDeviceOps):
             # A Python integer has no dtype yet, so an overflow can still be an error with its name.
             for i, value in enumerate(values):
                 check_sum(f"value {i}", value, None, caller)
-        placed_values = on_mesh(caller, values, layout)
+        placed_values = put_on_mesh(caller, values, layout)
         scalars = tuple(v.form is Form.SCALARS for v in placed_values)
-        program = _program(self, reduce_op, layout, options, scalars)
+        program = _compile(self, reduce_op, layout, options, scalars)
         # One program for all values, so that their leaves can share packs.
         totals = program([v.array for v in placed_values])
-        targets = [target_of(caller, d, layout) for d in destinations]
+        targets = [find_target(caller, d, layout) for d in destinations]
         return [placed(settled(x), t) for x, t in zip(totals, targets, strict=True)]
 
     def all_reduced(
@@ -112,13 +112,13 @@ class AlgorithmicOps(CrossDeviceOps):
         if options.bytes_per_pack and not self.takes_bytes_per_pack:
             told = f"bytes_per_pack: {self!r} packs as it was told when it was made"
             plan = dataclasses.replace(plan, ignored=(*plan.ignored, told))
-        return reduced(arrays, plan, how)
+        return bind_all_reduce(arrays, plan, how)
 
 
 # `jax.jit` caches by the function object. `local` is a new object at each call, so without this
 # cache every reduction would compile again. The cache is bounded, because it keeps the ops alive.
 @functools.lru_cache(maxsize=128)
-def _program(
+def _compile(
     ops: AlgorithmicOps,
     op: ReduceOp,
     layout: ReplicaMesh,

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist._collectives.algorithms import Algorithm, InShards, TwoLevel, Xla, whole
+from jaxdist._collectives.algorithms import Algorithm, InShards, TwoLevel, Xla, group_all
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
-from jaxdist._collectives.cross_device.checks import checked_count
-from jaxdist._collectives.cross_device.hierarchical import groups_of
+from jaxdist._collectives.cross_device.checks import check_count
+from jaxdist._collectives.cross_device.hierarchical import find_group_size
 from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.options import CommunicationOptions
@@ -63,11 +63,11 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
     def _set_packing(self, num_packs: Any, max_bytes: Any, max_group: Any) -> None:
         """Check and set the attributes that decide about packs."""
         name = type(self).__name__
-        self.num_packs = checked_count(name, "num_packs", num_packs, least=0)
-        self.agg_small_grads_max_bytes = checked_count(
+        self.num_packs = check_count(name, "num_packs", num_packs, least=0)
+        self.agg_small_grads_max_bytes = check_count(
             name, "agg_small_grads_max_bytes", max_bytes, least=0
         )
-        self.agg_small_grads_max_group = checked_count(
+        self.agg_small_grads_max_group = check_count(
             name, "agg_small_grads_max_group", max_group, least=1
         )
 
@@ -100,9 +100,9 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
     ) -> tuple[AllReducePlan, Summing]:
         """Return one algorithm for all leaves."""
         algorithm: Algorithm = Xla()
-        if self.all_reduce_alg == "hierarchical_copy" and (local := groups_of(layout)):
+        if self.all_reduce_alg == "hierarchical_copy" and (local := find_group_size(layout)):
             algorithm = TwoLevel(Xla(), Xla(), local)
-        level = whole(layout)
+        level = group_all(layout)
         entry = Entry(InShards(algorithm, 1), -1)
         return AllReducePlan(algorithm.name, repr(self)), SumBySize(
             level, (entry,), self.packing, self.is_packed

@@ -8,16 +8,16 @@ import numpy as np
 
 from jaxdist._collectives.across.across import gather_across
 from jaxdist._collectives.across.together import check_together
-from jaxdist._collectives.cross_device.destinations import placed, target_of
-from jaxdist._collectives.cross_device.sparse import reduce_slices, slices_in
+from jaxdist._collectives.cross_device.destinations import find_target, placed
+from jaxdist._collectives.cross_device.sparse import read_slices, reduce_slices
 from jaxdist._collectives.cross_device.values import (
     as_per_replica,
+    find_layout,
     gather_handle,
-    layout_of,
     local_shape,
 )
 from jaxdist._collectives.in_replica import checked_results, gather_dim
-from jaxdist._collectives.options.dtypes import check_integer, check_known
+from jaxdist._collectives.options.dtypes import check_integer, check_supported
 from jaxdist._collectives.options.hints import hints_of
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp, reduce_op
@@ -97,12 +97,12 @@ class CrossDeviceOps:
             `tf.distribute.CrossDeviceOps.reduce`.
         """
         caller = f"{type(self).__name__}.reduce"
-        op, chosen = self._checked(caller, reduce_op, options, experimental_hints)
+        op, chosen = self._check_options(caller, reduce_op, options, experimental_hints)
         # Wrong destinations are an error before any value is moved. The mesh is not known yet.
-        target_of(caller, destinations, None)
-        slices = slices_in(caller, "per_replica_value", per_replica_value)
+        find_target(caller, destinations, None)
+        slices = read_slices(caller, "per_replica_value", per_replica_value)
         if slices is not None:
-            return self._reduced_slices("per_replica_value", op, slices, destinations, chosen)
+            return self._reduce_slices("per_replica_value", op, slices, destinations, chosen)
         value = as_per_replica(caller, "per_replica_value", per_replica_value)
         check_together(caller, {"per_replica_value": value})
         result = self.reduce_implementation(op, value, destinations, chosen)
@@ -142,12 +142,12 @@ class CrossDeviceOps:
             `tf.distribute.CrossDeviceOps.batch_reduce`.
         """
         caller = f"{type(self).__name__}.batch_reduce"
-        op, chosen = self._checked(caller, reduce_op, options, experimental_hints)
+        op, chosen = self._check_options(caller, reduce_op, options, experimental_hints)
         pairs = checked_pairs(caller, value_destination_pairs)
         for _, d in pairs:
-            target_of(caller, d, None)
+            find_target(caller, d, None)
         names = [f"value_destination_pairs[{i}][0]" for i in range(len(pairs))]
-        sparse = [slices_in(caller, n, v) for n, (v, _) in zip(names, pairs, strict=True)]
+        sparse = [read_slices(caller, n, v) for n, (v, _) in zip(names, pairs, strict=True)]
         named = {
             i: (as_per_replica(caller, names[i], v), d)
             for i, (v, d) in enumerate(pairs)
@@ -164,11 +164,11 @@ class CrossDeviceOps:
         return [
             found[i]
             if slices is None
-            else self._reduced_slices(names[i], op, slices, pairs[i][1], chosen)
+            else self._reduce_slices(names[i], op, slices, pairs[i][1], chosen)
             for i, slices in enumerate(sparse)
         ]
 
-    def _reduced_slices(
+    def _reduce_slices(
         self,
         name: str,
         op: ReduceOp,
@@ -211,7 +211,7 @@ class CrossDeviceOps:
             `tf.distribute.CrossDeviceOps.broadcast`.
         """
         caller = f"{type(self).__name__}.broadcast"
-        target_of(caller, destinations, None)
+        find_target(caller, destinations, None)
         leaves = jax.tree.flatten_with_path(tensor, is_leaf=lambda x: isinstance(x, PerReplica))[0]
         for path, leaf in leaves:
             _check_one(caller, "tensor" + jax.tree_util.keystr(path), leaf)
@@ -256,9 +256,9 @@ class CrossDeviceOps:
             `tf.distribute.CrossDeviceOps._gather`.
         """
         caller = f"{type(self).__name__}.gather"
-        _, chosen = self._checked(caller, ReduceOp.SUM, options, experimental_hints)
+        _, chosen = self._check_options(caller, ReduceOp.SUM, options, experimental_hints)
         value = as_per_replica(caller, "per_replica_value", per_replica_value)
-        target_of(caller, destinations, None)
+        find_target(caller, destinations, None)
         gather_dim(caller, "per_replica_value", local_shape(value), axis)
         return self.gather_implementation(value, destinations, axis, chosen)
 
@@ -314,7 +314,7 @@ class CrossDeviceOps:
             `tf.distribute.CrossDeviceOps.broadcast_implementation`.
         """
         caller = f"{type(self).__name__}.broadcast"
-        return placed(tensor, target_of(caller, destinations, None))
+        return placed(tensor, find_target(caller, destinations, None))
 
     def gather_implementation(
         self, per_replica_value: Any, destinations: Any, axis: int, options: CommunicationOptions
@@ -327,11 +327,11 @@ class CrossDeviceOps:
         caller = f"{type(self).__name__}.gather"
         if isinstance(per_replica_value, Handle):
             return gather_handle(caller, per_replica_value, axis)
-        layout = layout_of(caller, [per_replica_value], [destinations])
+        layout = find_layout(caller, [per_replica_value], [destinations])
         whole = gather_across("per_replica_value", per_replica_value, axis, layout, caller)
-        return placed(whole, target_of(caller, destinations, layout))
+        return placed(whole, find_target(caller, destinations, layout))
 
-    def _checked(
+    def _check_options(
         self, caller: str, op: Any, options: Any, hints: Any
     ) -> tuple[ReduceOp, CommunicationOptions]:
         """Return the reduce op and the options of a call, checked."""
@@ -350,7 +350,7 @@ def _check_one(caller: str, name: str, leaf: Any) -> None:
             "Reduce it first: ops.reduce('MEAN', value, destinations)."
         )
     check_integer(f"{caller} cannot broadcast {name}", leaf)
-    check_known(f"{caller} cannot broadcast {name}", leaf)
+    check_supported(f"{caller} cannot broadcast {name}", leaf)
 
 
 def _check_broadcast(what: str, result: Any, tensor: Any) -> None:

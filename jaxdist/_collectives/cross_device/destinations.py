@@ -15,7 +15,7 @@ from jaxdist._values import Handle, PerReplica, Variable, owned
 from jaxdist.errors import ArgumentError, DeviceError
 
 
-def target_of(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any:
+def find_target(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any:
     """Return a device, or a replicated sharding; None if only a distributed value can tell.
 
     Args:
@@ -30,7 +30,7 @@ def target_of(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any
     if isinstance(destinations, (str, jax.Device)) and destinations != "":
         return runtime.device_from_name(destinations, f"{caller}(destinations=...)")
     if isinstance(destinations, (PerReplica, Variable, jax.Array)):
-        return _of_value(destinations, layout)
+        return _find_target_of_value(destinations, layout)
     if isinstance(destinations, (list, tuple)) and destinations:
         devices = runtime.distinct_devices(caller, destinations, "destinations")
         if layout is not None and set(devices) == layout.device_set:
@@ -44,7 +44,7 @@ def target_of(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any
     )
 
 
-def _of_value(value: Any, layout: ReplicaMesh | None) -> Any:
+def _find_target_of_value(value: Any, layout: ReplicaMesh | None) -> Any:
     """Return the placement that replicates over the devices of a value, or None."""
     if layout is not None:
         return layout.replicated
@@ -61,8 +61,8 @@ def _of_value(value: Any, layout: ReplicaMesh | None) -> Any:
 
 
 def target_in_strategy(caller: str, destinations: Any, layout: ReplicaMesh) -> Any:
-    """Return `target_of` for a strategy, where several devices must be all of its own."""
-    target = target_of(caller, destinations, layout)
+    """Return `find_target` for a strategy, where several devices must be all of its own."""
+    target = find_target(caller, destinations, layout)
     if isinstance(target, NamedSharding) and target != layout.replicated:
         raise DeviceError(
             f"{caller} was given {len(destinations)} destinations that are not the strategy's own "
@@ -83,11 +83,11 @@ def placed(value: PyTree, target: Any) -> PyTree:
     return jax.tree.map(put, value)
 
 
-def devices_of(destinations: Any) -> Sequence[jax.Device]:
+def list_devices(destinations: Any) -> Sequence[jax.Device]:
     """Return the devices that destinations name, or none if they name none."""
     if isinstance(destinations, (list, tuple)):
         return [runtime.device_from_name(d) for d in destinations]
-    target = target_of("", destinations, None)
+    target = find_target("", destinations, None)
     if isinstance(target, NamedSharding):
         return list(target.mesh.devices.ravel())
     return [target] if isinstance(target, jax.Device) else []

@@ -8,11 +8,11 @@ from jaxdist._collectives.algorithms import (
     InShards,
     TwoLevel,
     Xla,
-    whole,
-    workers_of_equal_size,
+    find_worker_size,
+    group_all,
 )
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
-from jaxdist._collectives.cross_device.checks import checked_count
+from jaxdist._collectives.cross_device.checks import check_count
 from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.options import CommunicationOptions
@@ -54,7 +54,7 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
 
     def __init__(self, num_packs: int = 1) -> None:
         caller = "HierarchicalCopyAllReduce"
-        self.num_packs = checked_count(caller, "num_packs", num_packs, least=0)
+        self.num_packs = check_count(caller, "num_packs", num_packs, least=0)
 
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
@@ -63,13 +63,13 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
         count = layout.num_replicas
         algorithm: Algorithm = Xla()
         reason = f"{self!r}: no groups of several replicas each"
-        local = groups_of(layout)
+        local = find_group_size(layout)
         if local:
             algorithm = TwoLevel(Xla(), Xla(), local)
             reason = f"{self!r}: {count // local} groups of {local} replicas"
         packing = EqualPacks(self.num_packs) if self.num_packs else Alone()
         entry = Entry(InShards(algorithm, 1), -1)
-        level = whole(layout)
+        level = group_all(layout)
         how = SumBySize(level, (entry,), packing, apart=self.num_packs > 0)
         return AllReducePlan(algorithm.name, reason), how
 
@@ -77,10 +77,10 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
         return f"HierarchicalCopyAllReduce(num_packs={self.num_packs})"
 
 
-def groups_of(layout: ReplicaMesh) -> int:
+def find_group_size(layout: ReplicaMesh) -> int:
     """Return how many near replicas a group has; 0 if there are no groups of several."""
     count = layout.num_replicas
     owners = [layout.device_grid[r, 0].process_index for r in range(count)]
     # In one process JAX does not tell which devices are near, so two halves are a guess.
-    local = workers_of_equal_size(owners) or (count // 2 if count % 2 == 0 else 1)
+    local = find_worker_size(owners) or (count // 2 if count % 2 == 0 else 1)
     return local if 1 < local < count else 0

@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 
-from jaxdist._collectives.algorithms import InShards, named, whole
+from jaxdist._collectives.algorithms import InShards, group_all, make_algorithm
 from jaxdist._collectives.cross_device.all_reduce import AllReduceCrossDeviceOps
-from jaxdist._collectives.cross_device.checks import checked_count
-from jaxdist._collectives.cross_device.spec import AllReduceSpec, specs_of
+from jaxdist._collectives.cross_device.checks import check_count
+from jaxdist._collectives.cross_device.spec import AllReduceSpec, parse_specs
 from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.options import CommunicationOptions
@@ -80,11 +80,11 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         agg_small_grads_max_bytes: int = 0,
         agg_small_grads_max_group: int = 10,
     ) -> None:
-        self.worker_devices = _checked_workers(worker_devices)
-        self.num_gpus_per_worker = checked_count(
+        self.worker_devices = _check_workers(worker_devices)
+        self.num_gpus_per_worker = check_count(
             "MultiWorkerAllReduce", "num_gpus_per_worker", num_gpus_per_worker, least=0
         )
-        self.all_reduce_spec: tuple[AllReduceSpec, ...] = specs_of(all_reduce_spec)
+        self.all_reduce_spec: tuple[AllReduceSpec, ...] = parse_specs(all_reduce_spec)
         self.all_reduce_alg = self.all_reduce_spec[-1].alg
         self._set_packing(num_packs, agg_small_grads_max_bytes, agg_small_grads_max_group)
 
@@ -107,11 +107,14 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
             raise ArgumentError(
                 f"{self!r} has {workers} worker(s) of {local} replica(s), {local * workers} "
                 f"together, and it is used with {layout.num_replicas} replicas.\n\n"
-                "All replicas are those of the workers.\n\n" + self._remedy(layout.num_replicas)
+                "All replicas are those of the workers.\n\n" + self._suggest(layout.num_replicas)
             )
         entries = tuple(
             Entry(
-                InShards(named(repr(self), s.alg, local=local, platform=layout.platform), s.shards),
+                InShards(
+                    make_algorithm(repr(self), s.alg, local=local, platform=layout.platform),
+                    s.shards,
+                ),
                 s.limit,
             )
             for s in self.all_reduce_spec
@@ -120,11 +123,11 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         reason = repr(self) + (
             "; on CPU the host is the device, so pscpu reduces at the first replica" * on_cpu
         )
-        level = whole(layout)
+        level = group_all(layout)
         name = ", ".join(f"{s.alg} x {s.shards}" for s in self.all_reduce_spec)
         return AllReducePlan(name, reason), SumBySize(level, entries, self.packing, self.is_packed)
 
-    def _remedy(self, count: int) -> str:
+    def _suggest(self, count: int) -> str:
         """Return the sentence that says which number of workers or replicas would match."""
         workers = len(self.worker_devices)
         if count % workers == 0:
@@ -140,7 +143,7 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         )
 
 
-def _checked_workers(given: Any) -> tuple[str, ...]:
+def _check_workers(given: Any) -> tuple[str, ...]:
     """Check the names of the workers, and return them."""
     caller = "MultiWorkerAllReduce"
     names = tuple(given) if isinstance(given, (list, tuple)) else ()

@@ -7,14 +7,14 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms import InShards, OneDevice, whole
+from jaxdist._collectives.algorithms import InShards, OneDevice, group_all
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.dtypes import result_dtype
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
-from jaxdist._collectives.options.users_code import users_code
+from jaxdist._collectives.options.users_code import annotate_errors
 from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
@@ -79,7 +79,7 @@ class ReductionToOneDevice(AlgorithmicOps):
         # The tree ends at the first member of its group, so the groups start with the wanted
         # replica.
         # Only for its check: here too, the device must be one of a replica.
-        level = whole(layout).rotate(self._first(layout))
+        level = group_all(layout).rotate(self._find_root(layout))
         entry = Entry(InShards(OneDevice(), 1), -1)
         return AllReducePlan("psgpu", f"{self!r}"), SumBySize(level, (entry,))
 
@@ -90,8 +90,8 @@ class ReductionToOneDevice(AlgorithmicOps):
         accumulate = self.accumulation_fn
         if accumulate is None:
             return super().sums(arrays, layout, options)
-        self._first(layout)
-        return [_accumulated(accumulate, x, layout) for x in arrays]
+        self._find_root(layout)
+        return [_accumulate(accumulate, x, layout) for x in arrays]
 
     def all_reduced(
         self,
@@ -109,7 +109,7 @@ class ReductionToOneDevice(AlgorithmicOps):
             arrays = self.sums(arrays, layout, options)
         return [x / layout.num_replicas if op is ReduceOp.MEAN else x for x in arrays]
 
-    def _first(self, layout: ReplicaMesh) -> int:
+    def _find_root(self, layout: ReplicaMesh) -> int:
         """Return the replica at which the reduction ends."""
         if self.reduce_to_device is None:
             return 0
@@ -130,19 +130,19 @@ class ReductionToOneDevice(AlgorithmicOps):
         given += (
             []
             if self.accumulation_fn is None
-            else [f"accumulation_fn={_name(self.accumulation_fn)}"]
+            else [f"accumulation_fn={_function_name(self.accumulation_fn)}"]
         )
         return f"ReductionToOneDevice({', '.join(given)})"
 
 
-def _accumulated(
+def _accumulate(
     accumulate: Callable[[list[Any]], Any], array: jax.Array, layout: ReplicaMesh
 ) -> jax.Array:
     """Return the result of the user's function of the values of all replicas, checked."""
     rows = jax.lax.all_gather(array, layout.replica_axes)
-    what = f"The accumulation_fn {_name(accumulate)} of ReductionToOneDevice"
+    what = f"The accumulation_fn {_function_name(accumulate)} of ReductionToOneDevice"
     kind = f"{array.dtype}{list(array.shape)}"
-    with users_code(what, f"{layout.num_replicas} values {kind}"):
+    with annotate_errors(what, f"{layout.num_replicas} values {kind}"):
         result = accumulate([rows[i] for i in range(layout.num_replicas)])
     if isinstance(result, (int, float, complex)):
         # A number that the dtype cannot represent stays as it is. The error below reports it.
@@ -163,6 +163,6 @@ def _accumulated(
     )
 
 
-def _name(fn: Any) -> str:
+def _function_name(fn: Any) -> str:
     """Return the name of a function, for messages."""
     return str(getattr(fn, "__name__", fn))

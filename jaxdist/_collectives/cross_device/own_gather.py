@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxdist._collectives.cross_device.base import CrossDeviceOps
 from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.options.users_code import users_code
+from jaxdist._collectives.options.users_code import annotate_errors
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import Handle, PerReplica
 from jaxdist.errors import ReplicaValueError
@@ -32,7 +32,7 @@ def gathered_by(
     first = value.local if isinstance(value, Handle) else value.values[0]
     rank = len(first.shape) if hasattr(first, "shape") else 0
     everywhere = value if isinstance(value, Handle) else list(layout.devices)
-    with users_code(what, name):
+    with annotate_errors(what, name):
         result = ops.gather(value, everywhere, axis, options)
     if isinstance(result, PerReplica) or len(getattr(result, "shape", ())) != rank:
         raise ReplicaValueError(

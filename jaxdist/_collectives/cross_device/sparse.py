@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxdist._collectives.across.slices import scaled
-from jaxdist._collectives.cross_device.values import as_per_replica, count_of
+from jaxdist._collectives.across.slices import scale_rows
+from jaxdist._collectives.cross_device.values import as_per_replica, count_replicas
 from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._values import IndexedSlices, PerReplica
 from jaxdist.errors import ReplicaValueError
@@ -13,7 +13,7 @@ from jaxdist.errors import ReplicaValueError
 Gather = Callable[[PerReplica], Any]
 
 
-def slices_in(caller: str, name: str, value: Any) -> IndexedSlices | None:
+def read_slices(caller: str, name: str, value: Any) -> IndexedSlices | None:
     """Return `value` as slices with per-replica parts, or None if it is no slices.
 
     Raises:
@@ -48,4 +48,4 @@ def reduce_slices(
     values = as_per_replica(caller, f"{name}.values", slices.values)
     indices = as_per_replica(caller, f"{name}.indices", slices.indices)
     rows, numbers = gather(values), gather(indices)
-    return slices.with_parts(scaled(op, rows, count_of(values)), numbers)
+    return slices.with_parts(scale_rows(op, rows, count_replicas(values)), numbers)

@@ -19,7 +19,7 @@ class AllReduceSpec:
     limit: int = -1
 
 
-def specs_of(given: Any) -> tuple[AllReduceSpec, ...]:
+def parse_specs(given: Any) -> tuple[AllReduceSpec, ...]:
     """Return the entries of a name, a tuple, a named tuple or a list of tuples.
 
     Raises:
@@ -27,7 +27,7 @@ def specs_of(given: Any) -> tuple[AllReduceSpec, ...]:
             do not increase or do not end in -1.
     """
     if isinstance(given, str):
-        entries = [_entry((given,), given)]
+        entries = [_parse_entry((given,), given)]
     elif isinstance(given, tuple) and given and all(isinstance(one, tuple) for one in given):
         # One tuple is one entry, so this is most likely a list in the wrong brackets.
         raise ArgumentError(
@@ -36,9 +36,9 @@ def specs_of(given: Any) -> tuple[AllReduceSpec, ...]:
             f"Write a list: {list(given)!r}."
         )
     elif isinstance(given, tuple):
-        entries = [_entry(given, given)]
+        entries = [_parse_entry(given, given)]
     elif isinstance(given, list) and given:
-        entries = [_entry(one, given) for one in given]
+        entries = [_parse_entry(one, given) for one in given]
     else:
         raise ArgumentError(
             f"{_CALLER} was given all_reduce_spec={shown(given)}.\n\n"
@@ -51,12 +51,12 @@ def specs_of(given: Any) -> tuple[AllReduceSpec, ...]:
         raise ArgumentError(
             f"{_CALLER} was given all_reduce_spec={given!r}, with the limits {limits}.\n\n"
             "Limits increase from entry to entry, and the last one is -1, for all larger "
-            f"tensors.\n\nPass for instance limits {_mended(limits)}."
+            f"tensors.\n\nPass for instance limits {_suggest_limits(limits)}."
         )
     return tuple(entries)
 
 
-def _entry(one: Any, given: Any) -> AllReduceSpec:
+def _parse_entry(one: Any, given: Any) -> AllReduceSpec:
     """Return one entry, checked."""
     if not isinstance(one, tuple):
         raise ArgumentError(
@@ -82,6 +82,6 @@ def _entry(one: Any, given: Any) -> AllReduceSpec:
     return AllReduceSpec(str(alg), int(shards), int(limit))
 
 
-def _mended(limits: list[int]) -> list[int]:
+def _suggest_limits(limits: list[int]) -> list[int]:
     """Return valid limits that are similar to the wrong ones, for the error."""
     return [*sorted({n for n in limits if n >= 0})[: len(limits) - 1], -1]

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _mesh as meshes
-from jaxdist._collectives.cross_device.destinations import devices_of
+from jaxdist._collectives.cross_device.destinations import list_devices
 from jaxdist._collectives.in_replica import gather_dim, gathered
 from jaxdist._collectives.options.dtypes import check_numeric
 from jaxdist._devices import runtime
@@ -34,7 +34,7 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
     """
     if isinstance(value, Variable):
         value = value.distributed
-    _check_placed(caller, name, value)
+    _refuse_traced(caller, name, value)
     rows = isinstance(value, PerReplica) and not value.is_global
     if isinstance(value, IndexedSlices) or (
         rows and any(isinstance(v, IndexedSlices) for v in value.values)
@@ -46,7 +46,7 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
             "ops.reduce('SUM', slices, destinations); or pass slices.to_dense()."
         )
     try:
-        found = value if isinstance(value, PerReplica) else _distributed(value)
+        found = value if isinstance(value, PerReplica) else _as_distributed(value)
         for v in (found.array,) if found.is_global and not isinstance(found, Handle) else ():
             check_numeric(caller, name, v)
         for v in () if found.is_global else found.values:
@@ -60,7 +60,7 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
     return found
 
 
-def _check_placed(caller: str, name: str, value: Any) -> None:
+def _refuse_traced(caller: str, name: str, value: Any) -> None:
     """Refuse a value whose replicas are unknown, because it is traced."""
     if isinstance(value, Handle):
         return
@@ -84,7 +84,7 @@ def _check_placed(caller: str, name: str, value: Any) -> None:
         )
 
 
-def _distributed(value: Any) -> PerReplica:
+def _as_distributed(value: Any) -> PerReplica:
     """Return an array as a `PerReplica`, by its sharding."""
     if isinstance(value, jax.Array) and isinstance(value.sharding, NamedSharding):
         spec = tuple(value.sharding.spec)
@@ -107,20 +107,22 @@ def local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:
         rows = value.array
         if value.form is Form.SCALARS:
             return jax.ShapeDtypeStruct((), rows.dtype)
-        return jax.ShapeDtypeStruct((rows.shape[0] // count_of(value), *rows.shape[1:]), rows.dtype)
+        return jax.ShapeDtypeStruct(
+            (rows.shape[0] // count_replicas(value), *rows.shape[1:]), rows.dtype
+        )
     else:
         first = value.values[0]
     kind = first if hasattr(first, "dtype") else np.asarray(first)
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype)
 
 
-def count_of(value: PerReplica) -> int:
+def count_replicas(value: PerReplica) -> int:
     """Return the number of replicas of a value."""
-    found = _mesh_of(value)
+    found = _find_mesh(value)
     return len(value.values) if found is None else found.num_replicas
 
 
-def _mesh_of(value: PerReplica) -> ReplicaMesh | None:
+def _find_mesh(value: PerReplica) -> ReplicaMesh | None:
     """Return the mesh of a distributed value, or None if it is a list of values."""
     if isinstance(value, Handle):
         return value.layout
@@ -136,7 +138,7 @@ def _mesh_of(value: PerReplica) -> ReplicaMesh | None:
     return meshes.adopt(mesh, axes)
 
 
-def layout_of(
+def find_layout(
     caller: str, values: Sequence[PerReplica], destinations: Sequence[Any]
 ) -> ReplicaMesh:
     """Return the mesh of the values, or that of the destinations, or a new one.
@@ -145,7 +147,7 @@ def layout_of(
         ReplicaValueError: The values have different numbers of replicas, or there are too few
             devices.
     """
-    counts = [count_of(v) for v in values]
+    counts = [count_replicas(v) for v in values]
     if len(set(counts)) > 1:
         raise ReplicaValueError(
             f"{caller} was given values of different numbers of replicas: {counts}.\n\n"
@@ -153,13 +155,13 @@ def layout_of(
             "Call it once for the values of each number of replicas."
         )
     for value in values:
-        found = _mesh_of(value)
+        found = _find_mesh(value)
         if found is not None:
             return found
     count = counts[0]
     # Devices that have the values already need no copies. Then the destinations, which get the
     # result. Any devices come last.
-    for devices in (*map(_own_devices, values), *map(devices_of, destinations)):
+    for devices in (*map(_find_own_devices, values), *map(list_devices, destinations)):
         if len(devices) == count:
             return meshes.build(devices)
     present = runtime.default_devices()
@@ -172,7 +174,7 @@ def layout_of(
     return meshes.build(present[:count])
 
 
-def _own_devices(value: PerReplica) -> list[jax.Device]:
+def _find_own_devices(value: PerReplica) -> list[jax.Device]:
     """Return the devices of the values, if each value has a device of its own."""
     if value.is_global:
         return []
@@ -185,7 +187,7 @@ def _own_devices(value: PerReplica) -> list[jax.Device]:
     return alone if len(set(alone)) == len(value.values) else []
 
 
-def on_mesh(caller: str, values: Sequence[PerReplica], layout: ReplicaMesh) -> list[PerReplica]:
+def put_on_mesh(caller: str, values: Sequence[PerReplica], layout: ReplicaMesh) -> list[PerReplica]:
     """Return the values as global arrays on the mesh, with dim 0 sharded over the replicas."""
     return [checked_per_replica(f"{caller}: value {i}", v, layout) for i, v in enumerate(values)]
 

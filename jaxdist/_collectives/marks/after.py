@@ -3,7 +3,7 @@
 # Note [Collectives that stay apart]
 XLA combines all-reduces over equal replica groups into one. That would undo the packs and shards
 that an option asks for. jaxdist keeps them apart in two ways:
-- Packs: the operands of each all-reduce depend on the result of the one before (`after`).
+- Packs: the operands of each all-reduce depend on the result of the one before (`order_after`).
 - Shards: each all-reduce lists the replicas of its groups from another first member (`rotate`), and
   XLA combines only groups that are listed in the same order. This needs no dependence, so shards
   can run at the same time.
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxdist import _compat
 
 
-def after(before: Sequence[jax.Array], operands: Sequence[jax.Array]) -> list[jax.Array]:
+def order_after(before: Sequence[jax.Array], operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Return the operands unchanged, but available only after all of `before` are computed."""
     if _compat.BARRIERS_HOLD:
         held = jax.lax.optimization_barrier((*operands, *before))
@@ -27,11 +27,11 @@ def after(before: Sequence[jax.Array], operands: Sequence[jax.Array]) -> list[ja
     never = jnp.zeros((), bool)
     for total in before:
         # Without `stop_gradient`, the derivative of this step would add operations on `before`.
-        never = never | _never(jax.lax.stop_gradient(total))
+        never = never | _make_false(jax.lax.stop_gradient(total))
     return [jnp.where(never, jnp.zeros_like(x), x) for x in operands]
 
 
-def _never(array: jax.Array) -> jax.Array:
+def _make_false(array: jax.Array) -> jax.Array:
     """Return False, computed from an array in a way that XLA cannot simplify."""
     if not array.size:
         return jnp.zeros((), bool)

@@ -31,7 +31,9 @@ ALL_REDUCE = Primitive("jaxdist_all_reduce")
 ALL_REDUCE.multiple_results = True
 
 
-def reduced(arrays: Sequence[jax.Array], plan: AllReducePlan, how: Summing) -> list[jax.Array]:
+def bind_all_reduce(
+    arrays: Sequence[jax.Array], plan: AllReducePlan, how: Summing
+) -> list[jax.Array]:
     """Return `how(arrays)`, the sums over all replicas, as one primitive.
 
     Args:
@@ -83,7 +85,7 @@ def _transpose(
     return _bind([ad.instantiate_zeros(c) for c in cotangents], plan, how)
 
 
-def _batched(
+def _batch(
     arrays: Sequence[Any], dims: Sequence[Any], program: Any, plan: AllReducePlan, how: Summing
 ) -> tuple[list[Any], list[int]]:
     """Return the all-reduce with the mapped dim first."""
@@ -101,4 +103,4 @@ ALL_REDUCE.def_impl(_evaluate)
 ALL_REDUCE.def_abstract_eval(_shapes)
 mlir.register_lowering(ALL_REDUCE, mlir.lower_fun(_evaluate, multiple_results=True))
 ad.deflinear2(ALL_REDUCE, _transpose)
-batching.primitive_batchers[ALL_REDUCE] = _batched
+batching.primitive_batchers[ALL_REDUCE] = _batch

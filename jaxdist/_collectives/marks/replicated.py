@@ -1,4 +1,4 @@
-"""The mark of a value that is equal on all replicas."""
+"""The marks of values that are equal on all replicas: by promise, or by requirement."""
 
 from typing import Any, TypeVar
 
@@ -21,6 +21,14 @@ mlir.register_lowering(ASSUME_REPLICATED, lambda ctx, x: [x])
 # tangents and cotangents that differ.
 ad.deflinear2(ASSUME_REPLICATED, lambda ct, _: [ct])
 batching.defvectorized(ASSUME_REPLICATED)
+
+# The analysis runs after the trace is complete, so the requirement is an operation of the trace.
+REQUIRE_REPLICATED = Primitive("jaxdist_require_replicated")
+REQUIRE_REPLICATED.def_impl(lambda x, **_: x)
+REQUIRE_REPLICATED.def_abstract_eval(lambda x, **_: x)
+mlir.register_lowering(REQUIRE_REPLICATED, lambda ctx, x, **_: [x])
+ad.deflinear2(REQUIRE_REPLICATED, lambda ct, *_, **__: [ct])
+batching.defvectorized(REQUIRE_REPLICATED)
 
 
 def _is_per_replica(value: Any) -> bool:
@@ -63,4 +71,15 @@ def assume_replicated(value: T) -> T:
             "Pass what the step was given: strategy.run(fn, args=(value,))."
         )
     marked: T = jax.tree.map(ASSUME_REPLICATED.bind, as_arrays("assume_replicated", "value", value))
+    return marked
+
+
+def require_replicated(array: Any, what: str) -> jax.Array:
+    """Return `array`, marked: the analysis of the step must prove it equal on all replicas.
+
+    Args:
+        array: A traced value inside a replica.
+        what: A description of the value, for the error.
+    """
+    marked: jax.Array = REQUIRE_REPLICATED.bind(array, what=what)
     return marked

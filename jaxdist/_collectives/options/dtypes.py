@@ -54,10 +54,10 @@ def check_numeric(caller: str, name: str, leaf: Any) -> None:
             "Only numbers and booleans have a sum or a mean.\n\n"
             "Take it out of the structure, or gather it instead."
         )
-    check_known(f"{caller} cannot reduce {name}", leaf)
+    check_supported(f"{caller} cannot reduce {name}", leaf)
 
 
-def check_known(refused: str, leaf: Any) -> None:
+def check_supported(refused: str, leaf: Any) -> None:
     """Refuse a leaf of a dtype that JAX has no arrays of.
 
     Args:
@@ -82,7 +82,7 @@ def check_known(refused: str, leaf: Any) -> None:
         rule = "XLA has no collectives of numbers of less than a byte."
         wider = "float16" if jnp.issubdtype(dtype, np.floating) else "int8"
         remedy = f"Cast it first: value.astype({wider!r})."
-    elif not isinstance(dtype, np.dtype) or _exists(dtype):
+    elif not isinstance(dtype, np.dtype) or _is_supported(dtype):
         return
     elif dtype.kind in "fc":
         # Longer than 64 bits for a real number, or in another byte order.
@@ -111,7 +111,7 @@ def check_integer(refused: str, leaf: Any) -> None:
     """Refuse a Python integer that does not fit into JAX's integer dtype.
 
     Args:
-        refused: As for `check_known`.
+        refused: As for `check_supported`.
         leaf: Anything.
     """
     if not isinstance(leaf, int) or isinstance(leaf, bool):
@@ -129,7 +129,7 @@ def _dtype_of(leaf: Any) -> Any:
     return np.asarray(leaf).dtype if dtype is None else dtype
 
 
-def _exists(dtype: np.dtype[Any]) -> bool:
+def _is_supported(dtype: np.dtype[Any]) -> bool:
     """Whether JAX has arrays of this dtype, possibly with 32 bits instead of 64."""
     if dtype.kind in "OSUMm" or dtype.type is np.void or not dtype.isnative:
         return False

@@ -80,7 +80,7 @@ class CommunicationOptions:
                     "Leave it out to wait without a limit, or pass for instance 120.0."
                 )
         # The dataclass is frozen, so that options can be keys of caches.
-        object.__setattr__(self, "implementation", _implementation(self.implementation))
+        object.__setattr__(self, "implementation", _parse_implementation(self.implementation))
 
     def merged(self, later: "CommunicationOptions") -> "CommunicationOptions":
         """Return these options, with the fields of `later` that differ from the defaults.
@@ -155,7 +155,7 @@ def _check_number(name: str, value: Any) -> None:
         )
 
 
-def _implementation(given: Any) -> CommunicationImplementation:
+def _parse_implementation(given: Any) -> CommunicationImplementation:
     """Return the member that `given` names, or raise an error that lists all names."""
     if isinstance(given, CommunicationImplementation):
         return given

@@ -9,7 +9,7 @@ from jaxdist.errors import ArgumentTypeError, JaxdistError
 
 
 @contextlib.contextmanager
-def users_code(what: str, given: str) -> Iterator[None]:
+def annotate_errors(what: str, given: str) -> Iterator[None]:
     """Add to every error of the block that `what` was called with values `given`.
 
     Errors keep their type. JAX's errors about traced values become one that gives the remedy.

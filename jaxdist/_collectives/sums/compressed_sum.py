@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms import ReplicaGroups, Xla, split, whole
-from jaxdist._collectives.algorithms.algorithm import padded
+from jaxdist._collectives.algorithms import ReplicaGroups, Xla, group_all, split
+from jaxdist._collectives.algorithms.algorithm import pad_to_multiple
 from jaxdist._collectives.marks.replicated import assume_replicated
 from jaxdist._collectives.sums.compression import Compression
 from jaxdist._mesh import ReplicaMesh
@@ -60,27 +60,27 @@ class CompressedSum:
 
     def __call__(self, vector: jax.Array, errors: Errors) -> tuple[jax.Array, Errors]:
         """Return the sum, equal on all replicas, and the errors of this replica."""
-        within, across = split(whole(self.layout), self.local)
-        part = self._reduced(vector, within)
+        within, across = split(group_all(self.layout), self.local)
+        part = self._reduce_scatter(vector, within)
         if self.workers > 1:
-            part, errors = self._exchanged(part, errors, across)
+            part, errors = self._exchange(part, errors, across)
         total = part if self.local == 1 else Xla().all_gather(part, within)
         # Every replica decodes the same codes, so the bits are equal. The analysis cannot see that,
         # since the codes come from an all-gather over groups.
         return assume_replicated(total[: vector.size]), errors
 
-    def _reduced(self, vector: jax.Array, within: ReplicaGroups) -> jax.Array:
+    def _reduce_scatter(self, vector: jax.Array, within: ReplicaGroups) -> jax.Array:
         """Return the sum within the worker of this replica's part."""
         whole_size = self.part(vector.size) * self.local
         # A vector without elements stays without elements when it is padded to a multiple.
-        even = padded(vector, whole_size) if vector.size else jnp.zeros(whole_size)
+        even = pad_to_multiple(vector, whole_size) if vector.size else jnp.zeros(whole_size)
         return even if self.local == 1 else Xla().reduce_scatter(even, within)
 
-    def _exchanged(
+    def _exchange(
         self, part: jax.Array, errors: Errors, across: ReplicaGroups
     ) -> tuple[jax.Array, Errors]:
         """Return the sum over the workers of one part, and the rounding errors."""
-        encode, decode = self.compression.encoded, self.compression.decoded
+        encode, decode = self.compression.encode, self.compression.decode
         # Error feedback: the error of the last sum is added before rounding, so that it is sent
         # late and not lost.
         wanted = (part + errors.given).reshape(self.workers, -1)

@@ -20,11 +20,11 @@ class Compression(abc.ABC):
     multiple: int
 
     @abc.abstractmethod
-    def encoded(self, rows: jax.Array) -> jax.Array:
+    def encode(self, rows: jax.Array) -> jax.Array:
         """Return the code of `[n, size]` as `[n, bytes or halves]`; `multiple` divides `size`."""
 
     @abc.abstractmethod
-    def decoded(self, code: jax.Array) -> jax.Array:
+    def decode(self, code: jax.Array) -> jax.Array:
         """Return the float32 numbers of a code, `[n, size]`."""
 
 
@@ -34,12 +34,12 @@ class HalfPrecision(Compression):
 
     multiple = 1
 
-    def encoded(self, rows: jax.Array) -> jax.Array:
+    def encode(self, rows: jax.Array) -> jax.Array:
         """Return the nearest bfloat16 numbers, as integers."""
         # As integers: a backend may run collectives of bfloat16 in float32, with twice the bytes.
         return jax.lax.bitcast_convert_type(rows.astype(jnp.bfloat16), jnp.uint16)
 
-    def decoded(self, code: jax.Array) -> jax.Array:
+    def decode(self, code: jax.Array) -> jax.Array:
         """Return the bfloat16 numbers as float32, without rounding."""
         return jax.lax.bitcast_convert_type(code, jnp.bfloat16).astype(jnp.float32)
 
@@ -50,7 +50,7 @@ class Int8(Compression):
 
     multiple = BLOCK
 
-    def encoded(self, rows: jax.Array) -> jax.Array:
+    def encode(self, rows: jax.Array) -> jax.Array:
         """Return each block in steps of 1/127 of its largest number, with the scales at the end."""
         count = rows.shape[0]
         blocks = rows.reshape(count, -1, BLOCK)
@@ -67,7 +67,7 @@ class Int8(Compression):
         scales = jax.lax.bitcast_convert_type(scale[..., 0], jnp.int8).reshape(count, -1)
         return jnp.concatenate([numbers, scales], axis=1)
 
-    def decoded(self, code: jax.Array) -> jax.Array:
+    def decode(self, code: jax.Array) -> jax.Array:
         """Return the numbers times their scales."""
         count, width = code.shape
         size = width // (BLOCK + 4) * BLOCK

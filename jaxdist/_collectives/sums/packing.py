@@ -26,10 +26,10 @@ class Packing(abc.ABC):
     def packs(self, leaves: Sequence[Any]) -> list[list[Piece]]:
         """Return the pieces of each vector. Every element of every leaf is in one piece."""
 
-    def packed(self, leaves: Sequence[jax.Array]) -> "Packed":
+    def pack(self, leaves: Sequence[jax.Array]) -> "Packed":
         """Return the vectors of `leaves`."""
         packs = self.packs(leaves)
-        return Packed(tuple(leaves), packs, [_joined(leaves, pack) for pack in packs])
+        return Packed(tuple(leaves), packs, [_concatenate_pieces(leaves, pack) for pack in packs])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Packed:
     packs: list[list[Piece]]
     vectors: list[jax.Array]
 
-    def unpacked(self, vectors: Sequence[jax.Array]) -> list[jax.Array]:
+    def unpack(self, vectors: Sequence[jax.Array]) -> list[jax.Array]:
         """Return leaves that consist of other vectors of the same sizes."""
         found: dict[int, list[tuple[int, jax.Array]]] = {}
         for pack, vector in zip(self.packs, vectors, strict=True):
@@ -50,9 +50,9 @@ class Packed:
                 # A slice of the whole vector would be one more operation for JAX to trace.
                 own = vector if end - start == vector.size else vector[start:end]
                 found.setdefault(piece.leaf, []).append((piece.start, own))
-        return [self._leaf(i, found.get(i, [])) for i in range(len(self.leaves))]
+        return [self._assemble_leaf(i, found.get(i, [])) for i in range(len(self.leaves))]
 
-    def _leaf(self, number: int, parts: list[tuple[int, jax.Array]]) -> jax.Array:
+    def _assemble_leaf(self, number: int, parts: list[tuple[int, jax.Array]]) -> jax.Array:
         """Return one leaf from its pieces."""
         like = self.leaves[number]
         # A leaf without elements has no piece.
@@ -63,7 +63,7 @@ class Packed:
         return flat.reshape(like.shape)
 
 
-def _joined(leaves: Sequence[jax.Array], pack: Sequence[Piece]) -> jax.Array:
+def _concatenate_pieces(leaves: Sequence[jax.Array], pack: Sequence[Piece]) -> jax.Array:
     """Return the pieces of a pack as one vector."""
     flat = []
     for piece in pack:
@@ -79,7 +79,7 @@ class Alone(Packing):
 
     def packs(self, leaves: Sequence[Any]) -> list[list[Piece]]:
         """Return one vector for each leaf that has elements."""
-        return [[_all_of(i, x)] for i, x in enumerate(leaves) if x.size]
+        return [[_whole_leaf(i, x)] for i, x in enumerate(leaves) if x.size]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,16 +90,16 @@ class EqualPacks(Packing):
 
     def packs(self, leaves: Sequence[Any]) -> list[list[Piece]]:
         """Return at most `count` vectors for each dtype."""
-        return [p for numbers in by_dtype(leaves) for p in self._cut(leaves, numbers)]
+        return [p for numbers in group_by_dtype(leaves) for p in self._split(leaves, numbers)]
 
-    def _cut(self, leaves: Sequence[Any], numbers: Sequence[int]) -> Iterator[list[Piece]]:
+    def _split(self, leaves: Sequence[Any], numbers: Sequence[int]) -> Iterator[list[Piece]]:
         """Yield the pieces of each vector of one dtype."""
         total = sum(leaves[i].size for i in numbers)
         size = total // self.count
         # With fewer elements than packs, `size` is 0, and all elements share one vector.
         cuts = [size * k for k in range(1, self.count)] + [total] if size else [total]
         place = 0
-        todo = [_all_of(i, leaves[i]) for i in numbers if leaves[i].size]
+        todo = [_whole_leaf(i, leaves[i]) for i in numbers if leaves[i].size]
         for cut in cuts:
             pack: list[Piece] = []
             while todo and place < cut:
@@ -136,7 +136,7 @@ class SmallInRuns(Packing):
 
         found: list[list[Piece]] = []
         for _, run in itertools.groupby(range(len(leaves)), key=kind):
-            pieces = [_all_of(i, leaves[i]) for i in run if leaves[i].size]
+            pieces = [_whole_leaf(i, leaves[i]) for i in run if leaves[i].size]
             found += [pieces[i : i + self.max_group] for i in range(0, len(pieces), self.max_group)]
         return found
 
@@ -163,19 +163,19 @@ class SmallTogether(Packing):
             if not size:
                 continue
             if size >= self.below:
-                found.append([_all_of(i, leaf)])
+                found.append([_whole_leaf(i, leaf)])
                 continue
             # The default counts as full, so the first leaf of a dtype opens a vector.
             pack, filled = open_.get(str(leaf.dtype), ([], self.limit))
             if filled + size > self.limit:
                 pack, filled = list[Piece](), 0
                 found.append(pack)
-            pack.append(_all_of(i, leaf))
+            pack.append(_whole_leaf(i, leaf))
             open_[str(leaf.dtype)] = (pack, filled + size)
         return found
 
 
-def by_dtype(leaves: Sequence[Any]) -> list[list[int]]:
+def group_by_dtype(leaves: Sequence[Any]) -> list[list[int]]:
     """Return the numbers of the leaves of each dtype."""
     found: dict[str, list[int]] = {}
     for i, leaf in enumerate(leaves):
@@ -183,6 +183,6 @@ def by_dtype(leaves: Sequence[Any]) -> list[list[int]]:
     return list(found.values())
 
 
-def _all_of(number: int, leaf: Any) -> Piece:
+def _whole_leaf(number: int, leaf: Any) -> Piece:
     """Return the piece that is the whole leaf."""
     return Piece(number, 0, int(leaf.size))

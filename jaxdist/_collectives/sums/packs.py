@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from jaxdist._collectives.algorithms import opaque
-from jaxdist._collectives.marks.after import after
-from jaxdist._collectives.sums.packing import by_dtype
+from jaxdist._collectives.marks.after import order_after
+from jaxdist._collectives.sums.packing import group_by_dtype
 
 
 def plan_packs(sizes: Sequence[tuple[int, Any]], bytes_per_pack: int) -> list[list[int]]:
@@ -56,7 +56,7 @@ class LeafPacks:
             operands = [opaque(arrays[i]) for i in pack]
             # See Note [Collectives that stay apart].
             if before:
-                operands = after(before, operands)
+                operands = order_after(before, operands)
             before = list(jax.lax.psum(operands, self.axes))
             # The barrier makes the sums of the last pack an intermediate value, which has no such
             # limit. A bare `psum` of one pack stays as XLA likes it.
@@ -73,14 +73,14 @@ class LeafPacks:
             return plan_packs(sizes, self.bytes_per_pack)
         if not self.num_packs:
             return [list(range(len(leaves)))]
-        return [p for numbers in by_dtype(leaves) for p in self._divided(numbers, sizes)]
+        return [p for numbers in group_by_dtype(leaves) for p in self._divide(numbers, sizes)]
 
-    def largest(self, leaves: Sequence[Any]) -> int:
+    def largest_bytes(self, leaves: Sequence[Any]) -> int:
         """Return the bytes of the largest pack."""
         sizes = [x.size * x.dtype.itemsize for x in leaves]
         return max(sum(sizes[i] for i in pack) for pack in self.packs(leaves))
 
-    def _divided(self, numbers: list[int], sizes: list[tuple[int, Any]]) -> list[list[int]]:
+    def _divide(self, numbers: list[int], sizes: list[tuple[int, Any]]) -> list[list[int]]:
         """Divide neighbours into at most `num_packs` packs of about the same bytes."""
         share = sum(sizes[i][0] for i in numbers) / self.num_packs
         packs: list[list[int]] = [[]]

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxdist._collectives.algorithms import InShards, ReplicaGroups
-from jaxdist._collectives.marks.after import after
+from jaxdist._collectives.marks.after import order_after
 from jaxdist._collectives.sums.packing import Alone, Packing
 
 
@@ -18,7 +18,7 @@ class Entry:
     algorithm: InShards
     limit: int
 
-    def takes(self, leaf: Any) -> bool:
+    def can_take(self, leaf: Any) -> bool:
         """Whether a leaf is small enough."""
         return self.limit < 0 or leaf.size * leaf.dtype.itemsize <= self.limit
 
@@ -40,14 +40,14 @@ class SumBySize:
         results: list[Any] = list(arrays)
         left = list(range(len(arrays)))
         for entry in self.entries:
-            mine = [i for i in left if entry.takes(arrays[i])]
+            mine = [i for i in left if entry.can_take(arrays[i])]
             left = [i for i in left if i not in set(mine)]
-            packed = self.packing.packed([arrays[i] for i in mine])
+            packed = self.packing.pack([arrays[i] for i in mine])
             sums: list[jax.Array] = []
             for vector in packed.vectors:
                 # See Note [Collectives that stay apart].
-                own = after(sums[-1:], [vector])[0] if self.apart and sums else vector
+                own = order_after(sums[-1:], [vector])[0] if self.apart and sums else vector
                 sums.append(entry.algorithm.all_reduce(own, self.level))
-            for i, total in zip(mine, packed.unpacked(sums), strict=True):
+            for i, total in zip(mine, packed.unpack(sums), strict=True):
                 results[i] = total
         return results

@@ -46,23 +46,23 @@ def tree_reduced(
     # which rounds once instead of twice. Whether it does depends on the number of devices.
     held = jax.lax.optimization_barrier(tuple(stacks))
     whole = list(jax.lax.optimization_barrier(tuple(in_pairs(rows, combine) for rows in held)))
-    for numbers in _packs(whole) if num_places > 1 else ():
+    for numbers in _group_small(whole) if num_places > 1 else ():
         if len(numbers) == 1:
             (number,) = numbers
-            whole[number] = _exchanged(whole[number], combine, axes, num_places)
+            whole[number] = _exchange(whole[number], combine, axes, num_places)
             continue
         joined = jnp.concatenate([whole[i].ravel() for i in numbers])
-        flat, start = _exchanged(joined, combine, axes, num_places), 0
+        flat, start = _exchange(joined, combine, axes, num_places), 0
         for i in numbers:
             size = whole[i].size
             whole[i] = flat[start : start + size].reshape(whole[i].shape)
             start += size
     # The barrier also separates the result from the operations that use it.
-    same = jax.lax.optimization_barrier(tuple(map(_with_one_nan, whole)))
+    same = jax.lax.optimization_barrier(tuple(map(_unify_nans, whole)))
     return [assume_replicated(x) for x in same]
 
 
-def _packs(arrays: Sequence[jax.Array]) -> list[list[int]]:
+def _group_small(arrays: Sequence[jax.Array]) -> list[list[int]]:
     """Return which arrays share a buffer."""
     small: dict[Any, list[int]] = {}
     packs: list[list[int]] = []
@@ -74,7 +74,7 @@ def _packs(arrays: Sequence[jax.Array]) -> list[list[int]]:
     return [*small.values(), *packs]
 
 
-def _exchanged(own: jax.Array, combine: Combine, axes: AxisNames, num_places: int) -> jax.Array:
+def _exchange(own: jax.Array, combine: Combine, axes: AxisNames, num_places: int) -> jax.Array:
     """Combine the arrays of the devices in the order of their subtrees.
 
     This is a butterfly: after the step of distance `d`, blocks of `2 d` devices have the result of
@@ -95,14 +95,14 @@ def _exchanged(own: jax.Array, combine: Combine, axes: AxisNames, num_places: in
     return own
 
 
-def _with_one_nan(array: jax.Array) -> jax.Array:
+def _unify_nans(array: jax.Array) -> jax.Array:
     """Replace every nan by the same nan.
 
     Of two nans, the hardware keeps the bits of the first operand, and devices differ in which is
     first.
     """
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        return jax.lax.complex(_with_one_nan(array.real), _with_one_nan(array.imag))
+        return jax.lax.complex(_unify_nans(array.real), _unify_nans(array.imag))
     if not jnp.issubdtype(array.dtype, jnp.floating):
         return array
     return jnp.where(jnp.isnan(array), jnp.full_like(array, jnp.nan), array)

@@ -1,15 +1,41 @@
-"""The all-reduce of XLA for each pack of leaves."""
+"""`CrossDeviceOps` that use XLA's all-reduce, for packs of leaves."""
 
 from collections.abc import Sequence
 from typing import Any, final
 
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
-from jaxdist._collectives.cross_device.checks import checked_count
+from jaxdist._collectives.cross_device.checks import check_count
 from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.options import CommunicationOptions
+from jaxdist._collectives.sums.default_sum import default_summing
 from jaxdist._collectives.sums.packs import LeafPacks
 from jaxdist._mesh import ReplicaMesh
+
+
+class CollectiveAllReduce(AlgorithmicOps):
+    """XLA's collectives; the default of strategies, in one process and between several.
+
+    `bytes_per_pack` of the options divides an all-reduce into packs. With 0, large leaves are
+    reduced alone. Small leaves of one dtype are concatenated on CPU where starting a collective
+    takes longer than copying them. On TPU and GPU, XLA combines them without copies.
+
+    Example:
+        >>> ops = jaxdist.experimental.CollectiveAllReduce()
+        >>> ops.reduce("MEAN", PerReplica([1.0, 2.0]), "cpu:0")
+        Array(1.5, dtype=float32)
+
+    Source:
+        The collective ops of `tf.distribute.MultiWorkerMirroredStrategy`.
+    """
+
+    takes_bytes_per_pack = True
+
+    def summing(
+        self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
+    ) -> tuple[AllReducePlan, Summing]:
+        """Return the packs of the options, or those of the cost model."""
+        return default_summing(leaves, layout, options)
 
 
 @final
@@ -38,14 +64,14 @@ class NcclAllReduce(AlgorithmicOps):
     """
 
     def __init__(self, num_packs: int = 1) -> None:
-        self.num_packs = checked_count("NcclAllReduce", "num_packs", num_packs, least=0)
+        self.num_packs = check_count("NcclAllReduce", "num_packs", num_packs, least=0)
 
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[AllReducePlan, Summing]:
         """Return all-reduces of several leaves each."""
         packs = LeafPacks(layout.replica_axes, num_packs=self.num_packs)
-        asked = packs.largest(leaves) if self.num_packs else 0
+        asked = packs.largest_bytes(leaves) if self.num_packs else 0
         return AllReducePlan("xla", repr(self), pack_bytes=asked), packs
 
     def __repr__(self) -> str:
