@@ -273,11 +273,11 @@ def check_reducible(named: Mapping[str, Any], axis: Any) -> None:
     """Refuse values that `Strategy.reduce` cannot add over the replicas, and name all of them."""
     given = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
     free = tuple(d.__index__() for d in given if hasattr(d, "__index__"))
-    told = axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis
+    shown_axis = axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis
     remedy = "Reduce the other dims too, or pad them first."
     if axis is None:
         remedy = "Give axis=0 to reduce the rows of all replicas together."
-    check_together(f"Strategy.reduce(axis={told})", named, free, remedy=remedy)
+    check_together(f"Strategy.reduce(axis={shown_axis})", named, free, remedy=remedy)
 
 
 def gather_across(

@@ -74,7 +74,7 @@ class HalvingDoubling(Algorithm):
 
 
 def _find_core_size(n: int) -> int:
-    """The largest power of two that is not above n."""
+    """Return the largest power of two that is not above n."""
     return 1 << (n.bit_length() - 1)
 
 

@@ -61,7 +61,7 @@ def _find_target_of_value(value: Any, layout: ReplicaMesh | None) -> Any:
 
 
 def target_in_strategy(caller: str, destinations: Any, layout: ReplicaMesh) -> Any:
-    """Return `find_target` for a strategy, where several devices must be all of its own."""
+    """Return the target of a strategy: one device, or all devices of the strategy."""
     target = find_target(caller, destinations, layout)
     if isinstance(target, NamedSharding) and target != layout.replicated:
         raise DeviceError(

@@ -78,7 +78,6 @@ class ReductionToOneDevice(AlgorithmicOps):
         """Return the sum by a tree of messages."""
         # The tree ends at the first member of its group, so the groups start with the wanted
         # replica.
-        # Only for its check: here too, the device must be one of a replica.
         level = group_all(layout).rotate(self._find_root(layout))
         entry = Entry(InShards(OneDevice(), 1), -1)
         return AllReducePlan("psgpu", f"{self!r}"), SumBySize(level, (entry,))
@@ -90,6 +89,7 @@ class ReductionToOneDevice(AlgorithmicOps):
         accumulate = self.accumulation_fn
         if accumulate is None:
             return super().sums(arrays, layout, options)
+        # Only for its check: here too, the device must be one of a replica.
         self._find_root(layout)
         return [_accumulate(accumulate, x, layout) for x in arrays]
 

@@ -57,10 +57,10 @@ def bind_all_reduce(
 def _bind(arrays: Sequence[Any], plan: AllReducePlan, how: Summing) -> list[Any]:
     """Trace `how`, and bind the primitive."""
 
-    def summed(*given: jax.Array) -> list[jax.Array]:
+    def sum_and_mark(*given: jax.Array) -> list[jax.Array]:
         return [assume_replicated(x) for x in how(list(given))]
 
-    program = jax.make_jaxpr(summed)(*arrays)
+    program = jax.make_jaxpr(sum_and_mark)(*arrays)
     sums: list[Any] = ALL_REDUCE.bind(*arrays, program=program, plan=plan, how=how)
     return sums
 

@@ -19,7 +19,7 @@ from jaxdist._typing import AxisNames
 from jaxdist._values import Combine, in_pairs
 
 # Leaves up to this many bytes share one buffer, because the latency of an exchange dominates its
-# cost. For larger leaves, the copy costs more than the latency.
+# cost. Larger leaves gain nothing from the copy.
 PACKED_BYTES = 64 * 1024
 # Buffers up to this many bytes are gathered in one exchange: one latency instead of `log2 R`.
 GATHERED_BYTES = 256 * 1024
