@@ -171,7 +171,7 @@ def _read_link(where: str, number: int, row: Any) -> Link:
     _check_name(where, name)
     known = TABLE[name]
     numbers = {field: row.get(field) for field in _NUMBERS}
-    # Files of earlier versions do not have the optional fields.
+    # A file may leave the optional fields out. The table's numbers replace them.
     numbers |= {field: row.get(field, getattr(known, field)) for field in _OPTIONAL}
     for field, value in numbers.items():
         _check_number(where, name, field, value)

@@ -53,8 +53,8 @@ class Call(enum.Enum):
     UNKNOWN = "unknown"
 
 
-# Beginnings of targets. The first match counts, so `__cublas$lt$grouped` and
-# `__cudnn$convReorderFilter` come before the names that begin them.
+# Beginnings of targets. The first match counts, so `__cudnn$convReorderFilter` comes before
+# `__cudnn$conv`.
 _CALLS = (
     ("__cublas$lt$grouped", Call.SOLVE),
     ("__cublas$gemm", Call.PRODUCT),

@@ -129,7 +129,7 @@ def test_with_more_places_than_elements_nothing_is_lost(name: str) -> None:
 
 
 def _formula(name: str, n: int, local: int) -> dict[str, int]:
-    """How many of which collectives an all-reduce of one vector is."""
+    """Return the number of collectives of each kind in an all-reduce of one vector."""
     if name in ("pscpu", "psgpu"):
         return {"collective-permute": 2 * math.ceil(math.log2(n))}
     if name == "nccl":

@@ -1,4 +1,4 @@
-"""Sums in fewer bits across workers, with what rounding takes away kept."""
+"""Compressed sums across workers, whose rounding errors are added to the next sum."""
 
 from typing import Any
 
