@@ -1,4 +1,4 @@
-"""Combining values of replicas."""
+"""Collectives: all-reduce and all-gather of the values of replicas."""
 
 from jaxdist._collectives.across.across import check_gatherable as check_gatherable
 from jaxdist._collectives.across.across import check_reducible as check_reducible
@@ -46,9 +46,9 @@ from jaxdist._collectives.marks.fresh_trace_key import traced_once as traced_onc
 from jaxdist._collectives.marks.plan import AllReducePlan as AllReducePlan
 from jaxdist._collectives.marks.reduction import ALL_REDUCE as ALL_REDUCE
 from jaxdist._collectives.marks.replicated import ASSUME_REPLICATED as ASSUME_REPLICATED
+from jaxdist._collectives.marks.replicated import REQUIRE_REPLICATED as REQUIRE_REPLICATED
 from jaxdist._collectives.marks.replicated import assume_replicated as assume_replicated
-from jaxdist._collectives.marks.required import REQUIRE_REPLICATED as REQUIRE_REPLICATED
-from jaxdist._collectives.marks.required import require_replicated as require_replicated
+from jaxdist._collectives.marks.replicated import require_replicated as require_replicated
 from jaxdist._collectives.marks.trace_notes import TraceNotes as TraceNotes
 from jaxdist._collectives.marks.trace_notes import note_ignored as note_ignored
 from jaxdist._collectives.marks.trace_notes import told as told

@@ -1,17 +1,17 @@
-"""What a strategy was told about how to communicate."""
+"""The collective settings of a strategy: its `CrossDeviceOps` and its default options."""
 
 import dataclasses
 from typing import Any
 
 from jaxdist._collectives.cross_device import CrossDeviceOps
-from jaxdist._collectives.options.hints import given_hints, hints_of, tell_ignored
+from jaxdist._collectives.options.hints import choose_options, hints_of, report_ignored
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist.errors import ArgumentTypeError
 
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
-    """The `CrossDeviceOps` of a strategy, None for XLA's own, and its default options."""
+    """The `CrossDeviceOps` of a strategy (None: XLA reduces) and its default options."""
 
     ops: CrossDeviceOps | None = None
     options: CommunicationOptions = dataclasses.field(default_factory=CommunicationOptions)
@@ -19,11 +19,13 @@ class Communication:
     def asked(
         self, caller: str, options: Any, experimental_hints: Any, *, packs: bool = False
     ) -> CommunicationOptions:
-        """The options of one call: its own, and the strategy's where it says nothing."""
-        given = given_hints(caller, options, experimental_hints)
-        tell_ignored(caller, given, packs=packs)
-        # Those of the strategy are for every call, so some follow `bytes_per_pack` and some do not.
-        tell_ignored("the strategy", self.options, packs=True)
+        """Return the options of one call. Fields that the call leaves out are the strategy's."""
+        given = choose_options(caller, options, experimental_hints)
+        report_ignored(caller, given, packs=packs)
+        # The strategy's options apply to every call. Some calls use `bytes_per_pack`, so it is
+        # never reported as ignored here.
+        report_ignored("the strategy", self.options, packs=True)
+        # `merged` copies the options. Most calls give none, and need no copy.
         asks_nothing = options is None and experimental_hints is None
         return self.options if asks_nothing else self.options.merged(given)
 
@@ -31,7 +33,7 @@ class Communication:
 def communication_of(
     caller: str, cross_device_ops: Any, options: Any, experimental_hints: Any
 ) -> Communication:
-    """What a constructor was given, checked.
+    """Check the arguments of a strategy's constructor, and return them as a `Communication`.
 
     Raises:
         ArgumentTypeError: `cross_device_ops` is no `CrossDeviceOps`.

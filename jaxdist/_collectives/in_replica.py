@@ -1,4 +1,4 @@
-"""Collectives as seen from inside a step: every replica calls them with its own value."""
+"""Collectives inside a step: every replica calls them with its own value."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -10,17 +10,17 @@ from jaxdist._collectives.algorithms import opaque
 from jaxdist._collectives.marks.replicated import assume_replicated
 from jaxdist._collectives.options.dtypes import (
     check_integer,
-    check_known,
     check_numeric,
+    check_supported,
     of_sum,
     result_dtype,
     to_sum,
 )
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
-from jaxdist._collectives.options.users_code import users_code
-from jaxdist._collectives.sums.default_sum import summed_by_default
-from jaxdist._collectives.uneven_gather import current_log, note_asked, uneven_all_gather
+from jaxdist._collectives.options.users_code import annotate_errors
+from jaxdist._collectives.sums.default_sum import sum_by_default
+from jaxdist._collectives.uneven_gather import current_log, note_collective, uneven_all_gather
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import AxisNames, PyTree
 from jaxdist._validate import as_integer
@@ -51,89 +51,106 @@ def all_reduce(
     options: CommunicationOptions = _DEFAULT,
     ops: Any = None,
 ) -> PyTree:
-    """Sum or mean over the replicas of every leaf.
+    """Return the sum or the mean over the replicas of every leaf.
 
-    `ops` are the `CrossDeviceOps` of the strategy; with None it is XLA that reduces.
+    `ops` is the `CrossDeviceOps` of the strategy. With None, XLA reduces.
     """
-    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_opaque_leaf)
+    # A `Sharded` is one array for all replicas, so it needs no communication. The other leaves are
+    # reduced by a second call of this function, and are then merged back in order.
     pieces = [leaf if is_sharded(leaf) else None for _, leaf in leaves]
     if any(p is not None for p in pieces):
         rest = [leaf for (_, leaf), p in zip(leaves, pieces, strict=True) if p is None]
         sums = iter(all_reduce(caller, op, rest, layout, options, ops))
         return treedef.unflatten(
-            next(sums) if p is None else _reduced_pieces(caller, op, path, p, layout)
+            next(sums) if p is None else _reduce_sharded(caller, op, path, p, layout)
             for (path, _), p in zip(leaves, pieces, strict=True)
         )
-    arrays = [_reducible(caller, path, leaf) for path, leaf in leaves]
+    arrays = [_as_reducible(caller, path, leaf) for path, leaf in leaves]
     if not arrays:
         return value
+    # Only the traces of uneven steps have a log. It lets the error for shapes that do not fit name
+    # the leaves. Other traces do not pay for the names.
     if current_log() is not None:
         names = ("value" + jax.tree_util.keystr(path) for path, _ in leaves)
-        note_asked(caller, dict(zip(names, arrays, strict=True)))
+        note_collective(caller, dict(zip(names, arrays, strict=True)))
+    # A class of the user sees also a mesh of one replica: it may do more than a sum.
     if ops is not None:
-        return jax.tree.unflatten(treedef, reduced_by(ops, op, arrays, layout, options))
-    # XLA keeps an all-reduce of one replica on CPU.
+        return jax.tree.unflatten(treedef, reduce_by_ops(ops, op, arrays, layout, options))
+    # With one replica the sum is the value. XLA for CPU does not remove an all-reduce over one
+    # replica, so jaxdist emits none.
     if layout.num_replicas > 1:
+        # `to_sum` may change the dtype (float16 is added in float32), and `of_sum` needs the
+        # original one.
         dtypes = [x.dtype for x in arrays]
         shares = [to_sum(op, x, layout.num_replicas) for x in arrays]
-        sums = summed_by_default(shares, layout, options)
+        sums = sum_by_default(shares, layout, options)
         pairs = zip(sums, dtypes, strict=True)
         return treedef.unflatten(of_sum(op, s, d, layout.num_replicas) for s, d in pairs)
     return treedef.unflatten(x.astype(result_dtype(op, x.dtype)) for x in arrays)
 
 
-def _reduced_pieces(
+def _reduce_sharded(
     caller: str, op: ReduceOp, path: Any, value: Sharded, layout: ReplicaMesh
 ) -> Sharded:
-    """One array in pieces is what all replicas hold: the mean is itself, the sum R times it."""
+    """Return the reduction of one sharded array that all replicas share.
+
+    The mean over R replicas is the array itself, and the sum is R times the array.
+    """
     check_numeric(caller, "value" + jax.tree_util.keystr(path), value.held)
     held = value.held.astype(result_dtype(op, value.held.dtype))
     return undeclared(held if op is ReduceOp.MEAN else held * layout.num_replicas, value.cut)
 
 
-def reduced_by(
+def reduce_by_ops(
     ops: Any,
     op: ReduceOp,
     local: list[jax.Array],
     layout: ReplicaMesh,
     options: CommunicationOptions,
 ) -> list[jax.Array]:
-    """What `CrossDeviceOps` make of the leaves of this replica, checked."""
+    """Return the leaves of this replica as reduced by the `CrossDeviceOps`, after checking them."""
+    # A handle is a `PerReplica` while the step is traced. So a class of the user is called with the
+    # same types inside and outside of a step.
     handles = [Handle(x, layout) for x in local]
     kinds = ", ".join(f"{x.dtype}{list(x.shape)}" for x in local[:4]) + ", ..." * (len(local) > 4)
-    with users_code(_whose(ops), f"{len(local)} value(s) of replicas, {kinds}"):
+    with annotate_errors(_method_name(ops), f"{len(local)} value(s) of replicas, {kinds}"):
         results = ops.batch_reduce(op, [(h, h) for h in handles], options)
     return checked_results(ops, results, local)
 
 
 def checked_results(ops: Any, results: Any, shapes: Sequence[Any]) -> list[jax.Array]:
-    """What `batch_reduce` of ops gave for values of these shapes and dtypes, checked."""
-    name = _whose(ops)
+    """Check the results of `batch_reduce` against these shapes and dtypes, and return them."""
+    name = _method_name(ops)
     if not isinstance(results, (list, tuple)) or len(results) != len(shapes):
         raise ReplicaValueError(
-            f"{name} gave {_brief(results)} for {len(shapes)} (value, destinations) pairs.\n\n"
+            f"{name} gave {_describe(results)} for {len(shapes)} (value, destinations) pairs.\n\n"
             "It returns a list with one array for each pair.\n\n"
             f"Return a list of {len(shapes)} array(s)."
         )
     pairs = zip(results, shapes, strict=True)
-    return [_result_of(name, i, r, x) for i, (r, x) in enumerate(pairs)]
+    return [_check_result(name, i, r, x) for i, (r, x) in enumerate(pairs)]
 
 
-def _whose(ops: Any) -> str:
-    """The method in which the class of some `CrossDeviceOps` says how values are reduced."""
+def _method_name(ops: Any) -> str:
+    """Return the name of the method with which the class of `ops` reduces values."""
     methods = ("batch_reduce", "batch_reduce_implementation", "reduce_implementation")
+    # The most derived class that defines one of the three methods decides. That is the method that
+    # the user wrote, so the error names it.
     own = next(m for cls in type(ops).__mro__ for m in methods if m in vars(cls))
     return f"{type(ops).__name__}.{own}"
 
 
-def _result_of(name: str, number: int, result: Any, given: Any) -> jax.Array:
+def _check_result(name: str, number: int, result: Any, given: Any) -> jax.Array:
+    """Return one result as an array, after checking its shape."""
     own = result
+    # A Python number is a valid result for a scalar. `given.shape` decides below.
     if isinstance(own, (int, float, complex)):
         own = jnp.asarray(own)
     fits = getattr(own, "shape", None) == given.shape and hasattr(own, "dtype")
     if isinstance(own, PerReplica) or not fits:
         raise ReplicaValueError(
-            f"{name} gave {_brief(result)} for value {number}, which is "
+            f"{name} gave {_describe(result)} for value {number}, which is "
             f"{given.dtype}{list(given.shape)} on each replica.\n\n"
             "It returns one array of that shape, the same for all replicas.\n\n"
             f"Return an array of shape {list(given.shape)}."
@@ -141,7 +158,8 @@ def _result_of(name: str, number: int, result: Any, given: Any) -> jax.Array:
     return jnp.asarray(own)
 
 
-def _brief(value: Any) -> str:
+def _describe(value: Any) -> str:
+    """Return a short description of a result for an error message."""
     if isinstance(value, PerReplica):
         return "a PerReplica, which is a value for each replica"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
@@ -151,20 +169,23 @@ def _brief(value: Any) -> str:
     return f"{value!r}, of type {type(value).__name__}"
 
 
-def _reducible(caller: str, path: Any, leaf: Any) -> Any:
+def _as_reducible(caller: str, path: Any, leaf: Any) -> Any:
+    """Return a leaf as an array, after checking that it can be reduced."""
     name = "value" + jax.tree_util.keystr(path)
-    _check_own(caller, name, leaf)
+    _refuse_per_replica(caller, name, leaf)
+    # Before `jnp.asarray`: it would raise an `OverflowError` that names no leaf.
     check_integer(f"{caller} cannot reduce {name}", leaf)
     check_numeric(caller, name, leaf)
     return jnp.asarray(leaf)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_opaque_leaf(value: Any) -> bool:
+    """Whether the collective handles `value` itself instead of its leaves."""
     return is_sharded(value) or isinstance(value, PerReplica)
 
 
-def _check_own(caller: str, name: str, leaf: Any) -> None:
-    """Refuse the values of all replicas in the place of the one that a replica has."""
+def _refuse_per_replica(caller: str, name: str, leaf: Any) -> None:
+    """Refuse a `PerReplica` in a step, where each replica passes its own value."""
     if isinstance(leaf, PerReplica):
         raise ContextError(
             f"{caller} was given {name}, a PerReplica, in a step.\n\n"
@@ -175,14 +196,14 @@ def _check_own(caller: str, name: str, leaf: Any) -> None:
 
 
 def summed(value: T, axes: AxisNames) -> T:
-    """The sum over the replicas of every array of a pytree."""
+    """Return the sum over the replicas of every array of a pytree."""
     leaves, treedef = jax.tree.flatten(value)
     whole: T = jax.tree.unflatten(treedef, jax.lax.psum([opaque(x) for x in leaves], axes))
     return whole
 
 
 def mean_over(array: jax.Array, axes: AxisNames) -> jax.Array:
-    """The mean over the replicas of one array, by the rule of `_values/mean.py`."""
+    """Return the mean over the replicas of one array, by the rule of `_values/mean.py`."""
     count = jax.lax.axis_size(axes)
     total = jax.lax.psum(opaque(share_of_mean(array, count)), axes)
     mean: jax.Array = mean_of_shares(total, array.dtype, count)
@@ -190,37 +211,38 @@ def mean_over(array: jax.Array, axes: AxisNames) -> jax.Array:
 
 
 def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree:
-    """Every leaf of all replicas, concatenated on `axis` in replica order."""
-    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
+    """Return every leaf of all replicas, concatenated on `axis` in replica order."""
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_opaque_leaf)
     if any(is_container(leaf) for _, leaf in leaves):
-        inner = open_containers(value, "value", is_leaf=_is_whole)
+        inner = open_containers(value, "value", is_leaf=_is_opaque_leaf)
         return close_containers(all_gather(caller, inner, axis, axes))
     named = {"value" + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
     for name, leaf in named.items():
-        _check_own(caller, name, leaf)
+        _refuse_per_replica(caller, name, leaf)
         check_integer(f"{caller} cannot concatenate {name}", leaf)
-        check_known(f"{caller} cannot concatenate {name}", leaf)
+        check_supported(f"{caller} cannot concatenate {name}", leaf)
     named = {name: jnp.asarray(leaf) for name, leaf in named.items()}
     dims = [gather_dim(caller, name, array, axis) for name, array in named.items()]
-    note_asked(caller, named, tuple(sorted(set(dims))))
+    note_collective(caller, named, tuple(sorted(set(dims))))
     pairs = zip(named.values(), dims, strict=True)
     return jax.tree.unflatten(treedef, [gathered(array, dim, axes) for array, dim in pairs])
 
 
 def gathered(array: jax.Array, dim: int, axes: AxisNames) -> jax.Array:
-    """`array` of all replicas, concatenated on `dim`."""
+    """Return `array` of all replicas, concatenated on `dim`."""
     log = current_log()
     if log is not None:
         return uneven_all_gather(array, dim, axes, log.next(array.shape[dim]))
     if not array.size:
-        # JAX cannot lower an all-gather of nothing.
+        # JAX cannot lower an all-gather of an array without elements. The result depends on no
+        # values, so it is equal on all replicas; the replication analysis cannot see that.
         return assume_replicated(jnp.concatenate([array] * jax.lax.axis_size(axes), axis=dim))
     whole: jax.Array = jax.lax.all_gather(array, axes, axis=dim, tiled=True)
     return whole
 
 
 def gather_dim(caller: str, name: str, array: Any, axis: Any) -> int:
-    """`axis` as a dim of `array` counted from the front, or a named error."""
+    """Return `axis` as a dim of `array`, counted from the front, or raise a named error."""
     dim = as_integer(
         caller, "axis", axis, remedy="Pass axis=0 to concatenate rows.", wrong_type=ShapeError
     )

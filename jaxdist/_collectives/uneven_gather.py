@@ -1,7 +1,11 @@
-"""The gather of a step whose replicas bring different numbers of rows, while it is traced.
+"""An all-gather in the trace of an uneven step, whose replicas have different numbers of rows.
 
-Each group of replicas with equal shapes has a trace of its own, in which the rows of the others
-have to be known. A log carries them from one round of tracing to the next.
+# Note [Gathers of uneven rows]
+Replicas with equal shapes form a group, and each group has its own trace. The result of an
+all-gather has the rows of all groups, but one trace knows its own number of rows only. So the step
+is traced in rounds. A `GatherLog` records the rows that a trace passes to each all-gather, in
+program order. The next round gives the rows of all groups to every trace. The rounds end when the
+rows no longer change.
 """
 
 import contextlib
@@ -19,13 +23,14 @@ from jaxdist import _compat
 from jaxdist._collectives.marks.fresh_trace_key import fresh_trace_key
 from jaxdist._typing import AxisNames
 
-# Only in the traces of single groups; what joins them puts an all-gather in its place.
+# This primitive exists only in the traces of single groups, so it needs no lowering. The code that
+# joins the traces replaces it by an all-gather of padded arrays (`gather_padded`).
 UNEVEN_ALL_GATHER = Primitive("jaxdist_uneven_all_gather")
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """One call of a collective: who, the values by name, and the dims that may differ."""
+class CollectiveCall:
+    """One call of a collective: the caller, its values by name, and the dims that may differ."""
 
     caller: str
     values: dict[str, jax.ShapeDtypeStruct]
@@ -34,28 +39,32 @@ class Asked:
 
 @dataclasses.dataclass
 class GatherLog:
-    """The gathers of one trace, in order: what is assumed of all replicas, and the own rows.
+    """The all-gathers of one trace in program order: assumed rows of all replicas, and own rows.
 
-    And all collectives that were asked for, to name their values where they do not fit, and the
-    rows and lines of averages that take the number of replicas times the own rows for all rows.
+    `assumed` has the rows of all replicas for each all-gather, from the round before. `seen` has
+    the rows that this trace passed. `asked` has all collectives, so that an error can name values
+    that do not fit. `averaged` has the rows and lines of averages that assume `num_replicas * rows`
+    rows in total. See Note [Gathers of uneven rows].
     """
 
     assumed: tuple[tuple[int, ...], ...]
     num_replicas: int
     seen: list[int] = dataclasses.field(default_factory=list)
-    asked: list[Asked] = dataclasses.field(default_factory=list)
+    asked: list[CollectiveCall] = dataclasses.field(default_factory=list)
     averaged: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
     def clear(self) -> None:
-        """The trace starts anew."""
+        """Remove all records, because the trace starts again."""
         self.seen.clear()
         self.asked.clear()
         self.averaged.clear()
 
     def next(self, rows: int) -> tuple[int, ...]:
-        """The rows of every replica in the next gather, to which this one brings `rows`."""
+        """Return the rows of every replica in the next all-gather, and record the own `rows`."""
         number = len(self.seen)
         self.seen.append(rows)
+        # In the first round no rows are known. Equal rows are a first guess, so that the trace can
+        # continue and record its later gathers.
         known = number < len(self.assumed)
         return self.assumed[number] if known else (rows,) * self.num_replicas
 
@@ -65,9 +74,11 @@ _LOG: ContextVar[GatherLog | None] = ContextVar("jaxdist_gathers", default=None)
 
 @contextlib.contextmanager
 def logged(log: GatherLog) -> Iterator[None]:
-    """Trace with this log."""
+    """Record the collectives of a trace in `log`."""
     token = _LOG.set(log)
     try:
+        # JAX would otherwise reuse the jaxpr of a nested `jit` from another round, with other rows,
+        # and the log would miss the gathers in it.
         with fresh_trace_key():
             yield
     finally:
@@ -75,20 +86,20 @@ def logged(log: GatherLog) -> Iterator[None]:
 
 
 def current_log() -> GatherLog | None:
-    """The log of the trace around the caller, if its replicas may bring different rows."""
+    """Return the log of the current trace, or None if all replicas have equal shapes."""
     return _LOG.get()
 
 
-def note_asked(caller: str, named: dict[str, Any], free: tuple[int, ...] = ()) -> None:
-    """Keep what a collective is given, where replicas may bring different shapes."""
+def note_collective(caller: str, named: dict[str, Any], free: tuple[int, ...] = ()) -> None:
+    """Record the shapes that a collective gets, if replicas may have different shapes."""
     log = current_log()
     if log is not None:
         kinds = {n: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for n, x in named.items()}
-        log.asked.append(Asked(f"{caller} at {_compat.callers_line()}", kinds, free))
+        log.asked.append(CollectiveCall(f"{caller} at {_compat.callers_line()}", kinds, free))
 
 
 def note_averaged(rows: int) -> None:
-    """Keep that the caller takes every replica to have as many rows as this one."""
+    """Record that the caller assumes the same number of rows on every replica."""
     log = current_log()
     if log is not None:
         log.averaged.append((rows, _compat.callers_line()))
@@ -97,7 +108,7 @@ def note_averaged(rows: int) -> None:
 def uneven_all_gather(
     array: jax.Array, dim: int, axes: AxisNames, sizes: tuple[int, ...]
 ) -> jax.Array:
-    """`array` of all replicas on `dim`, of which replica `r` brings `sizes[r]` rows."""
+    """Return `array` of all replicas, concatenated on `dim`; replica `r` has `sizes[r]` rows."""
     whole: jax.Array = UNEVEN_ALL_GATHER.bind(
         array, dim=dim, axis_name=tuple(axes), sizes=tuple(sizes)
     )
@@ -105,8 +116,10 @@ def uneven_all_gather(
 
 
 def gather_padded(rows: jax.Array, params: dict[str, Any]) -> jax.Array:
-    """The same from arrays that are padded to one shape."""
+    """Return the same all-gather of arrays that are padded to one shape."""
     dim, sizes = params["dim"], params["sizes"]
+    # `tiled=True` would leave the padding between the rows of two replicas. As a new dim, each
+    # replica's padding can be sliced off.
     every = jax.lax.all_gather(rows, params["axis_name"], axis=0)
     parts = [jax.lax.slice_in_dim(every[r], 0, n, axis=dim) for r, n in enumerate(sizes)]
     return jnp.concatenate(parts, axis=dim)
@@ -120,9 +133,10 @@ def _abstract(array: Any, *, dim: int, axis_name: Any, sizes: tuple[int, ...]) -
 def _transpose(
     cotangent: Any, array: Any, *, dim: int, axis_name: Any, sizes: tuple[int, ...]
 ) -> list[Any]:
-    """The gradients of all replicas are summed, and each takes its own rows."""
+    """Sum the gradients of all replicas, and take the rows of this one."""
     if type(cotangent) is ad.Zero:
         return [ad.Zero(array.aval)]
+    # One program runs on all replicas, so the offset is looked up by the replica's index.
     starts = [sum(sizes[:r]) for r in range(len(sizes))]
     start = jnp.asarray(starts)[jax.lax.axis_index(axis_name)]
     total = jax.lax.psum(cotangent, axis_name)
@@ -130,7 +144,7 @@ def _transpose(
     return [jax.lax.dynamic_slice_in_dim(total, start, rows, axis=dim)]
 
 
-def _batch(
+def _batch_gather(
     args: Any, dims: Any, *, dim: int, axis_name: Any, sizes: tuple[int, ...]
 ) -> tuple[Any, int]:
     array = jnp.moveaxis(args[0], dims[0], 0)
@@ -140,4 +154,4 @@ def _batch(
 UNEVEN_ALL_GATHER.def_abstract_eval(_abstract)
 ad.deflinear2(UNEVEN_ALL_GATHER, lambda ct, x, **params: _transpose(ct, x, **params))
 ad.primitive_transposes[UNEVEN_ALL_GATHER] = _transpose
-batching.primitive_batchers[UNEVEN_ALL_GATHER] = _batch
+batching.primitive_batchers[UNEVEN_ALL_GATHER] = _batch_gather

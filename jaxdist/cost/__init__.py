@@ -1,4 +1,4 @@
-"""What a collective costs: links between devices, and the time that each algorithm needs."""
+"""The cost of collectives: links between devices, and the time of each algorithm."""
 
 from jaxdist.cost._chip import CHIPS as CHIPS
 from jaxdist.cost._chip import Chip as Chip

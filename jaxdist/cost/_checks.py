@@ -1,4 +1,4 @@
-"""Checks of what the functions of this room are given."""
+"""Checks of the arguments of `jaxdist.cost`."""
 
 import math
 import numbers
@@ -7,18 +7,19 @@ from typing import Any
 from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
-# Times and factors; what is not listed is a number of bytes in a second.
+# Examples of times and factors. Every other argument is a number of bytes per second.
 _EXAMPLES = {"alpha": "1e-6", "seconds": "1e-4", "scatter_gather": "1.0"}
 
 
 def check_positive(caller: str, name: str, value: Any, *, or_zero: bool = False) -> None:
-    """Refuse what is no finite number above 0, or from 0 up."""
+    """Refuse a value that is no finite number above 0 (or not below 0, with `or_zero`)."""
     rule = f"{name} is a finite number {'from 0 up' if or_zero else 'above 0'}."
     example = _EXAMPLES.get(name, "1e9")
     text = (
         f"{caller} was given {name}={shown(value)}.\n\n{rule}\n\n"
         f"Pass for instance {name}={example}."
     )
+    # A bool is a number to Python, and never meant as one here.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(text)
     if not math.isfinite(value) or value < 0 or (value == 0 and not or_zero):

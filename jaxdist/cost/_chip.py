@@ -1,7 +1,7 @@
-"""What a TPU chip can do, by generation: one table, with sources.
+"""The published peaks of TPU chips, by generation: one table, with sources.
 
-All figures are published peaks of one chip. What is published for both directions of its links
-together is halved: `ici_bytes_per_second` and `dcn_bytes_per_second` are what leaves a chip.
+All figures are of one chip. If a source gives the sum of both directions of a link, the table has
+half of it: `ici_bytes_per_second` and `dcn_bytes_per_second` are the bytes that leave a chip.
 """
 
 import dataclasses
@@ -22,17 +22,17 @@ class Chip:
     """Published peaks of one chip.
 
     Args:
-        name: Its generation.
-        flops: Operations of bfloat16 matrix products in a second.
-        hbm_bytes: Memory.
-        hbm_bytes_per_second: What it reads or writes.
-        ici_bytes_per_second: What it sends to its neighbours, over all its links.
-        dcn_bytes_per_second: What it sends to other slices.
-        devices: Devices that JAX makes of it on a TPU VM.
-        pod: Chips of the largest slice in x, y and z.
-        source: Where the numbers are from.
-        ici_source: Where the bandwidth inside a slice is from.
-        dcn_source: Where the bandwidth between slices is from.
+        name: The generation.
+        flops: Operations of bfloat16 matrix products per second.
+        hbm_bytes: Bytes of memory.
+        hbm_bytes_per_second: Bytes per second that the chip reads from memory or writes to it.
+        ici_bytes_per_second: Bytes per second that it sends to its neighbours, over all links.
+        dcn_bytes_per_second: Bytes per second that it sends to other slices.
+        devices: The number of devices that JAX has for one chip on a TPU VM.
+        pod: The chips of the largest slice in x, y and z.
+        source: The source of the numbers.
+        ici_source: The source of the bandwidth inside a slice.
+        dcn_source: The source of the bandwidth between slices.
 
     Example:
         >>> from jaxdist import cost
@@ -55,7 +55,7 @@ class Chip:
 
     @property
     def pod_chips(self) -> int:
-        """Chips of the largest slice.
+        """The number of chips of the largest slice.
 
         Example:
             >>> from jaxdist import cost
@@ -65,7 +65,7 @@ class Chip:
         return math.prod(self.pod)
 
     def per_device(self, devices: int) -> "Chip":
-        """The share of one of so many devices that share the chip.
+        """Return the peaks of one device, if `devices` devices share the chip.
 
         Example:
             >>> from jaxdist import cost
@@ -180,7 +180,8 @@ _ROWS = (
 
 CHIPS: dict[str, Chip] = {row.name: row for row in _ROWS}
 
-# Words of a device kind, and the generation that they mean; the first that fits.
+# Words of a device kind, and their generation. The first match counts, so "v5 lite" comes before
+# "v5", which alone is a v5p.
 _KINDS = (
     ("v2", "v2"),
     ("v3", "v3"),
@@ -194,7 +195,7 @@ _KINDS = (
 
 
 def generation_of(kind: str) -> str | None:
-    """The row of the table that a `device_kind` of JAX stands for.
+    """Return the name of the table's row for a `device_kind` of JAX, or None.
 
     Example:
         >>> from jaxdist import cost
@@ -209,10 +210,10 @@ def generation_of(kind: str) -> str | None:
 
 
 def chip_of(device: Any) -> Chip:
-    """The chip that a TPU device belongs to.
+    """Return the chip of a TPU device.
 
     Raises:
-        ArgumentError: No TPU, or one that the table does not have.
+        ArgumentError: The device is no TPU, or the table does not have its chip.
 
     Example:
         >>> from jaxdist import cost
@@ -226,6 +227,7 @@ def chip_of(device: Any) -> Chip:
         Pass a TPU device.
     """
     kind = str(getattr(device, "device_kind", device))
+    # A `device_kind` as text has no platform, and counts as that of a TPU.
     name = generation_of(kind) if getattr(device, "platform", "tpu") == "tpu" else None
     if name is None:
         raise ArgumentError(
@@ -236,7 +238,7 @@ def chip_of(device: Any) -> Chip:
 
 
 def devices_per_chip(devices: Any) -> int:
-    """How many of these TPU devices share a chip: libtpu describes a v4 chip as two.
+    """Return how many of these TPU devices share a chip; libtpu describes a v4 chip as two.
 
     Example:
         >>> from jaxdist import cost

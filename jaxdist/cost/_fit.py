@@ -1,4 +1,4 @@
-"""Latency and bandwidth from measured times."""
+"""The latency and the bandwidth of a link, from measured times."""
 
 import dataclasses
 import itertools
@@ -18,7 +18,7 @@ _MOST_DEVICES = 1 << 24
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """The time of a program that all-reduces `count` arrays of `num_bytes` each."""
+    """The measured time of a program that all-reduces `count` arrays of `num_bytes` each."""
 
     count: int
     num_bytes: int
@@ -32,10 +32,10 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A link, and how well it explains the samples from which it was made."""
+    """A link, and how well it explains its samples."""
 
     link: Link
-    dispatch_seconds: float  # of a program, whatever it communicates
+    dispatch_seconds: float  # of a program, independent of its communication
     error: float  # median of |predicted - measured| / measured
 
 
@@ -47,13 +47,13 @@ def fitted(
     scatter_gather: float,
     source: str,
 ) -> Fit:
-    """The link that explains the samples best, in the place of `known`.
+    """Return the link that explains the samples best; it replaces `known`.
 
-    Between devices of a shared medium the arrays of a sample were reduced by one operation, over
-    wires one after the other.
+    On a shared medium, one operation reduced all arrays of a sample. Over wires, they were reduced
+    one after the other.
 
     Raises:
-        ArgumentError: Fewer samples, sizes or counts than there are unknowns.
+        ArgumentError: There are fewer samples, sizes or counts than unknowns.
 
     Example:
         >>> from jaxdist import cost
@@ -81,13 +81,14 @@ def fitted(
             "Pass samples of another size, and of another count."
         )
     n = num_devices
-    waits, moved = _per_array(known.medium, n)
+    waits, moved = _count_per_array(known.medium, n)
     terms = np.array([[1.0, s.count * waits, s.count * s.num_bytes * moved] for s in samples])
     times = np.array([s.seconds for s in samples])
-    # Relative errors count: large arrays would drown the latency of small ones.
-    best = _non_negative(terms / times[:, None], np.ones(len(times)))
+    # The fit minimises relative errors. With absolute errors, large arrays would hide the latency
+    # of small ones.
+    best = _solve_non_negative(terms / times[:, None], np.ones(len(times)))
     errors = np.abs(terms @ best - times) / times
-    # No bandwidth shows where the sizes are too small to take time.
+    # If all sizes are too small to take time, the samples do not tell the bandwidth.
     per_second = 1 / best[2] if best[2] > 0 else known.bytes_per_second
     link = dataclasses.replace(
         known,
@@ -100,8 +101,10 @@ def fitted(
     return Fit(link, float(best[0]), float(np.median(errors)))
 
 
-def _per_array(medium: Medium, n: int) -> tuple[float, float]:
-    """How often an array waits for the latency of a row of the table, and what it moves."""
+def _count_per_array(medium: Medium, n: int) -> tuple[float, float]:
+    """Return how many latencies one array takes, and how many times its bytes are moved."""
+    # These are the formulas of `_model`, so a fitted link predicts the samples that it was fitted
+    # to.
     if medium is Medium.MEMORY:
         return n * n, n
     if medium is Medium.HOST:
@@ -109,8 +112,11 @@ def _per_array(medium: Medium, n: int) -> tuple[float, float]:
     return 2 * math.ceil(math.log2(n)), 2 * (n - 1) / n
 
 
-def _non_negative(terms: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Least squares with no coefficient below 0: the best of all subsets of three terms."""
+def _solve_non_negative(terms: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return the least squares solution with no coefficient below 0.
+
+    It tries all subsets of three terms. Noise would otherwise give negative latencies.
+    """
     count = terms.shape[1]
     best, least = np.zeros(count), math.inf
     subsets = (s for k in range(1, count + 1) for s in itertools.combinations(range(count), k))

@@ -1,4 +1,12 @@
-"""What joins two devices, as numbers."""
+"""The links between devices, as numbers.
+
+# Note [Shared media]
+GPUs and TPUs have links of their own: `Medium.WIRE`. All messages of a step run at the same time,
+and the time depends on the busiest device. CPU devices share the processor's cores and its memory:
+`Medium.HOST` and `Medium.MEMORY`. There every device waits for all others at every message, so the
+latency counts for each device and each operand, and the time depends on the bytes of all devices
+together.
+"""
 
 import dataclasses
 import enum
@@ -8,11 +16,11 @@ from jaxdist.cost._checks import check_positive
 
 
 class Medium(enum.Enum):
-    """What the devices of a link have to themselves, and what they share."""
+    """The resource that the devices of a link share. See Note [Shared media]."""
 
     WIRE = "wire"  # every device has a link of its own
     HOST = "host"  # processes of one machine, over its loopback
-    MEMORY = "memory"  # threads of one process: what is sent is read where it lies
+    MEMORY = "memory"  # threads of one process, which read each other's memory
 
     @property
     def is_shared(self) -> bool:
@@ -25,16 +33,18 @@ class Link:
     """The latency and the bandwidth between devices.
 
     Args:
-        name: Its row in the table.
-        alpha: Seconds that one message takes however small it is. Between CPU devices, for each
-            operand of a collective and each device; it grows with the number of devices.
-        bytes_per_second: What one device sends; of a shared medium, what all send together.
-        memory_bytes_per_second: What a copy reads, or writes, on one device; of a shared medium,
-            on all together.
-        source: Where the numbers are from.
-        medium: What the devices share.
-        scatter_gather: How many times as long as one all-reduce a reduce-scatter and an
-            all-gather of the same bytes take together.
+        name: The name of its row in the table.
+        alpha: The latency in seconds, which is the time of a message without bytes. Between CPU
+            devices it counts for each operand of a collective and each device, and it grows with
+            the number of devices.
+        bytes_per_second: Bytes per second that one device sends; on a shared medium, that all
+            devices send together.
+        memory_bytes_per_second: Bytes per second that a copy reads, or writes, on one device; on a
+            shared medium, on all devices together.
+        source: The source of the numbers.
+        medium: The resource that the devices share.
+        scatter_gather: The time of a reduce-scatter and an all-gather together, divided by the time
+            of one all-reduce of the same bytes.
 
     Example:
         >>> from jaxdist import cost
@@ -63,7 +73,10 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """What joins the replicas of one worker, and what joins workers; None if there is one."""
+    """The link between the replicas of one worker, and the link between workers.
+
+    `outer` is None if there is one worker.
+    """
 
     inner: Link
     outer: Link | None = None
@@ -76,5 +89,5 @@ class Links:
 
     @property
     def across(self) -> Link:
-        """The link between workers; the inner one where workers are parts of one."""
+        """The link between workers, or the inner link if there is one worker."""
         return self.inner if self.outer is None else self.outer

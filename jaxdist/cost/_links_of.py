@@ -1,4 +1,4 @@
-"""Which links join the devices of a layout."""
+"""The links between the devices of a layout."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,11 +10,12 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_integer, check_instance, shown
 from jaxdist.cost._chip import CHIPS, devices_per_chip, generation_of
 from jaxdist.cost._link import Link, Links
-from jaxdist.cost._measured import link_named
+from jaxdist.cost._measured import find_link
 from jaxdist.cost._table import TABLE
 from jaxdist.errors import ArgumentTypeError
 
-# (words of a device kind, link inside a machine, link between machines as NVIDIA builds them)
+# (words of a device kind, link inside a machine, link between machines as NVIDIA builds them).
+# The first match counts, so the PCIe variants come before the names that they contain.
 _GPUS = (
     ("H100 PCIe", "pcie-5", "infiniband-ndr"),
     ("A100-PCIE", "pcie-4", "infiniband-hdr"),
@@ -39,10 +40,10 @@ _GUESSES = {"tpu": ("tpu-v5e-ici", "tpu-v5e-dcn"), "gpu": ("pcie-4", "ethernet-1
 
 
 def links_of(layout: ReplicaMesh) -> Links:
-    """What joins the replicas of one worker of this layout, and what joins its workers.
+    """Return the link between the replicas of one worker, and the link between its workers.
 
-    A worker is a slice of TPUs, an NVLink domain of GPUs, a process of CPU devices. Measured links
-    stand for those of the table (`jaxdist.config.links`).
+    A worker is a slice of TPUs, an NVLink domain of GPUs, or a process of CPU devices. Measured
+    links replace those of the table (`jaxdist.config.links`).
 
     Example:
         >>> from jaxdist import cost
@@ -50,7 +51,8 @@ def links_of(layout: ReplicaMesh) -> Links:
         >>> links.inner.name, links.outer
         ('cpu-threads', None)
     """
-    # An array has both as well, the first as a method.
+    # The attributes are compared, so that any mesh with them works. An array has both attributes
+    # too, but its `devices` is a method.
     if callable(getattr(layout, "devices", str)) or not hasattr(layout, "platform"):
         raise ArgumentTypeError(
             f"cost.links_of was given layout={shown(layout)}.\n\n"
@@ -59,24 +61,26 @@ def links_of(layout: ReplicaMesh) -> Links:
     workers = {worker_of(d) for d in layout.devices}
     device = layout.devices[0]
     if layout.platform == "cpu":
-        # Between processes all collectives go through gloo, those inside a process too.
-        link = link_named("cpu-threads" if len(workers) == 1 else "cpu-processes")
+        # With several processes, JAX runs all collectives by gloo, also within one process.
+        link = find_link("cpu-threads" if len(workers) == 1 else "cpu-processes")
         link = for_devices(link, len(layout.devices))
         return Links(link, link if len(workers) > 1 else None)
     kind = str(getattr(device, "device_kind", ""))
-    known = _names(layout.platform, kind)
+    known = _find_names(layout.platform, kind)
     inner, outer = (
-        link_named(name) for name in known or _GUESSES["tpu" if layout.platform == "tpu" else "gpu"]
+        find_link(name) for name in known or _GUESSES["tpu" if layout.platform == "tpu" else "gpu"]
     )
     if layout.platform == "tpu":
-        inner, outer = (_shared(link, kind, layout.devices) for link in (inner, outer))
+        inner, outer = (
+            _divide_among_devices(link, kind, layout.devices) for link in (inner, outer)
+        )
     if known is None:
-        inner, outer = _guessed(inner, kind), _guessed(outer, kind)
+        inner, outer = _mark_as_guess(inner, kind), _mark_as_guess(outer, kind)
     return Links(inner, outer if len(workers) > 1 else None)
 
 
 def for_devices(link: Link, count: int) -> Link:
-    """A row of the table for so many devices: CPU devices wait for each other.
+    """Return a link of the table for `count` devices, since CPU devices wait for each other.
 
     Example:
         >>> from jaxdist import cost
@@ -86,17 +90,18 @@ def for_devices(link: Link, count: int) -> Link:
     remedy = "Pass for instance cost.TABLE['cpu-threads']."
     check_instance("cost.for_devices", "link", link, Link, "a cost.Link", remedy)
     count = as_integer("cost.for_devices", "count", count, least=1)
+    # See Note [Shared media].
     if not link.medium.is_shared:
         return link
     return dataclasses.replace(link, alpha=link.alpha * count)
 
 
 def worker_of(device: Any) -> int:
-    """The number of the worker that a device belongs to.
+    """Return the number of the worker of a device.
 
-    A worker is where the fast links reach: a slice of TPUs, the NVLink domain of GPUs (a machine,
-    or a rack of them), a process of CPU devices. XLA writes the domain of a GPU first in its
-    `coords`; the `slice_index` of GPUs that are only described is 0 everywhere.
+    A worker has fast links: it is a slice of TPUs, the NVLink domain of GPUs (a machine or a rack),
+    or a process of CPU devices. XLA writes the domain of a GPU first in its `coords`. A GPU that is
+    only described has `slice_index` 0.
     """
     if isinstance(device, jax.Array) or not hasattr(device, "platform"):
         raise ArgumentTypeError(
@@ -104,11 +109,11 @@ def worker_of(device: Any) -> int:
             "device is a jax.Device.\n\nPass for instance jax.devices()[0]."
         )
     if device.platform == "cpu":
-        # All processes of one machine are in one slice, and are joined by gloo all the same.
+        # JAX puts all processes of one machine into one slice. They still communicate by gloo.
         return int(device.process_index)
     worker = getattr(device, "slice_index", None)
     if device.platform == "tpu":
-        # The hosts of one slice are joined by the slice's own links.
+        # ICI links join the chips of one slice, also those of different hosts.
         return int(worker or 0)
     coords = getattr(device, "coords", None)
     if coords is not None and len(coords) == _GPU_COORDS:
@@ -116,7 +121,8 @@ def worker_of(device: Any) -> int:
     return int(device.process_index if worker is None else worker)
 
 
-def _names(platform: str, kind: str) -> tuple[str, str] | None:
+def _find_names(platform: str, kind: str) -> tuple[str, str] | None:
+    """Return the names of the links for a device kind, or None if the table has none."""
     lower = kind.lower()
     if platform == "tpu":
         found = generation_of(kind)
@@ -124,10 +130,11 @@ def _names(platform: str, kind: str) -> tuple[str, str] | None:
     return next(((row[1], row[2]) for row in _GPUS if row[0].lower() in lower), None)
 
 
-def _shared(link: Link, kind: str, devices: Sequence[Any]) -> Link:
-    """The link of a device where more devices share a chip than the table says."""
+def _divide_among_devices(link: Link, kind: str, devices: Sequence[Any]) -> Link:
+    """Return the link of a device if more devices share a chip than the table says."""
     name = generation_of(kind)
     share = devices_per_chip(devices) // (CHIPS[name].devices if name else 1)
+    # A measured link was measured with these devices, so it must not be divided.
     if share <= 1 or link not in TABLE.values():
         return link
     return dataclasses.replace(
@@ -138,8 +145,8 @@ def _shared(link: Link, kind: str, devices: Sequence[Any]) -> Link:
     )
 
 
-def _guessed(link: Link, kind: str) -> Link:
-    """A link of the table for a device that it does not know, which says so."""
+def _mark_as_guess(link: Link, kind: str) -> Link:
+    """Return a link for a device kind that the table lacks, with a source that says so."""
     return dataclasses.replace(
         link, source=f"a guess: the table has no row for {kind!r}, measure it; {link.source}"
     )

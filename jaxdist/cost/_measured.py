@@ -1,4 +1,4 @@
-"""Links that were measured, in place of those of the table."""
+"""Measured links, which replace those of the table."""
 
 import dataclasses
 import json
@@ -21,30 +21,31 @@ Path: TypeAlias = str | os.PathLike[str]
 
 
 class _Settings:
-    """The links given in this process, and those of the file that the environment names."""
+    """The links given in this process, and the links of the file that the environment names."""
 
     given: tuple[Link, ...] | None = None
+    # With the path that the links were read from, so that a changed variable is noticed.
     of_environment: tuple[str, tuple[Link, ...]] = ("", ())
 
 
 def links(path_or_links: Path | Iterable[Link] | None) -> tuple[Link, ...]:
-    """Use measured links in place of those of the table.
+    """Use measured links instead of those of the table.
 
-    They decide which algorithm an all-reduce takes and what is packed in programs that are
-    traced from then on, and the times that `explain` predicts. The environment variable
-    `JAXDIST_LINKS` names a file for a whole process.
+    They decide how an all-reduce is computed and packed in programs that are traced later. They
+    also decide the times that `explain` predicts. The environment variable `JAXDIST_LINKS` names a
+    file for a whole process.
 
     Args:
         path_or_links: A file that `jaxdist bench collectives --save` wrote, or `cost.Link`s, each
-            with the name of the row that it stands for. None goes back to the environment's
-            file, or the table.
+            with the name of the row that it replaces. None restores the environment's file, or the
+            table.
 
     Returns:
-        The measured links that are in force.
+        The measured links that are used now.
 
     Raises:
-        ConfigError: The file is not there, is not JSON, or has an entry that cannot be used.
-        ArgumentTypeError: Neither a path nor links.
+        ConfigError: The file does not exist, is not JSON, or has an invalid entry.
+        ArgumentTypeError: The argument is neither a path nor links.
 
     Example:
         >>> from jaxdist import cost
@@ -61,25 +62,29 @@ def links(path_or_links: Path | Iterable[Link] | None) -> tuple[Link, ...]:
         with Noted(f"jaxdist.config.links was given path_or_links={path!r}."):
             _Settings.given = load_links(path)
     else:
-        _Settings.given = _checked(path_or_links)
-    return _in_force()
+        _Settings.given = _check_links(path_or_links)
+    return _find_current_links()
 
 
-def link_named(name: str) -> Link:
-    """The measured link of this name, or the table's."""
-    return next((link for link in _in_force() if link.name == name), TABLE[name])
+def find_link(name: str) -> Link:
+    """Return the measured link with a name, or the table's."""
+    return next((link for link in _find_current_links() if link.name == name), TABLE[name])
 
 
-def _in_force() -> tuple[Link, ...]:
+def _find_current_links() -> tuple[Link, ...]:
+    """Return the measured links that are used now."""
     if _Settings.given is not None:
         return _Settings.given
+    # Read at each use and not at import, so that a program can set the variable after it imports
+    # jaxdist. The file is read again only if the path changes.
     path = os.environ.get(VARIABLE, "")
     if path != _Settings.of_environment[0]:
         _Settings.of_environment = (path, load_links(path) if path else ())
     return _Settings.of_environment[1]
 
 
-def _checked(given: Any) -> tuple[Link, ...]:
+def _check_links(given: Any) -> tuple[Link, ...]:
+    """Return links from an iterable, checked."""
     what = "the path of a file of links, or a list of jaxdist.cost.Link"
     remedy = "Pass None to go back to the table."
     found = tuple(as_list("jaxdist.config.links", "path_or_links", given, what, remedy))
@@ -97,10 +102,10 @@ def _checked(given: Any) -> tuple[Link, ...]:
 
 
 def load_links(path: Path) -> tuple[Link, ...]:
-    """The links of a file.
+    """Return the links of a file.
 
     Raises:
-        ConfigError: The file is not there, is not JSON, or has an entry that cannot be used.
+        ConfigError: The file does not exist, is not JSON, or has an invalid entry.
     """
     where = as_path("cost.load_links", "path", path, "links.json")
     try:
@@ -120,11 +125,11 @@ def load_links(path: Path) -> tuple[Link, ...]:
             f"A file of links has version {VERSION} and a list of links.\n\n"
             f"Write one with `jaxdist bench collectives --save {where}`."
         )
-    return tuple(_link(where, number, row) for number, row in enumerate(rows))
+    return tuple(_read_link(where, number, row) for number, row in enumerate(rows))
 
 
 def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | None = None) -> None:
-    """Write links to a file that `load_links` reads; `notes` are kept beside them."""
+    """Write links to a file that `load_links` reads; the file also gets `notes`."""
     caller = "cost.save_links"
     path = as_path(caller, "path", path, "links.json")
     what, remedy = "a list of cost.Link", "Pass for instance measured=[fit.link]."
@@ -136,6 +141,8 @@ def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | Non
         check_instance(caller, "notes", notes, dict, rule, "Pass for instance {'host': 'a'}.")
     rows = [{**dataclasses.asdict(x), "medium": x.medium.value} for x in links_to_write]
     try:
+        # Before the file is opened, so that notes that JSON cannot write leave an old file as it
+        # is.
         content = json.dumps({"version": VERSION, "links": rows, **(notes or {})}, indent=2)
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
@@ -152,7 +159,8 @@ def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | Non
         ) from error
 
 
-def _link(where: str, number: int, row: Any) -> Link:
+def _read_link(where: str, number: int, row: Any) -> Link:
+    """Return the link of one row of a file, checked."""
     if not isinstance(row, dict) or not isinstance(row.get("name"), str):
         raise ConfigError(
             f"links[{number}] of {where!r} is {row!r}.\n\n"
@@ -163,6 +171,7 @@ def _link(where: str, number: int, row: Any) -> Link:
     _check_name(where, name)
     known = TABLE[name]
     numbers = {field: row.get(field) for field in _NUMBERS}
+    # A file may leave the optional fields out. The table's numbers replace them.
     numbers |= {field: row.get(field, getattr(known, field)) for field in _OPTIONAL}
     for field, value in numbers.items():
         _check_number(where, name, field, value)
@@ -171,6 +180,7 @@ def _link(where: str, number: int, row: Any) -> Link:
 
 
 def _check_name(where: str, name: str) -> None:
+    """Refuse the name of a link that the table does not have."""
     if name not in TABLE:
         raise ConfigError(
             f"{where}: there is no link named {name!r}.\n\nThe links are {sorted(TABLE)}.\n\n"
@@ -179,6 +189,7 @@ def _check_name(where: str, name: str) -> None:
 
 
 def _check_number(where: str, name: str, field: str, value: Any) -> None:
+    """Refuse a number that a link cannot have."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     least_is_valid = field == "alpha"
     fits = is_number and (value >= 0 if least_is_valid else value > 0) and value < float("inf")

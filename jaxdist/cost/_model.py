@@ -1,11 +1,13 @@
-"""The time that an all-reduce takes, by algorithm: latency of its steps plus bytes over bandwidth.
+"""The predicted time of an all-reduce, by algorithm: latency of its steps plus bytes / bandwidth.
 
-n replicas, S bytes on each. `xla` is XLA's own: between CPU devices as it was measured, elsewhere
-the least that any exchange of messages can take, so no other is chosen there unless XLA's own was
-measured to be slower. `xring` has 2(n-1) steps of S/n, `rechd` 2 log2 n steps of together
-2(n-1)/n S (and a step of S before and after where n is no power of two), `psgpu` 2 log2 n steps of
-S. `a/b` reduce-scatters inside a worker with a, reduces 1/local of the bytes across workers with b,
-and gathers inside.
+There are n replicas with S bytes each. `xla` is XLA's own algorithm: between CPU devices as
+measured, elsewhere the least time that any exchange of messages needs. So another algorithm is
+chosen there only if XLA's own was measured to be slower.
+
+`xring` has 2(n-1) steps of S/n. `rechd` has 2 log2 n steps of together 2(n-1)/n S, and a step of S
+before and after if n is no power of two. `psgpu` has 2 log2 n steps of S. `a/b` reduce-scatters
+within a worker with a, reduces 1/local of the bytes across workers with b, and gathers within a
+worker.
 """
 
 import dataclasses
@@ -29,7 +31,7 @@ from jaxdist.errors import ArgumentError
 _FLAT = ("xla", "xring", "rechd", "psgpu", "pscpu")
 ALGORITHMS = (*_FLAT, "xla/xla", "xla/xring", "xla/rechd", "xla/pscpu", "pscpu/pscpu")
 _ALIASES = {"nccl": "xla"}
-# Operations that HLO has.
+# The names of collectives in HLO.
 _KINDS = (
     "all-reduce",
     "all-gather",
@@ -39,12 +41,12 @@ _KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
-_MOST = 1 << 40  # of replicas, operands and groups
+_MOST = 1 << 40  # replicas, operands or groups
 
 
 @dataclasses.dataclass(frozen=True)
 class _Traffic:
-    """What an algorithm sends: steps, the bytes of the busiest device, the bytes of all."""
+    """The messages of an algorithm: steps, bytes of the busiest device, bytes of all devices."""
 
     steps: int
     busiest: float
@@ -52,9 +54,9 @@ class _Traffic:
 
 
 def pack_below(link: Link) -> int:
-    """The bytes under which it pays to copy a leaf into a buffer with others.
+    """Return the size in bytes below which copying a leaf into a common buffer saves time.
 
-    Copying it in and out takes 2 S / B_mem; a message less saves alpha.
+    Copying S bytes in and out takes 2 S / B_mem. One message less saves alpha.
 
     Example:
         >>> from jaxdist import cost
@@ -73,19 +75,19 @@ def seconds(
     local: int | None = None,
     num_operands: int = 1,
 ) -> float:
-    """The predicted time of one all-reduce.
+    """Return the predicted time of one all-reduce.
 
     Args:
         algorithm: One of `ALGORITHMS`, or any `a/b` of the flat ones; `nccl` is `xla`.
-        num_replicas: Replicas that take part.
-        num_bytes: Bytes on each of them, of all operands.
-        links: What joins them.
-        local: Replicas of one worker; None if there is one worker.
-        num_operands: Arrays that are reduced together. Between CPU devices each is a message of
-            its own.
+        num_replicas: The number of replicas.
+        num_bytes: The bytes of all operands on one replica.
+        links: The links between the replicas.
+        local: The replicas of one worker; None if there is one worker.
+        num_operands: The number of arrays that are reduced together. Between CPU devices, each is a
+            message of its own.
 
     Raises:
-        ArgumentError: An unknown algorithm, or workers that do not divide the replicas.
+        ArgumentError: The algorithm is unknown, or `local` does not divide `num_replicas`.
 
     Example:
         >>> from jaxdist import cost
@@ -103,17 +105,18 @@ def seconds(
     as_number(caller, "num_bytes", num_bytes, least=0)
     check_instance(caller, "links", links, Links, "a cost.Links", "Pass cost.links_of(layout).")
     num_operands = as_integer(caller, "num_operands", num_operands, least=1, most=_MOST)
-    _check(caller, algorithm, n, inside)
+    _check_algorithm(caller, algorithm, n, inside)
     if n == 1:
         return 0.0
     first, _, second = algorithm.partition("/")
     first, second = _ALIASES.get(first, first), _ALIASES.get(second, second)
     if not second:
         if first == "xla" and inside < n and links.across.medium is Medium.WIRE:
-            return _xla_over_wires(n, num_bytes, links, inside)
+            return _predict_xla_over_wires(n, num_bytes, links, inside)
+        # An algorithm of one level waits for the slowest link at each step.
         over = {links.inner} if inside == n else {links.inner, links.across}
-        return max(_flat(first, n, num_bytes, link, num_operands) for link in over)
-    return _two_levels(first, second, n // inside, inside, num_bytes, links, num_operands)
+        return max(_predict_flat(first, n, num_bytes, link, num_operands) for link in over)
+    return _predict_two_levels(first, second, n // inside, inside, num_bytes, links, num_operands)
 
 
 def collective_seconds(
@@ -124,15 +127,16 @@ def collective_seconds(
     num_operands: int = 1,
     num_groups: int = 1,
 ) -> float:
-    """The predicted time of one operation of a compiled program over one link.
+    """Return the predicted time of one operation of a compiled program over one link.
 
     Args:
-        kind: As HLO names it, such as `all-gather`.
-        group_size: Devices that take part together.
-        num_bytes: Bytes of the whole: what an all-gather gives, what a reduce-scatter takes.
-        link: What joins them.
-        num_operands: Arrays in it.
-        num_groups: Groups that work at the same time.
+        kind: The name in HLO, such as `all-gather`.
+        group_size: The number of devices in one group.
+        num_bytes: The bytes of the whole array: the result of an all-gather, the operand of a
+            reduce-scatter.
+        link: The link between the devices.
+        num_operands: The number of its arrays.
+        num_groups: The number of groups, which work at the same time.
 
     Example:
         >>> from jaxdist import cost
@@ -153,9 +157,11 @@ def collective_seconds(
     if n == 1:
         return 0.0
     if kind == "all-reduce":
-        return _flat("xla", n, num_bytes, link, num_operands, num_groups)
+        return _predict_flat("xla", n, num_bytes, link, num_operands, num_groups)
     part = 1.0 if kind in ("collective-permute", "collective-broadcast") else (n - 1) / n
     if link.medium.is_shared:
+        # `scatter_gather` was measured for a reduce-scatter and an all-gather together; this is one
+        # of the two. See Note [Shared media].
         waits = num_operands * n * num_groups
         total = num_groups * n * part * num_bytes
         return waits * link.alpha + total / link.bytes_per_second * link.scatter_gather / 2
@@ -170,10 +176,10 @@ def cheapest(
     local: int | None = None,
     algorithms: Sequence[str] = ALGORITHMS,
 ) -> list[tuple[str, float]]:
-    """Every algorithm that is possible, with its predicted seconds, the fastest first.
+    """Return every possible algorithm with its predicted seconds, the fastest first.
 
-    Of equally fast ones the first of `algorithms` comes first. Those of two levels are left out
-    where there is one level.
+    Of equally fast ones, the first in `algorithms` comes first. Algorithms of two levels are left
+    out if there is one level.
 
     Example:
         >>> from jaxdist import cost
@@ -197,31 +203,35 @@ def cheapest(
         Renamed("cost.seconds was given algorithm=", f"{caller} was given algorithms with "),
     ):
         timed = [(a, seconds(a, num_replicas, num_bytes, links, local)) for a in possible]
+    # The sort is stable and the names are not compared, so XLA's own wins a tie.
     return sorted(timed, key=lambda pair: pair[1])
 
 
-def _flat(
+def _predict_flat(
     name: str, n: int, size: float, link: Link, num_operands: int = 1, groups: int = 1
 ) -> float:
-    """One level; `groups` of `n` replicas work at the same time."""
+    """Return the time of one level; `groups` groups of `n` replicas work at the same time."""
     if n == 1:
         return 0.0
     if name == "pscpu" and not link.medium.is_shared:
-        return _on_the_host(n, size, link)
+        return _predict_on_host(n, size, link)
     if name == "xla" and not link.medium.is_shared:
-        # The whole of it is exchanged at once where that is little.
+        # For few bytes, exchanging whole arrays takes fewer steps than a reduce-scatter and an
+        # all-gather.
         whole = _log2(n) * (link.alpha + size / link.bytes_per_second)
-        return min(whole, _halves_of_xla(n, size, link))
-    traffic = _traffic(name, n, size, link.medium)
+        return min(whole, _predict_scatter_gather(n, size, link))
+    traffic = _count_traffic(name, n, size, link.medium)
     if not link.medium.is_shared:
         return traffic.steps * link.alpha + traffic.busiest / link.bytes_per_second
-    # All replicas wait for the same cores, at every operand of every step.
+    # All replicas wait for the same cores, at every operand of every step. See Note [Shared media].
     waits = traffic.steps * num_operands * n * groups
     return waits * link.alpha + groups * traffic.total / link.bytes_per_second
 
 
-def _traffic(name: str, n: int, size: float, medium: Medium) -> _Traffic:
+def _count_traffic(name: str, n: int, size: float, medium: Medium) -> _Traffic:
+    """Return the messages of an algorithm of one level."""
     if name == "xla" and medium is Medium.MEMORY:
+        # Threads read each other's arrays, so each array is read once and nothing is sent.
         return _Traffic(1, size, n * size)
     if name == "xla":
         return _Traffic(1, 2 * (n - 1) / n * size, 2 * (n - 1) * size)
@@ -237,28 +247,32 @@ def _traffic(name: str, n: int, size: float, medium: Medium) -> _Traffic:
     return _Traffic(2 * _log2(n), 2 * _log2(n) * size, 2 * (n - 1) * size)
 
 
-def _two_levels(
+def _predict_two_levels(
     first: str, second: str, workers: int, local: int, size: float, links: Links, operands: int
 ) -> float:
-    """Reduce-scatter inside with `first`, across on 1/local with `second`, gather inside."""
+    """Return the time of a reduce-scatter inside, an all-reduce across, and a gather inside."""
     link = links.inner
     if first == "xla" and not link.medium.is_shared:
-        within = _halves_of_xla(local, size, link)
+        within = _predict_scatter_gather(local, size, link)
     else:
-        # Two operations where XLA's all-reduce is one.
+        # A reduce-scatter and an all-gather are two operations; XLA's all-reduce is one.
         halves = 2 * operands if first == "xla" else operands
-        within = _flat(first, local, size, link, halves, workers)
-    across = _flat(second, workers, size / local, links.across, operands, local)
+        within = _predict_flat(first, local, size, link, halves, workers)
+    # All `local` groups across workers work at the same time.
+    across = _predict_flat(second, workers, size / local, links.across, operands, local)
     return within * link.scatter_gather + across
 
 
-def _halves_of_xla(n: int, size: float, link: Link) -> float:
-    """A reduce-scatter and an all-gather over wires."""
+def _predict_scatter_gather(n: int, size: float, link: Link) -> float:
+    """Return the time of a reduce-scatter and an all-gather over wires."""
     return 2 * _log2(n) * link.alpha + 2 * (n - 1) / n * size / link.bytes_per_second
 
 
-def _xla_over_wires(n: int, size: float, links: Links, local: int) -> float:
-    """XLA's all-reduce between workers with wires: it uses the links of both levels at once."""
+def _predict_xla_over_wires(n: int, size: float, links: Links, local: int) -> float:
+    """Return the time of XLA's all-reduce between workers with wires.
+
+    It uses the links of both levels at the same time.
+    """
     workers = n // local
     inner, outer = links.inner, links.across
     latency = _log2(local) * inner.alpha + _log2(workers) * outer.alpha
@@ -271,15 +285,15 @@ def _xla_over_wires(n: int, size: float, links: Links, local: int) -> float:
     )
     return min(
         2 * latency + max(inside, across),
-        _two_levels("xla", "xla", workers, local, size, links, 1),
+        _predict_two_levels("xla", "xla", workers, local, size, links, 1),
         whole,
-        # Levels of odd sizes need more steps than one.
-        max(_flat("xla", n, size, link) for link in (inner, outer)),
+        # With level sizes that are no powers of two, two levels may need more steps than one.
+        max(_predict_flat("xla", n, size, link) for link in (inner, outer)),
     )
 
 
-def _on_the_host(n: int, size: float, link: Link) -> float:
-    """All-gather, copy everything to the host, add there, copy the sum back."""
+def _predict_on_host(n: int, size: float, link: Link) -> float:
+    """Return the time of an all-gather, and of a sum on the host with copies to it and back."""
     host = TABLE["pcie-3"]
     gather = (n - 1) * (link.alpha + size / link.bytes_per_second)
     copies = 2 * host.alpha + (n + 1) * size / host.bytes_per_second
@@ -287,14 +301,17 @@ def _on_the_host(n: int, size: float, link: Link) -> float:
 
 
 def _log2(n: int) -> int:
+    """Return the number of doubling steps for n replicas."""
     return math.ceil(math.log2(n)) if n > 1 else 0
 
 
 def _check_link(caller: str, link: Any) -> None:
+    """Refuse a value that is no link."""
     check_instance(caller, "link", link, Link, "a cost.Link", "Pass a row of cost.TABLE.")
 
 
-def _check(caller: str, algorithm: str, num_replicas: int, local: int) -> None:
+def _check_algorithm(caller: str, algorithm: str, num_replicas: int, local: int) -> None:
+    """Refuse an unknown algorithm, and workers of different sizes."""
     check_text(caller, "algorithm", algorithm, "xla")
     parts = [_ALIASES.get(p, p) for p in algorithm.split("/")]
     if len(parts) > 2 or not all(p in _FLAT for p in parts):

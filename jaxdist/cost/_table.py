@@ -1,9 +1,9 @@
-"""The links that are known, each with its source.
+"""The known links, each with its source.
 
-Published figures of both directions together are halved: `bytes_per_second` is what leaves a
-device. Those of TPUs are from the table of chips; a device of JAX is one core on TPU v2, v3 and 7x,
-so the figures of a chip are halved there too. Latencies are published for few links; the source
-says where one is assumed.
+If a source gives the sum of both directions, the table has half of it: `bytes_per_second` is the
+bytes that leave a device. The links of TPUs come from the table of chips. On TPU v2, v3 and 7x, a
+device of JAX is one of two cores, so it has half of the chip's figures. Few latencies are
+published. The source says where one is assumed.
 """
 
 from jaxdist.cost._chip import CHIPS, Chip
@@ -15,15 +15,15 @@ _NCCL = "latency of a step in NCCL's model, https://github.com/NVIDIA/nccl src/g
 # One hop over ICI.
 _ICI_ALPHA = 1e-6
 _ICI = "; about 1 us for each hop, https://jax-ml.github.io/scaling-book/sharding"
-# No figure is published; a round trip between machines of one datacenter.
+# No figure is published. This is about a round trip between machines of one datacenter.
 _DCN_ALPHA = 50e-6
 _DCN = "; 50 us for a message is assumed"
 
 _NVLINK_ALPHA, _PCIE_ALPHA, _NET_ALPHA = 3.4e-6, 5.7e-6, 9.6e-6
 
 
-def _of(chip: Chip) -> tuple[Link, Link]:
-    """The links of one device of a chip, inside a slice and between slices."""
+def _make_links(chip: Chip) -> tuple[Link, Link]:
+    """Return the links of one device of a chip, inside a slice and between slices."""
     device = chip.per_device(chip.devices)
     memory = device.hbm_bytes_per_second
     return (
@@ -45,8 +45,8 @@ def _of(chip: Chip) -> tuple[Link, Link]:
 
 
 _ROWS = (
-    # CPU. Alpha is what one more device adds for each of them: 400 operands of 1 KiB take 4.7,
-    # 22.3 and 76.3 ms on 2, 4 and 8 devices, which is 3 us x devices x devices an operand.
+    # CPU. One more device adds alpha for each device: 400 operands of 1 KiB take 4.7, 22.3 and
+    # 76.3 ms on 2, 4 and 8 devices, which is 3 us x devices x devices for each operand.
     Link(
         "cpu-threads",
         3e-6,
@@ -66,7 +66,7 @@ _ROWS = (
         scatter_gather=1.6,
     ),
     # TPU: per device, one direction, all its links.
-    *(link for chip in CHIPS.values() for link in _of(chip)),
+    *(link for chip in CHIPS.values() for link in _make_links(chip)),
     # GPU, inside a machine.
     Link("nvlink-1", _NVLINK_ALPHA, 80e9, 732e9, f"160 GB/s (P100), {_NVLINK}; {_NCCL}"),
     Link("nvlink-2", _NVLINK_ALPHA, 150e9, 900e9, f"300 GB/s (V100), {_NVLINK}; {_NCCL}"),

@@ -1,4 +1,4 @@
-"""Plans of steps for slices of TPUs: what was found, as values and as tables and pictures."""
+"""Plans of steps for slices of TPUs: values, tables and pictures."""
 
 from jaxdist.explain._assignment import Picture as Picture
 from jaxdist.explain._assignment import picture_path as picture_path

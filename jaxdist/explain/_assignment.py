@@ -1,4 +1,4 @@
-"""Which replica runs on which chip, as a picture."""
+"""A picture of an assignment: which replica runs on which chip."""
 
 import dataclasses
 import functools
@@ -13,21 +13,22 @@ from jaxdist.errors import ArgumentError, MissingExtraError
 from jaxdist.explain._words import plural
 from jaxdist.tpu.experimental import DeviceAssignment
 
-# A plane of chips is printed whole up to this many in a row, and so many planes.
+# Rows and columns of a plane that are printed, and planes that are printed. A terminal has room for
+# about that many.
 _WIDEST = 16
 _MOST_PLANES = 2
-# Chips are numbered in a picture up to this many.
+# In a picture with more chips than this, the numbers would overlap.
 _MOST_NUMBERED = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """An assignment, and how it is drawn.
+    """An assignment, and how to draw it.
 
     Args:
-        assignment: Which core is logical device l of replica r.
-        num_slices: Slices that lie behind one another in z, with no wire between them.
-        title: What stands above.
+        assignment: The core of each logical device l of each replica r.
+        num_slices: The number of slices. They are stacked in z, without wires between them.
+        title: The title of the picture.
     """
 
     assignment: DeviceAssignment
@@ -36,7 +37,7 @@ class Picture:
 
     @functools.cached_property
     def grids(self) -> tuple[np.ndarray, np.ndarray]:
-        """The replica and the logical device at `[x, y, z, core]`; -1 where none runs."""
+        """The replica and the logical device at `[x, y, z, core]`; -1 if the core has none."""
         shape = tuple(self.assignment.topology.mesh_shape.tolist())
         replicas, logical = np.full(shape, -1), np.full(shape, -1)
         cores = self.assignment.core_assignment
@@ -46,13 +47,14 @@ class Picture:
         return replicas, logical
 
     def lines(self) -> Iterator[str]:
-        """Planes of chips as text; of many the first ones, since the others are alike."""
+        """Yield planes of chips as text. Of many planes, only the first ones."""
         replicas, _ = self.grids
         x, y, z, cores = replicas.shape
         per_slice = z // self.num_slices
         what = "replica" if self.assignment.num_cores_per_replica == 1 else "replica.logical device"
         more = f", {what} of its {cores} cores" if cores > 1 else f", {what} of each chip"
         yield f"Assignment (x to the right, y down{more})"
+        # The other planes look alike, and a pod has up to 24.
         for plane in range(min(z, _MOST_PLANES)):
             slice_number, depth = divmod(plane, per_slice)
             of = f"slice {slice_number}, " if self.num_slices > 1 else ""
@@ -62,7 +64,9 @@ class Picture:
             yield f"  and {plural(z - _MOST_PLANES, 'plane')} more of {x} x {y} chips"
 
     def _plane(self, plane: int, x: int, y: int) -> Iterator[str]:
+        """Yield the rows of one plane of chips."""
         cells = [[self._cell(i, j, plane) for i in range(min(x, _WIDEST))] for j in range(y)]
+        # Over all rows, so that also the rows that are printed line up with each other.
         width = max(len(cell) for row in cells for cell in row)
         for j, row in enumerate(cells[:_WIDEST]):
             dots = " ..." if x > _WIDEST else ""
@@ -71,6 +75,7 @@ class Picture:
                 yield f"    and {plural(y - _WIDEST, 'row')} more"
 
     def _cell(self, x: int, y: int, z: int) -> str:
+        """Return the names of the replicas on one chip, one for each core."""
         replicas, logical = self.grids
         names = []
         for r, part in zip(replicas[x, y, z].tolist(), logical[x, y, z].tolist(), strict=True):
@@ -79,18 +84,18 @@ class Picture:
         return ",".join(names)
 
     def draw(self, path: str | Path) -> Path:
-        """Write a picture: a panel for each plane of chips, coloured by replica.
+        """Write a picture with a panel for each plane of chips, coloured by replica.
 
         Raises:
             MissingExtraError: matplotlib is not installed.
-            ArgumentError: A path that no picture can be written to.
+            ArgumentError: No picture can be written to the path.
         """
         target = picture_path(path)
         replicas, _ = self.grids
         x, y, z, cores = replicas.shape
         columns = min(z, 6)
         rows = -(-z // columns)
-        # The cores of a chip stand beside each other.
+        # An image has two dims, so the cores of a chip are neighbours in x.
         flat = replicas.transpose(2, 1, 0, 3).reshape(z, y, x * cores)
         figure = _figure(2.2 * columns + 1, 2.2 * rows * max(0.4, y / x) + 1)
         axes = figure.subplots(rows, columns, squeeze=False)
@@ -103,8 +108,11 @@ class Picture:
         return target
 
     def _panel(self, axis: Any, numbers: np.ndarray, plane: int, z: int, cores: int) -> None:
+        """Draw one plane of chips."""
         count = self.assignment.num_replicas
         shown = np.ma.masked_less(numbers, 0)
+        # One range of colours for all planes, so that a colour means the same replica everywhere.
+        # `vmax` may not be 0 with one replica.
         axis.imshow(shown, cmap="viridis", vmin=0, vmax=max(1, count - 1), aspect="auto")
         per_slice = z // self.num_slices
         of = f"slice {plane // per_slice}, " if self.num_slices > 1 else ""
@@ -112,18 +120,21 @@ class Picture:
         if numbers.size * z > _MOST_NUMBERED:
             return
         for (j, i), replica in np.ndenumerate(numbers):
+            # The colours of low replica numbers are dark.
             colour = "white" if replica < count / 2 else "black"
             name = self._cell(i // cores, j, plane).split(",")[i % cores]
             axis.text(i, j, name, ha="center", va="center", fontsize=6, color=colour)
 
 
 def picture_path(path: str | Path) -> Path:
-    """The path of a picture that can be written, before minutes are spent on what it shows.
+    """Return the path of a picture after checking that it can be written.
+
+    The caller checks this before it computes for minutes what the picture shows.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentError: No such folder, one that is not writable, a folder in the place of a file, or
-            a suffix of which matplotlib makes no picture.
+        ArgumentError: The folder does not exist or is not writable, the path is a folder, or
+            matplotlib does not know the suffix.
     """
     formats = _figure(1, 1).canvas.get_supported_filetypes()
     target = Path(path)
@@ -155,6 +166,9 @@ def picture_path(path: str | Path) -> Path:
 
 
 def _figure(width: float, height: float) -> Any:
+    """Return an empty figure of matplotlib."""
+    # Imported here, because matplotlib is an optional package. The Agg canvas needs no display, and
+    # leaves the user's pyplot backend alone.
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

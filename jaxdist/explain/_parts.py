@@ -1,4 +1,4 @@
-"""The numbers of a plan, in parts."""
+"""The numbers of a plan: memory, traffic and times."""
 
 import dataclasses
 
@@ -7,12 +7,12 @@ import dataclasses
 class Memory:
     """Bytes of one device.
 
-    `parameters`, `optimizer`, `other_state` and `batch` are arguments of the step, and `padding` is
-    what the layout of arguments adds; `results` is new state and other results that do not take the
-    place of arguments, `temporaries` what the step makes and drops: activations, gradients and
-    buffers; `program` is its code. `peak` is all of them together, and `capacity` the published
-    memory. Where the compiler refused the program, `results` and `temporaries` are None, and `peak`
-    and `available` are what it said.
+    `parameters`, `optimizer`, `other_state` and `batch` are arguments of the step. `padding` is
+    what the layout of the arguments adds. `results` is new state and other results that do not
+    reuse the memory of arguments. `temporaries` are activations, gradients and buffers, which exist
+    during the step only. `program` is the code. `peak` is the sum, and `capacity` is the published
+    memory. If the compiler refused the program, `results` and `temporaries` are None, and `peak`
+    and `available` are from its message.
     """
 
     parameters: int
@@ -30,12 +30,12 @@ class Memory:
 
     @property
     def arguments(self) -> int:
-        """State and batch."""
+        """The bytes of state and batch."""
         return self.parameters + self.optimizer + self.other_state + self.batch
 
     @property
     def limit(self) -> int:
-        """What a program can have: as the compiler said, or as published."""
+        """The bytes that a program can use: as the compiler reported, or as published."""
         return self.capacity if self.available is None else self.available
 
 
@@ -45,14 +45,14 @@ class Traffic:
 
     Args:
         link: `"ICI"` inside a slice, `"DCN"` between slices.
-        kind: As HLO names it.
-        runs: How many a step runs.
-        num_bytes: What one device holds of their operands, or results where these are larger, all
-            runs together.
-        bytes_sent: The least that one device sends, all runs together.
-        devices: Devices that take part together.
-        groups: Groups of them.
-        seconds: Predicted, one run after the other.
+        kind: The name in HLO.
+        runs: The number of runs in a step.
+        num_bytes: The bytes of their operands on one device, or of their results if these are
+            larger, for all runs together.
+        bytes_sent: The least bytes that one device sends, for all runs together.
+        devices: The number of devices in a group.
+        groups: The number of groups.
+        seconds: The predicted time if the runs do not overlap.
     """
 
     link: str
@@ -67,11 +67,11 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Seconds of a step: bounds that no step beats, and what is predicted.
+    """Seconds of a step: lower bounds, and a prediction.
 
-    `compute`, `hbm`, `ici` and `dcn` are work over published peaks; whatever overlaps, a step takes
-    the largest of them at least. `predicted` has the collectives, with latencies, after the larger
-    of `compute` and `hbm`.
+    `compute`, `hbm`, `ici` and `dcn` are work divided by published peaks. Even if everything
+    overlaps, a step takes at least the largest of them. `predicted` is the larger of `compute` and
+    `hbm`, plus the collectives with their latencies.
     """
 
     compute: float
@@ -82,16 +82,16 @@ class Times:
 
     @property
     def bound(self) -> float:
-        """The time that the step takes at least."""
+        """The least time of the step."""
         return max(self.compute, self.hbm, self.ici, self.dcn)
 
     @property
     def bound_by(self) -> str:
-        """What decides it: `"compute"`, `"HBM"`, `"ICI"` or `"DCN"`."""
+        """The resource that decides the bound: `"compute"`, `"HBM"`, `"ICI"` or `"DCN"`."""
         named = {"compute": self.compute, "HBM": self.hbm, "ICI": self.ici, "DCN": self.dcn}
         return max(named, key=lambda name: named[name])
 
     @property
     def predicted(self) -> float:
-        """The time without overlap of communication and work."""
+        """The time if communication and work do not overlap."""
         return max(self.compute, self.hbm) + self.collectives

@@ -1,4 +1,4 @@
-"""What a step would need and take on a slice of TPUs."""
+"""The plan of a step on a slice of TPUs: what it needs, and how long it takes."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from jaxdist.explain._tables import Table
 from jaxdist.explain._words import count, plural, seconds, share, size
 from jaxdist.tpu.experimental import DeviceAssignment
 
-# Parts of the memory that are less than this part of the arguments are not listed.
+# The table of memory leaves out parts that are smaller than this fraction of the arguments.
 _SMALL = 1e-3
 CAVEAT = (
     "Times are bounds from published peak numbers, and the latencies of a model; nothing of this "
@@ -24,28 +24,30 @@ CAVEAT = (
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SlicePlan:
-    """What one step would need and take on a slice of TPUs, compiled for it with its own compiler.
+    """What one step needs on a slice of TPUs, and how long it takes.
 
-    All sizes and times are of one device: a chip, or a core where a chip has two.
+    The step is compiled for the slice with the compiler for TPUs. All sizes and times are of one
+    device: a chip, or a core if a chip has two devices.
 
     Args:
-        name: The step's.
-        topology: The slice, such as `v5p:8x8x8`, or `v5e:4x4*2` for two.
-        chip: Published peaks of a chip.
-        devices_per_chip: Devices that share a chip.
-        num_slices: How many slices.
-        assignment: Which core is logical device l of replica r.
-        rules: How state is laid out, where a job was planned by a rule; else "".
-        rows_per_replica: Rows of a batch that a replica gets; None where nothing is per-replica.
+        name: The name of the step.
+        topology: The slice, such as `v5p:8x8x8`, or `v5e:4x4*2` for two slices.
+        chip: The published peaks of a chip.
+        devices_per_chip: The number of devices that share a chip.
+        num_slices: The number of slices.
+        assignment: The core of each logical device l of each replica r.
+        rules: The rule that places the state, if a job was planned with a rule; else "".
+        rows_per_replica: Rows of a batch for each replica; None if no argument is per-replica.
         memory: Bytes of one device.
-        flops: Operations of matrix products of one device; None where the compiler refused.
+        flops: Operations of matrix products of one device; None if the compiler refused.
         hbm_traffic: Bytes that one device reads and writes.
         traffic: Collectives, by link and kind.
-        times: Bounds and prediction; None where the compiler refused.
-        efficiency: Rows in a second of each device, as a part of those of one device alone.
+        times: Bounds and prediction; None if the compiler refused.
+        efficiency: Rows per second of each device, divided by the rows per second of one device
+            alone.
         efficiency_note: Why there is no efficiency, or what it is compared with.
-        advice: What would make it fit, or use less.
-        notes: What the numbers do not hold.
+        advice: Changes with which the step would fit, or use less memory.
+        notes: What the numbers leave out.
 
     Example:
         >>> strategy = OneDeviceStrategy("cpu:0")
@@ -75,39 +77,39 @@ class SlicePlan:
 
     @property
     def num_replicas(self) -> int:
-        """Copies of the step that run together."""
+        """The number of copies of the step that run together."""
         return self.assignment.num_replicas
 
     @property
     def num_logical(self) -> int:
-        """Devices that one replica spans."""
+        """The number of devices of one replica."""
         return self.assignment.num_cores_per_replica
 
     @property
     def num_chips(self) -> int:
-        """Chips of all slices."""
+        """The number of chips of all slices."""
         x, y, z, _ = self.assignment.topology.mesh_shape.tolist()
         return int(x * y * z)
 
     @property
     def global_rows(self) -> int | None:
-        """Rows of a batch, of all replicas."""
+        """The rows of a batch, for all replicas."""
         rows = self.rows_per_replica
         return None if rows is None else rows * self.num_replicas
 
     @property
     def rows_per_second(self) -> float | None:
-        """Rows of all replicas in a second, as predicted."""
+        """The predicted rows per second, for all replicas."""
         if self.times is None or not self.global_rows or not self.times.predicted:
             return None
         return self.global_rows / self.times.predicted
 
     def bytes_sent(self, link: str) -> float:
-        """The least that one device sends in a step over `"ICI"` or `"DCN"`."""
+        """Return the least bytes that one device sends in a step over `"ICI"` or `"DCN"`."""
         return sum(row.bytes_sent for row in self.traffic if row.link == link)
 
     def text(self) -> str:
-        """Everything, as aligned text.
+        """Return the whole plan as aligned text.
 
         Example:
             >>> program = OneDeviceStrategy("cpu:0").lower(lambda x: x + 1, (jnp.ones(4),))
@@ -117,17 +119,17 @@ class SlicePlan:
         return _tables.as_text(list(self.parts()))
 
     def figure(self, path: str | Path) -> Path:
-        """Draw the assignment, a panel for each plane of chips; the suffix gives the format.
+        """Draw the assignment with a panel for each plane of chips; the suffix gives the format.
 
         Raises:
             MissingExtraError: matplotlib is not installed.
-            ArgumentError: A path that no picture can be written to.
+            ArgumentError: No picture can be written to the path.
         """
         return self._picture.draw(path)
 
     @property
     def title(self) -> str:
-        """What is planned, where."""
+        """The step and the slice, in one line."""
         rules = f", {self.rules}" if self.rules else ""
         return (
             f"Plan of {self.name} for {self.topology}: {plural(self.num_chips, 'chip')}, "
@@ -141,12 +143,13 @@ class SlicePlan:
 
     @property
     def _device(self) -> str:
+        """The name of one device in the tables."""
         return (
             "chip" if self.devices_per_chip == 1 else f"core, 1/{self.devices_per_chip} of a chip"
         )
 
     def parts(self) -> Iterator[Table | str]:
-        """Tables and sentences."""
+        """Yield tables and sentences."""
         yield self.title
         if self.rows_per_replica is not None:
             yield (
@@ -156,12 +159,14 @@ class SlicePlan:
         yield self._verdict()
         yield from (f"  {sentence}" for sentence in self.advice)
         if self.times is not None:
+            # Without times the compiler refused the program, so nothing is known of its work.
             yield from self._work(self.times)
         yield "\n".join(self._picture.lines())
         yield from self.notes
         yield CAVEAT
 
     def _memory(self) -> Table:
+        """Return the table of memory."""
         m = self.memory
         rows: list[tuple[str, int | None]] = [
             ("parameters", m.parameters),
@@ -181,12 +186,14 @@ class SlicePlan:
             tuple(
                 (name, "?" if n is None else size(n), "" if n is None else share(n / m.limit))
                 for name, n in rows
+                # The peak is always listed, since the verdict below it refers to it.
                 if n is None or n > _SMALL * m.arguments or name == "peak"
             ),
             frozenset({"size", "part"}),
         )
 
     def _verdict(self) -> str:
+        """Return the sentence that says if the step fits."""
         m = self.memory
         if m.fits:
             return "It fits."
@@ -194,6 +201,7 @@ class SlicePlan:
         return f"It does not fit: it needs {needs}, and there is {size(m.limit)}."
 
     def _work(self, times: Times) -> Iterator[Table | str]:
+        """Yield the table of bounds and the sentences about work and time."""
         flops, moved = self.flops or 0, self.hbm_traffic or 0
         devices = self.num_replicas * self.num_logical
         per_chip = flops * self.devices_per_chip
@@ -205,6 +213,7 @@ class SlicePlan:
             yield self._collectives()
         else:
             yield "It has no collectives."
+        # The work is that of one device, which has only a part of the chip's peaks.
         peaks = self.chip.per_device(self.devices_per_chip)
         sent = {link: self.bytes_sent(link) for link in ("ICI", "DCN")}
         rows = [
@@ -212,6 +221,7 @@ class SlicePlan:
             ("HBM", size(moved), count(peaks.hbm_bytes_per_second, "B/s"), times.hbm),
             ("ICI", size(sent["ICI"]), count(peaks.ici_bytes_per_second, "B/s"), times.ici),
         ]
+        # One slice sends nothing over DCN.
         if self.num_slices > 1:
             rate = count(peaks.dcn_bytes_per_second, "B/s")
             rows.append(("DCN", size(sent["DCN"]), rate, times.dcn))
@@ -234,6 +244,7 @@ class SlicePlan:
             yield f"Scaling efficiency: unknown, {self.efficiency_note}"
 
     def _collectives(self) -> Table:
+        """Return the table of collectives."""
         return Table(
             "Collectives of a step",
             ("link", "kind", "runs", "bytes", "a device sends", "devices", "predicted"),

@@ -1,4 +1,4 @@
-"""Plans of one job on one slice, compared."""
+"""A comparison of plans of one job on one slice."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from jaxdist.explain._words import seconds, size
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A way to lay a job out, with its plan, or why there is none."""
+    """A placement of a job, with its plan, or the reason why it has none."""
 
     rules: str
     num_replicas: int
@@ -23,7 +23,7 @@ class Candidate:
 
     @property
     def seconds(self) -> float | None:
-        """The predicted time of a step that fits."""
+        """The predicted time of a step; None if the job does not fit."""
         if self.plan is None or self.plan.times is None:
             return None
         return self.plan.times.predicted
@@ -31,15 +31,15 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sweep:
-    """Ways to lay a job out on a slice, the fastest of those that fit first.
+    """Placements of a job on a slice, the fastest of those that fit first.
 
     All have the same global batch, so a shorter step is more work in the same time.
 
     Args:
-        name: The job's.
+        name: The name of the job.
         topology: The slice.
-        global_rows: Rows of a batch, of all replicas.
-        candidates: What was tried.
+        global_rows: Rows of a batch, for all replicas.
+        candidates: All placements that were tried.
     """
 
     name: str
@@ -49,7 +49,8 @@ class Sweep:
 
     @property
     def ranked(self) -> tuple[Candidate, ...]:
-        """Those that fit by predicted time, then the others as they were tried."""
+        """The candidates that fit by predicted time, then the others in the order of the trials."""
+        # The sort is stable, so candidates without a time keep their order.
         return tuple(sorted(self.candidates, key=lambda c: (c.seconds is None, c.seconds or 0.0)))
 
     @property
@@ -59,11 +60,11 @@ class Sweep:
         return first.plan if first is not None and first.seconds is not None else None
 
     def text(self) -> str:
-        """A table, as aligned text."""
+        """Return the comparison as aligned text."""
         return _tables.as_text(list(self.parts()))
 
     def parts(self) -> Iterator[Table | str]:
-        """Tables and sentences."""
+        """Yield tables and sentences."""
         yield (
             f"Ways to lay {self.name} out on {self.topology}, "
             f"with {self.global_rows:,} rows in a batch"
@@ -77,11 +78,13 @@ class Sweep:
         yield CAVEAT
 
     def _row(self, number: int, c: Candidate) -> tuple[str, ...]:
+        """Return the cells of one candidate."""
         mesh = f"{c.num_replicas:,} x {c.num_logical}"
         if c.plan is None:
             return ("", c.rules, mesh, "", "", "", "", c.reason)
         peak = "?" if c.plan.memory.peak is None else size(c.plan.memory.peak)
         if c.plan.times is None:
+            # A plan without times is one that the compiler refused for its memory.
             limit = size(c.plan.memory.limit)
             return ("", c.rules, mesh, "", "", "", peak, f"does not fit into {limit}")
         times = c.plan.times

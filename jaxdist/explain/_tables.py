@@ -11,7 +11,7 @@ from rich.text import Text
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of cells below a title; `numbers` are the columns that are aligned to the right."""
+    """Rows of cells below a title. The columns named in `numbers` are aligned to the right."""
 
     title: str
     columns: tuple[str, ...]
@@ -19,19 +19,20 @@ class Table:
     numbers: frozenset[str] = frozenset()
 
     def lines(self) -> Iterator[str]:
-        """Aligned text."""
+        """Yield lines of aligned text."""
         yield self.title
         cells = [self.columns, *self.rows]
         widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
         for row in cells:
-            yield "  " + "  ".join(self._aligned(row, widths)).rstrip()
+            yield "  " + "  ".join(self._align(row, widths)).rstrip()
 
-    def _aligned(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    def _align(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+        """Yield the cells of a row, padded to the widths."""
         for cell, width, column in zip(row, widths, self.columns, strict=True):
             yield cell.rjust(width) if column in self.numbers else cell.ljust(width)
 
     def html(self) -> str:
-        """A table of HTML."""
+        """Return the table as HTML."""
         head = "".join(f"<th>{html.escape(c)}</th>" for c in self.columns)
         body = "".join(
             "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>"
@@ -43,19 +44,19 @@ class Table:
         )
 
     def rich(self) -> RichTable:
-        """A table of rich."""
+        """Return the table for rich."""
         table = RichTable(title=self.title, title_justify="left", title_style="bold")
         for column in self.columns:
             justify = "right" if column in self.numbers else "left"
             table.add_column(column, justify=justify, overflow="fold")
         for row in self.rows:
-            # As Text: rich would take what is in brackets for markup.
+            # As Text, because rich reads brackets in a string as markup, and shapes have brackets.
             table.add_row(*map(Text, row))
         return table
 
 
 def as_text(parts: Sequence[Table | str]) -> str:
-    """Tables and sentences, one after the other."""
+    """Return tables and sentences as text."""
     lines: list[str] = []
     for part in parts:
         lines += part.lines() if isinstance(part, Table) else [part]
@@ -63,16 +64,17 @@ def as_text(parts: Sequence[Table | str]) -> str:
 
 
 def as_html(parts: Sequence[Table | str]) -> str:
-    """The same for a notebook."""
-    return "".join(p.html() if isinstance(p, Table) else _block(p) for p in parts)
+    """Return tables and sentences as HTML, for a notebook."""
+    return "".join(p.html() if isinstance(p, Table) else _format_block(p) for p in parts)
 
 
-def _block(text: str) -> str:
-    """A sentence, or lines that are aligned."""
+def _format_block(text: str) -> str:
+    """Return text as HTML: a sentence, or aligned lines."""
+    # Only `pre` keeps the spaces that align lines.
     tag = "pre" if "\n" in text else "p"
     return f"<{tag}>{html.escape(text)}</{tag}>"
 
 
 def as_rich(parts: Sequence[Table | str]) -> RenderableType:
-    """The same for rich."""
+    """Return tables and sentences for rich."""
     return Group(*(p.rich() if isinstance(p, Table) else Text(p) for p in parts))

@@ -1,4 +1,4 @@
-"""Numbers as a person writes them."""
+"""Numbers with units, as text."""
 
 _SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
@@ -6,7 +6,7 @@ _COUNTS = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def size(num_bytes: float) -> str:
-    """`1.5 GiB`.
+    """Return a number of bytes as text, such as `1.5 GiB`.
 
     Example:
         >>> size(1536), size(12)
@@ -14,34 +14,34 @@ def size(num_bytes: float) -> str:
     """
     for unit, one in _SIZES:
         if num_bytes >= one:
-            return f"{_short(num_bytes / one)} {unit}"
+            return f"{_format_short(num_bytes / one)} {unit}"
     return f"{num_bytes:,.0f} B"
 
 
 def seconds(value: float) -> str:
-    """`2.5 ms`.
+    """Return a time as text, such as `2.5 ms`.
 
     Example:
         >>> seconds(0.0025), seconds(0.0)
         ('2.5 ms', '0 us')
     """
     unit, one = next((row for row in _TIMES if value >= row[1]), _TIMES[-1])
-    return f"{_short(value / one)} {unit}"
+    return f"{_format_short(value / one)} {unit}"
 
 
 def count(value: float, what: str) -> str:
-    """`3.2 TFLOP`.
+    """Return a large number as text, such as `3.2 TFLOP`.
 
     Example:
         >>> count(3.2e12, "FLOP"), count(12, "FLOP")
         ('3.2 TFLOP', '12 FLOP')
     """
     unit, one = next((row for row in _COUNTS if value >= row[1]), ("", 1.0))
-    return f"{_short(value / one)} {unit}{what}"
+    return f"{_format_short(value / one)} {unit}{what}"
 
 
 def share(part: float) -> str:
-    """`42%`.
+    """Return a fraction as text, such as `42%`.
 
     Example:
         >>> share(0.421), share(0.0021), share(0.00002), share(0)
@@ -53,7 +53,7 @@ def share(part: float) -> str:
 
 
 def plural(number: int, what: str) -> str:
-    """`1 replica`, `2 replicas`.
+    """Return a number with its noun, such as `1 replica` or `2 replicas`.
 
     Example:
         >>> plural(1, "chip"), plural(6144, "chip")
@@ -62,5 +62,6 @@ def plural(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _short(value: float) -> str:
+def _format_short(value: float) -> str:
+    """Return a number with three digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Reading compiled programs."""
+"""Readers of compiled programs in HLO text."""
 
 from jaxdist.hlo._collectives import CompiledCollective as CompiledCollective
 from jaxdist.hlo._collectives import collectives as collectives

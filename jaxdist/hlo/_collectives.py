@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from jaxdist.hlo import _text
-from jaxdist.hlo._groups import GROUPS, PAIRS, Groups, connected, decoded, pairs_in
+from jaxdist.hlo._groups import GROUPS, PAIRS, Groups, decoded, find_connected, parse_pairs
 from jaxdist.hlo._text import Instruction, Module
-from jaxdist.hlo._trips import trips
+from jaxdist.hlo._trips import count_trips
 
 KINDS = (
     "all-reduce",
@@ -18,12 +18,12 @@ KINDS = (
     "collective-broadcast",
     "ragged-all-to-all",
 )
-# Between slices of TPUs a collective is a pair of send and recv for another runtime.
+# Between slices of TPUs, a collective is a pair of send and recv, which another runtime executes.
 _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="[^"]*"')
 _SLICES = re.compile(r"_xla_megascale_target=(?P<target>\"[^\"]*\"|\{\{.*?\}\})")
-# The compiler for TPUs lays a collective over other work by writing it into several fusions: the
-# first begins it, the others go on with it.
+# The compiler for TPUs overlaps a collective with other work by writing it into several fusions.
+# The first one starts the collective, and the others continue it. It must count once.
 _LAID_OVER = re.compile(r"channel_id=(\d+).*async_collective_fusion_config")
 _BEGINS = 'custom_call_target="AsyncCollectiveStart"'
 _TRANSFERS = {"ONE_TO_ONE": "collective-permute"}
@@ -33,34 +33,34 @@ _TRANSFERS = {"ONE_TO_ONE": "collective-permute"}
 class CompiledCollective:
     """One collective operation of a compiled program.
 
-    `bytes_per_device` is the size of its results on one device, `operand_bytes` that of its
+    `bytes_per_device` is the size of its results on one device, and `operand_bytes` that of its
     operands: smaller for an all-gather, larger for a reduce-scatter.
     """
 
     kind: str
     operands: int
     bytes_per_device: int
-    replica_groups: str  # as it is written
+    replica_groups: str  # as written in the text
     operand_bytes: int = 0
     groups: Groups = ()  # numbers of devices in the order of the mesh
     pairs: tuple[tuple[int, int], ...] = ()  # of a collective-permute: from, to
-    times: int | None = 1  # how often it runs; None where a loop decides while running
+    times: int | None = 1  # how often it runs; None if the count of a loop is not constant
     in_loop: bool = False
     in_branch: bool = False  # may not run at all
     between_slices: bool = False  # over the network between slices of TPUs
-    source: str = ""  # file:line (function) that asked for it; "" where XLA noted none
-    # Of one that XLA made of several: where each was asked for, the first being `source`.
+    source: str = ""  # file:line (function) of the user's call; "" if the text has none
+    # The lines of all calls, if XLA combined several collectives into this one. `source` is first.
     sources: tuple[str, ...] = ()
     op_name: str = ""  # JAX's name of the operation, with the functions around it
 
     @property
     def group_size(self) -> int:
-        """Devices that take part together; of several sizes the largest."""
+        """The number of devices in a group; if groups differ in size, the largest."""
         return max((len(group) for group in self.groups), default=1)
 
     @property
     def bytes_sent(self) -> float:
-        """The least that one device sends: what any algorithm that passes on messages needs."""
+        """The least bytes that one device sends, for any algorithm of messages."""
         n = self.group_size
         if self.kind in ("collective-permute", "collective-broadcast"):
             return float(self.bytes_per_device)
@@ -69,13 +69,13 @@ class CompiledCollective:
 
 
 def collectives(text: str) -> tuple[CompiledCollective, ...]:
-    """The collectives in optimized HLO text, in program order.
+    """Return the collectives in optimized HLO text, in program order.
 
-    An asynchronous one, of a start and a done, counts once. One in a loop or a called computation
-    is listed once, with the number of times that it runs.
+    An asynchronous collective, with a start and a done, counts once. A collective in a loop or in a
+    called computation has one entry, with the number of times that it runs.
 
     Args:
-        text: What `jax.stages.Compiled.as_text` gives.
+        text: The result of `jax.stages.Compiled.as_text`.
 
     Returns:
         One entry for each operation.
@@ -92,7 +92,7 @@ def collectives(text: str) -> tuple[CompiledCollective, ...]:
 
 
 class _Walk:
-    """Follows calls, loops and branches from the entry on."""
+    """A walk over calls, loops and branches, from the entry computation on."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -101,42 +101,46 @@ class _Walk:
         self._begun = {
             channel[1]
             for c in computations
-            if _begins(c)
+            if _is_start(c)
             for i in c.values()
             if (channel := _LAID_OVER.search(i.rest))
         }
 
     def computation(self, name: str, times: int | None, *, in_loop: bool, in_branch: bool) -> None:
+        """Add the collectives of a computation that runs `times` times."""
         for written in self.module.computations.get(name, {}).values():
-            instruction = _text.started(written)
+            instruction = _text.resolve_start(written)
             for inner, factor, loop, branch in self._inside(name, instruction):
                 all_times = None if times is None or factor is None else times * factor
                 self.computation(
                     inner, all_times, in_loop=in_loop or loop, in_branch=in_branch or branch
                 )
-            kind = _kind(instruction)
-            if kind is not None and not self._goes_on(name, instruction):
+            kind = _find_kind(instruction)
+            if kind is not None and not self._is_continuation(name, instruction):
                 self._add((name, instruction.name), kind, instruction, times, in_loop, in_branch)
 
-    def _goes_on(self, name: str, instruction: Instruction) -> bool:
-        """Whether this is more of a collective that another fusion has begun."""
+    def _is_continuation(self, name: str, instruction: Instruction) -> bool:
+        """Whether this instruction continues a collective that another fusion has started."""
         channel = _LAID_OVER.search(instruction.rest)
+        # Only if the start is in the text. Otherwise the collective would not be counted at all.
         has_begun = channel is not None and channel[1] in self._begun
-        return has_begun and not _begins(self.module.computations[name])
+        return has_begun and not _is_start(self.module.computations[name])
 
     def _inside(
         self, name: str, instruction: Instruction
     ) -> Iterator[tuple[str, int | None, bool, bool]]:
-        """Computations that an instruction runs: which, how often, in a loop, in a branch."""
+        """Yield computations that an instruction runs: name, count, in a loop, in a branch."""
+        # They name the same computation as their start, which counted it.
         if instruction.opcode.endswith(("-update", "-done")):
             return
         count: int | None = None
         if instruction.opcode == "while":
-            count = trips(self.module, self.module.computations[name], instruction)
+            count = count_trips(self.module, self.module.computations[name], instruction)
         for how, inner in instruction.called:
             if how == "body":
                 yield inner, count, True, False
             elif how == "condition":
+                # A loop checks its condition once more than it runs its body.
                 yield inner, None if count is None else count + 1, True, False
             else:
                 branch = how in ("branch_computations", "true_computation", "false_computation")
@@ -151,6 +155,8 @@ class _Walk:
         in_loop: bool,
         in_branch: bool,
     ) -> None:
+        """Add a collective, or add to the count of one that was found before."""
+        # Two calls of one computation run the same collective.
         before = self.found.get(key)
         if before is not None:
             total = None if times is None or before.times is None else times + before.times
@@ -166,11 +172,13 @@ class _Walk:
         operands = instruction.operands
         if instruction.opcode == "send":
             operands = operands[:1]
-            results = _received(instruction, within)
+            # The shape of a send has the operand. The results have the shape of the recv.
+            results = _received_bytes(instruction, within)
         else:
             results = _text.num_bytes(instruction.shape)
         operand_bytes = sum(_text.num_bytes(within[o].shape) for o in operands if o in within)
         if not any(o in within for o in operands):
+            # A text that is only a part of a program may lack the operands.
             operand_bytes = results
         raw, groups, pairs = self._groups(kind, instruction)
         sources = tuple(s for s in dict.fromkeys(self._sources(noted, instruction, within)) if s)
@@ -194,8 +202,10 @@ class _Walk:
     def _sources(
         self, noted: dict[str, str], instruction: Instruction, within: dict[str, Instruction]
     ) -> Iterator[str]:
-        """The line of an operation, and those of its results where it is of several."""
+        """Yield the line of an operation, and the lines of its results if it has several."""
         yield _text.source(self.module, noted)
+        # XLA keeps one line for a combined collective. The lines of the others are on the
+        # instructions that take its results apart.
         if len(instruction.operands) > 1:
             for user in within.values():
                 if user.opcode == "get-tuple-element" and user.operands == (instruction.name,):
@@ -204,23 +214,26 @@ class _Walk:
     def _groups(
         self, kind: str, instruction: Instruction
     ) -> tuple[str, Groups, tuple[tuple[int, int], ...]]:
+        """Return the groups of a collective as text and as numbers, and the pairs of a permute."""
         if instruction.opcode == "send":
             target = _SLICES.search(instruction.rest)
-            return _of_slices(target["target"].strip('"') if target else "")
+            return _parse_slices(target["target"].strip('"') if target else "")
         pairs = PAIRS.search(instruction.rest)
         if kind == "collective-permute" and pairs is not None:
-            listed = pairs_in(pairs["pairs"])
-            return "{}", connected(listed), listed
+            listed = parse_pairs(pairs["pairs"])
+            return "{}", find_connected(listed), listed
         written = GROUPS.search(instruction.rest)
         raw = written["groups"] if written else "{}"
         return raw, decoded(raw, self.module.participants), ()
 
 
-def _begins(computation: Mapping[str, Instruction]) -> bool:
+def _is_start(computation: Mapping[str, Instruction]) -> bool:
+    """Whether a computation starts a collective that other fusions continue."""
     return any(_BEGINS in i.rest for i in computation.values())
 
 
-def _kind(instruction: Instruction) -> str | None:
+def _find_kind(instruction: Instruction) -> str | None:
+    """Return the kind of a collective, or None if the instruction is none."""
     opcode = instruction.opcode
     transfer = _BETWEEN_SLICES.search(instruction.rest) if opcode == "send" else None
     if transfer is not None:
@@ -228,8 +241,9 @@ def _kind(instruction: Instruction) -> str | None:
     return opcode if opcode in KINDS else None
 
 
-def _received(send: Instruction, within: dict[str, Instruction]) -> int:
-    """The bytes of the `recv` that belongs to a `send`."""
+def _received_bytes(send: Instruction, within: dict[str, Instruction]) -> int:
+    """Return the bytes of the `recv` that belongs to a `send`."""
+    # The two instructions have the same rendezvous name.
     meeting = _RENDEZVOUS.search(send.rest)
     for other in within.values():
         if other.opcode == "recv" and meeting and meeting[0] in other.rest:
@@ -239,23 +253,27 @@ def _received(send: Instruction, within: dict[str, Instruction]) -> int:
 
 _CORES = re.compile(r"\{(?P<slices>[\d,:]+)\}x\{(?P<cores>[\d,:]+)\}")
 _PAIR = re.compile(r"(\d+)->(\d+)")
-_SLICE = 100_000  # of a device of slice s: (s + 1) x this, plus its number in the slice
+# The number of a device of slice s is (s + 1) x this, plus its number in the slice.
+_SLICE = 100_000
 
 
-def _of_slices(target: str) -> tuple[str, Groups, tuple[tuple[int, int], ...]]:
-    """Groups between slices; devices are numbered as `slice * 100000 + core`, slices from 1."""
+def _parse_slices(target: str) -> tuple[str, Groups, tuple[tuple[int, int], ...]]:
+    """Return the groups between slices.
+
+    Devices are numbered as `slice * 100000 + core`, and slices from 1.
+    """
     crossed = _CORES.match(target)
     if crossed is not None:
-        slices, cores = _listed(crossed["slices"]), _listed(crossed["cores"])
+        slices, cores = _parse_ranges(crossed["slices"]), _parse_ranges(crossed["cores"])
         return target, tuple(tuple(s * _SLICE + c for s in slices) for c in cores), ()
     pairs = tuple((int(a), int(b)) for a, b in _PAIR.findall(target))
     if pairs:
-        return target, connected(pairs), pairs
+        return target, find_connected(pairs), pairs
     return target, decoded(target, 1), ()
 
 
-def _listed(text: str) -> list[int]:
-    """`0:3` and `0,1,2,3` alike."""
+def _parse_ranges(text: str) -> list[int]:
+    """Return the numbers of `0:3` or `0,1,2,3`, which are the same."""
     numbers: list[int] = []
     for part in text.split(","):
         low, _, high = part.partition(":")

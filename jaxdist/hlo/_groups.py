@@ -1,4 +1,4 @@
-"""Which devices take part in a collective together, in every way that XLA writes it."""
+"""The device groups of a collective, in every notation of XLA."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ import numpy as np
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
-# The text of `replica_groups=`, up to where the next attribute begins.
+# The text of `replica_groups=`, up to the next attribute.
 GROUPS = re.compile(
     r"replica_groups=(?P<groups>\{\{.*?\}\}|\{\}"
     r"|mesh\[.*?\](?:, device_ids=\(.*?\)\)?)?(?: \{.*?\})?"
@@ -28,7 +28,7 @@ _AXIS = re.compile(
 
 
 def decoded(text: str, participants: int) -> Groups:
-    """Explicit groups from the text after `replica_groups=`; `{}` is one group of all.
+    """Return the groups in the text after `replica_groups=`; `{}` is one group of all devices.
 
     Example:
         >>> from jaxdist import hlo
@@ -38,21 +38,21 @@ def decoded(text: str, participants: int) -> Groups:
         ((0, 4), (1, 5), (2, 6), (3, 7))
     """
     if text.startswith("mesh["):
-        return _of_mesh(text)
+        return _parse_mesh(text)
     if text.startswith("["):
-        return _rows(_iota(text))
-    groups = tuple(_numbers(m[1]) for m in _LIST.finditer(text) if m[1])
+        return _as_groups(_parse_iota(text))
+    groups = tuple(_parse_numbers(m[1]) for m in _LIST.finditer(text) if m[1])
     return groups or (tuple(range(participants)),)
 
 
-def pairs_in(text: str) -> tuple[tuple[int, int], ...]:
-    """The `(source, target)` pairs of a collective-permute."""
-    numbers = (_numbers(m[1]) for m in _LIST.finditer(text))
+def parse_pairs(text: str) -> tuple[tuple[int, int], ...]:
+    """Return the `(source, target)` pairs of a collective-permute."""
+    numbers = (_parse_numbers(m[1]) for m in _LIST.finditer(text))
     return tuple((source, target) for source, target in numbers)
 
 
-def connected(pairs: tuple[tuple[int, int], ...]) -> Groups:
-    """Devices between which there is a way over the pairs: each ring of a permutation."""
+def find_connected(pairs: tuple[tuple[int, int], ...]) -> Groups:
+    """Return the devices that are connected by pairs, such as each ring of a permutation."""
     root: dict[int, int] = {}
 
     def find(device: int) -> int:
@@ -61,6 +61,7 @@ def connected(pairs: tuple[tuple[int, int], ...]) -> Groups:
         return device
 
     for source, target in pairs:
+        # The smallest device is the root, so the order of the pairs does not matter.
         a, b = sorted((find(source), find(target)))
         root[b] = a
     rings: dict[int, list[int]] = {}
@@ -69,29 +70,31 @@ def connected(pairs: tuple[tuple[int, int], ...]) -> Groups:
     return tuple(tuple(ring) for ring in rings.values())
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_numbers(text: str) -> tuple[int, ...]:
+    """Return the integers in a comma-separated text."""
     return tuple(int(n) for n in text.split(",") if n)
 
 
-def _rows(array: np.ndarray) -> Groups:
+def _as_groups(array: np.ndarray) -> Groups:
+    """Return the rows of an array as groups."""
     return tuple(tuple(int(d) for d in row) for row in array)
 
 
-def _iota(text: str) -> np.ndarray:
-    """`[2,4]<=[4,2]T(1,0)`: 0, 1, 2, ... as `[4,2]`, transposed, as `[2,4]`."""
+def _parse_iota(text: str) -> np.ndarray:
+    """Return `[2,4]<=[4,2]T(1,0)`: 0, 1, 2, ... as `[4,2]`, transposed, as `[2,4]`."""
     match = _IOTA.match(text)
     if match is None:
         return np.arange(0)
-    shape = _numbers(match["shape"])
-    dims = _numbers(match["dims"]) if match["dims"] else shape
+    shape = _parse_numbers(match["shape"])
+    dims = _parse_numbers(match["dims"]) if match["dims"] else shape
     array = np.arange(math.prod(dims)).reshape(dims)
     if match["order"]:
-        array = array.transpose(_numbers(match["order"]))
+        array = array.transpose(_parse_numbers(match["order"]))
     return array.reshape(shape) if match["dims"] else array
 
 
-def _of_mesh(text: str) -> Groups:
-    """`mesh['a'=2,'b'=4] {'a'}`: groups over the named axes, and parts of axes (`'b':(2)2`)."""
+def _parse_mesh(text: str) -> Groups:
+    """Return the groups of `mesh['a'=2,'b'=4] {'a'}`, also over parts of axes (`'b':(2)2`)."""
     match = _MESH.match(text)
     if match is None:
         return ()
@@ -99,10 +102,13 @@ def _of_mesh(text: str) -> Groups:
     devices = np.arange(math.prod(sizes.values()))
     if match["devices"]:
         given = match["devices"]
-        listed = _iota(given).ravel() if given.startswith("[") else np.array(_numbers(given))
+        listed = (
+            _parse_iota(given).ravel() if given.startswith("[") else np.array(_parse_numbers(given))
+        )
         devices = listed
     over = list(_AXIS.finditer(match["over"] or ""))
-    # Every axis is cut into parts, so that a part of an axis is one dim.
+    # Every axis is divided into several dims, so that each part of an axis that the groups use is
+    # one dim, or several.
     dims: list[int] = []
     place: dict[tuple[str, int], int] = {}
     for name, whole in sizes.items():
@@ -120,6 +126,7 @@ def _of_mesh(text: str) -> Groups:
         low = int(m["before"]) if m["size"] else 1
         high = low * int(m["size"]) if m["size"] else sizes[m["name"]]
         chosen += [d for (n, at), d in place.items() if n == m["name"] and low <= at < high]
+    # A group has the devices that differ on the chosen dims only.
     rest = [d for d in range(len(dims)) if d not in chosen]
     size = math.prod(dims[d] for d in chosen)
-    return _rows(grid.transpose([*rest, *chosen]).reshape(-1, size))
+    return _as_groups(grid.transpose([*rest, *chosen]).reshape(-1, size))

@@ -1,6 +1,9 @@
-"""What this room knows of HLO: instructions, and the calls of libraries that compilers make.
+"""The instructions of HLO, and the library calls of compilers, that this room knows.
 
-What is not here is not taken for nothing: it is named in reports.
+# Note [Unknown instructions]
+Compilers add instructions and library calls with every version. A reader that skipped an unknown
+one would report too few collectives or too little work, and nobody would notice. So every
+instruction is in a list here, or reports name it as unknown.
 """
 
 import enum
@@ -8,7 +11,7 @@ import re
 
 from jaxdist.hlo._text import Instruction, read
 
-# Opcodes of XLA (hlo_opcode.h) that move their operands and results, and have no matrix product.
+# Opcodes of XLA (hlo_opcode.h) that read operands and write results, without a matrix product.
 _MOVE = frozenset(
     """
     abs acos acosh add add-dependency after-all and asin asinh atan2 atanh batch-norm-grad
@@ -32,7 +35,7 @@ _COLLECTIVES = frozenset(
     }
 )  # fmt: skip
 PRODUCTS = frozenset({"convolution", "dot", "scaled-dot"})
-# Their products are known to no reader here.
+# Opcodes with matrix products that no reader here counts.
 _SOLVERS = frozenset({"cholesky", "triangular-solve", "ragged-dot"})
 _KNOWN = _MOVE | _COLLECTIVES | PRODUCTS | _SOLVERS | {"async", "custom-call", "fusion"}
 _ASYNC = re.compile(r"-(start|update|done)$")
@@ -40,17 +43,18 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
 
 class Call(enum.Enum):
-    """What a custom call does, by its target."""
+    """The kind of a custom call, by its target."""
 
     PRODUCT = "product"  # of matrices: cuBLAS
     CONVOLUTION = "convolution"  # cuDNN
     MOVE = "move"  # reads its operands and writes its results
-    NAME = "name"  # another name for what is there, or room for what will be
-    SOLVE = "solve"  # on one device, with operations that nobody counts here
+    NAME = "name"  # an alias of its operand, or a buffer for a later result
+    SOLVE = "solve"  # on one device, with operations that are not counted
     UNKNOWN = "unknown"
 
 
-# Beginnings of targets; the first that fits.
+# Beginnings of targets. The first match counts, so `__cudnn$convReorderFilter` comes before
+# `__cudnn$conv`.
 _CALLS = (
     ("__cublas$lt$grouped", Call.SOLVE),
     ("__cublas$gemm", Call.PRODUCT),
@@ -68,7 +72,7 @@ _CALLS = (
     ("MoveToHost", Call.MOVE),
     ("MoveToDevice", Call.MOVE),
     ("AllocateBuffer", Call.NAME),
-    ("AsyncCollective", Call.NAME),  # beside the collective that it is about
+    ("AsyncCollective", Call.NAME),  # the text also has the collective itself
     ("ConcatBitcast", Call.NAME),
     ("annotate_device_placement", Call.NAME),
     ("Sharding", Call.NAME),
@@ -85,33 +89,34 @@ _CALLS = (
 )
 
 
-def target_of(i: Instruction) -> str:
-    """The target of a custom call."""
+def find_target(i: Instruction) -> str:
+    """Return the target of a custom call."""
     found = _TARGET.search(i.rest)
     return found[1] if found else ""
 
 
-def call_of(i: Instruction) -> Call:
-    """What a custom call does."""
-    target = target_of(i)
+def find_call(i: Instruction) -> Call:
+    """Return the kind of a custom call."""
+    target = find_target(i)
     return next((kind for start, kind in _CALLS if target.startswith(start)), Call.UNKNOWN)
 
 
-def uncounted(i: Instruction) -> str:
-    """The name of an instruction whose products nobody counts; "" where all is known."""
+def name_if_uncounted(i: Instruction) -> str:
+    """Return the name of an instruction whose products are not counted, or ""."""
     opcode = _ASYNC.sub("", i.opcode)
-    if opcode == "custom-call" and call_of(i) in (Call.SOLVE, Call.UNKNOWN):
-        return f"custom-call to {target_of(i) or 'nothing named'}"
+    if opcode == "custom-call" and find_call(i) in (Call.SOLVE, Call.UNKNOWN):
+        return f"custom-call to {find_target(i) or 'nothing named'}"
     return opcode if opcode in _SOLVERS or opcode not in _KNOWN else ""
 
 
 def unknown(text: str) -> tuple[str, ...]:
-    """What in optimized HLO text may communicate, and is not known: instructions, calls, lines.
+    """Return everything in optimized HLO text that may communicate and is unknown.
 
-    A call to a solver or to Python communicates with no other device, and is not named here.
+    That is instructions, calls and lines. A call to a solver or to Python communicates with no
+    other device, so it is not named here. See Note [Unknown instructions].
 
     Args:
-        text: What `jax.stages.Compiled.as_text` gives.
+        text: The result of `jax.stages.Compiled.as_text`.
 
     Example:
         >>> from jaxdist import hlo
@@ -119,17 +124,18 @@ def unknown(text: str) -> tuple[str, ...]:
         ('custom-call to my_kernel',)
     """
     module = read(text)
-    found = dict.fromkeys(name_of_line(line) for line in module.unread)
+    found = dict.fromkeys(describe_line(line) for line in module.unread)
     for computation in module.computations.values():
         for i in computation.values():
             opcode = _ASYNC.sub("", i.opcode)
-            if opcode == "custom-call" and call_of(i) is not Call.UNKNOWN:
+            if opcode == "custom-call" and find_call(i) is not Call.UNKNOWN:
                 continue
-            if opcode not in _SOLVERS and (name := uncounted(i)):
+            # `name_if_uncounted` also names solvers, which run on one device.
+            if opcode not in _SOLVERS and (name := name_if_uncounted(i)):
                 found[name] = None
     return tuple(found)
 
 
-def name_of_line(line: str) -> str:
-    """A line of a computation that is no instruction, as reports name it."""
+def describe_line(line: str) -> str:
+    """Return the name that reports use for a line that is no instruction."""
     return f"the line {line[:60]!r}"

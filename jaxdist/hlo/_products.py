@@ -1,4 +1,4 @@
-"""Operations of one matrix product or convolution, as an instruction or as a call of a library."""
+"""The operations of one matrix product or convolution: an instruction or a library call."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxdist.hlo import _text
-from jaxdist.hlo._known import Call, call_of, target_of
+from jaxdist.hlo._known import Call, find_call, find_target
 from jaxdist.hlo._text import Instruction
 
 Shape = tuple[int, ...]
@@ -23,62 +23,68 @@ _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _OF_GEMM = re.compile(r'"lhs_contracting_dimensions":(\[[^\]]*\])')
 
 
-def products(within: dict[str, Instruction], i: Instruction) -> int | None:
-    """Multiplications and additions of an instruction; None where its text does not tell."""
+def count_products(within: dict[str, Instruction], i: Instruction) -> int | None:
+    """Return the multiplications and additions of an instruction; None if its text lacks them."""
     if i.opcode in ("dot", "scaled-dot"):
-        return _dot(within, i, _CONTRACTED.search(i.rest))
+        return _count_dot(within, i, _CONTRACTED.search(i.rest))
     if i.opcode == "convolution":
-        lhs, rhs = (_shape_of(within, o) for o in i.operands[:2])
-        return _convolution(i, lhs, rhs, dims(i.shape))
-    kind = call_of(i)
+        lhs, rhs = (_find_shape(within, o) for o in i.operands[:2])
+        return _count_convolution(i, lhs, rhs, parse_dims(i.shape))
+    kind = find_call(i)
     if kind is Call.PRODUCT:
-        return _dot(within, i, _OF_GEMM.search(i.rest.replace('\\"', '"')))
+        # cuBLAS has its configuration as JSON, in which some versions escape the quotes.
+        return _count_dot(within, i, _OF_GEMM.search(i.rest.replace('\\"', '"')))
     if kind is Call.CONVOLUTION:
-        return _convolution(i, *_of_cudnn(within, i))
+        return _count_convolution(i, *_read_cudnn_shapes(within, i))
     return None
 
 
-def dims(shape: str) -> Shape:
-    """The sizes of an array shape; of a tuple those of the first array."""
+def parse_dims(shape: str) -> Shape:
+    """Return the sizes of an array shape; for a tuple, those of the first array."""
     found = _DIMS.search(shape)
     return tuple(int(d.lstrip("<=")) for d in found[1].split(",") if d) if found else ()
 
 
-def _shape_of(within: dict[str, Instruction], name: str) -> Shape:
-    return dims(within[name].shape) if name in within else ()
+def _find_shape(within: dict[str, Instruction], name: str) -> Shape:
+    """Return the sizes of an operand."""
+    return parse_dims(within[name].shape) if name in within else ()
 
 
-def _dot(
+def _count_dot(
     within: dict[str, Instruction], i: Instruction, contracted: re.Match[str] | None
 ) -> int | None:
+    """Return the operations of a matrix product."""
     if contracted is None or i.operands[0] not in within:
         return None
-    lhs = _shape_of(within, i.operands[0])
-    sizes = [lhs[d] for d in _numbers(contracted[1])]
-    return 2 * math.prod(dims(_text.elements(i.shape)[0])) * math.prod(sizes)
+    lhs = _find_shape(within, i.operands[0])
+    sizes = [lhs[d] for d in _parse_numbers(contracted[1])]
+    # The result of a cuBLAS call is a tuple: the product, and workspace.
+    return 2 * math.prod(parse_dims(_text.elements(i.shape)[0])) * math.prod(sizes)
 
 
-def _numbers(text: str) -> Iterator[int]:
-    """`1,2` and `["1","2"]` alike."""
+def _parse_numbers(text: str) -> Iterator[int]:
+    """Return the integers of `1,2` or `["1","2"]`."""
     listed: Any = json.loads(text) if text.startswith("[") else text.split(",")
     return (int(d) for d in listed if d != "")
 
 
-def _of_cudnn(within: dict[str, Instruction], i: Instruction) -> tuple[Shape, Shape, Shape]:
-    """Input, filter and output of the forward convolution that a call of cuDNN belongs to.
+def _read_cudnn_shapes(
+    within: dict[str, Instruction], i: Instruction
+) -> tuple[Shape, Shape, Shape]:
+    """Return input, filter and output of the forward convolution of a cuDNN call.
 
-    The labels and the window of a gradient are those of its forward convolution.
+    For a gradient, the labels and the window in the text are those of the forward convolution.
     """
-    one, other = (_shape_of(within, o) for o in i.operands[:2])
-    result = dims(_text.elements(i.shape)[0])
-    target = target_of(i)
+    one, other = (_find_shape(within, o) for o in i.operands[:2])
+    result = parse_dims(_text.elements(i.shape)[0])
+    target = find_target(i)
     if "convBackwardInput" in target:
         return result, other, one
     return (one, result, other) if "convBackwardFilter" in target else (one, other, result)
 
 
-def _convolution(i: Instruction, lhs: Shape, rhs: Shape, out: Shape) -> int | None:
-    """Twice the products, of which those with padding are none."""
+def _count_convolution(i: Instruction, lhs: Shape, rhs: Shape, out: Shape) -> int | None:
+    """Return twice the number of products, without products with padding."""
     labels = _LABELS.search(i.rest)
     if labels is None or not lhs or not rhs:
         return None
@@ -87,32 +93,34 @@ def _convolution(i: Instruction, lhs: Shape, rhs: Shape, out: Shape) -> int | No
     places = list(_windows(i))
     spatial = sorted(c for c in of_out if c.isdigit())
     count = rhs[of_rhs.index("i")] * out[of_out.index("f")]
-    # XLA writes the number of output features for all groups, that of input features for one.
+    # In the text, the output features are those of all groups, and the input features those of one.
     count *= lhs[of_lhs.index("b")] // groups.get("batch", 1)
     for number, dim in enumerate(spatial):
         window = places[number] if number < len(places) else _Window()
         sizes = (lhs[of_lhs.index(dim)], rhs[of_rhs.index(dim)], out[of_out.index(dim)])
-        count *= window.valid(*sizes)
+        count *= window.count_valid(*sizes)
     return 2 * count
 
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-    """How a kernel moves along one dim."""
+    """The movement of a kernel along one dim."""
 
     stride: int = 1
     low: int = 0
     of_input: int = 1  # dilation
     of_kernel: int = 1
 
-    def valid(self, size: int, kernel: int, out: int) -> int:
-        """Pairs of a place of the result and one of the kernel that meet an element."""
+    def count_valid(self, size: int, kernel: int, out: int) -> int:
+        """Return the pairs of a result and a kernel element that meet an input element."""
         at = np.arange(out)[:, None] * self.stride + np.arange(kernel) * self.of_kernel - self.low
+        # With dilation, there are holes between the input elements, which are zero.
         inside = (at >= 0) & (at <= (size - 1) * self.of_input) & (at % self.of_input == 0)
         return int(inside.sum())
 
 
 def _windows(i: Instruction) -> Iterator[_Window]:
+    """Yield the window of each spatial dim."""
     found = _WINDOW.search(i.rest)
     fields = dict(part.split("=") for part in found[1].split()) if found else {}
     count = len(fields.get("size", "").split("x")) if fields.get("size") else 0

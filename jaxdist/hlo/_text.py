@@ -1,4 +1,11 @@
-"""HLO text as computations of instructions."""
+"""HLO text, parsed into computations of instructions.
+
+# Note [Starts of asynchronous operations]
+An asynchronous operation is written as a start and a done, and some have updates in between. The
+start has the operands and the attributes of the operation. Its result is a tuple whose layout
+depends on the operation and on the version of XLA. `resolve_start` returns the operation itself,
+with its own results, so other readers need no rule for starts. They skip `-update` and `-done`.
+"""
 
 import dataclasses
 import math
@@ -20,11 +27,11 @@ _NUMBERED = re.compile(r"^(?P<number>\d+) (?P<what>.*)$")
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _METADATA = re.compile(r"metadata=\{(?P<inside>(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*)\}")
 _QUOTED = re.compile(r'(?P<key>\w+)="(?P<value>(?:[^"\\]|\\.)*)"')
-# What called one of these files asked for the compilation, not for the operation.
+# Stack frames outside of these files requested the compilation, and not the operation.
 _COMPILING_FILES: set[str] = set()
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
-# Dtypes whose number is not their size in bits. Arrays of 4-bit numbers are packed, two in a byte.
+# Dtypes without a number of bits in their name. Two 4-bit numbers share one byte.
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 
@@ -40,7 +47,7 @@ class Instruction:
 
     @property
     def called(self) -> Iterator[tuple[str, str]]:
-        """Computations that it runs: how, and which."""
+        """The computations that it runs: the attribute, and the name."""
         for match in _CALLED.finditer(self.rest):
             for name in (match["many"] or match["one"]).split(","):
                 yield match["how"], name.strip().lstrip("%")
@@ -48,7 +55,7 @@ class Instruction:
 
 @dataclasses.dataclass
 class Module:
-    """A program: its computations by name, and what is needed to name source lines."""
+    """A program: its computations by name, and the tables of source lines."""
 
     header: str = ""
     entry: str = ""
@@ -60,17 +67,18 @@ class Module:
 
     @property
     def participants(self) -> int:
-        """How many devices run it."""
+        """The number of devices that run the program."""
         counts = [
             int(n) for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", self.header)
         ]
+        # A program with replicas and partitions runs on their product.
         return math.prod(counts)
 
 
 def num_participants(text: str) -> int:
-    """How many devices run a program, from its optimized HLO text.
+    """Return the number of devices that run a program, from its optimized HLO text.
 
-    A program for several slices of TPUs is written for the devices of one slice.
+    The text of a program for several slices of TPUs is for the devices of one slice.
 
     Example:
         >>> from jaxdist import hlo
@@ -81,14 +89,16 @@ def num_participants(text: str) -> int:
 
 
 def _header(text: str) -> str:
+    """Return the first line, which has the numbers of replicas and partitions."""
     return next((line for line in text.splitlines() if line.startswith("HloModule")), "")
 
 
 def read(text: str) -> Module:
-    """Take optimized HLO text apart."""
+    """Parse optimized HLO text."""
     module = Module(header=_header(text))
     lines = iter(text.splitlines())
     table = ""
+    # Instructions outside of every computation have the name "", so single lines can be read too.
     here: dict[str, Instruction] = module.computations.setdefault("", {})
     for line in lines:
         if line in module.tables:
@@ -105,15 +115,17 @@ def read(text: str) -> Module:
         elif instruction := _instruction(line):
             here[instruction.name] = instruction
         elif here is not module.computations[""] and line.strip():
+            # See Note [Unknown instructions].
             module.unread.append(line.strip())
     return module
 
 
 def _instruction(line: str) -> Instruction | None:
+    """Return the instruction of a line, or None."""
     match = _INSTRUCTION.match(line)
     if match is None:
         return None
-    # Long tuples are numbered in between: (f32[4], ..., /*index=5*/f32[4]).
+    # XLA writes numbers as comments into long tuples: (f32[4], ..., /*index=5*/f32[4]).
     rest = _COMMENT.sub("", match["rest"])
     end = _closing(rest) if rest.startswith("(") else rest.find(" ") - 1
     shape, rest = rest[: end + 1], rest[end + 1 :].lstrip()
@@ -129,7 +141,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str) -> int:
-    """The place of the bracket that closes the first one."""
+    """Return the position of the bracket that closes the first one."""
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
@@ -139,7 +151,7 @@ def _closing(text: str) -> int:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """The parts of a list, cut at commas that no bracket encloses."""
+    """Yield the parts of a list, split at commas outside of all brackets."""
     depth = start = 0
     for place, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
@@ -150,21 +162,22 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def elements(shape: str) -> list[str]:
-    """The elements of a tuple shape; a shape that is none is its own."""
+    """Return the elements of a tuple shape; for an array shape, the shape itself."""
     return [p.strip() for p in _parts(shape[1:-1])] if shape.startswith("(") else [shape]
 
 
-# Started by instructions of their own, with results in other places.
+# These starts have no operation behind them, and their results have other layouts.
 _OWN_STARTS = frozenset({"async-start", "copy-start"})
-# Their older starts give (operands, results, ...); those of all others give results only.
+# Before JAX 0.12, only these starts return (operands, results, ...). The others return results.
 _WITH_OPERANDS = frozenset({"all-gather", "collective-permute", "collective-broadcast"})
 
 
-def started(i: Instruction) -> Instruction:
-    """A start such as `fusion-start` as the operation that it starts, with the results of that.
+def resolve_start(i: Instruction) -> Instruction:
+    """Return the operation that a start such as `fusion-start` starts, with its results.
 
-    There are two ways to write one. Since JAX 0.12 all give `((operands), results, numbers that the
-    runtime waits on)`; before, that depends on the operation.
+    There are two notations. Since JAX 0.12, all starts return `((operands), results, numbers that
+    the runtime waits on)`. Before, the result depends on the operation. See Note [Starts of
+    asynchronous operations].
 
     Example:
         >>> new = Instruction("s", "((f32[8]), f32[2], u32[])", "reduce-scatter-start", ("x",), "")
@@ -183,11 +196,13 @@ def started(i: Instruction) -> Instruction:
 
 
 def num_bytes(shape: str) -> int:
-    """The bytes of a shape, tuples added up."""
+    """Return the bytes of a shape; for a tuple, the sum."""
     return sum(_array_bytes(m["dtype"], m["dims"]) for m in _ARRAY.finditer(shape))
 
 
 def _array_bytes(dtype: str, dims: str) -> int:
+    """Return the bytes of one array."""
+    # `<=4` is a dynamic size with its bound.
     count = math.prod(int(d.lstrip("<=")) for d in dims.split(",") if d)
     number = re.search(r"\d+", dtype)
     bits = _BITS.get(dtype, int(number[0]) if number else 8)
@@ -195,15 +210,16 @@ def _array_bytes(dtype: str, dims: str) -> int:
 
 
 def metadata(instruction: Instruction) -> dict[str, str]:
-    """What the compiler noted of where an instruction is from."""
+    """Return the metadata of an instruction: its name in JAX and its source line."""
     found = _METADATA.search(instruction.rest)
     inside = found["inside"] if found else ""
+    # A quoted name may have text such as `axis=1` in it, which is no field.
     numbers = _FIELD.findall(_QUOTED.sub("", inside))
     return {**{m["key"]: m["value"] for m in _QUOTED.finditer(inside)}, **dict(numbers)}
 
 
 def source(module: Module, noted: dict[str, str]) -> str:
-    """`file:line (function)` of the user's line that an instruction is from, "" if not noted."""
+    """Return `file:line (function)` of the user's line of an instruction, or ""."""
     for file, line, function in _frames(module, noted):
         if file in _COMPILING_FILES:
             break
@@ -213,12 +229,16 @@ def source(module: Module, noted: dict[str, str]) -> str:
 
 
 def end_sources_at(file: str) -> None:
-    """Name no line of users that called this file: it compiles programs, and holds no operation."""
+    """Stop the search for a user's line at this file.
+
+    The file compiles programs and has no operations. So the lines that call it did not request an
+    operation.
+    """
     _COMPILING_FILES.add(file)
 
 
 def _frames(module: Module, noted: dict[str, str]) -> Iterator[tuple[str, str, str]]:
-    """The calls that led to an instruction, the innermost first."""
+    """Yield the calls that led to an instruction, the innermost first."""
     if "source_file" in noted:
         yield noted["source_file"], noted.get("source_line", "0"), ""
     frames, locations = module.tables["StackFrames"], module.tables["FileLocations"]
@@ -229,5 +249,6 @@ def _frames(module: Module, noted: dict[str, str]) -> Iterator[tuple[str, str, s
         file = module.tables["FileNames"].get(int(place.get("file_name_id", "0")), "")
         function = module.tables["FunctionNames"].get(int(place.get("function_name_id", "0")), "")
         yield file.strip('"'), place.get("line", "0"), function.strip('"')
-        # Written from 1 on, 1 being none.
+        # The text has the parent's number plus 1, and 1 for none. `min` makes the loop end also if
+        # a frame is its own parent.
         number = min(int(frame.get("parent_frame_id", "1")), number) - 1

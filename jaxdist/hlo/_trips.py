@@ -1,4 +1,4 @@
-"""How often a loop runs."""
+"""The number of times that a loop runs."""
 
 import re
 
@@ -6,16 +6,16 @@ from jaxdist.hlo._text import Instruction, Module, elements
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _INDEX = re.compile(r"index=(\d+)")
-# Operations that pass a number on as it is.
+# Operations that return their operand's number unchanged.
 _PASSED_ON = frozenset({"copy", "bitcast", "copy-start", "copy-done", "convert"})
 
 
-def trips(module: Module, within: dict[str, Instruction], loop: Instruction) -> int | None:
-    """The turns of a `while`; None where it decides while running.
+def count_trips(module: Module, within: dict[str, Instruction], loop: Instruction) -> int | None:
+    """Return how often a `while` runs; None if that is not constant.
 
-    XLA for CPU and GPU notes the number. For TPU it does not, and what is left of a `scan` or a
-    `fori_loop` is read: a number that starts at a constant, grows by a constant, and is compared
-    with a constant.
+    XLA for CPU and GPU writes the number into the text. XLA for TPU does not, so this function
+    reads the loop of a `scan` or a `fori_loop`: a number that starts at a constant, grows by a
+    constant, and is compared with a constant.
     """
     noted = _KNOWN.search(loop.rest)
     if noted:
@@ -26,75 +26,82 @@ def trips(module: Module, within: dict[str, Instruction], loop: Instruction) -> 
     compare = next((i for i in condition.values() if i.opcode == "compare"), None)
     if compare is None or len(compare.operands) != 2:
         return None
+    # A `scan` or a `fori_loop` counts up to a limit. Another comparison is that of a `while_loop`.
     if "direction=LT" not in compare.rest and "direction=LE" not in compare.rest:
         return None
-    place = _element(condition, compare.operands[0])
-    start = _start(within, loop, place)
-    step = _step(body, place)
-    limit = _limit(condition, body, within, loop, compare.operands[1])
+    place = _find_index(condition, compare.operands[0])
+    start = _find_start(within, loop, place)
+    step = _find_step(body, place)
+    limit = _find_limit(condition, body, within, loop, compare.operands[1])
+    # A step below 1 would never reach the limit.
     if start is None or limit is None or not step or step < 1:
         return None
     turns = limit - start + (1 if "direction=LE" in compare.rest else 0)
     return max(0, -(-turns // step))
 
 
-def _limit(
+def _find_limit(
     condition: dict[str, Instruction],
     body: dict[str, Instruction],
     within: dict[str, Instruction],
     loop: Instruction,
     name: str,
 ) -> int | None:
-    """The constant that is compared with: in the condition, or carried through unchanged."""
-    constant = _constant(condition, name)
+    """Return the constant that is compared with: in the condition, or passed through unchanged."""
+    constant = _find_constant(condition, name)
     if constant is not None:
         return constant
-    place = _element(condition, name)
-    root = _root(body)
+    place = _find_index(condition, name)
+    root = _find_root(body)
     if place is None or root is None or place >= len(root.operands):
         return None
-    if _element(body, root.operands[place]) != place:
+    # XLA may move a constant out of the condition into the loop's tuple. It is constant only if the
+    # body returns it unchanged.
+    if _find_index(body, root.operands[place]) != place:
         return None
-    return _start(within, loop, place)
+    return _find_start(within, loop, place)
 
 
-def _start(within: dict[str, Instruction], loop: Instruction, place: int | None) -> int | None:
-    """The constant with which an element of the loop's tuple starts."""
+def _find_start(within: dict[str, Instruction], loop: Instruction, place: int | None) -> int | None:
+    """Return the constant with which an element of the loop's tuple starts."""
     given = within.get(loop.operands[0]) if loop.operands else None
     if place is None or given is None or given.opcode != "tuple" or place >= len(given.operands):
         return None
-    return _constant(within, given.operands[place])
+    return _find_constant(within, given.operands[place])
 
 
-def _step(body: dict[str, Instruction], place: int | None) -> int | None:
-    """The constant that a turn adds to an element of the loop's tuple."""
-    root = _root(body)
+def _find_step(body: dict[str, Instruction], place: int | None) -> int | None:
+    """Return the constant that each run of the body adds to an element of the loop's tuple."""
+    root = _find_root(body)
     if place is None or root is None or place >= len(root.operands):
         return None
-    add = _settled(body, root.operands[place])
+    add = _follow_copies(body, root.operands[place])
     if add is None or add.opcode != "add" or len(add.operands) != 2:
         return None
+    # The compiler may have swapped the operands of the addition.
     one, other = add.operands
-    if _element(body, one) == place:
-        return _constant(body, other)
-    return _constant(body, one) if _element(body, other) == place else None
+    if _find_index(body, one) == place:
+        return _find_constant(body, other)
+    return _find_constant(body, one) if _find_index(body, other) == place else None
 
 
-def _root(body: dict[str, Instruction]) -> Instruction | None:
+def _find_root(body: dict[str, Instruction]) -> Instruction | None:
+    """Return the tuple that a body returns."""
+    # The last tuple of a computation is its result.
     return next((i for i in reversed(body.values()) if i.opcode == "tuple"), None)
 
 
-def _settled(within: dict[str, Instruction], name: str) -> Instruction | None:
-    """What a name stands for, behind copies of it."""
+def _follow_copies(within: dict[str, Instruction], name: str) -> Instruction | None:
+    """Return the instruction of a name, behind copies of it."""
     found = within.get(name)
     while found is not None and found.opcode in _PASSED_ON and found.operands:
         found = within.get(found.operands[0])
     return found
 
 
-def _element(within: dict[str, Instruction], name: str) -> int | None:
-    """Which element of the tuple of a loop this is."""
-    found = _settled(within, name)
+def _find_index(within: dict[str, Instruction], name: str) -> int | None:
+    """Return the index of a name in the loop's tuple, or None."""
+    found = _follow_copies(within, name)
     if found is None or found.opcode != "get-tuple-element":
         return None
     of = within.get(found.operands[0])
@@ -104,8 +111,9 @@ def _element(within: dict[str, Instruction], name: str) -> int | None:
     return int(index[1]) if len(elements(of.shape)) > int(index[1]) else None
 
 
-def _constant(within: dict[str, Instruction], name: str) -> int | None:
-    found = _settled(within, name)
+def _find_constant(within: dict[str, Instruction], name: str) -> int | None:
+    """Return the integer that a name stands for, or None."""
+    found = _follow_copies(within, name)
     if found is None or found.opcode != "constant" or len(found.operands) != 1:
         return None
     text = found.operands[0]

@@ -16,9 +16,9 @@ from jaxdist._collectives.algorithms import (
     Algorithm,
     HalvingDoubling,
     InShards,
-    named,
+    group_all,
+    make_algorithm,
     split,
-    whole,
 )
 from jaxdist.errors import ArgumentError
 from tests.tables import sampled
@@ -45,7 +45,7 @@ def _algorithm(name: str, count: int) -> Algorithm:
         return HalvingDoubling()
     # Workers of two where there are several, so that both levels have something to do.
     local = 2 if count % 2 == 0 and count > 2 else count
-    return named("test", name, local=local, platform="cpu")
+    return make_algorithm("test", name, local=local, platform="cpu")
 
 
 def _mapped(fn: Any, count: int) -> tuple[Any, _mesh.ReplicaMesh]:
@@ -70,7 +70,7 @@ def test_every_replica_gets_the_bits_of_one_sum(name: str, count: int) -> None:
     algorithm = _algorithm(name, count)
 
     def each(*rows: jax.Array) -> list[jax.Array]:
-        level = whole(layout)
+        level = group_all(layout)
         return [algorithm.all_reduce(x[0], level)[None] for x in rows]
 
     program, layout = _mapped(each, count)
@@ -94,7 +94,7 @@ def test_small_vectors_of_every_dtype_are_summed_in_shards_too(count: int) -> No
     given = [_values(d, count, s) for d, s in cases]
 
     def each(*rows: jax.Array) -> list[list[jax.Array]]:
-        level = whole(layout)
+        level = group_all(layout)
         return [
             [InShards(_algorithm(n, count), 3).all_reduce(x[0], level)[None] for x in rows]
             for n in EVERY
@@ -121,7 +121,7 @@ def test_small_vectors_of_every_dtype_are_summed_in_shards_too(count: int) -> No
 @pytest.mark.parametrize("name", EVERY)
 def test_with_more_places_than_elements_nothing_is_lost(name: str) -> None:
     def each(x: jax.Array) -> jax.Array:
-        return _algorithm(name, 8).all_reduce(x[0], whole(layout))[None]
+        return _algorithm(name, 8).all_reduce(x[0], group_all(layout))[None]
 
     program, layout = _mapped(each, 8)
     x = np.arange(24.0, dtype=np.float32).reshape(8, 3)
@@ -130,7 +130,7 @@ def test_with_more_places_than_elements_nothing_is_lost(name: str) -> None:
 
 
 def _formula(name: str, n: int, local: int) -> dict[str, int]:
-    """How many of which collectives an all-reduce of one vector is."""
+    """Return the number of collectives of each kind in an all-reduce of one vector."""
     if name in ("pscpu", "psgpu"):
         return {"collective-permute": 2 * math.ceil(math.log2(n))}
     if name == "nccl":
@@ -154,7 +154,7 @@ def test_the_compiled_program_has_the_collectives_of_the_formula(name: str, coun
     local = 2 if count % 2 == 0 and count > 2 else count
 
     def each(x: jax.Array) -> jax.Array:
-        return algorithm.all_reduce(x[0], whole(layout))[None]
+        return algorithm.all_reduce(x[0], group_all(layout))[None]
 
     program, layout = _mapped(each, count)
     shape = jax.ShapeDtypeStruct((count, 960), np.float32, sharding=layout.per_replica)
@@ -187,7 +187,7 @@ def test_the_compiled_program_has_the_collectives_of_the_formula(name: str, coun
 @pytest.mark.parametrize("name", ["nccl", "xring", "pscpu/pscpu", "nccl/rechd"])
 def test_shards_are_as_many_all_reduces(name: str, shards: int) -> None:
     def each(x: jax.Array) -> jax.Array:
-        level = whole(layout)
+        level = group_all(layout)
         return InShards(_algorithm(name, 4), shards).all_reduce(x[0], level)[None]
 
     program, layout = _mapped(each, 4)
@@ -198,7 +198,7 @@ def test_shards_are_as_many_all_reduces(name: str, shards: int) -> None:
 
 
 def test_levels_divide_replicas_into_workers_and_ranks() -> None:
-    six = whole(_mesh.build(jax.devices()[:6]))
+    six = group_all(_mesh.build(jax.devices()[:6]))
     within, across = split(six, 2)
     assert within.groups == ((0, 1), (2, 3), (4, 5))
     assert across.groups == ((0, 2, 4), (1, 3, 5))
@@ -208,7 +208,7 @@ def test_levels_divide_replicas_into_workers_and_ranks() -> None:
 
 def test_an_unknown_name_is_refused_with_the_eight_that_there_are() -> None:
     with pytest.raises(ArgumentError) as raised:
-        named("test", "ring", local=1, platform="cpu")
+        make_algorithm("test", "ring", local=1, platform="cpu")
     assert all(repr(name) in str(raised.value) for name in NAMES)
     assert len(NAMES) == 8
 
@@ -216,10 +216,10 @@ def test_an_unknown_name_is_refused_with_the_eight_that_there_are() -> None:
 def test_a_ring_of_many_is_a_loop_and_not_as_many_operations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jaxdist._collectives.algorithms.repeated.WRITTEN_OUT", 2)
+    monkeypatch.setattr("jaxdist._collectives.algorithms.ring.MAX_UNROLLED", 2)
 
     def each(x: jax.Array) -> jax.Array:
-        return _algorithm("xring", 8).all_reduce(x[0], whole(layout))[None]
+        return _algorithm("xring", 8).all_reduce(x[0], group_all(layout))[None]
 
     program, layout = _mapped(each, 8)
     x = jax.device_put(np.arange(80.0, dtype=np.float32).reshape(8, 10), layout.per_replica)
@@ -233,7 +233,7 @@ def test_replicas_may_lie_over_two_axes_in_either_order() -> None:
         layout = _mesh.adopt(jax.sharding.Mesh(devices, ("a", "b")), axes)
 
         def each(x: jax.Array, layout: _mesh.ReplicaMesh = layout) -> list[jax.Array]:
-            return [_algorithm(n, 8).all_reduce(x[0], whole(layout))[None] for n in EVERY]
+            return [_algorithm(n, 8).all_reduce(x[0], group_all(layout))[None] for n in EVERY]
 
         program = jax.jit(
             jax.shard_map(

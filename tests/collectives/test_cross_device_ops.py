@@ -530,7 +530,7 @@ def test_the_gradient_of_an_accumulation_is_its_own() -> None:
 
 
 class _Recorded(CrossDeviceOps):
-    """Adds up what an all-gather brings, and remembers what it was asked."""
+    """Ops that sum the result of an all-gather, and record their calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""Reducing `IndexedSlices`: the rows of all replicas, one after the other."""
+"""Reductions of `IndexedSlices`: the rows of all replicas are concatenated."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Numbers of less than a byte: the same on all replicas they work, elsewhere they are named."""
+"""Numbers of less than a byte: valid if all replicas have the same, refused otherwise."""
 
 from collections.abc import Callable
 from typing import Any

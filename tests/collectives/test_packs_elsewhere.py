@@ -1,4 +1,4 @@
-"""Packs on accelerators that are not here: TPUs by their compiler, GPUs by what it is told."""
+"""Packs on TPUs and GPUs: programs that libtpu compiles, and compiler options for GPUs."""
 
 import os
 import subprocess

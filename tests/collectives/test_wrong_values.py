@@ -1,4 +1,4 @@
-"""What collectives refuse: values that JAX does not have, and values of no known replicas."""
+"""Refused values: dtypes that JAX does not have, and values without known replicas."""
 
 from typing import Any
 
@@ -115,7 +115,7 @@ def test_reduce_to_names_itself_where_it_is_called_in_a_replica(two: MirroredStr
 
 
 class _Gives(CrossDeviceOps):
-    """Gives one thing, whatever it is asked for."""
+    """Ops that always return the same object."""
 
     def __init__(self, gives: Any) -> None:
         self.gives = gives

@@ -1,4 +1,4 @@
-"""What a traced function asks of one device: products, and bytes of collectives, by the jaxpr.
+"""The work of a traced function on one device, from its jaxpr: products, collective bytes.
 
 Nothing of a compiler is read, so this is an oracle for readers of compiled programs.
 """

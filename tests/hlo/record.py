@@ -1,4 +1,4 @@
-"""Write the texts of `recorded/`: what the compilers of CPU, TPU and GPU make of the programs.
+"""Write the texts of `recorded/`, which the compilers of CPU, TPU and GPU make of the programs.
 
     python -m tests.hlo.record cpu|tpu|gpu
 

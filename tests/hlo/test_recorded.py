@@ -77,7 +77,7 @@ def test_a_start_gives_what_its_done_gives(text: Text) -> None:
             if not start.opcode.endswith("-start") or start.opcode == "copy-start":
                 continue
             [done] = [i for i in computation.values() if _is_done_of(i, start)]
-            given = re.sub(r"\{[^{}]*\}", "", _text.started(start).shape)
+            given = re.sub(r"\{[^{}]*\}", "", _text.resolve_start(start).shape)
             assert given == re.sub(r"\{[^{}]*\}", "", done.shape), start
             count += 1
     assert count == len(re.findall(r"(?<!copy)-done\(", text.text))

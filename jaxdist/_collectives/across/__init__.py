@@ -1,1 +1,1 @@
-"""Reducing and gathering values of all replicas from outside a step."""
+"""Reduce and gather of the values of all replicas, outside of a step."""

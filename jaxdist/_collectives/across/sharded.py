@@ -1,4 +1,4 @@
-"""Reducing and gathering arrays in pieces from outside a step: each is one array."""
+"""Reduce and gather of sharded arrays outside of a step: each is one array for all replicas."""
 
 from typing import Any
 
@@ -13,12 +13,13 @@ from jaxdist._values import Sharded
 
 
 def reduce_sharded(op: ReduceOp, name: str, value: Sharded, axis: Any) -> Any:
-    """`Strategy.reduce`: each element is there once, so the replicas have nothing to add.
+    """Return `Strategy.reduce` of a sharded array.
 
-    With `axis`, these dims of the one array are reduced.
+    The replicas share one array, so there is nothing to add over them. With `axis`, these dims of
+    the array are reduced.
     """
     check_numeric("Strategy.reduce", name, value.array)
-    whole = _here(value)
+    whole = _gather_whole(value)
     if axis is None:
         return whole
     dims = reduced_dims(name, whole, axis)
@@ -28,12 +29,14 @@ def reduce_sharded(op: ReduceOp, name: str, value: Sharded, axis: Any) -> Any:
 
 
 def gather_sharded(name: str, value: Sharded, axis: int) -> Any:
-    """`Strategy.gather`: the one array, whatever the axis."""
+    """Return `Strategy.gather` of a sharded array: the whole array, for any axis."""
+    # The axis has no effect, but a wrong one must fail as it does for other values.
     gather_dim("Strategy.gather", name, value.array, axis)
-    return _here(value)
+    return _gather_whole(value)
 
 
-def _here(value: Sharded) -> Any:
-    """The one array, tied to no device where this process has all of it."""
+def _gather_whole(value: Sharded) -> Any:
+    """Return the whole array, uncommitted if this process can read all of it."""
+    # Through the host: the shards are on several devices, and an uncommitted array has one buffer.
     whole = value.whole()
     return jnp.asarray(np.asarray(whole)) if whole.is_fully_addressable else whole

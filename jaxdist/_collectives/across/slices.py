@@ -1,4 +1,4 @@
-"""Reducing rows of an array: those of all replicas, one after the other."""
+"""Reduce of `IndexedSlices`: the rows of all replicas are concatenated."""
 
 import functools
 from typing import Any
@@ -29,7 +29,7 @@ from jaxdist.errors import ArgumentTypeError, UnsupportedError
 
 
 def slices_of_all(value: Any) -> Any:
-    """`IndexedSlices` of per-replica parts, where a `PerReplica` has slices for each replica."""
+    """Return `IndexedSlices` of per-replica parts, if a `PerReplica` has slices on each replica."""
     if isinstance(value, PerReplica) and not value.is_global:
         parts = value.values
         if all(isinstance(p, IndexedSlices) for p in parts):
@@ -43,7 +43,7 @@ def slices_of_all(value: Any) -> Any:
 def reduce_slices_across(
     op: ReduceOp, name: str, slices: IndexedSlices, axis: Any, layout: ReplicaMesh
 ) -> IndexedSlices:
-    """`Strategy.reduce` of rows that each replica has."""
+    """Return `Strategy.reduce` of `IndexedSlices`."""
     if axis is not None:
         raise ArgumentTypeError(
             f"Strategy.reduce was given axis={axis!r} and {name}, which is IndexedSlices.\n\n"
@@ -52,21 +52,22 @@ def reduce_slices_across(
         )
     parts = (("values", slices.values), ("indices", slices.indices))
     if not any(_is_distributed(own, layout) for _, own in parts):
-        # One value: a mean gives it back, a sum is refused.
+        # The slices are one value for all replicas. `reduce_across` applies the rule for such
+        # values: their mean is the value, and a sum raises an error.
         reduce_across(op, name, slices.values, None, layout)
         return slices
     values, indices = (gather_across(f"{name}.{part}", own, 0, layout) for part, own in parts)
-    return slices.with_parts(scaled(op, values, layout.num_replicas), indices)
+    return slices.with_parts(scale_rows(op, values, layout.num_replicas), indices)
 
 
 def all_reduce_slices(
     op: ReduceOp, slices: IndexedSlices, axes: AxisNames, num_replicas: int
 ) -> IndexedSlices:
-    """The rows of all replicas, as seen from inside a step; two all-gathers."""
+    """Return the rows of all replicas, inside a step; costs two all-gathers."""
     values, indices = jnp.asarray(slices.values), jnp.asarray(slices.indices)
     if num_replicas > 1:
         values, indices = gathered(values, 0, axes), gathered(indices, 0, axes)
-    return slices.with_parts(scaled(op, values, num_replicas), indices)
+    return slices.with_parts(scale_rows(op, values, num_replicas), indices)
 
 
 def all_reduce_tree(
@@ -77,15 +78,16 @@ def all_reduce_tree(
     options: CommunicationOptions,
     ops: Any = None,
 ) -> PyTree:
-    """`all_reduce` of a pytree in which there may be `IndexedSlices`."""
-    leaves, treedef = jax.tree.flatten(value, is_leaf=_is_whole)
+    """Return the all-reduce of a pytree that may have `IndexedSlices`."""
+    leaves, treedef = jax.tree.flatten(value, is_leaf=_is_opaque_leaf)
     if any(map(is_container, leaves)):
-        inner = open_containers(value, "value", is_leaf=_is_whole)
+        inner = open_containers(value, "value", is_leaf=_is_opaque_leaf)
         return close_containers(all_reduce_tree(caller, op, inner, layout, options, ops))
     for leaf in leaves:
         refuse_sparse(caller, leaf)
     if not any(map(is_slices, leaves)):
         return all_reduce(caller, op, value, layout, options, ops)
+    # One call for all dense leaves, so that they share packs.
     dense = [x for x in leaves if not is_slices(x)]
     reduced = iter(all_reduce(caller, op, dense, layout, options, ops))
     axes, count = layout.replica_axes, layout.num_replicas
@@ -95,22 +97,26 @@ def all_reduce_tree(
     )
 
 
-def _is_whole(x: Any) -> bool:
+def _is_opaque_leaf(x: Any) -> bool:
+    """Whether the collective handles `x` itself instead of its leaves."""
     return is_slices(x) or is_sharded(x) or is_sparse(x)
 
 
 def is_sparse(value: Any) -> bool:
-    """Whether `value` is one of JAX's sparse matrices, whose parts are leaves of pytrees."""
+    """Whether `value` is a sparse matrix of JAX, whose parts are leaves of pytrees."""
     return _is_sparse_kind(type(value))
 
 
+# Every leaf of every collective is checked. The cache makes that one lookup of its type. The module
+# is compared by name, so that jaxdist need not import `jax.experimental.sparse`.
 @functools.lru_cache(maxsize=256)
 def _is_sparse_kind(kind: type) -> bool:
+    """Whether a type is one of `jax.experimental.sparse`."""
     return kind.__module__.startswith("jax.experimental.sparse") and hasattr(kind, "todense")
 
 
 def refuse_sparse(caller: str, value: Any) -> None:
-    """Refuse a sparse matrix of JAX: its indices would be combined as its numbers are.
+    """Refuse a sparse matrix of JAX, whose indices would be combined like its numbers.
 
     Raises:
         UnsupportedError: It is one.
@@ -128,7 +134,7 @@ def refuse_sparse(caller: str, value: Any) -> None:
 
 
 def refuse_slices(caller: str, name: str, value: Any) -> None:
-    """Refuse rows of an array where whole arrays are put one after the other.
+    """Refuse `IndexedSlices` where whole arrays are concatenated.
 
     Raises:
         UnsupportedError: It is `IndexedSlices`, or a `PerReplica` of them, or a sparse matrix.
@@ -145,17 +151,18 @@ def refuse_slices(caller: str, name: str, value: Any) -> None:
 
 
 def is_slices(value: Any) -> bool:
-    """Whether flattening stops at `value`, to keep its rows and their numbers together."""
+    """Whether `value` is `IndexedSlices`, so that flattening keeps rows and indices together."""
     return isinstance(value, IndexedSlices)
 
 
 def _is_distributed(value: Any, layout: ReplicaMesh) -> bool:
+    """Whether replicas have a value, each its own or all the same."""
     if isinstance(value, PerReplica) or is_mirrored(value, layout):
         return True
     return isinstance(value, jax.Array) and placement_of(value, layout).kind is Kind.PER_REPLICA
 
 
-def scaled(op: ReduceOp, values: jax.Array, count: int) -> jax.Array:
-    """Rows of `count` replicas, in the dtype of their sum or mean, divided for a mean."""
+def scale_rows(op: ReduceOp, values: jax.Array, count: int) -> jax.Array:
+    """Return rows in the dtype of their sum or mean; for a mean, divided by `count` replicas."""
     rows = values.astype(result_dtype(op, values.dtype))
     return divided(rows, count) if op is ReduceOp.MEAN else rows

@@ -1,4 +1,4 @@
-"""Whether the values of the replicas can be put together."""
+"""Checks that the values of all replicas can be combined."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,13 +15,13 @@ _MOST_LISTED = 10
 def check_together(
     caller: str, named: Mapping[str, Any], free: tuple[int, ...] = (), *, remedy: str = ""
 ) -> None:
-    """Refuse values whose shapes or dtypes differ between replicas, naming all of them.
+    """Refuse values whose shapes or dtypes differ between replicas, and name all of them.
 
     Args:
-        caller: For the message.
-        named: Values by their names; only those that are held one by one can differ.
+        caller: The caller's name, for the message.
+        named: Values by their names. Only a `PerReplica` that is a list of values can differ.
         free: Dims that may differ.
-        remedy: What to do about shapes, where padding is not the first thing to think of.
+        remedy: The advice for different shapes, where padding is not the best one.
 
     Raises:
         ShapeError: Some differ.
@@ -32,13 +32,15 @@ def check_together(
     for name, value in named.items():
         if not isinstance(value, PerReplica) or value.is_global:
             continue
+        # `IndexedSlices` may have any number of rows on each replica.
         if any(isinstance(v, IndexedSlices) for v in value.values):
             continue
+        # First of all: an integer that is too large has no dtype to compare.
         for replica, v in enumerate(value.values):
             check_integers(f"{caller}: {name}", replica, v)
         own = [np.shape(v) for v in value.values]
-        kinds = [_dtype(v) for v in value.values]
-        differ = len({_fixed(s, free) for s in own}) > 1, len(set(kinds)) > 1
+        kinds = [_find_jax_dtype(v) for v in value.values]
+        differ = len({_mask_free_dims(s, free) for s in own}) > 1, len(set(kinds)) > 1
         shapes, dtypes = shapes or differ[0], dtypes or differ[1]
         if any(differ):
             holders: dict[str, list[int]] = {}
@@ -67,14 +69,16 @@ def check_sum(
     dims: int | tuple[int, ...] | None,
     caller: str = "Strategy.reduce",
 ) -> None:
-    """Refuse a sum of Python integers that JAX's integer dtype does not hold."""
+    """Refuse a sum of Python integers that does not fit into JAX's integer dtype."""
     if value.is_global or not all(is_python(v) for v in value.values):
         return
+    # As objects, NumPy adds Python integers without overflow. So the sum is compared with the
+    # bounds exactly.
     held = [np.asarray(v, object) for v in value.values]
     if not all(type(n) is int for a in held for n in a.flat):
         return
     total = np.asarray(sum(np.asarray(a.sum(axis=dims) if dims is not None else a) for a in held))
-    bounds = np.iinfo(_dtype(0))
+    bounds = np.iinfo(_find_jax_dtype(0))
     for n in total.flat:
         if not bounds.min <= n <= bounds.max:
             raise ReplicaValueError(
@@ -82,16 +86,19 @@ def check_sum(
             )
 
 
-def _fixed(shape: tuple[int, ...], free: tuple[int, ...]) -> tuple[Any, ...]:
+def _mask_free_dims(shape: tuple[int, ...], free: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return a shape with None at the dims that may differ."""
     rank = len(shape)
     dims = {d % rank for d in free if -rank <= d < rank}
     return tuple(None if i in dims else n for i, n in enumerate(shape))
 
 
-def _dtype(value: Any) -> Any:
-    """The dtype that a value gets as an array of JAX."""
+def _find_jax_dtype(value: Any) -> Any:
+    """Return the dtype that a value has as an array of JAX."""
     if isinstance(value, int):
         return jax.dtypes.canonicalize_dtype(bool if isinstance(value, bool) else int)
     dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    # `canonicalize_dtype` raises for strings, objects, times and random keys. They are refused
+    # later, with a better message.
     plain = isinstance(dtype, np.dtype) and dtype.kind not in "OSUM"
     return jax.dtypes.canonicalize_dtype(dtype) if plain else dtype

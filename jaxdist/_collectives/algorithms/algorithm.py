@@ -1,4 +1,4 @@
-"""What every all-reduce algorithm can do."""
+"""The interface of all-reduce algorithms."""
 
 import abc
 
@@ -9,39 +9,39 @@ from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 
 
 class Algorithm(abc.ABC):
-    """A way to add up a vector over the replicas of each group of a level.
+    """An algorithm that sums a vector over the replicas of each group.
 
-    Called inside a mapped step, on a vector `[size]` of each replica. All replicas of a group get
-    the same bits.
+    A mapped step calls it with a vector `[size]` of each replica. All replicas of a group get the
+    same bits.
     """
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """As in the specs of `MultiWorkerAllReduce`."""
+        """The name in the specs of `MultiWorkerAllReduce`."""
 
     @abc.abstractmethod
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """The sum over the group, `[size]`, on every replica of it."""
+        """Return the sum over the group, `[size]`, on every replica of it."""
 
     def rotate(self, level: ReplicaGroups, by: int) -> ReplicaGroups:
-        """The level with the work in other hands: each group counted from another member."""
+        """Return the groups, each listed from another member, so that other devices do the work."""
         return level.rotate(by)
 
 
 class Scattering(Algorithm):
-    """An algorithm whose two halves can be had alone."""
+    """An algorithm whose reduce-scatter and all-gather can be used alone."""
 
     @abc.abstractmethod
     def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """The sum over the group of this replica's part, `[ceil(size / n)]`."""
+        """Return this replica's part of the sum over the group, `[ceil(size / n)]`."""
 
     @abc.abstractmethod
     def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """The parts of the group one after the other, `[n * part]`."""
+        """Return the parts of the group, concatenated, `[n * part]`."""
 
 
-def padded(vector: jax.Array, multiple: int) -> jax.Array:
-    """`vector` with zeros at its end, up to a multiple."""
+def pad_to_multiple(vector: jax.Array, multiple: int) -> jax.Array:
+    """Return `vector` with zeros at its end, up to a multiple."""
     missing = -vector.size % multiple
     return jnp.pad(vector, (0, missing)) if missing else vector

@@ -6,14 +6,14 @@ import jax
 
 from jaxdist import cost
 from jaxdist._collectives.algorithms.algorithm import Algorithm
-from jaxdist._collectives.algorithms.by_name import NAMES, named
+from jaxdist._collectives.algorithms.by_name import NAMES, make_algorithm
 from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 from jaxdist._mesh import ReplicaMesh
 
 
 @dataclasses.dataclass(frozen=True)
 class Auto(Algorithm):
-    """Chooses for each vector by its bytes; of equally fast ones XLA's own."""
+    """The fastest algorithm for each vector by its bytes; of equally fast ones, XLA's own."""
 
     links: cost.Links
     local: int
@@ -21,34 +21,36 @@ class Auto(Algorithm):
 
     @property
     def name(self) -> str:
-        """As in plans."""
+        """The name in plans."""
         return "auto"
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """What the chosen one does."""
-        return self.chosen(level.size, vector.nbytes).all_reduce(vector, level)
+        """Return the sum by the algorithm that is fastest for this vector."""
+        return self.choose(level.size, vector.nbytes).all_reduce(vector, level)
 
-    def chosen(self, num_replicas: int, num_bytes: int) -> Algorithm:
-        """The fastest algorithm."""
-        name = self.times(num_replicas, num_bytes)[0][0]
-        return named("auto", name, local=self.local, platform=self.platform)
+    def choose(self, num_replicas: int, num_bytes: int) -> Algorithm:
+        """Return the fastest algorithm."""
+        name = self.predict_times(num_replicas, num_bytes)[0][0]
+        return make_algorithm("auto", name, local=self.local, platform=self.platform)
 
-    def times(self, num_replicas: int, num_bytes: int) -> list[tuple[str, float]]:
-        """All algorithms that there are here, with their predicted seconds, the fastest first."""
+    def predict_times(self, num_replicas: int, num_bytes: int) -> list[tuple[str, float]]:
+        """Return all possible algorithms with their predicted seconds, the fastest first."""
         return cost.cheapest(num_replicas, num_bytes, self.links, self.local, NAMES)
 
 
-def auto(layout: ReplicaMesh) -> Auto:
-    """The choice for a mesh, whose workers are its processes or slices."""
+def make_auto(layout: ReplicaMesh) -> Auto:
+    """Return the choice for a mesh, whose workers are its processes or slices."""
     owners = [cost.worker_of(layout.device_grid[r, 0]) for r in range(layout.num_replicas)]
-    local = workers_of_equal_size(owners) or layout.num_replicas
+    # Algorithms of two levels need workers of one size. Otherwise all replicas count as one worker.
+    local = find_worker_size(owners) or layout.num_replicas
     return Auto(cost.links_of(layout), local, layout.platform)
 
 
-def workers_of_equal_size(owners: list[int]) -> int:
-    """How many neighbours each of several owners has, if all have the same number; else 0."""
+def find_worker_size(owners: list[int]) -> int:
+    """Return how many neighbours each owner has, if all have the same number; else 0."""
     size = owners.count(owners[0])
     rows = [owners[i : i + size] for i in range(0, len(owners), size)]
+    # An owner whose replicas are not neighbours is no worker; the check of the rows finds that.
     several = size < len(owners)
     even = len(owners) == size * len(set(owners))
     return size if several and even and all(len(set(row)) == 1 for row in rows) else 0

@@ -1,4 +1,4 @@
-"""Algorithms by the names that specs give them."""
+"""The algorithms by the names in specs."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ NAMES = (
 
 
 def check_name(caller: str, name: Any) -> None:
-    """Refuse what is none of the eight names."""
+    """Refuse a name that is none of the eight."""
     if not isinstance(name, str) or name not in NAMES:
         raise ArgumentError(
             f"{caller} was given all_reduce_spec with the algorithm {name!r}, which does not exist."
@@ -34,11 +34,11 @@ def check_name(caller: str, name: Any) -> None:
         )
 
 
-def named(caller: str, name: str, *, local: int, platform: str) -> Algorithm:
-    """The algorithm of a name.
+def make_algorithm(caller: str, name: str, *, local: int, platform: str) -> Algorithm:
+    """Return the algorithm with a name.
 
     Args:
-        caller: For messages.
+        caller: The caller's name, for messages.
         name: One of `NAMES`.
         local: Replicas of each worker, for names with a slash.
         platform: Platform of the devices.

@@ -1,4 +1,4 @@
-"""Recursive halving and doubling."""
+"""The all-reduce by recursive halving and doubling."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -6,21 +6,22 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms.algorithm import Algorithm, padded
+from jaxdist._collectives.algorithms.algorithm import Algorithm, pad_to_multiple
 from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 
 
 @dataclasses.dataclass(frozen=True)
 class HalvingDoubling(Algorithm):
-    """Partners at halved distances exchange halves of what is left, then everything in return.
+    """Partners at halved distances exchange halves of their vectors, and then return the sums.
 
-    With a number n of replicas that is no power of two, `n - m` of them, for the largest power of
-    two m below n, add their vectors to a neighbour's first and get the result from it last.
+    The exchange needs a power of two. For a number n of replicas, let m be the largest power of two
+    that is not above n. Then `n - m` replicas first add their vectors to a neighbour's, and get the
+    result from it at the end.
 
     Cost:
-        `2 log2 m` exchanges, of `1/2, 1/4, ... 1/m` of the bytes on the way in and the same on
-        the way out: as few bytes as a ring in fewer steps. Otherwise two permutes of all
-        bytes more.
+        `2 log2 m` exchanges: of `1/2, 1/4, ... 1/m` of the bytes while halving, and the same while
+        doubling. These are as few bytes as a ring sends, in fewer steps. If n is no power of two,
+        two permutes of all bytes in addition.
 
     Source:
         Rabenseifner's algorithm: Thakur, Rabenseifner and Gropp, "Optimization of collective
@@ -30,68 +31,80 @@ class HalvingDoubling(Algorithm):
 
     @property
     def name(self) -> str:
-        """As in specs."""
+        """The name in specs."""
         return "rechd"
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """`2 log2 m` permutes, and two where n is no power of two."""
-        n, m = level.size, _core_size(level.size)
+        """Return the sum by `2 log2 m` permutes, and two more if n is no power of two."""
+        n, m = level.size, _find_core_size(level.size)
         extra = n - m
         doubled = [(2 * i + 1, 2 * i) for i in range(extra)]
         total = vector + level.permute(vector, doubled) if extra else vector
-        part = self._halved(padded(total, m), level)
-        total = self._doubled(part, level)[: vector.size]
+        part = self._halve(pad_to_multiple(total, m), level)
+        total = self._double(part, level)[: vector.size]
         if not extra:
             return total
         back = level.permute(total, [(b, a) for a, b in doubled])
         here = level.rank()
+        # Only the replicas outside of the core receive something from this permute; the others get
+        # zeros.
         return jnp.where((here < 2 * extra) & (here % 2 == 1), back, total)
 
-    def _halved(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """The sum of this place's part of m; what places outside the core get means nothing."""
-        number = _number_in_core(level)
-        for distance in reversed(list(_distances(level.size))):
+    def _halve(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
+        """Return the sum of this replica's part of m; outside of the core the result is no sum."""
+        number = _find_core_rank(level)
+        for distance in reversed(list(_list_distances(level.size))):
             low, high = jnp.split(vector, 2)
             is_high = number // distance % 2 == 1
-            partners = _exchanges(level.size, distance)
+            partners = _list_exchanges(level.size, distance)
+            # Each partner sends the half that the other one keeps.
             given = level.permute(jnp.where(is_high, low, high), partners)
             vector = jnp.where(is_high, high, low) + given
         return vector
 
-    def _doubled(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
-        number = _number_in_core(level)
-        for distance in _distances(level.size):
+    def _double(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
+        """Return the whole vector from the parts of the core."""
+        number = _find_core_rank(level)
+        for distance in _list_distances(level.size):
             is_high = number // distance % 2 == 1
-            given = level.permute(part, _exchanges(level.size, distance))
+            given = level.permute(part, _list_exchanges(level.size, distance))
             low, high = jnp.where(is_high, given, part), jnp.where(is_high, part, given)
             part = jnp.concatenate([low, high])
         return part
 
 
-def _core_size(n: int) -> int:
-    """The largest power of two that is not above n."""
+def _find_core_size(n: int) -> int:
+    """Return the largest power of two that is not above n."""
     return 1 << (n.bit_length() - 1)
 
 
-def _distances(n: int) -> Iterator[int]:
+def _list_distances(n: int) -> Iterator[int]:
+    """Yield the distances between partners, from 1 up."""
     distance = 1
-    while distance < _core_size(n):
+    while distance < _find_core_size(n):
         yield distance
         distance *= 2
 
 
-def _place_of(number: int, n: int) -> int:
-    """The place of the core's member `number`: every other one where pairs were made."""
-    extra = n - _core_size(n)
+def _rank_of_member(number: int, n: int) -> int:
+    """Return the rank of the core's member `number`.
+
+    Of each pair with a replica outside of the core, the first one is in the core.
+    """
+    extra = n - _find_core_size(n)
     return 2 * number if number < extra else number + extra
 
 
-def _number_in_core(level: ReplicaGroups) -> jax.Array:
+def _find_core_rank(level: ReplicaGroups) -> jax.Array:
+    """Return the number of this replica in the core, traced."""
     n = level.size
-    extra = n - _core_size(n)
+    extra = n - _find_core_size(n)
     here = level.rank()
     return jnp.where(here < 2 * extra, here // 2, here - extra) if extra else here
 
 
-def _exchanges(n: int, distance: int) -> list[tuple[int, int]]:
-    return [(_place_of(i, n), _place_of(i ^ distance, n)) for i in range(_core_size(n))]
+def _list_exchanges(n: int, distance: int) -> list[tuple[int, int]]:
+    """Return the routes of an exchange between partners at a distance."""
+    return [
+        (_rank_of_member(i, n), _rank_of_member(i ^ distance, n)) for i in range(_find_core_size(n))
+    ]

@@ -1,4 +1,4 @@
-"""On the host, and back."""
+"""The all-reduce on the hosts of the devices."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
-from jaxdist._collectives.algorithms.algorithm import Scattering, padded
+from jaxdist._collectives.algorithms.algorithm import Scattering, pad_to_multiple
 from jaxdist._collectives.algorithms.one_device import OneDevice
 from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 from jaxdist._collectives.algorithms.xla import Xla
@@ -14,13 +14,13 @@ from jaxdist._collectives.algorithms.xla import Xla
 
 @dataclasses.dataclass(frozen=True)
 class Host(Scattering):
-    """The host of every accelerator adds up the vectors of the group.
+    """The host of every accelerator sums the vectors of the group.
 
-    On CPU devices the host is the device; there it is reduction at the first place.
+    On CPU devices, the host is the device. The reduction is then that of `OneDevice`.
 
     Cost:
         On accelerators an all-gather, `n-1` times the bytes into each device, and `n` times the
-        bytes between device and host. On CPU that of `OneDevice`.
+        bytes between device and host. On CPU the cost of `OneDevice`.
 
     Args:
         platform: `'cpu'`, `'gpu'` or `'tpu'`.
@@ -33,30 +33,32 @@ class Host(Scattering):
 
     @property
     def name(self) -> str:
-        """As in specs."""
+        """The name in specs."""
         return "pscpu"
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """The same sum, in the same order, on the host of every device."""
+        """Return the same sum, in the same order, computed by the host of every device."""
         if self.platform == "cpu":
             return OneDevice().all_reduce(vector, level)
         rows = Xla().all_gather(vector, level).reshape(level.size, -1)
-        return _compat.on_host(_sum_of_rows, rows)
+        return _compat.on_host(_sum_rows, rows)
 
     def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """Every host adds up the part of its device; an all-to-all brings it there."""
+        """Return this device's part of the sum, computed by its host, after an all-to-all."""
         if self.platform == "cpu":
             return OneDevice().reduce_scatter(vector, level)
-        parts = padded(vector, level.size).reshape(level.size, -1)
+        parts = pad_to_multiple(vector, level.size).reshape(level.size, -1)
         mine = jax.lax.all_to_all(
             parts, level.name, 0, 0, axis_index_groups=level.index_groups, tiled=True
         )
-        return _compat.on_host(_sum_of_rows, mine)
+        return _compat.on_host(_sum_rows, mine)
 
     def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """Between the devices; there is nothing to compute."""
+        """Return the parts, gathered between the devices, since there is nothing to compute."""
         return Xla().all_gather(part, level)
 
 
-def _sum_of_rows(rows: jax.Array) -> jax.Array:
+def _sum_rows(rows: jax.Array) -> jax.Array:
+    """Return the sum of rows in their own dtype."""
+    # `jnp.sum` would widen small integers.
     return jnp.sum(rows, axis=0, dtype=rows.dtype)

@@ -1,20 +1,20 @@
-"""At one device, and back."""
+"""The all-reduce at one device."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms.algorithm import Scattering, padded
+from jaxdist._collectives.algorithms.algorithm import Scattering, pad_to_multiple
 from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 
 
 @dataclasses.dataclass(frozen=True)
 class OneDevice(Scattering):
-    """A tree of messages adds everything up at the first place, another one hands it out.
+    """A tree of messages sums all vectors at the first replica; another tree returns the sum.
 
     Cost:
-        `2 ceil(log2 n)` permutes of all bytes; the first place has log2 n of them come in.
+        `2 ceil(log2 n)` permutes of all bytes. The first replica receives log2 n of them.
 
     Source:
         `psgpu` in `tf.contrib.distribute.MultiWorkerAllReduce`;
@@ -23,14 +23,15 @@ class OneDevice(Scattering):
 
     @property
     def name(self) -> str:
-        """As in specs."""
+        """The name in specs."""
         return "psgpu"
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """Up the binomial tree, and down again."""
+        """Return the sum by a binomial tree, up and down."""
         n, here = level.size, level.rank()
         distances = [1 << i for i in range((n - 1).bit_length())]
         for d in distances:
+            # A replica that receives nothing gets zeros, so every replica can add without a branch.
             vector = vector + level.permute(vector, [(i + d, i) for i in range(0, n - d, 2 * d)])
         for d in reversed(distances):
             given = level.permute(vector, [(i, i + d) for i in range(0, n - d, 2 * d)])
@@ -38,16 +39,16 @@ class OneDevice(Scattering):
         return vector
 
     def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """Every place adds up its own part: an all-to-all."""
+        """Return this replica's part of the sum, by an all-to-all."""
         n = level.size
-        parts = padded(vector, n).reshape(n, -1)
+        parts = pad_to_multiple(vector, n).reshape(n, -1)
         mine = jax.lax.all_to_all(
             parts, level.name, 0, 0, axis_index_groups=level.index_groups, tiled=True
         )
         return jnp.sum(mine, axis=0, dtype=vector.dtype)
 
     def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """Every place hands its part to all others."""
+        """Return the parts of all replicas, by an all-gather."""
         whole: jax.Array = jax.lax.all_gather(
             part, level.name, axis_index_groups=level.index_groups, tiled=True
         )

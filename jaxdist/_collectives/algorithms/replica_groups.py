@@ -1,4 +1,4 @@
-"""Which replicas communicate with one another."""
+"""The groups of replicas that communicate with one another."""
 
 import dataclasses
 import math
@@ -15,20 +15,20 @@ from jaxdist.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaGroups:
-    """Groups of replicas, all of one size, within each of which something is reduced.
+    """Groups of replicas, all of one size; a collective runs within each group.
 
-    Replicas are counted over `axes`, the last axis fastest. The order within a group is the order
-    of its members in everything that is concatenated.
+    Replicas are numbered over `axes`, the last axis fastest. The order within a group is the order
+    in which concatenations have its members.
     """
 
     axes: tuple[str, ...]
     groups: tuple[tuple[int, ...], ...]
-    # The sizes of the axes, in the order in which the mesh has them.
+    # The sizes of the replica axes, in the order of the mesh. Only `permute` needs them.
     on_mesh: tuple[tuple[str, int], ...]
 
     @property
     def size(self) -> int:
-        """Replicas in a group."""
+        """The number of replicas in a group."""
         return len(self.groups[0])
 
     @property
@@ -38,17 +38,17 @@ class ReplicaGroups:
 
     @property
     def name(self) -> Any:
-        """What JAX's collectives take as `axis_name`."""
+        """The `axis_name` argument of JAX's collectives."""
         return self.axes[0] if len(self.axes) == 1 else self.axes
 
     @property
     def index_groups(self) -> list[list[int]] | None:
-        """What JAX's collectives take as `axis_index_groups`."""
+        """The `axis_index_groups` argument of JAX's collectives."""
         in_order = self.is_whole and self.groups[0] == tuple(range(self.size))
         return None if in_order else [list(g) for g in self.groups]
 
     def rank(self) -> jax.Array:
-        """This replica's number in its group, traced."""
+        """Return this replica's number in its group, traced."""
         number = jax.lax.axis_index(self.name)
         if self.index_groups is None:
             return number
@@ -56,16 +56,17 @@ class ReplicaGroups:
         return jnp.asarray([places[r] for r in range(len(places))], jnp.int32)[number]
 
     def permute(self, array: jax.Array, routes: Iterable[tuple[int, int]]) -> jax.Array:
-        """`array` from place to place within every group; zeros where nothing arrives."""
+        """Return `array` sent along the routes within every group; zeros where nothing arrives."""
         numbers = self._numbers_on_mesh()
         pairs = [(numbers[g[a]], numbers[g[b]]) for a, b in routes for g in self.groups]
         names = tuple(name for name, _ in self.on_mesh)
         return jax.lax.ppermute(array, names[0] if len(names) == 1 else names, pairs)
 
     def _numbers_on_mesh(self) -> list[int]:
-        """The number of each replica where the axes are in the order of the mesh.
+        """Return the number of each replica when the axes are in the order of the mesh.
 
-        Of JAX's collectives, `ppermute` alone counts so, whatever order its axes are given in.
+        `ppermute` counts in this order, whatever order its axes have. All other collectives of JAX
+        follow the order of their axes.
         """
         sizes = dict(self.on_mesh)
         grid = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
@@ -74,13 +75,13 @@ class ReplicaGroups:
         return numbers
 
     def rotate(self, by: int) -> "ReplicaGroups":
-        """The same groups, counted from another member."""
+        """Return the same groups, each listed from another member."""
         by %= self.size
         return dataclasses.replace(self, groups=tuple(g[by:] + g[:by] for g in self.groups))
 
 
-def whole(layout: ReplicaMesh) -> ReplicaGroups:
-    """All replicas together."""
+def group_all(layout: ReplicaMesh) -> ReplicaGroups:
+    """Return all replicas as one group."""
     on_mesh = tuple(
         (a, int(layout.mesh.shape[a])) for a in layout.mesh.axis_names if a in layout.replica_axes
     )
@@ -88,13 +89,13 @@ def whole(layout: ReplicaMesh) -> ReplicaGroups:
 
 
 def split(level: ReplicaGroups, local: int) -> tuple[ReplicaGroups, ReplicaGroups]:
-    """The levels within workers of `local` replicas each, and across the workers.
+    """Return the groups within workers of `local` replicas each, and the groups across workers.
 
-    Replicas of one worker stand next to one another. Across, the first of every worker make a
-    group, the second, and so on.
+    The replicas of one worker are neighbours. Across workers, the first replicas of all workers are
+    a group, the second ones are the next group, and so on.
 
     Raises:
-        ArgumentError: The replicas cannot be divided so.
+        ArgumentError: `local` does not divide the number of replicas.
     """
     if local < 1 or level.size % local:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Within workers first, then across them, then back."""
+"""The all-reduce in two levels: within workers, across them, and within them again."""
 
 import dataclasses
 
@@ -10,12 +10,12 @@ from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups, split
 
 @dataclasses.dataclass(frozen=True)
 class TwoLevel(Algorithm):
-    """Each replica of a worker sums a part within it, and carries that part to the other workers.
+    """Each replica sums one part within its worker, and exchanges that part with other workers.
 
     Cost:
-        `1/local` of the bytes goes in and out of each device across workers, the least that is
-        possible: a reduce-scatter within workers of `local` replicas, an all-reduce of the part
-        across, an all-gather within.
+        A reduce-scatter within workers of `local` replicas, an all-reduce of the part across
+        workers, an all-gather within workers. Between workers each device sends and receives
+        `1/local` of the bytes, which is the least possible.
 
     Source:
         Names with a slash in `tf.contrib.distribute.MultiWorkerAllReduce`.
@@ -27,12 +27,13 @@ class TwoLevel(Algorithm):
 
     @property
     def name(self) -> str:
-        """`inner/outer`."""
+        """The name `inner/outer`."""
         return f"{self.inner.name}/{self.outer.name}"
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """A reduce-scatter, an all-reduce of the part, an all-gather."""
+        """Return the sum by a reduce-scatter, an all-reduce of the part, and an all-gather."""
         within, across = split(level, self.local)
+        # With one replica in each worker, or one worker, there is only one level.
         if within.size == 1:
             return self.outer.all_reduce(vector, across)
         if across.size == 1:
@@ -42,7 +43,9 @@ class TwoLevel(Algorithm):
         return self.inner.all_gather(part, within)[: vector.size]
 
     def rotate(self, level: ReplicaGroups, by: int) -> ReplicaGroups:
-        """Other members first within every worker, and other workers first; workers stay."""
+        """Return the groups with other first members and other first workers."""
+        # A rotation over all replicas would put replicas of two workers into one worker. So members
+        # rotate within their worker, and workers rotate among each other.
         round_, first = divmod(by % level.size, self.local)
         within, _ = split(level, self.local)
         workers = [list(g) for g in within.rotate(first).groups]

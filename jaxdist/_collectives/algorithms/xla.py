@@ -1,17 +1,17 @@
-"""XLA's own collectives."""
+"""XLA's own collectives as an algorithm."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms.algorithm import Scattering, padded
+from jaxdist._collectives.algorithms.algorithm import Scattering, pad_to_multiple
 from jaxdist._collectives.algorithms.replica_groups import ReplicaGroups
 
 
 @dataclasses.dataclass(frozen=True)
 class Xla(Scattering):
-    """One all-reduce, reduce-scatter or all-gather; how it goes is the backend's business.
+    """One all-reduce, reduce-scatter or all-gather of XLA; the backend chooses how it runs.
 
     Cost:
         At best `2 (n-1)/n` of the bytes in and out of each device.
@@ -22,20 +22,20 @@ class Xla(Scattering):
 
     @property
     def name(self) -> str:
-        """As in reports; specs call it `nccl`, which it is on GPUs alone."""
+        """The name in reports. Specs call it `nccl`, but it is NCCL only on GPUs."""
         return "xla"
 
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """One `psum`."""
+        """Return the sum by one `psum`."""
         total: jax.Array = jax.lax.psum(
             opaque(vector), level.name, axis_index_groups=level.index_groups
         )
         return total
 
     def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """One `psum_scatter`."""
+        """Return this replica's part of the sum by one `psum_scatter`."""
         part: jax.Array = jax.lax.psum_scatter(
-            opaque(padded(vector, level.size)),
+            opaque(pad_to_multiple(vector, level.size)),
             level.name,
             axis_index_groups=level.index_groups,
             tiled=True,
@@ -43,7 +43,7 @@ class Xla(Scattering):
         return part
 
     def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
-        """One `all_gather`."""
+        """Return the parts by one `all_gather`."""
         whole: jax.Array = jax.lax.all_gather(
             part, level.name, axis_index_groups=level.index_groups, tiled=True
         )
@@ -51,6 +51,6 @@ class Xla(Scattering):
 
 
 def opaque(array: jax.Array) -> jax.Array:
-    """XLA aborts the process when it sees that what is summed is a complex constant."""
+    """Hide a complex array from XLA, which aborts the process if it sums a complex constant."""
     is_complex = jnp.issubdtype(array.dtype, jnp.complexfloating)
     return jax.lax.optimization_barrier(array) if is_complex else array

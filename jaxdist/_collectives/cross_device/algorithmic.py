@@ -1,4 +1,4 @@
-"""`CrossDeviceOps` that are all-reduce algorithms."""
+"""The base of `CrossDeviceOps` that reduce by an all-reduce algorithm."""
 
 import abc
 import dataclasses
@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec
 from jaxdist._collectives.across.across import settled
 from jaxdist._collectives.across.together import check_sum
 from jaxdist._collectives.cross_device.base import CrossDeviceOps
-from jaxdist._collectives.cross_device.destinations import placed, target_of
-from jaxdist._collectives.cross_device.values import layout_of, on_mesh
+from jaxdist._collectives.cross_device.destinations import find_target, placed
+from jaxdist._collectives.cross_device.values import find_layout, put_on_mesh
 from jaxdist._collectives.marks.plan import AllReducePlan
-from jaxdist._collectives.marks.reduction import Summing, reduced
+from jaxdist._collectives.marks.reduction import Summing, bind_all_reduce
 from jaxdist._collectives.options.dtypes import of_sum, result_dtype, to_sum
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
@@ -25,7 +25,7 @@ from jaxdist._values import Form, Handle
 
 
 class AlgorithmicOps(CrossDeviceOps):
-    """Sums leaves by an algorithm, inside a step and outside."""
+    """`CrossDeviceOps` that sum leaves by an algorithm, inside and outside of a step."""
 
     takes_bytes_per_pack = False
 
@@ -33,7 +33,7 @@ class AlgorithmicOps(CrossDeviceOps):
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[AllReducePlan, Summing]:
-        """How leaves, given by shape and dtype, are summed over the replicas of a mesh."""
+        """Return the plan and the sum for leaves that are given by shape and dtype."""
 
     def batch_reduce_implementation(
         self,
@@ -41,8 +41,8 @@ class AlgorithmicOps(CrossDeviceOps):
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions,
     ) -> list[Any]:
-        """All leaves together."""
-        return self._reduced("batch_reduce", reduce_op, value_destination_pairs, options)
+        """Reduce all leaves together."""
+        return self._reduce_pairs("batch_reduce", reduce_op, value_destination_pairs, options)
 
     def reduce_implementation(
         self,
@@ -51,36 +51,42 @@ class AlgorithmicOps(CrossDeviceOps):
         destinations: Any,
         options: CommunicationOptions,
     ) -> Any:
-        """A batch of one."""
+        """Reduce one value, as a batch of one."""
+        # A subclass may override `batch_reduce_implementation` only. Then the base class calls that
+        # one.
         if type(self).batch_reduce_implementation is AlgorithmicOps.batch_reduce_implementation:
-            return self._reduced("reduce", reduce_op, [(per_replica_value, destinations)], options)[
-                0
-            ]
+            return self._reduce_pairs(
+                "reduce", reduce_op, [(per_replica_value, destinations)], options
+            )[0]
         return super().reduce_implementation(reduce_op, per_replica_value, destinations, options)
 
-    def _reduced(
+    def _reduce_pairs(
         self,
         method: str,
         reduce_op: ReduceOp,
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions,
     ) -> list[Any]:
+        """Reduce pairs of value and destinations."""
         values = [v for v, _ in value_destination_pairs]
         if not values:
             return []
         caller = f"{type(self).__name__}.{method}"
         destinations = [d for _, d in value_destination_pairs]
-        layout = layout_of(caller, values, destinations)
+        layout = find_layout(caller, values, destinations)
+        # In a step the values are traced already, and every replica calls the algorithm directly.
         if all(isinstance(v, Handle) for v in values):
             return self.all_reduced(reduce_op, [v.local for v in values], layout, options)
         if reduce_op is ReduceOp.SUM:
+            # A Python integer has no dtype yet, so an overflow can still be an error with its name.
             for i, value in enumerate(values):
                 check_sum(f"value {i}", value, None, caller)
-        placed_values = on_mesh(caller, values, layout)
+        placed_values = put_on_mesh(caller, values, layout)
         scalars = tuple(v.form is Form.SCALARS for v in placed_values)
-        program = _program(self, reduce_op, layout, options, scalars)
+        program = _compile(self, reduce_op, layout, options, scalars)
+        # One program for all values, so that their leaves can share packs.
         totals = program([v.array for v in placed_values])
-        targets = [target_of(caller, d, layout) for d in destinations]
+        targets = [find_target(caller, d, layout) for d in destinations]
         return [placed(settled(x), t) for x, t in zip(totals, targets, strict=True)]
 
     def all_reduced(
@@ -90,7 +96,7 @@ class AlgorithmicOps(CrossDeviceOps):
         layout: ReplicaMesh,
         options: CommunicationOptions,
     ) -> list[jax.Array]:
-        """Called by every replica with its own leaves, inside a mapped step."""
+        """Reduce leaves inside a mapped step; every replica calls this with its own leaves."""
         arrays = [jnp.asarray(x) for x in local]
         count = layout.num_replicas
         if count == 1 or not arrays:
@@ -101,25 +107,28 @@ class AlgorithmicOps(CrossDeviceOps):
     def sums(
         self, arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
     ) -> list[jax.Array]:
-        """The sums over the replicas, on each of them."""
+        """Return the sums over the replicas, on each of them."""
         plan, how = self.summing(arrays, layout, options)
         if options.bytes_per_pack and not self.takes_bytes_per_pack:
-            told = f"bytes_per_pack: {self!r} packs as it was told when it was made"
-            plan = dataclasses.replace(plan, ignored=(*plan.ignored, told))
-        return reduced(arrays, plan, how)
+            sentence = f"bytes_per_pack: {self!r} packs as it was told when it was made"
+            plan = dataclasses.replace(plan, ignored=(*plan.ignored, sentence))
+        return bind_all_reduce(arrays, plan, how)
 
 
+# `jax.jit` caches by the function object. `local` is a new object at each call, so without this
+# cache every reduction would compile again. The cache is bounded, because it keeps the ops alive.
 @functools.lru_cache(maxsize=128)
-def _program(
+def _compile(
     ops: AlgorithmicOps,
     op: ReduceOp,
     layout: ReplicaMesh,
     options: CommunicationOptions,
     scalars: tuple[bool, ...],
 ) -> Any:
-    """The compiled reduction of global arrays, for ops outside of steps."""
+    """Return the compiled reduction of global arrays, for ops outside of steps."""
 
     def local(arrays: list[jax.Array]) -> list[jax.Array]:
+        # A global array of scalars has one row for each replica, and the row is the scalar.
         own = [x[0] if s else x for x, s in zip(arrays, scalars, strict=True)]
         return ops.all_reduced(op, own, layout, options)
 

@@ -1,12 +1,12 @@
-"""The older all-reduce ops, by the name of an algorithm."""
+"""The older all-reduce ops, with the name of an algorithm."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist._collectives.algorithms import Algorithm, InShards, TwoLevel, Xla, whole
+from jaxdist._collectives.algorithms import Algorithm, InShards, TwoLevel, Xla, group_all
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
-from jaxdist._collectives.cross_device.checks import checked_count
-from jaxdist._collectives.cross_device.hierarchical import groups_of
+from jaxdist._collectives.cross_device.checks import check_count
+from jaxdist._collectives.cross_device.hierarchical import find_group_size
 from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.options import CommunicationOptions
@@ -18,15 +18,15 @@ from jaxdist.errors import ArgumentError
 
 
 class AllReduceCrossDeviceOps(AlgorithmicOps):
-    """An all-reduce by name, with packs of leaves.
+    """All-reduce ops with a named algorithm and packs of leaves.
 
     Args:
         all_reduce_alg: `'nccl'` (XLA's own) or `'hierarchical_copy'` (as
             `HierarchicalCopyAllReduce`).
-        num_packs: All leaves of one dtype are put end to end and cut into this many vectors; 0
-            leaves each alone.
-        agg_small_grads_max_bytes: With `num_packs=0`: leaves of up to this many bytes that follow
-            one another share a vector; 0 leaves each alone.
+        num_packs: All leaves of one dtype are concatenated and divided into this many vectors.
+            With 0, every leaf is reduced alone.
+        agg_small_grads_max_bytes: With `num_packs=0`: neighbouring leaves of up to this many bytes
+            share a vector. With 0, every leaf is reduced alone.
         agg_small_grads_max_group: The most leaves in such a vector.
 
     Raises:
@@ -61,18 +61,19 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
         self._set_packing(num_packs, agg_small_grads_max_bytes, agg_small_grads_max_group)
 
     def _set_packing(self, num_packs: Any, max_bytes: Any, max_group: Any) -> None:
+        """Check and set the attributes that decide about packs."""
         name = type(self).__name__
-        self.num_packs = checked_count(name, "num_packs", num_packs, least=0)
-        self.agg_small_grads_max_bytes = checked_count(
+        self.num_packs = check_count(name, "num_packs", num_packs, least=0)
+        self.agg_small_grads_max_bytes = check_count(
             name, "agg_small_grads_max_bytes", max_bytes, least=0
         )
-        self.agg_small_grads_max_group = checked_count(
+        self.agg_small_grads_max_group = check_count(
             name, "agg_small_grads_max_group", max_group, least=1
         )
 
     @property
     def is_packed(self) -> bool:
-        """Whether leaves share vectors.
+        """Whether several leaves can share a vector.
 
         Example:
             >>> jaxdist.contrib.AllReduceCrossDeviceOps(num_packs=0).is_packed
@@ -82,7 +83,7 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
 
     @property
     def packing(self) -> Packing:
-        """How leaves become vectors.
+        """The rule that puts leaves into vectors.
 
         Example:
             >>> jaxdist.contrib.AllReduceCrossDeviceOps(num_packs=3).packing
@@ -97,11 +98,11 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[AllReducePlan, Summing]:
-        """One algorithm for all."""
+        """Return one algorithm for all leaves."""
         algorithm: Algorithm = Xla()
-        if self.all_reduce_alg == "hierarchical_copy" and (local := groups_of(layout)):
+        if self.all_reduce_alg == "hierarchical_copy" and (local := find_group_size(layout)):
             algorithm = TwoLevel(Xla(), Xla(), local)
-        level = whole(layout)
+        level = group_all(layout)
         entry = Entry(InShards(algorithm, 1), -1)
         return AllReducePlan(algorithm.name, repr(self)), SumBySize(
             level, (entry,), self.packing, self.is_packed

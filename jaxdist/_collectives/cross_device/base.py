@@ -1,4 +1,4 @@
-"""The base of everything that reduces values of replicas."""
+"""The base class of all `CrossDeviceOps`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,16 +8,16 @@ import numpy as np
 
 from jaxdist._collectives.across.across import gather_across
 from jaxdist._collectives.across.together import check_together
-from jaxdist._collectives.cross_device.destinations import placed, target_of
-from jaxdist._collectives.cross_device.sparse import reduce_slices, slices_in
+from jaxdist._collectives.cross_device.destinations import find_target, placed
+from jaxdist._collectives.cross_device.sparse import read_slices, reduce_slices
 from jaxdist._collectives.cross_device.values import (
     as_per_replica,
+    find_layout,
     gather_handle,
-    layout_of,
     local_shape,
 )
 from jaxdist._collectives.in_replica import checked_results, gather_dim
-from jaxdist._collectives.options.dtypes import check_integer, check_known
+from jaxdist._collectives.options.dtypes import check_integer, check_supported
 from jaxdist._collectives.options.hints import hints_of
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp, reduce_op
@@ -27,13 +27,15 @@ from jaxdist.errors import ArgumentError, ReplicaValueError, UnsupportedError
 
 
 class CrossDeviceOps:
-    """Reduces, gathers and broadcasts values of replicas; made to be subclassed.
+    """Ops that reduce, gather and broadcast values of replicas; a base class for your own.
 
-    A subclass passed as `MirroredStrategy(cross_device_ops=...)` is what `run`, `reduce` and
-    `reduce_to` use. It overrides `reduce_implementation`, or `batch_reduce_implementation` to see
-    all leaves of an all-reduce at once. Inside a step these are called once while the step is
-    traced, in cross-replica context, with `PerReplica` handles: `.values` of one are the values
-    of all replicas (an all-gather), and what is returned is what every replica gets.
+    `MirroredStrategy(cross_device_ops=...)` takes an object of a subclass. `run`, `reduce` and
+    `reduce_to` then use it. A subclass overrides `reduce_implementation`, or
+    `batch_reduce_implementation` to get all leaves of an all-reduce at once.
+
+    Inside a step, jaxdist calls these methods once while it traces the step, in cross-replica
+    context, with `PerReplica` handles. `.values` of a handle are the values of all replicas (an
+    all-gather). Every replica gets the returned value.
 
     Example:
         >>> class Largest(CrossDeviceOps):
@@ -62,28 +64,29 @@ class CrossDeviceOps:
 
         Shapes:
             `[...]` on each replica gives `[...]`. `IndexedSlices` of `n_r` rows on replica r give
-            `n_0 + n_1 + ...` rows, in replica order; for a mean divided by the replicas.
+            `n_0 + n_1 + ...` rows, in replica order. For a mean, the rows are divided by the number
+            of replicas.
 
         Args:
             reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
             per_replica_value: A `PerReplica`, also of `IndexedSlices`, or an array laid out over
-                replicas. Any other array is the value of one replica, and comes back.
-            destinations: A device or its name; or a distributed value or list of devices, and
-                then the result lies on all of them.
-            options: `experimental.CommunicationOptions`; they never change the result.
+                replicas. Any other array is the value of one replica, and is returned.
+            destinations: A device or its name, or a distributed value or list of devices. The
+                result is on all of these devices.
+            options: `experimental.CommunicationOptions`. They never change the result.
             experimental_hints: The older name of `options`.
 
         Returns:
             An array on the destinations, or `IndexedSlices` of arrays there.
 
         Raises:
-            ReplicaValueError: What cannot be a `PerReplica`, or too few devices for its values;
-                slices on some replicas alone, or of different arrays; a class of yours that gives
-                something else than an array of its shape.
-            ContextError: In a step, outside of a merge function.
-            ArgumentError: An op or destinations that do not exist.
-            ShapeError: Values whose shapes or dtypes differ between replicas.
-            UnsupportedError: The class says nothing of how.
+            ReplicaValueError: The value cannot be a `PerReplica`, or there are too few devices for
+                its values. Only some replicas have slices, or their whole arrays differ. A subclass
+                returns something else than an array of the value's shape.
+            ContextError: The call is in a step, outside of a merge function.
+            ArgumentError: The op or the destinations do not exist.
+            ShapeError: Shapes or dtypes differ between replicas.
+            UnsupportedError: The class does not implement a reduction.
 
         Example:
             >>> total = NcclAllReduce().reduce("SUM", PerReplica([1, 2]), ["cpu:0", "cpu:1"])
@@ -94,11 +97,12 @@ class CrossDeviceOps:
             `tf.distribute.CrossDeviceOps.reduce`.
         """
         caller = f"{type(self).__name__}.reduce"
-        op, chosen = self._checked(caller, reduce_op, options, experimental_hints)
-        target_of(caller, destinations, None)
-        slices = slices_in(caller, "per_replica_value", per_replica_value)
+        op, chosen = self._check_options(caller, reduce_op, options, experimental_hints)
+        # Wrong destinations are an error before any value is moved. The mesh is not known yet.
+        find_target(caller, destinations, None)
+        slices = read_slices(caller, "per_replica_value", per_replica_value)
         if slices is not None:
-            return self._reduced_slices("per_replica_value", op, slices, destinations, chosen)
+            return self._reduce_slices("per_replica_value", op, slices, destinations, chosen)
         value = as_per_replica(caller, "per_replica_value", per_replica_value)
         check_together(caller, {"per_replica_value": value})
         result = self.reduce_implementation(op, value, destinations, chosen)
@@ -113,7 +117,7 @@ class CrossDeviceOps:
         *,
         experimental_hints: Any = None,
     ) -> list[Any]:
-        """`reduce` for several pairs of value and destinations, together.
+        """Reduce several pairs of value and destinations together.
 
         Args:
             reduce_op: As for `reduce`.
@@ -125,8 +129,8 @@ class CrossDeviceOps:
             The results, in the order of the pairs.
 
         Raises:
-            ArgumentError: Not a list or tuple of pairs.
-            ShapeError: Values that differ between replicas; all are named.
+            ArgumentError: `value_destination_pairs` is no list or tuple of pairs.
+            ShapeError: Values differ between replicas. The message names all of them.
 
         Example:
             >>> a, b = PerReplica([1, 2]), PerReplica([3, 4])
@@ -138,12 +142,12 @@ class CrossDeviceOps:
             `tf.distribute.CrossDeviceOps.batch_reduce`.
         """
         caller = f"{type(self).__name__}.batch_reduce"
-        op, chosen = self._checked(caller, reduce_op, options, experimental_hints)
+        op, chosen = self._check_options(caller, reduce_op, options, experimental_hints)
         pairs = checked_pairs(caller, value_destination_pairs)
         for _, d in pairs:
-            target_of(caller, d, None)
+            find_target(caller, d, None)
         names = [f"value_destination_pairs[{i}][0]" for i in range(len(pairs))]
-        sparse = [slices_in(caller, n, v) for n, (v, _) in zip(names, pairs, strict=True)]
+        sparse = [read_slices(caller, n, v) for n, (v, _) in zip(names, pairs, strict=True)]
         named = {
             i: (as_per_replica(caller, names[i], v), d)
             for i, (v, d) in enumerate(pairs)
@@ -154,15 +158,17 @@ class CrossDeviceOps:
         if named or not pairs:
             dense = self.batch_reduce_implementation(op, list(named.values()), chosen)
             checked_results(self, dense, [local_shape(v) for v, _ in named.values()])
+        # Dense values and slices are reduced in different ways, and return in the order of the
+        # pairs.
         found = dict(zip(named, dense, strict=True))
         return [
             found[i]
             if slices is None
-            else self._reduced_slices(names[i], op, slices, pairs[i][1], chosen)
+            else self._reduce_slices(names[i], op, slices, pairs[i][1], chosen)
             for i, slices in enumerate(sparse)
         ]
 
-    def _reduced_slices(
+    def _reduce_slices(
         self,
         name: str,
         op: ReduceOp,
@@ -170,6 +176,7 @@ class CrossDeviceOps:
         destinations: Any,
         options: CommunicationOptions,
     ) -> IndexedSlices:
+        """Reduce `IndexedSlices` by this class's gather."""
         caller = f"{type(self).__name__}.reduce"
 
         def gather(part: PerReplica) -> Any:
@@ -179,10 +186,10 @@ class CrossDeviceOps:
         return reduce_slices(caller, name, op, slices, gather)
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
-        """One value on all of `destinations`.
+        """Return one value on all of `destinations`.
 
         Cost:
-            A copy to each device; inside a step none.
+            A copy to each device; none inside a step.
 
         Args:
             tensor: An array.
@@ -192,9 +199,9 @@ class CrossDeviceOps:
             The array on the destinations.
 
         Raises:
-            ArgumentError: A `PerReplica`, or destinations that are none.
-            ArgumentTypeError: What JAX has no arrays of.
-            ReplicaValueError: A class of yours that gives something else than what it got.
+            ArgumentError: The value is a `PerReplica`, or the destinations do not exist.
+            ArgumentTypeError: JAX has no arrays of this dtype.
+            ReplicaValueError: A subclass returns something else than the value that it got.
 
         Example:
             >>> len(CrossDeviceOps().broadcast(1.0, ["cpu:0", "cpu:1"]).devices())
@@ -204,7 +211,7 @@ class CrossDeviceOps:
             `tf.distribute.CrossDeviceOps.broadcast`.
         """
         caller = f"{type(self).__name__}.broadcast"
-        target_of(caller, destinations, None)
+        find_target(caller, destinations, None)
         leaves = jax.tree.flatten_with_path(tensor, is_leaf=lambda x: isinstance(x, PerReplica))[0]
         for path, leaf in leaves:
             _check_one(caller, "tensor" + jax.tree_util.keystr(path), leaf)
@@ -221,7 +228,7 @@ class CrossDeviceOps:
         *,
         experimental_hints: Any = None,
     ) -> Any:
-        """The values of all replicas one after the other on `axis`, on `destinations`.
+        """Concatenate the values of all replicas on `axis`, and put the result on `destinations`.
 
         Shapes:
             `[..., n_r, ...]` on replica r gives `[..., n_0 + n_1 + ..., ...]`.
@@ -229,7 +236,7 @@ class CrossDeviceOps:
         Args:
             per_replica_value: As for `reduce`.
             destinations: As for `reduce`.
-            axis: Dim to concatenate on.
+            axis: The dim to concatenate on.
             options: As for `reduce`.
             experimental_hints: As for `reduce`.
 
@@ -237,7 +244,8 @@ class CrossDeviceOps:
             An array on the destinations.
 
         Raises:
-            ShapeError: Scalars, an axis outside the rank, or shapes that differ elsewhere.
+            ShapeError: The values are scalars, the axis is outside of the rank, or the shapes
+                differ on other dims.
 
         Example:
             >>> rows = PerReplica([np.zeros(1), np.ones(2)])
@@ -248,9 +256,9 @@ class CrossDeviceOps:
             `tf.distribute.CrossDeviceOps._gather`.
         """
         caller = f"{type(self).__name__}.gather"
-        _, chosen = self._checked(caller, ReduceOp.SUM, options, experimental_hints)
+        _, chosen = self._check_options(caller, ReduceOp.SUM, options, experimental_hints)
         value = as_per_replica(caller, "per_replica_value", per_replica_value)
-        target_of(caller, destinations, None)
+        find_target(caller, destinations, None)
         gather_dim(caller, "per_replica_value", local_shape(value), axis)
         return self.gather_implementation(value, destinations, axis, chosen)
 
@@ -261,14 +269,15 @@ class CrossDeviceOps:
         destinations: Any,
         options: CommunicationOptions,
     ) -> Any:
-        """Override this to say how one value is reduced; arguments are those of `reduce`, checked.
+        """Reduce one value. Override this method; its arguments are those of `reduce`, checked.
 
         Raises:
-            UnsupportedError: It is not overridden.
+            UnsupportedError: The class does not override it.
 
         Source:
             `tf.distribute.CrossDeviceOps.reduce_implementation`.
         """
+        # The default `batch_reduce_implementation` calls this method, so calling it would not end.
         if type(self).batch_reduce_implementation is not CrossDeviceOps.batch_reduce_implementation:
             pairs = [(per_replica_value, destinations)]
             results = self.batch_reduce_implementation(reduce_op, pairs, options)
@@ -288,7 +297,7 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions,
     ) -> list[Any]:
-        """Override this to reduce several values together; by default one by one.
+        """Reduce several values together. Override this method; by default it reduces one by one.
 
         Source:
             `tf.distribute.CrossDeviceOps.batch_reduce_implementation`.
@@ -299,18 +308,18 @@ class CrossDeviceOps:
         ]
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
-        """Override this to say how a value gets to its destinations.
+        """Put a value on its destinations. Override this method to change how.
 
         Source:
             `tf.distribute.CrossDeviceOps.broadcast_implementation`.
         """
         caller = f"{type(self).__name__}.broadcast"
-        return placed(tensor, target_of(caller, destinations, None))
+        return placed(tensor, find_target(caller, destinations, None))
 
     def gather_implementation(
         self, per_replica_value: Any, destinations: Any, axis: int, options: CommunicationOptions
     ) -> Any:
-        """Override this to say how values are concatenated.
+        """Concatenate values. Override this method to change how.
 
         Source:
             `tf.distribute.CrossDeviceOps._gather_implementation`.
@@ -318,13 +327,14 @@ class CrossDeviceOps:
         caller = f"{type(self).__name__}.gather"
         if isinstance(per_replica_value, Handle):
             return gather_handle(caller, per_replica_value, axis)
-        layout = layout_of(caller, [per_replica_value], [destinations])
+        layout = find_layout(caller, [per_replica_value], [destinations])
         whole = gather_across("per_replica_value", per_replica_value, axis, layout, caller)
-        return placed(whole, target_of(caller, destinations, layout))
+        return placed(whole, find_target(caller, destinations, layout))
 
-    def _checked(
+    def _check_options(
         self, caller: str, op: Any, options: Any, hints: Any
     ) -> tuple[ReduceOp, CommunicationOptions]:
+        """Return the reduce op and the options of a call, checked."""
         return reduce_op(caller, op), hints_of(caller, options, hints, packs=True)
 
     def __repr__(self) -> str:
@@ -332,7 +342,7 @@ class CrossDeviceOps:
 
 
 def _check_one(caller: str, name: str, leaf: Any) -> None:
-    """Refuse what is not one array."""
+    """Refuse a leaf that is not one array."""
     if isinstance(leaf, PerReplica):
         raise ArgumentError(
             f"{caller} was given {name}={leaf!r}, a PerReplica.\n\n"
@@ -340,11 +350,11 @@ def _check_one(caller: str, name: str, leaf: Any) -> None:
             "Reduce it first: ops.reduce('MEAN', value, destinations)."
         )
     check_integer(f"{caller} cannot broadcast {name}", leaf)
-    check_known(f"{caller} cannot broadcast {name}", leaf)
+    check_supported(f"{caller} cannot broadcast {name}", leaf)
 
 
 def _check_broadcast(what: str, result: Any, tensor: Any) -> None:
-    """Refuse a result that is not what was broadcast, by its structure and shapes."""
+    """Refuse a result with another structure or other shapes than the broadcast value."""
     wanted, found = (jax.tree.flatten_with_path(x) for x in (tensor, result))
     if found[1] != wanted[1]:
         raise ReplicaValueError(
@@ -363,7 +373,7 @@ def _check_broadcast(what: str, result: Any, tensor: Any) -> None:
 
 
 def checked_pairs(caller: str, pairs: Any) -> list[tuple[Any, Any]]:
-    """`pairs` as a list, or an error that says what it is instead."""
+    """Return `pairs` as a list, or raise an error with the wrong value."""
     if isinstance(pairs, (list, tuple)) and all(
         isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs
     ):

@@ -1,4 +1,4 @@
-"""Checks that several `CrossDeviceOps` make of their arguments."""
+"""Checks of arguments that several `CrossDeviceOps` share."""
 
 from typing import Any
 
@@ -6,6 +6,6 @@ from jaxdist._validate import as_integer
 from jaxdist.errors import ArgumentError
 
 
-def checked_count(caller: str, name: str, value: Any, *, least: int) -> int:
-    """`value` as an integer that is not below `least`."""
+def check_count(caller: str, name: str, value: Any, *, least: int) -> int:
+    """Return `value` as an integer that is not below `least`."""
     return as_integer(caller, name, value, least=least, wrong_type=ArgumentError)

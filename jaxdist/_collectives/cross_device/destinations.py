@@ -1,4 +1,4 @@
-"""Where the result of a reduction goes."""
+"""The destinations of a reduction."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,25 +15,26 @@ from jaxdist._values import Handle, PerReplica, Variable, owned
 from jaxdist.errors import ArgumentError, DeviceError
 
 
-def target_of(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any:
-    """A device, or the replicated layout over several; None where only a distributed value says.
+def find_target(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any:
+    """Return a device, or a replicated sharding; None if only a distributed value can tell.
 
     Args:
-        caller: For messages.
+        caller: The caller's name, for messages.
         destinations: A device or its name, a distributed value, or a list of devices.
         layout: The mesh of the values, if it is known.
 
     Raises:
-        ArgumentError: Something else, or nothing.
-        DeviceError: Devices that do not exist.
+        ArgumentError: The destinations are something else, or empty.
+        DeviceError: A device does not exist.
     """
     if isinstance(destinations, (str, jax.Device)) and destinations != "":
         return runtime.device_from_name(destinations, f"{caller}(destinations=...)")
     if isinstance(destinations, (PerReplica, Variable, jax.Array)):
-        return _of_value(destinations, layout)
+        return _find_target_of_value(destinations, layout)
     if isinstance(destinations, (list, tuple)) and destinations:
         devices = runtime.distinct_devices(caller, destinations, "destinations")
         if layout is not None and set(devices) == layout.device_set:
+            # The sharding of the values' own mesh, so that the result needs no further copy.
             return layout.replicated
         return devices[0] if len(devices) == 1 else meshes.build(devices).replicated
     raise ArgumentError(
@@ -43,11 +44,13 @@ def target_of(caller: str, destinations: Any, layout: ReplicaMesh | None) -> Any
     )
 
 
-def _of_value(value: Any, layout: ReplicaMesh | None) -> Any:
+def _find_target_of_value(value: Any, layout: ReplicaMesh | None) -> Any:
+    """Return the placement that replicates over the devices of a value, or None."""
     if layout is not None:
         return layout.replicated
     if isinstance(value, PerReplica):
         value = value.array if value.is_global and not isinstance(value, Handle) else None
+    # The sharding of a tracer cannot be read.
     if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
         sharding = value.sharding
         if isinstance(sharding, NamedSharding):
@@ -58,8 +61,8 @@ def _of_value(value: Any, layout: ReplicaMesh | None) -> Any:
 
 
 def target_in_strategy(caller: str, destinations: Any, layout: ReplicaMesh) -> Any:
-    """Like `target_of`, for a strategy: several devices have to be all of its own."""
-    target = target_of(caller, destinations, layout)
+    """Return the target of a strategy: one device, or all devices of the strategy."""
+    target = find_target(caller, destinations, layout)
     if isinstance(target, NamedSharding) and target != layout.replicated:
         raise DeviceError(
             f"{caller} was given {len(destinations)} destinations that are not the strategy's own "
@@ -71,19 +74,20 @@ def target_in_strategy(caller: str, destinations: Any, layout: ReplicaMesh) -> A
 
 
 def placed(value: PyTree, target: Any) -> PyTree:
-    """A pytree of arrays on a target; what is traced stays where it is."""
+    """Return a pytree of arrays on a target; tracers are returned unchanged."""
 
     def put(leaf: Any) -> Any:
+        # See Note [Who owns host memory].
         return leaf if isinstance(leaf, jax.core.Tracer) else jax.device_put(owned(leaf), target)
 
     return jax.tree.map(put, value)
 
 
-def devices_of(destinations: Any) -> Sequence[jax.Device]:
-    """The devices that destinations name; none if they do not say."""
+def list_devices(destinations: Any) -> Sequence[jax.Device]:
+    """Return the devices that destinations name, or none if they name none."""
     if isinstance(destinations, (list, tuple)):
         return [runtime.device_from_name(d) for d in destinations]
-    target = target_of("", destinations, None)
+    target = find_target("", destinations, None)
     if isinstance(target, NamedSharding):
         return list(target.mesh.devices.ravel())
     return [target] if isinstance(target, jax.Device) else []

@@ -1,4 +1,4 @@
-"""Within groups first, then across them."""
+"""The all-reduce within groups of devices first, then across the groups."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -8,11 +8,11 @@ from jaxdist._collectives.algorithms import (
     InShards,
     TwoLevel,
     Xla,
-    whole,
-    workers_of_equal_size,
+    find_worker_size,
+    group_all,
 )
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
-from jaxdist._collectives.cross_device.checks import checked_count
+from jaxdist._collectives.cross_device.checks import check_count
 from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.options import CommunicationOptions
@@ -23,22 +23,22 @@ from jaxdist._mesh import ReplicaMesh
 
 @final
 class HierarchicalCopyAllReduce(AlgorithmicOps):
-    """Reduces within groups of near devices, then across the groups, then back.
+    """All-reduce within groups of near devices, then across the groups, then within them again.
 
-    The groups are the processes of the job; in one process, two halves of the replicas (as on a
-    machine with two islands of four GPUs). Where no such groups can be made (an odd number
-    of replicas, two of them, or one in each process), it is XLA's all-reduce.
+    The groups are the processes of the job. In one process, they are two halves of the replicas, as
+    on a machine with two islands of four GPUs. If no such groups exist (an odd number of replicas,
+    two replicas, or one in each process), it is XLA's all-reduce.
 
     Args:
-        num_packs: All leaves of one dtype are put end to end and cut into this many vectors. With
-            0 every leaf is reduced alone.
+        num_packs: All leaves of one dtype are concatenated and divided into this many vectors. With
+            0, every leaf is reduced alone.
 
     Raises:
         ArgumentError: `num_packs` below 0.
 
     Cost:
-        For each vector a reduce-scatter within groups, an all-reduce of `1/local` of it across,
-        an all-gather within; and two copies of the leaves, if they are packed.
+        For each vector a reduce-scatter within groups, an all-reduce of `1/local` of it across
+        groups, and an all-gather within groups. Two copies of the leaves, if they are packed.
 
     Example:
         >>> strategy = MirroredStrategy(cross_device_ops=HierarchicalCopyAllReduce(num_packs=0))
@@ -54,22 +54,22 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
 
     def __init__(self, num_packs: int = 1) -> None:
         caller = "HierarchicalCopyAllReduce"
-        self.num_packs = checked_count(caller, "num_packs", num_packs, least=0)
+        self.num_packs = check_count(caller, "num_packs", num_packs, least=0)
 
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[AllReducePlan, Summing]:
-        """A vector for each pack, in two levels."""
+        """Return a sum of each pack in two levels."""
         count = layout.num_replicas
         algorithm: Algorithm = Xla()
         reason = f"{self!r}: no groups of several replicas each"
-        local = groups_of(layout)
+        local = find_group_size(layout)
         if local:
             algorithm = TwoLevel(Xla(), Xla(), local)
             reason = f"{self!r}: {count // local} groups of {local} replicas"
         packing = EqualPacks(self.num_packs) if self.num_packs else Alone()
         entry = Entry(InShards(algorithm, 1), -1)
-        level = whole(layout)
+        level = group_all(layout)
         how = SumBySize(level, (entry,), packing, apart=self.num_packs > 0)
         return AllReducePlan(algorithm.name, reason), how
 
@@ -77,9 +77,10 @@ class HierarchicalCopyAllReduce(AlgorithmicOps):
         return f"HierarchicalCopyAllReduce(num_packs={self.num_packs})"
 
 
-def groups_of(layout: ReplicaMesh) -> int:
-    """How many replicas stand near one another; 0 where no groups of several can be made."""
+def find_group_size(layout: ReplicaMesh) -> int:
+    """Return how many near replicas a group has; 0 if there are no groups of several."""
     count = layout.num_replicas
     owners = [layout.device_grid[r, 0].process_index for r in range(count)]
-    local = workers_of_equal_size(owners) or (count // 2 if count % 2 == 0 else 1)
+    # In one process JAX does not tell which devices are near, so two halves are a guess.
+    local = find_worker_size(owners) or (count // 2 if count % 2 == 0 else 1)
     return local if 1 < local < count else 0

@@ -1,4 +1,4 @@
-"""All-reduce algorithms for several workers."""
+"""The all-reduce algorithms for several workers."""
 
 import re
 from collections.abc import Sequence
@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 
-from jaxdist._collectives.algorithms import InShards, named, whole
+from jaxdist._collectives.algorithms import InShards, group_all, make_algorithm
 from jaxdist._collectives.cross_device.all_reduce import AllReduceCrossDeviceOps
-from jaxdist._collectives.cross_device.checks import checked_count
-from jaxdist._collectives.cross_device.spec import AllReduceSpec, specs_of
+from jaxdist._collectives.cross_device.checks import check_count
+from jaxdist._collectives.cross_device.spec import AllReduceSpec, parse_specs
 from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.options import CommunicationOptions
@@ -23,11 +23,11 @@ _TASK = re.compile(r"/job:(?P<job>\w+)(/replica:\d+)?/task:(?P<task>\d+)$", re.I
 
 
 class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
-    """All-reduce algorithms that know which replicas are of one worker.
+    """All-reduce algorithms that know the workers of the replicas.
 
-    A worker is a group of replicas that stand next to one another: the first
-    `num_gpus_per_worker` replicas are those of the first worker, and so on. Between processes the
-    workers are the processes; on one machine they are groups of its devices.
+    A worker is a group of neighbouring replicas: the first `num_gpus_per_worker` replicas are the
+    first worker, and so on. Between processes, the workers are the processes. On one machine, they
+    are groups of its devices.
 
     Args:
         worker_devices: Device strings of the workers: tasks (`'/job:worker/task:0'`), or one
@@ -38,24 +38,24 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
             - The name of the algorithm: `'nccl'`, `'nccl/xring'`, `'nccl/rechd'`, `'nccl/pscpu'`,
               `'xring'`, `'pscpu'`, `'psgpu'` or `'pscpu/pscpu'`. Of two names with a slash, the
               first reduces within a worker and the second across workers.
-            - The number of shards: each tensor after packing is split into so many shards, which
-              are reduced by as many all-reduces side by side.
+            - The number of shards: after packing, each tensor is divided into this many shards.
+              Each shard has an all-reduce of its own, and these run at the same time.
             - The largest tensor, in bytes, that this entry takes. Limits increase from entry to
-              entry, and the last is -1, which is no limit.
+              entry, and the last is -1, which means no limit.
         num_packs: As for `AllReduceCrossDeviceOps`.
         agg_small_grads_max_bytes: As for `AllReduceCrossDeviceOps`.
         agg_small_grads_max_group: As for `AllReduceCrossDeviceOps`.
 
     Raises:
-        ArgumentError: A spec that is not as said; no workers, or the same one twice; when it is
-            used, another number of replicas than the workers have together.
-        DeviceError: Workers that do not exist.
+        ArgumentError: The spec is invalid. There are no workers, or one worker twice. When a
+            strategy uses it: the workers have another number of replicas than the strategy.
+        DeviceError: A worker does not exist.
 
     Cost:
-        For `R` replicas and `S` bytes: `nccl` an all-reduce; `xring` `2 (R-1)` permutes of `S/R`;
-        `psgpu` and `pscpu` `2 ceil(log2 R)` permutes of `S` (`pscpu` on TPU and GPU an
-        all-gather, and a sum on the hosts). In two levels, with `G` replicas in a worker, `S/G`
-        of each device crosses between workers.
+        For `R` replicas and `S` bytes: `nccl` is one all-reduce. `xring` is `2 (R-1)` permutes of
+        `S/R`. `psgpu` and `pscpu` are `2 ceil(log2 R)` permutes of `S` (on TPU and GPU, `pscpu` is
+        an all-gather and a sum on the hosts). In two levels, with `G` replicas in a worker, each
+        device sends `S/G` between workers.
 
     Example:
         >>> ops = jaxdist.contrib.MultiWorkerAllReduce(
@@ -80,17 +80,17 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         agg_small_grads_max_bytes: int = 0,
         agg_small_grads_max_group: int = 10,
     ) -> None:
-        self.worker_devices = _checked_workers(worker_devices)
-        self.num_gpus_per_worker = checked_count(
+        self.worker_devices = _check_workers(worker_devices)
+        self.num_gpus_per_worker = check_count(
             "MultiWorkerAllReduce", "num_gpus_per_worker", num_gpus_per_worker, least=0
         )
-        self.all_reduce_spec: tuple[AllReduceSpec, ...] = specs_of(all_reduce_spec)
+        self.all_reduce_spec: tuple[AllReduceSpec, ...] = parse_specs(all_reduce_spec)
         self.all_reduce_alg = self.all_reduce_spec[-1].alg
         self._set_packing(num_packs, agg_small_grads_max_bytes, agg_small_grads_max_group)
 
     @property
     def replicas_per_worker(self) -> int:
-        """Replicas of each worker.
+        """The number of replicas of each worker.
 
         Example:
             >>> jaxdist.contrib.MultiWorkerAllReduce(["cpu:0"], 0).replicas_per_worker
@@ -101,17 +101,20 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[AllReducePlan, Summing]:
-        """An algorithm for each entry of the spec."""
+        """Return one algorithm for each entry of the spec."""
         local, workers = self.replicas_per_worker, len(self.worker_devices)
         if local * workers != layout.num_replicas:
             raise ArgumentError(
                 f"{self!r} has {workers} worker(s) of {local} replica(s), {local * workers} "
                 f"together, and it is used with {layout.num_replicas} replicas.\n\n"
-                "All replicas are those of the workers.\n\n" + self._remedy(layout.num_replicas)
+                "All replicas are those of the workers.\n\n" + self._suggest(layout.num_replicas)
             )
         entries = tuple(
             Entry(
-                InShards(named(repr(self), s.alg, local=local, platform=layout.platform), s.shards),
+                InShards(
+                    make_algorithm(repr(self), s.alg, local=local, platform=layout.platform),
+                    s.shards,
+                ),
                 s.limit,
             )
             for s in self.all_reduce_spec
@@ -120,11 +123,12 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         reason = repr(self) + (
             "; on CPU the host is the device, so pscpu reduces at the first replica" * on_cpu
         )
-        level = whole(layout)
+        level = group_all(layout)
         name = ", ".join(f"{s.alg} x {s.shards}" for s in self.all_reduce_spec)
         return AllReducePlan(name, reason), SumBySize(level, entries, self.packing, self.is_packed)
 
-    def _remedy(self, count: int) -> str:
+    def _suggest(self, count: int) -> str:
+        """Return the sentence that says which number of workers or replicas would match."""
         workers = len(self.worker_devices)
         if count % workers == 0:
             return f"Pass num_gpus_per_worker={count // workers}."
@@ -139,7 +143,8 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         )
 
 
-def _checked_workers(given: Any) -> tuple[str, ...]:
+def _check_workers(given: Any) -> tuple[str, ...]:
+    """Check the names of the workers, and return them."""
     caller = "MultiWorkerAllReduce"
     names = tuple(given) if isinstance(given, (list, tuple)) else ()
     if not names or not all(isinstance(n, str) and n for n in names):
@@ -156,6 +161,7 @@ def _checked_workers(given: Any) -> tuple[str, ...]:
                 runtime.device_from_name(name, "MultiWorkerAllReduce(worker_devices=...)")
             )
             continue
+        # Names are compared as devices and tasks, since one worker may have several spellings.
         workers.append((task["job"].lower(), int(task["task"])))
         several = jax.process_count() > 1
         count = jax.process_count() if several else len(names)

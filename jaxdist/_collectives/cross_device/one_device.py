@@ -1,4 +1,4 @@
-"""Reduction at one device, and a broadcast."""
+"""The reduction at one device, followed by a broadcast."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -7,14 +7,14 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms import InShards, OneDevice, whole
+from jaxdist._collectives.algorithms import InShards, OneDevice, group_all
 from jaxdist._collectives.cross_device.algorithmic import AlgorithmicOps
 from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.dtypes import result_dtype
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
-from jaxdist._collectives.options.users_code import users_code
+from jaxdist._collectives.options.users_code import annotate_errors
 from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
@@ -24,18 +24,18 @@ from jaxdist.errors import ArgumentTypeError, DeviceError, ShapeError
 
 @final
 class ReductionToOneDevice(AlgorithmicOps):
-    """Copies values to one device, adds them up there, and copies the sum to all.
+    """Ops that copy values to one device, add them there, and copy the sum to all devices.
 
     Args:
-        reduce_to_device: The device, or its name; None is that of the first replica. It has to be
-            the device of a replica.
-        accumulation_fn: Called with the list of the values of all replicas, in their order, it
-            gives their sum, of the same shape and dtype; None adds. For a mean its result is
-            divided by their number. Every replica calls it, on values that an all-gather brought.
+        reduce_to_device: The device, or its name. It must be the device of a replica. None means
+            the device of the first replica.
+        accumulation_fn: A function of the list of the values of all replicas, in replica order. It
+            returns their sum, with the same shape and dtype. None adds the values. For a mean, the
+            result is divided by the number of values. Every replica calls it after an all-gather.
 
     Raises:
-        DeviceError: A device that does not exist; when it is used, one that no replica has.
-        ShapeError: When it is used, an `accumulation_fn` that gives another shape or dtype.
+        DeviceError: The device does not exist, or (when it is used) no replica runs on it.
+        ShapeError: The `accumulation_fn` returns another shape or dtype.
         ArgumentTypeError: `accumulation_fn` is not callable.
 
     Cost:
@@ -75,20 +75,23 @@ class ReductionToOneDevice(AlgorithmicOps):
     def summing(
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[AllReducePlan, Summing]:
-        """A tree of messages."""
-        level = whole(layout).rotate(self._first(layout))
+        """Return the sum by a tree of messages."""
+        # The tree ends at the first member of its group, so the groups start with the wanted
+        # replica.
+        level = group_all(layout).rotate(self._find_root(layout))
         entry = Entry(InShards(OneDevice(), 1), -1)
         return AllReducePlan("psgpu", f"{self!r}"), SumBySize(level, (entry,))
 
     def sums(
         self, arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
     ) -> list[jax.Array]:
-        """A tree of messages, or the given function of what an all-gather brings."""
+        """Return the sums by a tree of messages, or by the user's function after an all-gather."""
         accumulate = self.accumulation_fn
         if accumulate is None:
             return super().sums(arrays, layout, options)
-        self._first(layout)
-        return [_accumulated(accumulate, x, layout) for x in arrays]
+        # Only for its check: here too, the device must be one of a replica.
+        self._find_root(layout)
+        return [_accumulate(accumulate, x, layout) for x in arrays]
 
     def all_reduced(
         self,
@@ -97,7 +100,7 @@ class ReductionToOneDevice(AlgorithmicOps):
         layout: ReplicaMesh,
         options: CommunicationOptions,
     ) -> list[jax.Array]:
-        """A function of the user's gets the values as they are, and not shares of a mean."""
+        """Reduce leaves. The user's function gets the values, and not shares of a mean."""
         if self.accumulation_fn is None:
             return super().all_reduced(op, local, layout, options)
         arrays = [jnp.asarray(x) for x in local]
@@ -106,8 +109,8 @@ class ReductionToOneDevice(AlgorithmicOps):
             arrays = self.sums(arrays, layout, options)
         return [x / layout.num_replicas if op is ReduceOp.MEAN else x for x in arrays]
 
-    def _first(self, layout: ReplicaMesh) -> int:
-        """The replica that the reduction ends at."""
+    def _find_root(self, layout: ReplicaMesh) -> int:
+        """Return the replica at which the reduction ends."""
         if self.reduce_to_device is None:
             return 0
         for replica in range(layout.num_replicas):
@@ -127,22 +130,22 @@ class ReductionToOneDevice(AlgorithmicOps):
         given += (
             []
             if self.accumulation_fn is None
-            else [f"accumulation_fn={_name(self.accumulation_fn)}"]
+            else [f"accumulation_fn={_function_name(self.accumulation_fn)}"]
         )
         return f"ReductionToOneDevice({', '.join(given)})"
 
 
-def _accumulated(
+def _accumulate(
     accumulate: Callable[[list[Any]], Any], array: jax.Array, layout: ReplicaMesh
 ) -> jax.Array:
-    """A function of the values of all replicas in place of their sum."""
+    """Return the result of the user's function of the values of all replicas, checked."""
     rows = jax.lax.all_gather(array, layout.replica_axes)
-    what = f"The accumulation_fn {_name(accumulate)} of ReductionToOneDevice"
+    what = f"The accumulation_fn {_function_name(accumulate)} of ReductionToOneDevice"
     kind = f"{array.dtype}{list(array.shape)}"
-    with users_code(what, f"{layout.num_replicas} values {kind}"):
+    with annotate_errors(what, f"{layout.num_replicas} values {kind}"):
         result = accumulate([rows[i] for i in range(layout.num_replicas)])
     if isinstance(result, (int, float, complex)):
-        # A number that the dtype does not hold is told below.
+        # A number that the dtype cannot represent stays as it is. The error below reports it.
         with contextlib.suppress(TypeError, OverflowError):
             result = jnp.asarray(result, array.dtype)
     if not hasattr(result, "dtype") or not hasattr(result, "shape"):
@@ -160,5 +163,6 @@ def _accumulated(
     )
 
 
-def _name(fn: Any) -> str:
+def _function_name(fn: Any) -> str:
+    """Return the name of a function, for messages."""
     return str(getattr(fn, "__name__", fn))

@@ -1,17 +1,17 @@
-"""`CrossDeviceOps` that say themselves how values are gathered or broadcast."""
+"""`CrossDeviceOps` of users that override the gather or the broadcast."""
 
 from typing import Any
 
 from jaxdist._collectives.cross_device.base import CrossDeviceOps
 from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.options.users_code import users_code
+from jaxdist._collectives.options.users_code import annotate_errors
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import Handle, PerReplica
 from jaxdist.errors import ReplicaValueError
 
 
 def overrides(ops: CrossDeviceOps | None, method: str) -> bool:
-    """Whether the class of `ops` has a method of its own in the place of the base's."""
+    """Whether the class of `ops` overrides a method of `CrossDeviceOps`."""
     return ops is not None and getattr(type(ops), method) is not getattr(CrossDeviceOps, method)
 
 
@@ -23,16 +23,16 @@ def gathered_by(
     layout: ReplicaMesh,
     options: CommunicationOptions,
 ) -> Any:
-    """What the class of a user makes of one value, on all devices of the strategy.
+    """Return one value as gathered by the user's class, on all devices of the strategy.
 
     Raises:
-        ReplicaValueError: It is no array of the rank of the value.
+        ReplicaValueError: The result is no array of the value's rank.
     """
     what = f"{type(ops).__name__}.gather_implementation"
     first = value.local if isinstance(value, Handle) else value.values[0]
     rank = len(first.shape) if hasattr(first, "shape") else 0
     everywhere = value if isinstance(value, Handle) else list(layout.devices)
-    with users_code(what, name):
+    with annotate_errors(what, name):
         result = ops.gather(value, everywhere, axis, options)
     if isinstance(result, PerReplica) or len(getattr(result, "shape", ())) != rank:
         raise ReplicaValueError(

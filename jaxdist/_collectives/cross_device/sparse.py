@@ -1,23 +1,23 @@
-"""Rows of an array as `CrossDeviceOps` reduce them: those of all replicas, one after the other."""
+"""Reduction of `IndexedSlices` by `CrossDeviceOps`: the rows of all replicas are concatenated."""
 
 from collections.abc import Callable
 from typing import Any
 
-from jaxdist._collectives.across.slices import scaled
-from jaxdist._collectives.cross_device.values import as_per_replica, count_of
+from jaxdist._collectives.across.slices import scale_rows
+from jaxdist._collectives.cross_device.values import as_per_replica, count_replicas
 from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._values import IndexedSlices, PerReplica
 from jaxdist.errors import ReplicaValueError
 
-# Concatenates one part over the replicas, on the destinations.
+# A function that concatenates one part over the replicas, on the destinations.
 Gather = Callable[[PerReplica], Any]
 
 
-def slices_in(caller: str, name: str, value: Any) -> IndexedSlices | None:
-    """`value` as slices whose parts are of all replicas; None where it is no slices.
+def read_slices(caller: str, name: str, value: Any) -> IndexedSlices | None:
+    """Return `value` as slices with per-replica parts, or None if it is no slices.
 
     Raises:
-        ReplicaValueError: Slices on some replicas alone, or of different whole arrays.
+        ReplicaValueError: Only some replicas have slices, or their whole arrays differ.
     """
     if isinstance(value, IndexedSlices):
         return value
@@ -44,8 +44,8 @@ def slices_in(caller: str, name: str, value: Any) -> IndexedSlices | None:
 def reduce_slices(
     caller: str, name: str, op: ReduceOp, slices: IndexedSlices, gather: Gather
 ) -> IndexedSlices:
-    """The rows of all replicas and their numbers; for a mean divided by the number of replicas."""
+    """Return the rows of all replicas; for a mean, divided by the number of replicas."""
     values = as_per_replica(caller, f"{name}.values", slices.values)
     indices = as_per_replica(caller, f"{name}.indices", slices.indices)
     rows, numbers = gather(values), gather(indices)
-    return slices.with_parts(scaled(op, rows, count_of(values)), numbers)
+    return slices.with_parts(scale_rows(op, rows, count_replicas(values)), numbers)

@@ -1,4 +1,4 @@
-"""`all_reduce_spec`: which algorithm, in how many shards, for tensors up to which size."""
+"""`all_reduce_spec`: the algorithm, the number of shards and the largest tensor of each entry."""
 
 import dataclasses
 from typing import Any
@@ -12,32 +12,33 @@ _CALLER = "MultiWorkerAllReduce"
 
 @dataclasses.dataclass(frozen=True)
 class AllReduceSpec:
-    """One entry of a spec; -1 is no limit."""
+    """One entry of a spec; a limit of -1 means no limit."""
 
     alg: str
     shards: int = 1
     limit: int = -1
 
 
-def specs_of(given: Any) -> tuple[AllReduceSpec, ...]:
-    """A name, a tuple, a named tuple or a list of tuples as entries.
+def parse_specs(given: Any) -> tuple[AllReduceSpec, ...]:
+    """Return the entries of a name, a tuple, a named tuple or a list of tuples.
 
     Raises:
-        ArgumentError: Other types or lengths, unknown algorithms, shards below 1, limits that do
-            not increase or do not end in -1.
+        ArgumentError: A type, a length or an algorithm is wrong, shards are below 1, or the limits
+            do not increase or do not end in -1.
     """
     if isinstance(given, str):
-        entries = [_entry((given,), given)]
+        entries = [_parse_entry((given,), given)]
     elif isinstance(given, tuple) and given and all(isinstance(one, tuple) for one in given):
+        # One tuple is one entry, so this is most likely a list in the wrong brackets.
         raise ArgumentError(
             f"{_CALLER} was given all_reduce_spec={given!r}, a tuple of tuples.\n\n"
             "A tuple is one entry, (algorithm, shards, limit in bytes); several are a list.\n\n"
             f"Write a list: {list(given)!r}."
         )
     elif isinstance(given, tuple):
-        entries = [_entry(given, given)]
+        entries = [_parse_entry(given, given)]
     elif isinstance(given, list) and given:
-        entries = [_entry(one, given) for one in given]
+        entries = [_parse_entry(one, given) for one in given]
     else:
         raise ArgumentError(
             f"{_CALLER} was given all_reduce_spec={shown(given)}.\n\n"
@@ -50,12 +51,13 @@ def specs_of(given: Any) -> tuple[AllReduceSpec, ...]:
         raise ArgumentError(
             f"{_CALLER} was given all_reduce_spec={given!r}, with the limits {limits}.\n\n"
             "Limits increase from entry to entry, and the last one is -1, for all larger "
-            f"tensors.\n\nPass for instance limits {_mended(limits)}."
+            f"tensors.\n\nPass for instance limits {_suggest_limits(limits)}."
         )
     return tuple(entries)
 
 
-def _entry(one: Any, given: Any) -> AllReduceSpec:
+def _parse_entry(one: Any, given: Any) -> AllReduceSpec:
+    """Return one entry, checked."""
     if not isinstance(one, tuple):
         raise ArgumentError(
             f"{_CALLER} was given all_reduce_spec={given!r:.200} with the entry {shown(one)}.\n\n"
@@ -80,5 +82,6 @@ def _entry(one: Any, given: Any) -> AllReduceSpec:
     return AllReduceSpec(str(alg), int(shards), int(limit))
 
 
-def _mended(limits: list[int]) -> list[int]:
+def _suggest_limits(limits: list[int]) -> list[int]:
+    """Return valid limits that are similar to the wrong ones, for the error."""
     return [*sorted({n for n in limits if n >= 0})[: len(limits) - 1], -1]

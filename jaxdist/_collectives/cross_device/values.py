@@ -1,4 +1,4 @@
-"""Values of replicas as `CrossDeviceOps` take them, and the mesh that they are reduced on."""
+"""The operands of `CrossDeviceOps`, and the mesh on which they are reduced."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _mesh as meshes
-from jaxdist._collectives.cross_device.destinations import devices_of
+from jaxdist._collectives.cross_device.destinations import list_devices
 from jaxdist._collectives.in_replica import gather_dim, gathered
 from jaxdist._collectives.options.dtypes import check_numeric
 from jaxdist._devices import runtime
@@ -26,16 +26,15 @@ from jaxdist.errors import ArgumentTypeError, ContextError, ReplicaValueError
 
 
 def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
-    """`value` as a `PerReplica`; what is not distributed is the value of one replica.
+    """Return `value` as a `PerReplica`; a value that is not distributed is that of one replica.
 
     Raises:
-        ContextError: It is what one replica has, in a step.
-        ReplicaValueError: It is nothing that a replica could have, or traced, and where it lies
-            cannot be seen.
+        ContextError: The call is in a step, where a value belongs to one replica.
+        ReplicaValueError: The value has no numbers, or it is traced and its sharding is unknown.
     """
     if isinstance(value, Variable):
         value = value.distributed
-    _check_placed(caller, name, value)
+    _refuse_traced(caller, name, value)
     rows = isinstance(value, PerReplica) and not value.is_global
     if isinstance(value, IndexedSlices) or (
         rows and any(isinstance(v, IndexedSlices) for v in value.values)
@@ -47,7 +46,7 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
             "ops.reduce('SUM', slices, destinations); or pass slices.to_dense()."
         )
     try:
-        found = value if isinstance(value, PerReplica) else _distributed(value)
+        found = value if isinstance(value, PerReplica) else _as_distributed(value)
         for v in (found.array,) if found.is_global and not isinstance(found, Handle) else ():
             check_numeric(caller, name, v)
         for v in () if found.is_global else found.values:
@@ -61,8 +60,8 @@ def as_per_replica(caller: str, name: str, value: Any) -> PerReplica:
     return found
 
 
-def _check_placed(caller: str, name: str, value: Any) -> None:
-    """Refuse what is of no known replicas while something is traced."""
+def _refuse_traced(caller: str, name: str, value: Any) -> None:
+    """Refuse a value whose replicas are unknown, because it is traced."""
     if isinstance(value, Handle):
         return
     is_traced = isinstance(value, jax.core.Tracer)
@@ -85,41 +84,46 @@ def _check_placed(caller: str, name: str, value: Any) -> None:
         )
 
 
-def _distributed(value: Any) -> PerReplica:
+def _as_distributed(value: Any) -> PerReplica:
+    """Return an array as a `PerReplica`, by its sharding."""
     if isinstance(value, jax.Array) and isinstance(value.sharding, NamedSharding):
         spec = tuple(value.sharding.spec)
+        # Sharded on dim 0 alone: one block of rows for each replica.
         if spec and spec[0] is not None and not any(spec[1:]):
             return PerReplica.of_global(value)
         if value.is_fully_replicated:
             return PerReplica([value.addressable_data(0)] * len(value.sharding.device_set))
-    # Python numbers stay what they are: integers are checked as such.
+    # Python numbers are not converted, so that too large integers can still be found.
     if not hasattr(value, "dtype") and not isinstance(value, (int, float, complex)):
         value = np.asarray(value)
     return PerReplica([value])
 
 
 def local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:
-    """What the first replica has of a value."""
+    """Return the shape and dtype of a value on the first replica."""
     if isinstance(value, Handle):
         first: Any = value.local
     elif value.is_global:
         rows = value.array
         if value.form is Form.SCALARS:
             return jax.ShapeDtypeStruct((), rows.dtype)
-        return jax.ShapeDtypeStruct((rows.shape[0] // count_of(value), *rows.shape[1:]), rows.dtype)
+        return jax.ShapeDtypeStruct(
+            (rows.shape[0] // count_replicas(value), *rows.shape[1:]), rows.dtype
+        )
     else:
         first = value.values[0]
     kind = first if hasattr(first, "dtype") else np.asarray(first)
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype)
 
 
-def count_of(value: PerReplica) -> int:
-    """How many replicas a value is of."""
-    found = _mesh_of(value)
+def count_replicas(value: PerReplica) -> int:
+    """Return the number of replicas of a value."""
+    found = _find_mesh(value)
     return len(value.values) if found is None else found.num_replicas
 
 
-def _mesh_of(value: PerReplica) -> ReplicaMesh | None:
+def _find_mesh(value: PerReplica) -> ReplicaMesh | None:
+    """Return the mesh of a distributed value, or None if it is a list of values."""
     if isinstance(value, Handle):
         return value.layout
     array = value.array if value.is_global else None
@@ -128,20 +132,22 @@ def _mesh_of(value: PerReplica) -> ReplicaMesh | None:
     spec = tuple(array.sharding.spec)
     axes = spec[0] if spec else None
     mesh = array.sharding.mesh
+    # An `AbstractMesh` has no devices.
     if axes is None or not isinstance(mesh, Mesh):
         return None
     return meshes.adopt(mesh, axes)
 
 
-def layout_of(
+def find_layout(
     caller: str, values: Sequence[PerReplica], destinations: Sequence[Any]
 ) -> ReplicaMesh:
-    """The mesh on which values are reduced: their own, that of the destinations, or a new one.
+    """Return the mesh of the values, or that of the destinations, or a new one.
 
     Raises:
-        ReplicaValueError: Values of different numbers of replicas, or too few devices.
+        ReplicaValueError: The values have different numbers of replicas, or there are too few
+            devices.
     """
-    counts = [count_of(v) for v in values]
+    counts = [count_replicas(v) for v in values]
     if len(set(counts)) > 1:
         raise ReplicaValueError(
             f"{caller} was given values of different numbers of replicas: {counts}.\n\n"
@@ -149,11 +155,13 @@ def layout_of(
             "Call it once for the values of each number of replicas."
         )
     for value in values:
-        found = _mesh_of(value)
+        found = _find_mesh(value)
         if found is not None:
             return found
     count = counts[0]
-    for devices in (*map(_own_devices, values), *map(devices_of, destinations)):
+    # Devices that have the values already need no copies. Then the destinations, which get the
+    # result. Any devices come last.
+    for devices in (*map(_find_own_devices, values), *map(list_devices, destinations)):
         if len(devices) == count:
             return meshes.build(devices)
     present = runtime.default_devices()
@@ -166,7 +174,8 @@ def layout_of(
     return meshes.build(present[:count])
 
 
-def _own_devices(value: PerReplica) -> list[jax.Device]:
+def _find_own_devices(value: PerReplica) -> list[jax.Device]:
+    """Return the devices of the values, if each value has a device of its own."""
     if value.is_global:
         return []
     sets = [
@@ -178,12 +187,12 @@ def _own_devices(value: PerReplica) -> list[jax.Device]:
     return alone if len(set(alone)) == len(value.values) else []
 
 
-def on_mesh(caller: str, values: Sequence[PerReplica], layout: ReplicaMesh) -> list[PerReplica]:
-    """The values as global arrays on the mesh, with dim 0 laid out over the replicas."""
+def put_on_mesh(caller: str, values: Sequence[PerReplica], layout: ReplicaMesh) -> list[PerReplica]:
+    """Return the values as global arrays on the mesh, with dim 0 sharded over the replicas."""
     return [checked_per_replica(f"{caller}: value {i}", v, layout) for i, v in enumerate(values)]
 
 
 def gather_handle(caller: str, handle: Handle, axis: int) -> jax.Array:
-    """`gather` while a step is traced: an all-gather."""
+    """Return `gather` while a step is traced, as an all-gather."""
     dim = gather_dim(caller, "per_replica_value", handle.local, axis)
     return gathered(handle.local, dim, handle.layout.replica_axes)

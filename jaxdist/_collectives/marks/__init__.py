@@ -1,1 +1,1 @@
-"""Marks that a trace carries, and notes about the trace."""
+"""Primitives that jaxdist adds to a trace, and notes about the trace."""

@@ -1,8 +1,8 @@
-"""Making JAX trace a function again that it has traced before.
+"""A key that makes JAX trace a function again.
 
-JAX keeps what a jitted or rematerialised function was traced to. Where that depends on something
-that JAX does not see (the rows of other replicas, the value of a variable), a number that is part
-of the key makes the difference.
+JAX caches the jaxpr of a jitted or rematerialised function. Where the jaxpr depends on something
+that JAX does not see (the rows of other replicas, the value of a variable), a number in the cache
+key separates the traces.
 """
 
 import itertools
@@ -10,15 +10,16 @@ from typing import Any
 
 import jax
 
+# JAX makes the value of a user context part of the key of all its trace caches.
 _NUMBER = jax.make_user_context(None)
 _numbers = itertools.count()
 
 
 def fresh_trace_key() -> Any:
-    """A context in which nothing is found that was traced outside of it."""
+    """Return a context in which JAX finds no jaxpr that was traced outside of it."""
     return _NUMBER(next(_numbers))
 
 
 def traced_once() -> Any:
-    """A context in which everything is found that was traced outside of `fresh_trace_key`."""
+    """Return a context in which JAX finds every jaxpr traced outside of `fresh_trace_key`."""
     return _NUMBER(None)

@@ -1,14 +1,14 @@
-"""How an all-reduce goes, in words and numbers."""
+"""The plan of an all-reduce, in words and numbers."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class AllReducePlan:
-    """How an all-reduce goes, and why; `explain` shows it.
+    """How an all-reduce is computed, and why; `explain` shows it.
 
-    `alternatives` are all algorithms that there were, with the seconds that each would take;
-    `pack_bytes` is the size of the largest pack that was asked for, 0 where none was.
+    `alternatives` are all possible algorithms, each with its predicted seconds. `pack_bytes` is the
+    size of the largest pack if the caller asked for packs, else 0.
     """
 
     algorithm: str

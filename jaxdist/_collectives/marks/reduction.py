@@ -1,4 +1,15 @@
-"""One operation that stands for a whole all-reduce, whatever it is made of."""
+"""One primitive for a whole all-reduce, whatever operations it consists of.
+
+# Note [One all-reduce primitive]
+An all-reduce of jaxdist may consist of many permutes, copies and barriers. It is bound as one
+call-like primitive that holds this program and its plan, for three reasons:
+- Its transpose is the same all-reduce. JAX would otherwise transpose the parts: the messages would
+  run backwards, and the gradient would have twice the code.
+- The results carry the mark of `assume_replicated`, so the replication analysis knows that they are
+  equal on all replicas. It could not prove that from permutes.
+- `explain` finds the plan in the traced program.
+A plain `psum` is not wrapped: JAX already has its rules, and the primitive takes time to trace.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,23 +26,25 @@ Summing = Callable[[list[jax.Array]], Sequence[jax.Array]]
 
 
 # Its derivative is itself: the gradient of a sum over the replicas is the sum of their gradients.
-# Going by the derivatives of what it is made of would run the messages backwards, and the
-# replicas would no longer be known to get the same.
+# See Note [One all-reduce primitive].
 ALL_REDUCE = Primitive("jaxdist_all_reduce")
 ALL_REDUCE.multiple_results = True
 
 
-def reduced(arrays: Sequence[jax.Array], plan: AllReducePlan, how: Summing) -> list[jax.Array]:
-    """`how(arrays)`, the sums over all replicas, as one operation.
+def bind_all_reduce(
+    arrays: Sequence[jax.Array], plan: AllReducePlan, how: Summing
+) -> list[jax.Array]:
+    """Return `how(arrays)`, the sums over all replicas, as one primitive.
 
     Args:
-        arrays: What this replica has.
-        plan: What `how` does, in words.
-        how: Gives every replica the same bits, in the shapes and dtypes of `arrays`. A value
-            like any other parameter of an operation: equal to another one that does the same.
+        arrays: The values of this replica.
+        plan: A description of `how`.
+        how: The sum. It returns the same bits on every replica, in the shapes and dtypes of
+            `arrays`. It is a parameter of the primitive, so two that do the same compare equal.
     """
     results: list[Any] = [None] * len(arrays)
-    # Derivatives are of floats and complex numbers, so these go by themselves.
+    # Only floats and complex numbers have derivatives. Integers have cotangents of dtype float0,
+    # which cannot be all-reduced, so they are in a primitive of their own.
     for part in (True, False):
         chosen = [i for i, x in enumerate(arrays) if jnp.issubdtype(x.dtype, jnp.inexact) is part]
         if chosen:
@@ -42,20 +55,24 @@ def reduced(arrays: Sequence[jax.Array], plan: AllReducePlan, how: Summing) -> l
 
 
 def _bind(arrays: Sequence[Any], plan: AllReducePlan, how: Summing) -> list[Any]:
-    def summed(*given: jax.Array) -> list[jax.Array]:
+    """Trace `how`, and bind the primitive."""
+
+    def sum_and_mark(*given: jax.Array) -> list[jax.Array]:
         return [assume_replicated(x) for x in how(list(given))]
 
-    program = jax.make_jaxpr(summed)(*arrays)
+    program = jax.make_jaxpr(sum_and_mark)(*arrays)
     sums: list[Any] = ALL_REDUCE.bind(*arrays, program=program, plan=plan, how=how)
     return sums
 
 
 def _evaluate(*arrays: Any, program: Any, plan: AllReducePlan, how: Summing) -> list[Any]:
+    """Run the program of the primitive."""
     results: list[Any] = jaxpr_as_fun(program)(*arrays)
     return results
 
 
 def _shapes(*arrays: Any, program: Any, plan: AllReducePlan, how: Summing) -> list[Any]:
+    """Return the shapes and dtypes of the results."""
     avals: list[Any] = program.out_avals
     return avals
 
@@ -63,14 +80,18 @@ def _shapes(*arrays: Any, program: Any, plan: AllReducePlan, how: Summing) -> li
 def _transpose(
     cotangents: Sequence[Any], *_: Any, program: Any, plan: AllReducePlan, how: Summing
 ) -> list[Any]:
+    """Return the all-reduce of the cotangents."""
+    # All replicas must reach the same collective, so symbolic zeros become arrays.
     return _bind([ad.instantiate_zeros(c) for c in cotangents], plan, how)
 
 
-def _batched(
+def _batch(
     arrays: Sequence[Any], dims: Sequence[Any], program: Any, plan: AllReducePlan, how: Summing
 ) -> tuple[list[Any], list[int]]:
+    """Return the all-reduce with the mapped dim first."""
     pairs = list(zip(arrays, dims, strict=True))
     size = next(x.shape[d] for x, d in pairs if d is not None)
+    # Every operand gets the mapped dim, because one program sums all of them.
     rows = [
         jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
         for x, d in pairs
@@ -82,4 +103,4 @@ ALL_REDUCE.def_impl(_evaluate)
 ALL_REDUCE.def_abstract_eval(_shapes)
 mlir.register_lowering(ALL_REDUCE, mlir.lower_fun(_evaluate, multiple_results=True))
 ad.deflinear2(ALL_REDUCE, _transpose)
-batching.primitive_batchers[ALL_REDUCE] = _batched
+batching.primitive_batchers[ALL_REDUCE] = _batch

@@ -1,4 +1,4 @@
-"""The mark that says: this value is the same on all replicas."""
+"""The marks of values that are equal on all replicas: by promise, or by requirement."""
 
 from typing import Any, TypeVar
 
@@ -15,30 +15,40 @@ T = TypeVar("T")
 ASSUME_REPLICATED = Primitive("jaxdist_assume_replicated")
 ASSUME_REPLICATED.def_impl(lambda x: x)
 ASSUME_REPLICATED.def_abstract_eval(lambda x: x)
+# The compiled program does not have the mark.
 mlir.register_lowering(ASSUME_REPLICATED, lambda ctx, x: [x])
-# The derivative is the identity without the mark: a tangent or cotangent need not be the same on
-# all replicas because the value is.
+# The derivative is the identity, without the mark. A value that is equal on all replicas may have
+# tangents and cotangents that differ.
 ad.deflinear2(ASSUME_REPLICATED, lambda ct, _: [ct])
 batching.defvectorized(ASSUME_REPLICATED)
 
+# The analysis runs after the trace is complete, so the requirement is an operation of the trace.
+REQUIRE_REPLICATED = Primitive("jaxdist_require_replicated")
+REQUIRE_REPLICATED.def_impl(lambda x, **_: x)
+REQUIRE_REPLICATED.def_abstract_eval(lambda x, **_: x)
+mlir.register_lowering(REQUIRE_REPLICATED, lambda ctx, x, **_: [x])
+ad.deflinear2(REQUIRE_REPLICATED, lambda ct, *_, **__: [ct])
+batching.defvectorized(REQUIRE_REPLICATED)
+
 
 def _is_per_replica(value: Any) -> bool:
+    """Whether a value is a `PerReplica`."""
     return isinstance(value, PerReplica)
 
 
 def assume_replicated(value: T) -> T:
     """Promise that `value` is the same on all replicas, where that cannot be proved.
 
-    The result of `Strategy.run` then has it as a plain array instead of a `PerReplica`. The
-    promise is not checked: replicas that differ keep their own value under one name, and
-    `check_replicas` is how to find out. A rule that the analysis does not know (a callback, a
-    custom kernel) is what it is for.
+    `Strategy.run` then returns it as a plain array instead of a `PerReplica`. jaxdist does not
+    check the promise: if the replicas differ, each keeps its own value. `check_replicas` finds such
+    values. The mark is meant for operations that the analysis does not know, such as a callback or
+    a custom kernel.
 
     Shapes:
-        As they are.
+        Unchanged.
 
     Cost:
-        None; it leaves nothing in the compiled program.
+        None: the compiled program does not contain the mark.
 
     Args:
         value: Pytree of arrays inside a replica.
@@ -61,4 +71,15 @@ def assume_replicated(value: T) -> T:
             "Pass what the step was given: strategy.run(fn, args=(value,))."
         )
     marked: T = jax.tree.map(ASSUME_REPLICATED.bind, as_arrays("assume_replicated", "value", value))
+    return marked
+
+
+def require_replicated(array: Any, what: str) -> jax.Array:
+    """Return `array`, marked: the analysis of the step must prove it equal on all replicas.
+
+    Args:
+        array: A traced value inside a replica.
+        what: A description of the value, for the error.
+    """
+    marked: jax.Array = REQUIRE_REPLICATED.bind(array, what=what)
     return marked

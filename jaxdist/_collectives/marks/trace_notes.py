@@ -1,4 +1,4 @@
-"""What there is to tell about the program that is being traced, beside its operations."""
+"""Notes of the current trace: ignored hints and all-reduce plans."""
 
 import contextlib
 import dataclasses
@@ -12,9 +12,10 @@ from jaxdist._collectives.marks.plan import AllReducePlan
 
 @dataclasses.dataclass
 class TraceNotes:
-    """Hints without effect, as sentences; plans that left an all-reduce as it was, by line.
+    """Notes of one trace: `ignored` has hints without effect, `plans` has plans by source line.
 
-    Plans are made when somebody asks: what they say takes time to work out.
+    A plan here describes an all-reduce that is a plain `psum`. It is a function, because it takes
+    time to compute, and only `explain` needs it.
     """
 
     ignored: dict[Any, str] = dataclasses.field(default_factory=dict)
@@ -26,7 +27,7 @@ _RECORD: ContextVar[TraceNotes | None] = ContextVar("jaxdist_told", default=None
 
 @contextlib.contextmanager
 def told() -> Iterator[TraceNotes]:
-    """Collect what is told in the block."""
+    """Collect the notes of the block."""
     record = TraceNotes()
     token = _RECORD.set(record)
     try:
@@ -36,9 +37,9 @@ def told() -> Iterator[TraceNotes]:
 
 
 def note_ignored(sentence: str, what: Any = None) -> None:
-    """Keep a sentence for the program that is being traced, if there is one.
+    """Add a sentence about an option without effect to the notes of the current trace.
 
-    Of several sentences about the same thing, `what`, the first is kept.
+    Of several sentences with the same `what`, the first one is kept.
     """
     record = _RECORD.get()
     if record is not None:
@@ -46,7 +47,7 @@ def note_ignored(sentence: str, what: Any = None) -> None:
 
 
 def note_plan(plan: Callable[[], AllReducePlan]) -> None:
-    """Keep the plan of an all-reduce that is plain operations of JAX, for the caller's line."""
+    """Add the plan of a `psum` to the notes, under the line of the user's code."""
     record = _RECORD.get()
     if record is not None:
         record.plans[_compat.callers_line()] = plan

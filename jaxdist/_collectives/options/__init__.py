@@ -1,1 +1,1 @@
-"""What a collective may be told: the reduce op, hints, dtypes."""
+"""The options of a collective: the reduce op, hints, dtypes."""

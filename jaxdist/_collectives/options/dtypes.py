@@ -1,4 +1,4 @@
-"""Which dtype a reduction gives."""
+"""The dtype of a reduction, and checks of the dtypes of its operands."""
 
 from typing import Any
 
@@ -12,38 +12,41 @@ from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 
 
 def result_dtype(op: ReduceOp, dtype: Any) -> Any:
-    """Dtype of a reduction over replicas.
+    """Return the dtype of a reduction over replicas.
 
-    Floats and complex keep theirs. Booleans are counted (int32). The mean of integers or
-    booleans is true division into JAX's default float: float32, or float64 with x64 on.
+    Floats and complex numbers keep theirs. Booleans are counted (int32). The mean of integers or
+    booleans is true division in JAX's default float: float32, or float64 with x64 on.
     """
     if op is ReduceOp.MEAN:
         return mean_dtype(dtype)
+    # A sum in dtype bool would be a logical or.
     if dtype == np.bool_:
         return np.dtype(np.int32)
     return dtype
 
 
 def to_sum(op: ReduceOp, array: Any, count: int) -> Any:
-    """What is added up for the reduction of `count` arrays of this dtype."""
+    """Return the array to add up for the reduction of `count` arrays of this dtype."""
     if op is ReduceOp.MEAN:
         return share_of_mean(array, count)
     return array.astype(result_dtype(op, array.dtype))
 
 
 def of_sum(op: ReduceOp, total: Any, dtype: Any, count: int) -> Any:
-    """The reduction, from the sum of what `to_sum` gave for arrays of `dtype`."""
+    """Return the reduction, from the sum of the results of `to_sum` for arrays of `dtype`."""
     if op is ReduceOp.MEAN:
         return mean_of_shares(total, dtype, count)
     return total.astype(result_dtype(op, dtype))
 
 
 def check_numeric(caller: str, name: str, leaf: Any) -> None:
-    """Refuse what has no sum: typed random keys, strings, objects, what JAX has no arrays of."""
-    # Too large for any integer dtype, it is an object to NumPy.
+    """Refuse a leaf without a sum: random keys, strings, objects, and dtypes that JAX lacks."""
+    # A Python integer that fits no integer dtype is an object to NumPy. Checked first, it gets the
+    # better message.
     check_integer(f"{caller} cannot reduce {name}", leaf)
     dtype = _dtype_of(leaf)
     extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+    # NumPy counts timedelta64 ("m") among the signed integers.
     is_number = dtype == np.bool_ or (jnp.issubdtype(dtype, np.number) and dtype.kind != "m")
     if extended or not is_number:
         raise ArgumentTypeError(
@@ -51,15 +54,15 @@ def check_numeric(caller: str, name: str, leaf: Any) -> None:
             "Only numbers and booleans have a sum or a mean.\n\n"
             "Take it out of the structure, or gather it instead."
         )
-    check_known(f"{caller} cannot reduce {name}", leaf)
+    check_supported(f"{caller} cannot reduce {name}", leaf)
 
 
-def check_known(refused: str, leaf: Any) -> None:
-    """Refuse what JAX has no arrays of.
+def check_supported(refused: str, leaf: Any) -> None:
+    """Refuse a leaf of a dtype that JAX has no arrays of.
 
     Args:
-        refused: How the message begins: who cannot do what to which leaf.
-        leaf: An array, or what can be made one.
+        refused: The beginning of the message: who cannot do what to which leaf.
+        leaf: An array, or a value that NumPy can make an array of.
     """
     dtype = _dtype_of(leaf)
     found = f"it is {type(leaf).__name__} of dtype {dtype}"
@@ -67,6 +70,7 @@ def check_known(refused: str, leaf: Any) -> None:
         "JAX has arrays of numbers and booleans, with up to 64 bits for a real number, in the byte "
         "order of the machine."
     )
+    # `np.asarray` drops the mask without a warning, so hidden numbers would be reduced.
     if isinstance(leaf, np.ma.MaskedArray):
         found, rule = "it is a masked array", "JAX has no masked arrays."
         remedy = "Pass value.filled(0), and the mask as an array beside it."
@@ -78,9 +82,10 @@ def check_known(refused: str, leaf: Any) -> None:
         rule = "XLA has no collectives of numbers of less than a byte."
         wider = "float16" if jnp.issubdtype(dtype, np.floating) else "int8"
         remedy = f"Cast it first: value.astype({wider!r})."
-    elif not isinstance(dtype, np.dtype) or _exists(dtype):
+    elif not isinstance(dtype, np.dtype) or _is_supported(dtype):
         return
     elif dtype.kind in "fc":
+        # Longer than 64 bits for a real number, or in another byte order.
         same = np.dtype(f"{dtype.kind}{min(dtype.itemsize, 8 if dtype.kind == 'f' else 16)}")
         remedy = f"Cast it first: value.astype({same.name!r})."
     elif dtype.kind in "iu":
@@ -94,8 +99,8 @@ def check_known(refused: str, leaf: Any) -> None:
 
 
 def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
-    """Whether several numbers share a byte (`int4`, `float4_e2m1fn`)."""
-    if dtype.kind == "m":  # time, which NumPy counts among the integers
+    """Whether several numbers share one byte (`int4`, `float4_e2m1fn`)."""
+    if dtype.kind == "m":  # NumPy counts timedelta64 among the integers
         return False
     if jnp.issubdtype(dtype, np.integer):
         return bool(jnp.iinfo(dtype).bits < 8)
@@ -103,10 +108,10 @@ def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
 
 
 def check_integer(refused: str, leaf: Any) -> None:
-    """Refuse a Python integer that JAX's integer dtype does not hold.
+    """Refuse a Python integer that does not fit into JAX's integer dtype.
 
     Args:
-        refused: As for `check_known`.
+        refused: As for `check_supported`.
         leaf: Anything.
     """
     if not isinstance(leaf, int) or isinstance(leaf, bool):
@@ -119,12 +124,13 @@ def check_integer(refused: str, leaf: Any) -> None:
 
 
 def _dtype_of(leaf: Any) -> Any:
+    """Return the dtype of a leaf, as NumPy reads it."""
     dtype = getattr(leaf, "dtype", None)
     return np.asarray(leaf).dtype if dtype is None else dtype
 
 
-def _exists(dtype: np.dtype[Any]) -> bool:
-    """Whether JAX has arrays of it, be it after 64 bits have become 32."""
+def _is_supported(dtype: np.dtype[Any]) -> bool:
+    """Whether JAX has arrays of this dtype, possibly with 32 bits instead of 64."""
     if dtype.kind in "OSUMm" or dtype.type is np.void or not dtype.isnative:
         return False
     return dtype.kind not in "fc" or dtype.itemsize <= (8 if dtype.kind == "f" else 16)

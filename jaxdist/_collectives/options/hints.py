@@ -1,4 +1,4 @@
-"""Options of a collective, in their two documented spellings."""
+"""The options of a collective, in their two documented spellings."""
 
 import logging
 from typing import Any
@@ -16,18 +16,18 @@ _DEFAULT = CommunicationOptions()
 def hints_of(
     caller: str, options: Any, experimental_hints: Any, *, packs: bool = False
 ) -> CommunicationOptions:
-    """`given_hints`, with `tell_ignored` of what they are."""
-    given = given_hints(caller, options, experimental_hints)
-    tell_ignored(caller, given, packs=packs)
+    """Return the options that were given, and report those without effect."""
+    given = choose_options(caller, options, experimental_hints)
+    report_ignored(caller, given, packs=packs)
     return given
 
 
-def given_hints(caller: str, options: Any, experimental_hints: Any) -> CommunicationOptions:
-    """The one of `options` and the older `experimental_hints` that was given.
+def choose_options(caller: str, options: Any, experimental_hints: Any) -> CommunicationOptions:
+    """Return `options` or the older `experimental_hints`, whichever was given.
 
     Raises:
-        ArgumentError: Both.
-        ArgumentTypeError: Something else than `CommunicationOptions`.
+        ArgumentError: Both were given.
+        ArgumentTypeError: The value is no `CommunicationOptions`.
     """
     if options is None and experimental_hints is None:
         return _DEFAULT
@@ -48,21 +48,23 @@ def given_hints(caller: str, options: Any, experimental_hints: Any) -> Communica
     return given
 
 
-def tell_ignored(caller: str, options: CommunicationOptions, *, packs: bool) -> None:
-    """Log once for each caller, and note for `explain`, what has no effect.
+def report_ignored(caller: str, options: CommunicationOptions, *, packs: bool) -> None:
+    """Log options without effect, once for each caller, and note them for `explain`.
 
-    `packs` says that `bytes_per_pack` has one.
+    `packs` says that the caller uses `bytes_per_pack`.
     """
     if options.bytes_per_pack and not packs:
-        _tell(caller, options, "bytes_per_pack", "the leaves are not reduced by one collective")
+        _report(caller, options, "bytes_per_pack", "the leaves are not reduced by one collective")
     if options.timeout_seconds is not None:
-        _tell(caller, options, "timeout_seconds", "all replicas are in this process")
+        _report(caller, options, "timeout_seconds", "all replicas are in this process")
     if options.implementation is not CommunicationImplementation.AUTO:
-        _tell(caller, options, "implementation", "XLA chooses by platform")
+        _report(caller, options, "implementation", "XLA chooses by platform")
 
 
-def _tell(caller: str, options: CommunicationOptions, field: str, why: str) -> None:
-    # An option is handed down from call to call; the one that it was given to tells it.
+def _report(caller: str, options: CommunicationOptions, field: str, why: str) -> None:
+    """Log one option without effect, and note it for the current trace."""
+    # Several calls pass the same option on. The note's key has the option and not the caller, so
+    # the first caller, which the user called, is the one in the note.
     note_ignored(f"{field} given to {caller}: {why}", (field, getattr(options, field), why))
     if (caller, field) not in _TOLD:
         _TOLD.add((caller, field))

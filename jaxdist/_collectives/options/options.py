@@ -1,4 +1,4 @@
-"""What a collective may be told about how to communicate."""
+"""The communication options of a collective."""
 
 import dataclasses
 import enum
@@ -12,7 +12,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
 class CommunicationImplementation(enum.Enum):
-    """The library that communicates; XLA chooses it by platform, so this has no effect here.
+    """The communication library. It has no effect here, because XLA chooses by platform.
 
     Example:
         >>> [m.name for m in jaxdist.experimental.CommunicationImplementation]
@@ -29,13 +29,14 @@ class CommunicationImplementation(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class CommunicationOptions:
-    """Options of a collective; they change how it communicates, never its result.
+    """Options of a collective. They change how it communicates, never its result.
 
     Args:
-        bytes_per_pack: An all-reduce of many leaves becomes several, of packs of about this many
-            bytes: the last leaf first, since backpropagation makes its gradient first. A pack is
-            closed when it has exceeded this size; dtypes are not mixed. With 0, small leaves go
-            together where that pays (`explain` says why), and XLA puts the others together.
+        bytes_per_pack: Size of a pack in bytes. An all-reduce of many leaves becomes one all-reduce
+            for each pack. The last leaf comes first, since backpropagation computes its gradient
+            first. A pack is closed when it has exceeded this size. Each pack has one dtype. With
+            0, jaxdist packs small leaves where that saves time (`explain` says why), and XLA
+            combines the others.
         timeout_seconds: How long a collective between processes may take, in seconds. Within one
             process it has no effect.
         implementation: Has no effect: XLA chooses by platform.
@@ -78,10 +79,11 @@ class CommunicationOptions:
                     "timeout_seconds is a time in seconds, above 0.\n\n"
                     "Leave it out to wait without a limit, or pass for instance 120.0."
                 )
-        object.__setattr__(self, "implementation", _implementation(self.implementation))
+        # The dataclass is frozen, so that options can be keys of caches.
+        object.__setattr__(self, "implementation", _parse_implementation(self.implementation))
 
     def merged(self, later: "CommunicationOptions") -> "CommunicationOptions":
-        """These options, where `later` does not say otherwise.
+        """Return these options, with the fields of `later` that differ from the defaults.
 
         Example:
             >>> Options = jaxdist.experimental.CommunicationOptions
@@ -106,7 +108,7 @@ class CommunicationOptions:
 def CollectiveHints(
     bytes_per_pack: int = 0, timeout_seconds: float | None = None
 ) -> CommunicationOptions:
-    """The older name of `CommunicationOptions`.
+    """Return `CommunicationOptions`; this is their older name.
 
     Args:
         bytes_per_pack: As there.
@@ -140,8 +142,10 @@ def CollectiveHints(
 
 
 def _check_number(name: str, value: Any) -> None:
+    """Refuse a field that is no number, or no integer where it must be one."""
     is_whole = name == "bytes_per_pack"
     kind = numbers.Integral if is_whole else numbers.Real
+    # `True` is an integer to Python, and as a number of bytes a mistake.
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     if not is_number or math.isnan(value):
         raise ArgumentError(
@@ -151,7 +155,8 @@ def _check_number(name: str, value: Any) -> None:
         )
 
 
-def _implementation(given: Any) -> CommunicationImplementation:
+def _parse_implementation(given: Any) -> CommunicationImplementation:
+    """Return the member that `given` names, or raise an error that lists all names."""
     if isinstance(given, CommunicationImplementation):
         return given
     names = [m.name for m in CommunicationImplementation]

@@ -1,4 +1,4 @@
-"""How values are combined."""
+"""The ops by which collectives combine values."""
 
 import enum
 from typing import Any
@@ -9,9 +9,9 @@ from jaxdist.errors import ArgumentError
 
 
 class ReduceOp(enum.Enum):
-    """How the values of the replicas become one.
+    """The op that combines the values of the replicas.
 
-    Wherever one is taken, its name as a string is taken too, in any case.
+    Every `reduce_op` argument accepts the name as a string too, in any case.
 
     Example:
         >>> ReduceOp.SUM.value
@@ -26,7 +26,7 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> "ReduceOp":
-        """The op that combines the values that replicas give to a variable.
+        """Return the op that combines the values that replicas assign to a variable.
 
         Args:
             aggregation: `VariableAggregation.SUM` or `MEAN`.
@@ -54,7 +54,7 @@ class ReduceOp(enum.Enum):
 
 
 def reduce_op(caller: str, op: Any) -> ReduceOp:
-    """The `ReduceOp` that `op` names, or an error that lists the valid ones."""
+    """Return the `ReduceOp` that `op` names, or raise an error that lists the valid ones."""
     if isinstance(op, ReduceOp):
         return op
     if isinstance(op, str) and op.upper() in ReduceOp.__members__:

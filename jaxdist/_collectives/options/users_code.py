@@ -1,4 +1,4 @@
-"""Code of users that is called while a step is traced."""
+"""Errors of user code that jaxdist calls while it traces a step."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,14 +9,15 @@ from jaxdist.errors import ArgumentTypeError, JaxdistError
 
 
 @contextlib.contextmanager
-def users_code(what: str, given: str) -> Iterator[None]:
-    """Say in every error of the block that `what` was called, for values `given`.
+def annotate_errors(what: str, given: str) -> Iterator[None]:
+    """Add to every error of the block that `what` was called with values `given`.
 
-    Errors keep their type; those of JAX about traced values become one that says what to do.
+    Errors keep their type. JAX's errors about traced values become one that gives the remedy.
     """
     try:
         yield
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+        # JAX's messages have many lines about tracers; the first one has the cause.
         first = str(error).partition("\n")[0]
         raise ArgumentTypeError(
             f"{what}, called for {given}, used the number of a traced value: {first}"
@@ -24,6 +25,7 @@ def users_code(what: str, given: str) -> Iterator[None]:
             "Use jax.numpy instead of numpy, jnp.where instead of if, and no float(), int() or "
             ".item()."
         ) from error
+    # Our own errors already name the cause and the remedy.
     except JaxdistError:
         raise
     except Exception as error:

@@ -1,1 +1,1 @@
-"""Sums of many leaves: packed, by size, compressed, in a fixed order."""
+"""Sums of many leaves: packed, chosen by size, compressed, or in a fixed order."""

@@ -1,4 +1,4 @@
-"""Numbers in fewer bits, for links that are slow."""
+"""Compressed numbers for slow links."""
 
 import abc
 import dataclasses
@@ -10,22 +10,22 @@ import jax.numpy as jnp
 from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError
 
-# Numbers that share one scale. Their scale takes 4 bytes, 1.6 % of theirs.
+# Numbers that share one scale. The scale takes 4 bytes, 1.6 % of the bytes of the codes.
 BLOCK = 256
 
 
 class Compression(abc.ABC):
-    """A way to write vectors of float32 in fewer bytes, each row of a matrix by itself."""
+    """A code for float32 vectors that takes fewer bytes. Each row of a matrix has its own code."""
 
     multiple: int
 
     @abc.abstractmethod
-    def encoded(self, rows: jax.Array) -> jax.Array:
-        """`[n, size]`, with a size that is a multiple of `multiple`, as `[n, bytes or halves]`."""
+    def encode(self, rows: jax.Array) -> jax.Array:
+        """Return the code of `[n, size]` as `[n, bytes or halves]`; `multiple` divides `size`."""
 
     @abc.abstractmethod
-    def decoded(self, code: jax.Array) -> jax.Array:
-        """The float32 numbers that `encoded` kept, `[n, size]`."""
+    def decode(self, code: jax.Array) -> jax.Array:
+        """Return the float32 numbers of a code, `[n, size]`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,39 +34,41 @@ class HalfPrecision(Compression):
 
     multiple = 1
 
-    def encoded(self, rows: jax.Array) -> jax.Array:
-        """Rounded to the nearest."""
-        # As bits: a backend may carry out collectives of bfloat16 in float32.
+    def encode(self, rows: jax.Array) -> jax.Array:
+        """Return the nearest bfloat16 numbers, as integers."""
+        # As integers: a backend may run collectives of bfloat16 in float32, with twice the bytes.
         return jax.lax.bitcast_convert_type(rows.astype(jnp.bfloat16), jnp.uint16)
 
-    def decoded(self, code: jax.Array) -> jax.Array:
-        """Exactly what was kept."""
+    def decode(self, code: jax.Array) -> jax.Array:
+        """Return the bfloat16 numbers as float32, without rounding."""
         return jax.lax.bitcast_convert_type(code, jnp.bfloat16).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Int8(Compression):
-    """One byte for a number and a scale for each 256 of them: about a quarter of the bytes."""
+    """One byte for each number and a scale for each 256: about a quarter of the bytes."""
 
     multiple = BLOCK
 
-    def encoded(self, rows: jax.Array) -> jax.Array:
-        """Every block in steps of 1/127 of its largest number; the scales stand at the end."""
+    def encode(self, rows: jax.Array) -> jax.Array:
+        """Return each block in steps of 1/127 of its largest number, with the scales at the end."""
         count = rows.shape[0]
         blocks = rows.reshape(count, -1, BLOCK)
         largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
-        # A block with a number that is not finite comes out as nan: what looks at gradients for
-        # such numbers still finds them. `largest` does not tell; XLA's maximum of many numbers
-        # on CPU leaves nan out.
+        # If a number of a block is not finite, the whole block decodes to nan. So checks of
+        # gradients still find such numbers. `largest` cannot be used for this test: XLA's maximum
+        # on CPU ignores nan.
         finite = jnp.all(jnp.isfinite(blocks), axis=-1, keepdims=True)
+        # A block of zeros would otherwise divide zero by zero.
         scale = jnp.where(finite, jnp.where(largest == 0, 1.0, largest / 127), jnp.nan)
         steps = jnp.where(finite, jnp.round(blocks / scale), 1.0)
         numbers = steps.astype(jnp.int8).reshape(count, -1)
+        # As int8 bytes, the scales travel in the same collective as the numbers.
         scales = jax.lax.bitcast_convert_type(scale[..., 0], jnp.int8).reshape(count, -1)
         return jnp.concatenate([numbers, scales], axis=1)
 
-    def decoded(self, code: jax.Array) -> jax.Array:
-        """Numbers times scales."""
+    def decode(self, code: jax.Array) -> jax.Array:
+        """Return the numbers times their scales."""
         count, width = code.shape
         size = width // (BLOCK + 4) * BLOCK
         numbers = code[:, :size].reshape(count, -1, BLOCK).astype(jnp.float32)
@@ -79,7 +81,7 @@ _BY_NAME: dict[str, Compression] = {"bf16": HalfPrecision(), "int8": Int8()}
 
 
 def compression_of(caller: str, name: Any) -> Compression:
-    """The compression of a name, or an error that lists them."""
+    """Return the compression with a name, or raise an error that lists the names."""
     if isinstance(name, str) and name in _BY_NAME:
         return _BY_NAME[name]
     raise ArgumentError(

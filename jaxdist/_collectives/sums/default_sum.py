@@ -1,4 +1,4 @@
-"""How an all-reduce goes where nothing else is asked for."""
+"""The default all-reduce: packing of small leaves on CPU, and the choice of an algorithm."""
 
 import math
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from jaxdist import cost
-from jaxdist._collectives.algorithms import Auto, InShards, auto, whole
+from jaxdist._collectives.algorithms import Auto, InShards, group_all, make_auto
 from jaxdist._collectives.marks.plan import AllReducePlan
-from jaxdist._collectives.marks.reduction import Summing, reduced
+from jaxdist._collectives.marks.reduction import Summing, bind_all_reduce
 from jaxdist._collectives.marks.trace_notes import note_ignored, note_plan
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.sums.packing import Alone, Packing, SmallTogether
@@ -18,50 +18,58 @@ from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
 from jaxdist._mesh import ReplicaMesh
 
 XLA = "xla"
-# A vector of small leaves is closed when starting its all-reduce is this part of copying it.
+# A vector of small leaves is closed when the latency of its all-reduce is 1/16 of the time that
+# copying the leaves takes. A larger vector would save almost nothing more.
 _LATENCY_PART = 16
 
 
 def default_summing(
     leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
 ) -> tuple[AllReducePlan, Summing]:
-    """The plan for leaves that are given by shape and dtype."""
+    """Return the plan and the sum for leaves that are given by shape and dtype."""
     if options.bytes_per_pack:
         packs = LeafPacks(layout.replica_axes, math.ceil(options.bytes_per_pack))
         count = len(packs.packs(leaves))
         reason = f"bytes_per_pack={options.bytes_per_pack}: {count} all-reduce(s), last leaf first"
-        times = _times(leaves, layout)
-        return AllReducePlan(XLA, reason, times, pack_bytes=packs.largest(leaves)), packs
-    packing = _packing(leaves, layout)
-    choice = auto(layout)
-    names = _chosen(leaves, packing or Alone(), choice, layout.num_replicas)
+        times = _predict_times(leaves, layout)
+        return AllReducePlan(XLA, reason, times, pack_bytes=packs.largest_bytes(leaves)), packs
+    packing = _choose_packing(leaves, layout)
+    choice = make_auto(layout)
+    names = _choose_algorithms(leaves, packing or Alone(), choice, layout.num_replicas)
     if packing is None and names == {XLA}:
-        return _plain(leaves, layout), LeafPacks(layout.replica_axes)
+        return _plan_psum(leaves, layout), LeafPacks(layout.replica_axes)
     plan = AllReducePlan(
-        ", ".join(sorted(names)), _why(leaves, packing, layout), _times(leaves, layout)
+        ", ".join(sorted(names)),
+        _give_reason(leaves, packing, layout),
+        _predict_times(leaves, layout),
     )
     entry = Entry(InShards(choice, 1), -1)
-    return plan, SumBySize(whole(layout), (entry,), packing or Alone())
+    return plan, SumBySize(group_all(layout), (entry,), packing or Alone())
 
 
-def summed_by_default(
+def sum_by_default(
     arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
 ) -> Sequence[jax.Array]:
-    """The sums over the replicas; a bare `psum` where XLA is left to do all of it."""
+    """Return the sums over the replicas; a bare `psum` if XLA does all of the work."""
     if layout.num_virtual is not None:
-        return _by_the_tree(arrays, layout, options)
+        return _sum_by_tree(arrays, layout, options)
     plan, how = default_summing(arrays, layout, options)
     if how == LeafPacks(layout.replica_axes):
+        # The plan's function lives as long as the trace's notes. Shapes keep no tracers alive.
         sizes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-        note_plan(lambda: _plain(sizes, layout, timed=True))
+        note_plan(lambda: _plan_psum(sizes, layout, timed=True))
         return how(arrays)
-    return reduced(arrays, plan, how)
+    return bind_all_reduce(arrays, plan, how)
 
 
-def _by_the_tree(
+def _sum_by_tree(
     arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions
 ) -> Sequence[jax.Array]:
-    """Sums that virtual replicas take apart themselves, in an order that no packing may change."""
+    """Return the sums of virtual replicas, as a bare `psum`.
+
+    `deterministic=True` replaces the `psum` by a tree later, in an order that packing must not
+    change.
+    """
     if options.bytes_per_pack:
         note_ignored("bytes_per_pack: with deterministic=True sums go by one tree")
     note_plan(
@@ -72,32 +80,36 @@ def _by_the_tree(
     return LeafPacks(layout.replica_axes)(arrays)
 
 
-def _packing(leaves: Sequence[Any], layout: ReplicaMesh) -> SmallTogether | None:
-    """Small leaves in common vectors, where that is faster; None where there are none.
+def _choose_packing(leaves: Sequence[Any], layout: ReplicaMesh) -> SmallTogether | None:
+    """Return the packing of small leaves into common vectors, or None if it saves no time.
 
-    TPUs and GPUs do not need it: there XLA puts leaves together without copies. Over several
-    logical devices, leaves lie in layouts of their own, which end where a common buffer begins.
+    TPUs and GPUs do not need it, because XLA combines leaves there without copies. Over several
+    logical devices, the leaves may have different shardings, which a common vector cannot have.
     """
     if layout.platform != "cpu" or layout.num_logical > 1:
         return None
     link = cost.links_of(layout).across
     below = cost.pack_below(link)
-    kinds = [str(x.dtype) for x in leaves if 0 < _bytes(x) < below]
+    # A vector has one dtype. So packing needs two small leaves of the same dtype.
+    kinds = [str(x.dtype) for x in leaves if 0 < _num_bytes(x) < below]
     if len(set(kinds)) == len(kinds):
         return None
     return SmallTogether(below, int(_LATENCY_PART * link.alpha * link.memory_bytes_per_second))
 
 
-def _chosen(leaves: Sequence[Any], packing: Packing, choice: Auto, count: int) -> set[str]:
-    """The names of the algorithms that the cost model takes for the vectors."""
+def _choose_algorithms(
+    leaves: Sequence[Any], packing: Packing, choice: Auto, count: int
+) -> set[str]:
+    """Return the names of the algorithms that the cost model chooses for the vectors."""
     sizes = {
         sum((p.stop - p.start) * leaves[p.leaf].dtype.itemsize for p in pack)
         for pack in packing.packs(leaves)
     }
-    return {choice.chosen(count, size).name for size in sizes} or {XLA}
+    return {choice.choose(count, size).name for size in sizes} or {XLA}
 
 
-def _plain(leaves: Sequence[Any], layout: ReplicaMesh, timed: bool = False) -> AllReducePlan:
+def _plan_psum(leaves: Sequence[Any], layout: ReplicaMesh, timed: bool = False) -> AllReducePlan:
+    """Return the plan of a bare `psum`."""
     if layout.num_logical > 1:
         reason = "leaves may lie in different layouts over the logical devices"
     elif layout.platform == "cpu":
@@ -105,14 +117,15 @@ def _plain(leaves: Sequence[Any], layout: ReplicaMesh, timed: bool = False) -> A
         reason = f"no two leaves of one dtype are below {below:,} bytes, so each goes alone"
     else:
         reason = f"on {layout.platform} XLA puts leaves together without copies"
-    return AllReducePlan(XLA, reason, _times(leaves, layout) if timed else ())
+    return AllReducePlan(XLA, reason, _predict_times(leaves, layout) if timed else ())
 
 
-def _why(leaves: Sequence[Any], packing: SmallTogether | None, layout: ReplicaMesh) -> str:
+def _give_reason(leaves: Sequence[Any], packing: SmallTogether | None, layout: ReplicaMesh) -> str:
+    """Return the reason for the plan, for `explain`."""
     if packing is None:
         return "the fastest by the cost model"
     link = cost.links_of(layout).across
-    small = sum(0 < _bytes(x) < packing.below for x in leaves)
+    small = sum(0 < _num_bytes(x) < packing.below for x in leaves)
     return (
         f"{small} of {len(leaves)} leaves are below {packing.below:,} bytes, where copying them "
         f"together costs less than starting an all-reduce for each ({link.name}: "
@@ -120,9 +133,11 @@ def _why(leaves: Sequence[Any], packing: SmallTogether | None, layout: ReplicaMe
     )
 
 
-def _times(leaves: Sequence[Any], layout: ReplicaMesh) -> tuple[tuple[str, float], ...]:
-    return tuple(auto(layout).times(layout.num_replicas, sum(map(_bytes, leaves))))
+def _predict_times(leaves: Sequence[Any], layout: ReplicaMesh) -> tuple[tuple[str, float], ...]:
+    """Return the predicted seconds of every algorithm, for all bytes together."""
+    return tuple(make_auto(layout).predict_times(layout.num_replicas, sum(map(_num_bytes, leaves))))
 
 
-def _bytes(leaf: Any) -> int:
+def _num_bytes(leaf: Any) -> int:
+    """Return the size of a leaf in bytes."""
     return int(leaf.size) * int(leaf.dtype.itemsize)

@@ -1,4 +1,4 @@
-"""Which pieces of which leaves are reduced as one vector."""
+"""The rules by which leaves, or pieces of leaves, are reduced as one vector."""
 
 import abc
 import dataclasses
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Some of the elements of a leaf, in its flat order."""
+    """A range of the elements of a leaf, in its flat order."""
 
     leaf: int
     start: int
@@ -20,39 +20,42 @@ class Piece:
 
 
 class Packing(abc.ABC):
-    """A rule by which leaves become vectors; dtypes are never mixed in one."""
+    """A rule that puts leaves into vectors. Each vector has one dtype."""
 
     @abc.abstractmethod
     def packs(self, leaves: Sequence[Any]) -> list[list[Piece]]:
-        """The pieces of each vector. Every element of every leaf is in one of them."""
+        """Return the pieces of each vector. Every element of every leaf is in one piece."""
 
-    def packed(self, leaves: Sequence[jax.Array]) -> "Packed":
-        """The vectors of `leaves`."""
+    def pack(self, leaves: Sequence[jax.Array]) -> "Packed":
+        """Return the vectors of `leaves`."""
         packs = self.packs(leaves)
-        return Packed(tuple(leaves), packs, [_joined(leaves, pack) for pack in packs])
+        return Packed(tuple(leaves), packs, [_concatenate_pieces(leaves, pack) for pack in packs])
 
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """Vectors, and where they come from."""
+    """Vectors, with the leaves and the pieces that they consist of."""
 
     leaves: tuple[Any, ...]
     packs: list[list[Piece]]
     vectors: list[jax.Array]
 
-    def unpacked(self, vectors: Sequence[jax.Array]) -> list[jax.Array]:
-        """Leaves made of other vectors of the same sizes."""
+    def unpack(self, vectors: Sequence[jax.Array]) -> list[jax.Array]:
+        """Return leaves that consist of other vectors of the same sizes."""
         found: dict[int, list[tuple[int, jax.Array]]] = {}
         for pack, vector in zip(self.packs, vectors, strict=True):
             end = 0
             for piece in pack:
                 start, end = end, end + piece.stop - piece.start
+                # A slice of the whole vector would be one more operation for JAX to trace.
                 own = vector if end - start == vector.size else vector[start:end]
                 found.setdefault(piece.leaf, []).append((piece.start, own))
-        return [self._leaf(i, found.get(i, [])) for i in range(len(self.leaves))]
+        return [self._assemble_leaf(i, found.get(i, [])) for i in range(len(self.leaves))]
 
-    def _leaf(self, number: int, parts: list[tuple[int, jax.Array]]) -> jax.Array:
+    def _assemble_leaf(self, number: int, parts: list[tuple[int, jax.Array]]) -> jax.Array:
+        """Return one leaf from its pieces."""
         like = self.leaves[number]
+        # A leaf without elements has no piece.
         if not parts:
             return jnp.zeros(like.shape, like.dtype)
         ordered = [part for _, part in sorted(parts, key=lambda p: p[0])]
@@ -60,7 +63,8 @@ class Packed:
         return flat.reshape(like.shape)
 
 
-def _joined(leaves: Sequence[jax.Array], pack: Sequence[Piece]) -> jax.Array:
+def _concatenate_pieces(leaves: Sequence[jax.Array], pack: Sequence[Piece]) -> jax.Array:
+    """Return the pieces of a pack as one vector."""
     flat = []
     for piece in pack:
         whole = leaves[piece.leaf].ravel()
@@ -71,29 +75,31 @@ def _joined(leaves: Sequence[jax.Array], pack: Sequence[Piece]) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Alone(Packing):
-    """Every leaf by itself."""
+    """Packing of every leaf into a vector of its own."""
 
     def packs(self, leaves: Sequence[Any]) -> list[list[Piece]]:
-        """One vector for each leaf that has elements."""
-        return [[_all_of(i, x)] for i, x in enumerate(leaves) if x.size]
+        """Return one vector for each leaf that has elements."""
+        return [[_whole_leaf(i, x)] for i, x in enumerate(leaves) if x.size]
 
 
 @dataclasses.dataclass(frozen=True)
 class EqualPacks(Packing):
-    """All leaves of one dtype end to end, cut into `count` pieces; the last has what is over."""
+    """All leaves of one dtype end to end, divided into `count` vectors; the last one is longest."""
 
     count: int
 
     def packs(self, leaves: Sequence[Any]) -> list[list[Piece]]:
-        """At most `count` vectors for each dtype."""
-        return [p for numbers in by_dtype(leaves) for p in self._cut(leaves, numbers)]
+        """Return at most `count` vectors for each dtype."""
+        return [p for numbers in group_by_dtype(leaves) for p in self._split(leaves, numbers)]
 
-    def _cut(self, leaves: Sequence[Any], numbers: Sequence[int]) -> Iterator[list[Piece]]:
+    def _split(self, leaves: Sequence[Any], numbers: Sequence[int]) -> Iterator[list[Piece]]:
+        """Yield the pieces of each vector of one dtype."""
         total = sum(leaves[i].size for i in numbers)
         size = total // self.count
+        # With fewer elements than packs, `size` is 0, and all elements share one vector.
         cuts = [size * k for k in range(1, self.count)] + [total] if size else [total]
         place = 0
-        todo = [_all_of(i, leaves[i]) for i in numbers if leaves[i].size]
+        todo = [_whole_leaf(i, leaves[i]) for i in numbers if leaves[i].size]
         for cut in cuts:
             pack: list[Piece] = []
             while todo and place < cut:
@@ -109,7 +115,7 @@ class EqualPacks(Packing):
 
 @dataclasses.dataclass(frozen=True)
 class SmallInRuns(Packing):
-    """Small leaves that follow one another share a vector; the others are by themselves.
+    """Neighbouring small leaves share a vector; every other leaf has its own.
 
     Args:
         max_bytes: The largest leaf that counts as small.
@@ -120,26 +126,27 @@ class SmallInRuns(Packing):
     max_group: int
 
     def packs(self, leaves: Sequence[Any]) -> list[list[Piece]]:
-        """A vector for each run of small leaves of one dtype, and for each other leaf."""
+        """Return a vector for each run of small leaves of one dtype, and for each other leaf."""
 
         def kind(number: int) -> Any:
             leaf = leaves[number]
             is_small = leaf.size * leaf.dtype.itemsize <= self.max_bytes
+            # The number is a key that no other leaf has, so `groupby` leaves a large leaf alone.
             return str(leaf.dtype) if is_small else number
 
         found: list[list[Piece]] = []
         for _, run in itertools.groupby(range(len(leaves)), key=kind):
-            pieces = [_all_of(i, leaves[i]) for i in run if leaves[i].size]
+            pieces = [_whole_leaf(i, leaves[i]) for i in run if leaves[i].size]
             found += [pieces[i : i + self.max_group] for i in range(0, len(pieces), self.max_group)]
         return found
 
 
 @dataclasses.dataclass(frozen=True)
 class SmallTogether(Packing):
-    """All small leaves of one dtype share vectors, the last leaf first; the others are alone.
+    """All small leaves of one dtype share vectors, the last leaf first; others have their own.
 
     Args:
-        below: The size in bytes from which a leaf is by itself.
+        below: The size in bytes from which a leaf has its own vector.
         limit: The size in bytes at which a vector is closed.
     """
 
@@ -147,7 +154,7 @@ class SmallTogether(Packing):
     limit: int
 
     def packs(self, leaves: Sequence[Any]) -> list[list[Piece]]:
-        """The leaves in the order in which backpropagation makes their gradients."""
+        """Return the packs in the order in which backpropagation computes the gradients."""
         found: list[list[Piece]] = []
         open_: dict[str, tuple[list[Piece], int]] = {}
         for i in reversed(range(len(leaves))):
@@ -156,24 +163,26 @@ class SmallTogether(Packing):
             if not size:
                 continue
             if size >= self.below:
-                found.append([_all_of(i, leaf)])
+                found.append([_whole_leaf(i, leaf)])
                 continue
+            # The default counts as full, so the first leaf of a dtype opens a vector.
             pack, filled = open_.get(str(leaf.dtype), ([], self.limit))
             if filled + size > self.limit:
                 pack, filled = list[Piece](), 0
                 found.append(pack)
-            pack.append(_all_of(i, leaf))
+            pack.append(_whole_leaf(i, leaf))
             open_[str(leaf.dtype)] = (pack, filled + size)
         return found
 
 
-def by_dtype(leaves: Sequence[Any]) -> list[list[int]]:
-    """The numbers of the leaves of each dtype."""
+def group_by_dtype(leaves: Sequence[Any]) -> list[list[int]]:
+    """Return the numbers of the leaves of each dtype."""
     found: dict[str, list[int]] = {}
     for i, leaf in enumerate(leaves):
         found.setdefault(str(leaf.dtype), []).append(i)
     return list(found.values())
 
 
-def _all_of(number: int, leaf: Any) -> Piece:
+def _whole_leaf(number: int, leaf: Any) -> Piece:
+    """Return the piece that is the whole leaf."""
     return Piece(number, 0, int(leaf.size))

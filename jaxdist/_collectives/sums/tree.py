@@ -1,10 +1,11 @@
-"""Reductions in one fixed order, whatever number of devices holds the values.
+"""Reductions in one fixed order for any number of devices.
 
+# Note [One tree for any number of devices]
 The values of `V` replicas, `V` a power of two, are combined in pairs, the pairs in pairs, and so
-on: one binary tree over the replicas. A device that holds `V/R` of them combines its own subtree;
-the devices then exchange what they have with their neighbours in the tree, 1, 2, 4, ... places
-away. Every addition has the same operands in the same places for every `R`, so the bits of the
-result are the same.
+on: one binary tree over the replicas. A device that has `V/R` of them combines its own subtree.
+Then the devices exchange their results with neighbours in the tree, which are 1, 2, 4, ... devices
+away. Every addition has the same operands in the same places for every `R`, so the result has the
+same bits. `deterministic=True` needs that, and `V` and `R` must be powers of two for it.
 """
 
 from collections.abc import Sequence
@@ -17,23 +18,23 @@ from jaxdist._collectives.marks.replicated import assume_replicated
 from jaxdist._typing import AxisNames
 from jaxdist._values import Combine, in_pairs
 
-# Leaves up to this many bytes travel together in one buffer; an exchange of a small one costs its
-# latency. Larger ones gain nothing from a copy.
+# Leaves up to this many bytes share one buffer, because the latency of an exchange dominates its
+# cost. Larger leaves gain nothing from the copy.
 PACKED_BYTES = 64 * 1024
-# Buffers up to this many bytes are exchanged all at once: one latency instead of `log2 R`.
+# Buffers up to this many bytes are gathered in one exchange: one latency instead of `log2 R`.
 GATHERED_BYTES = 256 * 1024
 
 
 def tree_reduced(
     stacks: Sequence[jax.Array], combine: Combine, axes: AxisNames, num_places: int
 ) -> list[jax.Array]:
-    """Combine the rows of all devices, in the order of the tree, inside `shard_map`.
+    """Combine the rows of all devices in the order of the tree, inside `shard_map`.
 
     Shapes:
         In: `[V/R, ...]` on each of `R` devices. Out: `[...]`, the same on all.
 
     Cost:
-        `log2 R` exchanges of the bytes of one row; small arrays of one dtype travel together.
+        `log2 R` exchanges of the bytes of one row. Small arrays of one dtype share a buffer.
 
     Args:
         stacks: Arrays of the rows of this device's replicas.
@@ -41,26 +42,28 @@ def tree_reduced(
         axes: The mesh axes of the devices.
         num_places: `R`, a power of two.
     """
-    # A product that is fused with the first sum would be rounded once instead of twice.
+    # Without these barriers, XLA could fuse a product with the first sum into a fused multiply-add,
+    # which rounds once instead of twice. Whether it does depends on the number of devices.
     held = jax.lax.optimization_barrier(tuple(stacks))
     whole = list(jax.lax.optimization_barrier(tuple(in_pairs(rows, combine) for rows in held)))
-    for numbers in _packs(whole) if num_places > 1 else ():
+    for numbers in _group_small(whole) if num_places > 1 else ():
         if len(numbers) == 1:
             (number,) = numbers
-            whole[number] = _exchanged(whole[number], combine, axes, num_places)
+            whole[number] = _exchange(whole[number], combine, axes, num_places)
             continue
         joined = jnp.concatenate([whole[i].ravel() for i in numbers])
-        flat, start = _exchanged(joined, combine, axes, num_places), 0
+        flat, start = _exchange(joined, combine, axes, num_places), 0
         for i in numbers:
             size = whole[i].size
             whole[i] = flat[start : start + size].reshape(whole[i].shape)
             start += size
-    same = jax.lax.optimization_barrier(tuple(map(_with_one_nan, whole)))
+    # The barrier also separates the result from the operations that use it.
+    same = jax.lax.optimization_barrier(tuple(map(_unify_nans, whole)))
     return [assume_replicated(x) for x in same]
 
 
-def _packs(arrays: Sequence[jax.Array]) -> list[list[int]]:
-    """Which arrays travel together."""
+def _group_small(arrays: Sequence[jax.Array]) -> list[list[int]]:
+    """Return which arrays share a buffer."""
     small: dict[Any, list[int]] = {}
     packs: list[list[int]] = []
     for i, array in enumerate(arrays):
@@ -71,11 +74,12 @@ def _packs(arrays: Sequence[jax.Array]) -> list[list[int]]:
     return [*small.values(), *packs]
 
 
-def _exchanged(own: jax.Array, combine: Combine, axes: AxisNames, num_places: int) -> jax.Array:
-    """What the devices have, combined in the order of their subtrees.
+def _exchange(own: jax.Array, combine: Combine, axes: AxisNames, num_places: int) -> jax.Array:
+    """Combine the arrays of the devices in the order of their subtrees.
 
-    A butterfly: after the step of distance `d`, blocks of `2 d` devices hold their subtree. Small
-    arrays are gathered instead, and every device does the rest of the tree.
+    This is a butterfly: after the step of distance `d`, blocks of `2 d` devices have the result of
+    their subtree. Small arrays are gathered instead, and every device computes the rest of the
+    tree.
     """
     if not own.size:
         return own
@@ -84,16 +88,21 @@ def _exchanged(own: jax.Array, combine: Combine, axes: AxisNames, num_places: in
         return in_pairs(jax.lax.optimization_barrier(rows), combine)
     distance = 1
     while distance < num_places:
+        # `combine` is commutative, so the two partners get the same bits from swapped operands.
         pairs = [(i, i ^ distance) for i in range(num_places)]
         own = combine(own, jax.lax.ppermute(own, axes, pairs))
         distance *= 2
     return own
 
 
-def _with_one_nan(array: jax.Array) -> jax.Array:
-    """Of two NaNs hardware keeps the bits of the first, and which is first is up to the device."""
+def _unify_nans(array: jax.Array) -> jax.Array:
+    """Replace every nan by the same nan.
+
+    Of two nans, the hardware keeps the bits of the first operand, and devices differ in which is
+    first.
+    """
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        return jax.lax.complex(_with_one_nan(array.real), _with_one_nan(array.imag))
+        return jax.lax.complex(_unify_nans(array.real), _unify_nans(array.imag))
     if not jnp.issubdtype(array.dtype, jnp.floating):
         return array
     return jnp.where(jnp.isnan(array), jnp.full_like(array, jnp.nan), array)
