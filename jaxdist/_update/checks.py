@@ -19,7 +19,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, Jaxdi
 _MOST_LISTED = 10
 
 
-def checked_transformation(
+def as_transformation(
     tx: Any, caller: str = "sharded_update"
 ) -> optax.GradientTransformationExtraArgs:
     """`tx` as a transformation that takes extra arguments."""
@@ -55,17 +55,19 @@ def check_gradients(
         params = params.fast
     lines = _differences(grads, params, "the parameter", name)
     if lines:
-        raise _do_not_fit(lines, "params", caller, name)
+        raise _do_not_fit_error(lines, "params", caller, name)
 
 
-def explain(error: Exception, grads: PyTree, state: PyTree, params: PyTree, name: str) -> None:
+def explain_gradients(
+    error: Exception, grads: PyTree, state: PyTree, params: PyTree, name: str
+) -> None:
     """Raise a better error where no parameters were given, if there is one."""
     if params is not None:
         return
-    for part in _like(state, grads):
+    for part in _parts_like(state, grads):
         lines = _differences(grads, part, "in the state", name)
         if lines:
-            raise _do_not_fit(lines, "the state", "sharded_update", name) from error
+            raise _do_not_fit_error(lines, "the state", "sharded_update", name) from error
     if "params" in str(error):
         raise ArgumentError(
             "sharded_update: update was called without params, and the transformation failed: "
@@ -92,14 +94,14 @@ def explain_state(
     if found != wanted:
         raise ArgumentError(
             f"sharded_update: {_METHODS[name]} was given a state with the structure "
-            f"{_cut_off(found)}, and "
-            f"the transformation makes {_cut_off(wanted)}.\n\n"
+            f"{_shorten(found)}, and "
+            f"the transformation makes {_shorten(wanted)}.\n\n"
             "The state belongs to the transformation and the parameters that it was made for.\n\n"
             "Pass what tx.init(params), or the update before, returned."
         ) from error
 
 
-def _cut_off(structure: Any) -> str:
+def _shorten(structure: Any) -> str:
     text = str(structure)
     return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
 
@@ -109,7 +111,7 @@ _MOST_SHOWN = 300
 _METHODS = {"updates": "update", "grads": "apply_gradients"}
 
 
-def _like(state: PyTree, grads: PyTree) -> list[PyTree]:
+def _parts_like(state: PyTree, grads: PyTree) -> list[PyTree]:
     """Parts of a state that have the structure of the gradients."""
     structure = jax.tree.structure(grads)
     if structure == jax.tree.structure(0):
@@ -124,13 +126,13 @@ def _like(state: PyTree, grads: PyTree) -> list[PyTree]:
 def _differences(grads: PyTree, others: PyTree, what: str, name: str) -> list[str]:
     found, wanted = _by_path(grads), _by_path(others)
     return [
-        f"{name}{path}: {_described(found.get(path))}, {what} {_described(wanted.get(path))}"
+        f"{name}{path}: {_describe(found.get(path))}, {what} {_describe(wanted.get(path))}"
         for path in dict.fromkeys([*found, *wanted])
-        if _differs(found.get(path), wanted.get(path))
+        if _is_different(found.get(path), wanted.get(path))
     ]
 
 
-def _do_not_fit(lines: list[str], what: str, caller: str, name: str) -> ShapeError:
+def _do_not_fit_error(lines: list[str], what: str, caller: str, name: str) -> ShapeError:
     more = len(lines) - _MOST_LISTED
     listed = "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
     return ShapeError(
@@ -147,14 +149,14 @@ def _by_path(tree: PyTree) -> dict[str, Any]:
     return {keystr(path): leaf for path, leaf in flat if is_array(leaf)}
 
 
-def _differs(grad: Any, param: Any) -> bool:
+def _is_different(grad: Any, param: Any) -> bool:
     if grad is None or param is None:
         return True
     kinds = [jnp.issubdtype(_dtype(x), jnp.floating) for x in (grad, param)]
     return _shape(grad) != _shape(param) or kinds[0] != kinds[1]
 
 
-def _described(leaf: Any) -> str:
+def _describe(leaf: Any) -> str:
     return "nothing" if leaf is None else f"{_dtype(leaf)}{list(_shape(leaf))}"
 
 
@@ -220,7 +222,7 @@ def check_whole(state: PyTree) -> None:
         )
 
 
-def outside_step(describe: str, num_replicas: int) -> ContextError:
+def outside_step_error(describe: str, num_replicas: int) -> ContextError:
     """The error for an update where replicas have no gradients of their own."""
     return ContextError(
         f"sharded_update: update was called {describe}, for {num_replicas} replicas.\n\n"
@@ -230,7 +232,7 @@ def outside_step(describe: str, num_replicas: int) -> ContextError:
     )
 
 
-def checked_layout(caller: str, strategy: Any) -> ReplicaMesh:
+def layout_of(caller: str, strategy: Any) -> ReplicaMesh:
     """The mesh of `strategy`, or an error that says that it is none."""
     layout = getattr(strategy, "layout", None)
     if not isinstance(layout, ReplicaMesh):

@@ -16,12 +16,12 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout
 from jaxdist._typing import PyTree
 from jaxdist._update.checks import (
+    as_transformation,
     check_arrays,
     check_gradients,
-    checked_layout,
-    checked_transformation,
+    layout_of,
 )
-from jaxdist._update.nested import COMPRESSED, around, check_nesting
+from jaxdist._update.nested import COMPRESSED, check_nesting, mark_wrapper
 from jaxdist._validate import shown
 from jaxdist._values import Cut, Sharded, cut_for, from_state
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
@@ -120,14 +120,14 @@ def compressed_update(
     """
     _collectives.compression_of(CALLER, compression)
     if strategy is not None:
-        checked_layout(CALLER, strategy)
+        layout_of(CALLER, strategy)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int)):
         raise ArgumentTypeError(
             f"{CALLER} was given workers={shown(workers)}.\n\n"
             "workers is a number of workers, or None.\n\nPass for instance workers=2."
         )
     op = _collectives.reduce_op(CALLER, reduce_op)
-    own = _Update(checked_transformation(tx, CALLER), compression, workers, op, strategy)
+    own = _Update(as_transformation(tx, CALLER), compression, workers, op, strategy)
     return CompressedUpdate(own.init, own)
 
 
@@ -147,20 +147,22 @@ class _Update:
         check_arrays(f"{CALLER}: init", "params", params)
         frame = _replica.current_frame()
         strategy = self.strategy if frame is None else frame.strategy
-        with around(CALLER):
+        with mark_wrapper(CALLER):
             inner = self.tx.init(params)
-        how = None if strategy is None else self._sum(strategy.layout)
+        how = None if strategy is None else self._compressed_sum(strategy.layout)
         if how is None:
             return optax.EmptyState(), inner
         size = sum(int(jnp.size(x)) for x in jax.tree.leaves(params))
         inside = frame is not None and frame.inside_step
-        errors = self._no_errors(how, size, in_step=inside)
+        errors = self._make_zero_errors(how, size, in_step=inside)
         if any(isinstance(x, nnx.Variable) for x in jax.tree.leaves(params, is_leaf=_is_variable)):
             # NNX would make a variable of the array in a `Sharded`, and lose what it says of it.
             errors = CompressionErrors(*map(nnx.Variable, errors))
         return errors, inner
 
-    def _no_errors(self, how: CompressedSum, size: int, *, in_step: bool) -> CompressionErrors:
+    def _make_zero_errors(
+        self, how: CompressedSum, size: int, *, in_step: bool
+    ) -> CompressionErrors:
         layout = how.layout
         made = []
         for own in how.no_errors(size):
@@ -193,24 +195,24 @@ class _Update:
                 "It sums the gradients of all replicas, so every replica calls it.\n\n"
                 "Call it in the step that you pass to strategy.run."
             )
-        how = None if frame is None else self._sum(frame.strategy.layout)
+        how = None if frame is None else self._compressed_sum(frame.strategy.layout)
         check_gradients(updates, params, CALLER)
         if how is not None:
-            updates, errors = self._reduced(how, updates, errors)
+            updates, errors = self._reduce(how, updates, errors)
         elif frame is not None:
             layout: ReplicaMesh = frame.strategy.layout
             updates = _collectives.all_reduce(CALLER, self.op, updates, layout)
-        with around(CALLER):
+        with mark_wrapper(CALLER):
             updates, inner = self.tx.update(updates, inner, params, **extra)
         return updates, (errors, inner)
 
-    def _reduced(self, how: CompressedSum, grads: PyTree, errors: Any) -> tuple[PyTree, Any]:
+    def _reduce(self, how: CompressedSum, grads: PyTree, errors: Any) -> tuple[PyTree, Any]:
         named, treedef = tree_flatten_with_path(grads)
         if not named:
             return grads, errors
-        leaves = [_real(path, leaf) for path, leaf in named]
+        leaves = [_check_real(path, leaf) for path, leaf in named]
         vector = jnp.concatenate([x.astype(jnp.float32).ravel() for x in leaves])
-        own = [x.array[0] for x in self._checked(how, vector.size, errors)]
+        own = [x.array[0] for x in self._check_errors(how, vector.size, errors)]
         if self.op is ReduceOp.MEAN:
             # Before the sum, so that errors are those of a mean, whoever sends them later.
             vector = vector / how.layout.num_replicas
@@ -223,7 +225,7 @@ class _Update:
         kept = [Sharded(e[None], *old.cut) for e, old in zip(after, errors, strict=True)]
         return treedef.unflatten(found), CompressionErrors(*kept)
 
-    def _checked(self, how: CompressedSum, size: int, errors: Any) -> tuple[Sharded, Sharded]:
+    def _check_errors(self, how: CompressedSum, size: int, errors: Any) -> tuple[Sharded, Sharded]:
         count = how.layout.num_replicas
         wanted = [[count, e.size] for e in jax.eval_shape(lambda: how.no_errors(size))]
         pieces = tuple(errors) if isinstance(errors, tuple) else ()
@@ -239,7 +241,7 @@ class _Update:
             )
         return pieces
 
-    def _sum(self, layout: ReplicaMesh) -> CompressedSum | None:
+    def _compressed_sum(self, layout: ReplicaMesh) -> CompressedSum | None:
         """How to add up, or None where there is nothing to compress."""
         count = layout.num_replicas
         if count == 1:
@@ -269,7 +271,7 @@ class _Update:
         return CompressedSum(how, layout, count // workers)
 
 
-def _real(path: Any, leaf: Any) -> jax.Array:
+def _check_real(path: Any, leaf: Any) -> jax.Array:
     array = jnp.asarray(leaf)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise ArgumentTypeError(

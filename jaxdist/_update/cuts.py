@@ -14,7 +14,7 @@ from jaxdist._values import Cut, Sharded
 _MOST_PADDING = 1.5
 
 
-def worth_cutting(layout: ReplicaMesh) -> float:
+def min_bytes_to_cut(layout: ReplicaMesh) -> float:
     """Bytes of float32 from which a leaf is updated in pieces.
 
     A leaf that is updated in pieces takes a reduce-scatter and an all-gather of its own, where a
@@ -35,25 +35,25 @@ class Cuts:
         self, layout: ReplicaMesh, min_bytes: float | None, params: Leaves | None = None
     ) -> None:
         self.num_replicas = layout.num_replicas
-        self._least = worth_cutting(layout) if min_bytes is None else min_bytes
-        self._cut_already: list[tuple[str, tuple[int, ...], Cut]] = []
+        self._least = min_bytes_to_cut(layout) if min_bytes is None else min_bytes
+        self._known_cuts: list[tuple[str, tuple[int, ...], Cut]] = []
         if params is not None:
             for array, path in zip(params.arrays, params.paths, strict=True):
                 if isinstance(array, Sharded):
-                    self._cut_already.append((path, array.shape, array.cut))
-            self._cut_already.sort(key=lambda known: -len(known[0]))
+                    self._known_cuts.append((path, array.shape, array.cut))
+            self._known_cuts.sort(key=lambda known: -len(known[0]))
 
-    def of_leaf(self, array: Any, path: str) -> Cut | None:
+    def cut_of_leaf(self, array: Any, path: str) -> Cut | None:
         """How a leaf of gradients or state at this path is cut; random keys are not."""
         if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
             return None
         shape = tuple(array.shape)
-        for tail, wanted, cut in self._cut_already:
+        for tail, wanted, cut in self._known_cuts:
             if path.endswith(tail) and shape == wanted:
                 return cut
-        return self.of(shape)
+        return self.cut_of_shape(shape)
 
-    def of(self, shape: tuple[int, ...]) -> Cut | None:
+    def cut_of_shape(self, shape: tuple[int, ...]) -> Cut | None:
         """How an array of this shape is cut, or None where every replica has it whole."""
         count = self.num_replicas
         size = math.prod(shape)

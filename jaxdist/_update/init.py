@@ -16,36 +16,36 @@ from jaxdist._update.values import Replicas, Whole
 from jaxdist._values import Cut, Sharded, cut_for, is_sharded, owned, pad_dim, placement_of
 
 
-def cut_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
+def shard_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     """A state that was made inside a step: each replica keeps its pieces."""
     replicas = Replicas(layout)
     leaves = Leaves.of(state, "state")
     made = []
     for array, name, path in zip(leaves.arrays, leaves.names, leaves.paths, strict=True):
-        cut = None if isinstance(array, Sharded) else cuts.of_leaf(array, path)
+        cut = None if isinstance(array, Sharded) else cuts.cut_of_leaf(array, path)
         value = array
         if cut is not None:
             value = Sharded(Whole(array, replicas, name).piece(cut), *cut)
         made.append(value)
-    return leaves.rebuilt(made)
+    return leaves.rebuild(made)
 
 
-def cut_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
+def shard_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     """A state of any layout, over the replicas of one strategy."""
     leaves = Leaves.of(state, "state")
     made = []
     for array, path in zip(leaves.arrays, leaves.paths, strict=True):
         whole = array.whole() if isinstance(array, Sharded) else array
-        cut = cuts.of_leaf(whole, path)
+        cut = cuts.cut_of_leaf(whole, path)
         made.append(
             jax.device_put(owned(whole), layout.replicated)
             if cut is None
             else cut_for(whole, cut, layout)
         )
-    return leaves.rebuilt(made)
+    return leaves.rebuild(made)
 
 
-def made_outside(
+def init_outside(
     init: Callable[[PyTree], PyTree], params: PyTree, layout: ReplicaMesh, cuts: Cuts
 ) -> PyTree:
     """The state that `init` gives, computed in pieces: no device ever has all of it."""
@@ -55,9 +55,9 @@ def made_outside(
 
     def flat(*arrays: Any) -> list[Any]:
         whole = [x.whole() if isinstance(x, Sharded) else x for x in arrays]
-        made[:] = [Leaves.of(init(given.rebuilt(whole)), "state")]
+        made[:] = [Leaves.of(init(given.rebuild(whole)), "state")]
         state = made[0]
-        found[:] = [cuts.of_leaf(x, p) for x, p in zip(state.arrays, state.paths, strict=True)]
+        found[:] = [cuts.cut_of_leaf(x, p) for x, p in zip(state.arrays, state.paths, strict=True)]
         return [
             x if c is None else pad_dim(jnp.asarray(x), c.dim, c.padding(c.pieces(layout)))
             for x, c in zip(made[0].arrays, found, strict=True)
@@ -68,14 +68,14 @@ def made_outside(
         layout.replicated if c is None else NamedSharding(layout.mesh, c.full_spec(layout))
         for c in found
     ]
-    arrays = [_here(x, layout) for x in given.arrays]
+    arrays = [_copy_to_layout(x, layout) for x in given.arrays]
     results = jax.jit(flat, out_shardings=shardings)(*arrays)
-    return made[0].rebuilt(
+    return made[0].rebuild(
         [x if c is None else Sharded(x, *c) for x, c in zip(results, found, strict=True)]
     )
 
 
-def with_variables(state: PyTree, params: PyTree) -> PyTree:
+def wrap_in_variables(state: PyTree, params: PyTree) -> PyTree:
     """A state for parameters that NNX holds: arrays in pieces that are no variables become some.
 
     NNX would make a variable of the array in a `Sharded`, and lose what it says of it.
@@ -93,7 +93,7 @@ def _is_variable(x: Any) -> bool:
     return isinstance(x, nnx.Variable)
 
 
-def _here(array: Any, layout: ReplicaMesh) -> Any:
+def _copy_to_layout(array: Any, layout: ReplicaMesh) -> Any:
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         return owned(array)
     return jax.device_put(array, placement_of(array, layout).sharding)

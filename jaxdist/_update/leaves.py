@@ -16,7 +16,7 @@ class Leaves:
     """A pytree: its arrays, in order, and where they go. What is no array stays in its place."""
 
     treedef: PyTreeDef
-    marks: tuple[Any, ...]  # for each leaf: None where it is an array, else a `Kept`
+    marks: tuple[Any, ...]  # for each leaf: None where it is an array, else a `StaticLeaf`
     arrays: tuple[Any, ...]
     names: tuple[str, ...]  # of the arrays
     paths: tuple[str, ...]  # the names without that of the pytree
@@ -33,14 +33,14 @@ class Leaves:
             if is_array(leaf):
                 marks.append(None)
                 own = hasattr(leaf, "dtype") and getattr(leaf.dtype, "kind", "V") not in "OSUmM"
-                arrays.append(leaf if own else _own_array(name, keystr(path), leaf))
+                arrays.append(leaf if own else _convert_leaf(name, keystr(path), leaf))
                 paths.append(keystr(path))
             else:
-                marks.append(Kept(leaf))
+                marks.append(StaticLeaf(leaf))
         names = tuple(name + path for path in paths)
         return cls(treedef, tuple(marks), tuple(arrays), names, tuple(paths))
 
-    def rebuilt(self, arrays: Any) -> PyTree:
+    def rebuild(self, arrays: Any) -> PyTree:
         """The pytree with other arrays."""
         rest = iter(arrays)
         leaves = [next(rest) if m is None else m.leaf for m in self.marks]
@@ -54,12 +54,12 @@ class Leaves:
         ]
 
 
-def _own_array(name: str, path: str, leaf: Any) -> Any:
+def _convert_leaf(name: str, path: str, leaf: Any) -> Any:
     return as_array("sharded_update: update", name + path, leaf)
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class StaticLeaf:
     """A leaf that is no array."""
 
     leaf: Any

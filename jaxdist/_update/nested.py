@@ -9,17 +9,17 @@ from jaxdist.errors import ArgumentError
 
 SHARDED, COMPRESSED = "sharded_update", "compressed_update"
 
-_AROUND: ContextVar[str | None] = ContextVar("jaxdist_update", default=None)
+_WRAPPER: ContextVar[str | None] = ContextVar("jaxdist_update", default=None)
 
 
 @contextlib.contextmanager
-def around(caller: str) -> Iterator[None]:
+def mark_wrapper(caller: str) -> Iterator[None]:
     """The block calls the transformation that `caller` wraps."""
-    token = _AROUND.set(caller)
+    token = _WRAPPER.set(caller)
     try:
         yield
     finally:
-        _AROUND.reset(token)
+        _WRAPPER.reset(token)
 
 
 def check_nesting(caller: str, op: ReduceOp) -> None:
@@ -28,7 +28,7 @@ def check_nesting(caller: str, op: ReduceOp) -> None:
     The mean of what is equal on all replicas is itself, so a `sharded_update` may be inside a
     `compressed_update`.
     """
-    outer = _AROUND.get()
+    outer = _WRAPPER.get()
     if outer is None or ((outer, caller, op) == (COMPRESSED, SHARDED, ReduceOp.MEAN)):
         return
     remedy = f"Leave the {caller} inside out: {outer}(tx) of the transformation itself."

@@ -13,7 +13,7 @@ from jaxdist._update.values import Partial, Piece, Replicas, Value, Whole
 from jaxdist._values import ELEMENTWISE, Cut
 
 
-class Partitioned:
+class PieceInterpreter:
     """Evaluates a program whose values are whole or in pieces.
 
     Guarantees:
@@ -30,76 +30,78 @@ class Partitioned:
         jaxpr = getattr(program, "jaxpr", program)
         env: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
         consts = getattr(program, "consts", ())
-        env.update({v: self._whole(c) for v, c in zip(jaxpr.constvars, consts, strict=True)})
+        env.update({v: self._wrap_whole(c) for v, c in zip(jaxpr.constvars, consts, strict=True)})
 
         def read(atom: Any) -> Value:
-            return self._whole(atom.val) if isinstance(atom, Literal) else env[atom]
+            return self._wrap_whole(atom.val) if isinstance(atom, Literal) else env[atom]
 
         for eqn in jaxpr.eqns:
-            results = self._equation(eqn, [read(v) for v in eqn.invars])
+            results = self._evaluate(eqn, [read(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def _whole(self, array: Any) -> Whole:
+    def _wrap_whole(self, array: Any) -> Whole:
         return Whole(array, self._replicas)
 
-    def _equation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+    def _evaluate(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         name = eqn.primitive.name
         if eqn.effects:
-            return self._on_whole(eqn, inputs)
+            return self._run_on_whole(eqn, inputs)
         rule = RULES.get(name)
         if rule is not None:
             found = rule(eqn, inputs)
             if found is not None:
                 return [found]
         if all(type(v) is Whole for v in inputs):
-            return self._on_whole(eqn, inputs)
+            return self._run_on_whole(eqn, inputs)
         if name in ELEMENTWISE:
-            return self._elementwise(eqn, inputs)
+            return self._run_elementwise(eqn, inputs)
         if name in CALLS and CALLS[name] in eqn.params:
             return self.run(eqn.params[CALLS[name]], inputs)
         if name == "cond":
-            return self._cond(eqn, inputs)
-        return self._on_whole(eqn, inputs)
+            return self._run_cond(eqn, inputs)
+        return self._run_on_whole(eqn, inputs)
 
-    def _on_whole(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+    def _run_on_whole(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
         results = _compat.bind_like(eqn, [v.whole() for v in inputs], eqn.params)
         rows = results if eqn.primitive.multiple_results else [results]
-        return [self._whole(x) for x in rows]
+        return [self._wrap_whole(x) for x in rows]
 
-    def _elementwise(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+    def _run_elementwise(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
         shape = eqn.outvars[0].aval.shape
         shapes = {tuple(v.aval.shape) for v in eqn.invars} - {(), tuple(shape)}
         cut = next((v.cut for v in inputs if isinstance(v, Piece)), None)
         if cut is None or shapes or eqn.primitive.multiple_results:
-            return self._on_whole(eqn, inputs)
+            return self._run_on_whole(eqn, inputs)
         local = [v.piece(cut) for v in inputs]
         return [Piece(_compat.bind_like(eqn, local, eqn.params), cut, self._replicas)]
 
-    def _cond(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+    def _run_cond(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
         """Branches on pieces; a result is in pieces where an operand of its shape is."""
-        index, *operands = [self._whole(v.whole()) if isinstance(v, Partial) else v for v in inputs]
+        index, *operands = [
+            self._wrap_whole(v.whole()) if isinstance(v, Partial) else v for v in inputs
+        ]
         cuts = [v.cut if isinstance(v, Piece) else None for v in operands]
         avals = [v.aval for v in eqn.invars[1:]]
         known = {tuple(a.shape): c for a, c in zip(avals, cuts, strict=True) if c is not None}
         out = [known.get(tuple(v.aval.shape)) for v in eqn.outvars]
 
-        def of(program: Any) -> Any:
+        def make_branch(program: Any) -> Any:
             def branch(*arrays: Any) -> list[Any]:
-                given = [self._as(x, c) for x, c in zip(arrays, cuts, strict=True)]
-                made = self.run(program, given)
-                return [_like(v, c) for v, c in zip(made, out, strict=True)]
+                given = [self._wrap(x, c) for x, c in zip(arrays, cuts, strict=True)]
+                results_of_branch = self.run(program, given)
+                return [_unwrap(v, c) for v, c in zip(results_of_branch, out, strict=True)]
 
             return branch
 
         arrays = [v.array if isinstance(v, Piece) else v.whole() for v in operands]
-        branches = [of(p) for p in eqn.params["branches"]]
+        branches = [make_branch(p) for p in eqn.params["branches"]]
         results = jax.lax.switch(index.piece(Cut(0, 1)), branches, *arrays)
-        return [self._as(x, c) for x, c in zip(results, out, strict=True)]
+        return [self._wrap(x, c) for x, c in zip(results, out, strict=True)]
 
-    def _as(self, array: Any, cut: Cut | None) -> Value:
-        return self._whole(array) if cut is None else Piece(array, cut, self._replicas)
+    def _wrap(self, array: Any, cut: Cut | None) -> Value:
+        return self._wrap_whole(array) if cut is None else Piece(array, cut, self._replicas)
 
 
-def _like(value: Value, cut: Cut | None) -> Any:
+def _unwrap(value: Value, cut: Cut | None) -> Any:
     return value.whole() if cut is None else value.piece(cut)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._update.values import Partial, Piece, Spread, Value, Whole
+from jaxdist._update.values import Broadcast, Partial, Piece, Value, Whole
 from jaxdist._values import Cut
 
 # A rule gives the result, or None where the operation has to run on whole arrays.
@@ -24,7 +24,7 @@ def _broadcast(eqn: Any, inputs: Sequence[Value]) -> Value | None:
         operand = Whole(operand.whole(), operand.replicas)
     if isinstance(operand, Whole):
         array = jnp.asarray(operand.array, eqn.invars[0].aval.dtype)
-        return Spread(Whole(array, operand.replicas, operand.name), shape, dims)
+        return Broadcast(Whole(array, operand.replicas, operand.name), shape, dims)
     if not isinstance(operand, Piece):
         return None
     cut = operand.cut._replace(dim=dims[operand.cut.dim])
@@ -82,7 +82,7 @@ def _largest(dtype: Any) -> Any:
     return True if dtype == np.bool_ else jnp.iinfo(dtype).max
 
 
-def _over_all(name: str, local: Any, axes: Any) -> Any:
+def _reduce_over_replicas(name: str, local: Any, axes: Any) -> Any:
     is_bool = local.dtype == np.bool_
     array = local.astype(jnp.int32) if is_bool else local
     reduce = jax.lax.pmin if name in ("reduce_min", "reduce_and") else jax.lax.pmax
@@ -118,47 +118,49 @@ def _reduce(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     if is_bitwise or jnp.issubdtype(dtype, jnp.complexfloating):
         return None
     if cut.dim not in over:
-        [local] = _reduced(eqn, operand.array)
+        [local] = _bind(eqn, operand.array)
         dim = cut.dim - sum(d < cut.dim for d in over)
         return Piece(local, cut._replace(dim=dim), replicas)
-    [local] = _reduced(eqn, operand.masked(_NEUTRAL[name](dtype)))
+    [local] = _bind(eqn, operand.mask_padding(_NEUTRAL[name](dtype)))
     if name == "reduce_sum":
         return Partial(local, None, replicas, cut.over(replicas.layout))
-    return Whole(_over_all(name, local, cut.over(replicas.layout)), replicas)
+    return Whole(_reduce_over_replicas(name, local, cut.over(replicas.layout)), replicas)
 
 
 def _extreme(eqn: Any, operand: Value, over: tuple[int, ...]) -> Value | None:
     """The largest or smallest number, or nan where there is one; see the note above."""
     neutral = _NEUTRAL[eqn.primitive.name](eqn.invars[0].aval.dtype)
     if isinstance(operand, Whole):
-        return Whole(_or_nan(*_apart(eqn, operand.array, over, neutral)), operand.replicas)
+        return Whole(
+            _restore_nan(*_separate_nan(eqn, operand.array, over, neutral)), operand.replicas
+        )
     if not isinstance(operand, Piece):
         return None
     cut, replicas = operand.cut, operand.replicas
     if cut.dim not in over:
         dim = cut.dim - sum(d < cut.dim for d in over)
-        array = _or_nan(*_apart(eqn, operand.array, over, neutral))
+        array = _restore_nan(*_separate_nan(eqn, operand.array, over, neutral))
         return Piece(array, cut._replace(dim=dim), replicas)
-    largest, found = _apart(eqn, operand.masked(neutral), over, neutral)
+    largest, found = _separate_nan(eqn, operand.mask_padding(neutral), over, neutral)
     sign = -1 if eqn.primitive.name == "reduce_min" else 1
     both = jnp.stack([largest * sign, found.astype(largest.dtype)])
     both = jax.lax.pmax(both, cut.over(replicas.layout))
-    return Whole(_or_nan(both[0] * sign, both[1] > 0), replicas)
+    return Whole(_restore_nan(both[0] * sign, both[1] > 0), replicas)
 
 
-def _apart(eqn: Any, array: Any, over: tuple[int, ...], neutral: Any) -> tuple[Any, Any]:
+def _separate_nan(eqn: Any, array: Any, over: tuple[int, ...], neutral: Any) -> tuple[Any, Any]:
     """The largest or smallest of the numbers that are none, and where there are others."""
     array = jnp.asarray(array)
     is_nan = jnp.isnan(array)
-    [found] = _reduced(eqn, jnp.where(is_nan, jnp.asarray(neutral, array.dtype), array))
+    [found] = _bind(eqn, jnp.where(is_nan, jnp.asarray(neutral, array.dtype), array))
     return found, jnp.any(is_nan, axis=over)
 
 
-def _or_nan(array: Any, is_nan: Any) -> Any:
+def _restore_nan(array: Any, is_nan: Any) -> Any:
     return jnp.where(is_nan, jnp.asarray(jnp.nan, array.dtype), array)
 
 
-def _reduced(eqn: Any, array: Any) -> list[Any]:
+def _bind(eqn: Any, array: Any) -> list[Any]:
     return [eqn.primitive.bind(array, **eqn.params)]
 
 
@@ -171,7 +173,7 @@ def _dot(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     pairs = list(zip(of_left, of_right, strict=True))
     if left.cut[1:3] != right.cut[1:3] or (left.cut.dim, right.cut.dim) not in pairs:
         return None
-    local = eqn.primitive.bind(left.masked(0), right.masked(0), **eqn.params)
+    local = eqn.primitive.bind(left.mask_padding(0), right.mask_padding(0), **eqn.params)
     return Partial(local, None, left.replicas, left.cut.over(left.replicas.layout))
 
 
@@ -181,7 +183,7 @@ def _add(eqn: Any, inputs: Sequence[Value]) -> Value | None:
         return None
     for one, other in ((first, second), (second, first)):
         if isinstance(one, Partial) and isinstance(other, (Partial, Whole)):
-            return one.added(other)
+            return one.add(other)
     return None
 
 

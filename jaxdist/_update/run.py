@@ -17,7 +17,7 @@ from jaxdist._update.checks import check_pieces
 from jaxdist._update.cuts import Cuts
 from jaxdist._update.leaves import Leaves
 from jaxdist._update.nested import SHARDED
-from jaxdist._update.partitioned import Partitioned
+from jaxdist._update.partitioned import PieceInterpreter
 from jaxdist._update.values import Piece, Replicas, Value, Whole
 from jaxdist._values import Cut, Sharded
 
@@ -53,11 +53,11 @@ class Step:
         for part in parts[:3]:
             check_pieces(part)
         cuts = Cuts(self.layout, self.min_bytes, parts[2])
-        reduced = self._reduced(parts[0], cuts, replicas)
-        given = [self._values(p, cuts, replicas) for p in parts[1:3]]
+        reduced = self._reduce_gradients(parts[0], cuts, replicas)
+        given = [self._as_values(p, cuts, replicas) for p in parts[1:3]]
         # `optax.lbfgs` takes the gradients twice.
         known = {id(x): v for x, v in zip(parts[0].arrays, reduced, strict=True)}
-        others = [known.get(id(x)) or _extra(x, n, replicas) for x, n in _named(parts[3])]
+        others = [known.get(id(x)) or _wrap_extra(x, n, replicas) for x, n in _zip_names(parts[3])]
         made: list[Leaves] = []
 
         def flat(*arrays: Any) -> list[Any]:
@@ -65,7 +65,7 @@ class Step:
             trees = []
             for part in parts:
                 count = len(part.arrays)
-                trees.append(part.rebuilt(rest[:count]))
+                trees.append(part.rebuild(rest[:count]))
                 del rest[:count]
             first, after = self.update(trees[0], trees[1], trees[2], **trees[3])
             if gives_params:
@@ -75,7 +75,7 @@ class Step:
 
         traced = jax.make_jaxpr(flat)(*(a for part in parts for a in part.abstract()))
         inputs = [v for values in (reduced, *given, others) for v in values]
-        results = Partitioned(replicas).run(traced, inputs)
+        results = PieceInterpreter(replicas).run(traced, inputs)
         count = len(made[0].arrays)
         in_pieces = {
             path: array.cut
@@ -84,18 +84,20 @@ class Step:
             if isinstance(array, Sharded)
         }
         first = [
-            v.whole() if path not in in_pieces else _cut(v, in_pieces[path])
+            v.whole() if path not in in_pieces else _as_sharded(v, in_pieces[path])
             for v, path in zip(results[:count], made[0].paths, strict=True)
         ]
-        after = self._state(results[count:], made[1], parts, cuts)
-        return made[0].rebuilt(first), made[1].rebuilt(after)
+        after = self._collect_state(results[count:], made[1], parts, cuts)
+        return made[0].rebuild(first), made[1].rebuild(after)
 
-    def _reduced(self, grads: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
+    def _reduce_gradients(self, grads: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
         """The gradients of all replicas together: large ones in pieces.
 
         Those of parameters in pieces are in pieces already, of the mean over the replicas.
         """
-        of_leaves = [_cut_of(g, p, cuts) for g, p in zip(grads.arrays, grads.paths, strict=True)]
+        of_leaves = [
+            _cut_of_gradient(g, p, cuts) for g, p in zip(grads.arrays, grads.paths, strict=True)
+        ]
         small = [
             g
             for g, c in zip(grads.arrays, of_leaves, strict=True)
@@ -117,7 +119,7 @@ class Step:
             values.append(Piece(mean, cut, replicas))
         return values
 
-    def _values(self, part: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
+    def _as_values(self, part: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
         """The parameters, or the state."""
         values: list[Value] = []
         for array, name, path in zip(part.arrays, part.names, part.paths, strict=True):
@@ -125,12 +127,12 @@ class Step:
                 values.append(Piece(array.array, array.cut, replicas))
                 continue
             whole = Whole(array, replicas, name)
-            cut = cuts.of_leaf(array, path)
+            cut = cuts.cut_of_leaf(array, path)
             # Both forms are there: what is computed from it is computed in pieces.
             values.append(whole if cut is None else Piece(whole.piece(cut), cut, replicas, array))
         return values
 
-    def _state(
+    def _collect_state(
         self, values: Sequence[Value], after: Leaves, parts: Sequence[Leaves], cuts: Cuts
     ) -> list[Any]:
         """The new state, cut as it came in; what came in whole is cut where the rule says so."""
@@ -139,26 +141,26 @@ class Step:
             before = parts[1].arrays
         made: list[Any] = []
         for value, old, new, path in zip(values, before, after.arrays, after.paths, strict=True):
-            cut = old.cut if isinstance(old, Sharded) else cuts.of_leaf(new, path)
-            made.append(value.whole() if cut is None else _cut(value, cut))
+            cut = old.cut if isinstance(old, Sharded) else cuts.cut_of_leaf(new, path)
+            made.append(value.whole() if cut is None else _as_sharded(value, cut))
         return made
 
 
-def _cut(value: Value, cut: Cut) -> Sharded:
+def _as_sharded(value: Value, cut: Cut) -> Sharded:
     return Sharded(value.piece(cut), *cut)
 
 
-def _cut_of(grad: Any, path: str, cuts: Cuts) -> Cut | None:
+def _cut_of_gradient(grad: Any, path: str, cuts: Cuts) -> Cut | None:
     if isinstance(grad, Sharded) or not jnp.issubdtype(grad.dtype, jnp.inexact):
         return None
-    return cuts.of_leaf(grad, path)
+    return cuts.cut_of_leaf(grad, path)
 
 
-def _extra(array: Any, name: str, replicas: Replicas) -> Whole:
+def _wrap_extra(array: Any, name: str, replicas: Replicas) -> Whole:
     """An extra argument. A loss that is not all-reduced is told by its name."""
     value = Whole(array, replicas, name)
-    return value if np.ndim(array) else Whole(value.proved(), replicas, name)
+    return value if np.ndim(array) else Whole(value.check_replicated(), replicas, name)
 
 
-def _named(part: Leaves) -> list[tuple[Any, str]]:
+def _zip_names(part: Leaves) -> list[tuple[Any, str]]:
     return list(zip(part.arrays, part.names, strict=True))

@@ -13,9 +13,9 @@ from jaxdist._replica import HasLayout
 from jaxdist._typing import PyTree
 from jaxdist._update import checks
 from jaxdist._update.cuts import Cuts
-from jaxdist._update.init import cut_in_step, cut_outside, made_outside, with_variables
+from jaxdist._update.init import init_outside, shard_in_step, shard_outside, wrap_in_variables
 from jaxdist._update.leaves import Leaves
-from jaxdist._update.nested import around, check_nesting
+from jaxdist._update.nested import check_nesting, mark_wrapper
 from jaxdist._update.run import CALLER, Step
 from jaxdist._validate import Renamed, check_has_arrays, checked_size
 from jaxdist._values import Sharded, gathered, is_sharded, layout_of_pieces
@@ -85,10 +85,10 @@ class _Update:
         """The first state."""
         check_nesting(CALLER, self.op)
         checks.check_arrays(f"{CALLER}: init", "params", params)
-        with around(CALLER):
-            return with_variables(self._first(params), params)
+        with mark_wrapper(CALLER):
+            return wrap_in_variables(self._init_state(params), params)
 
-    def _first(self, params: PyTree) -> PyTree:
+    def _init_state(self, params: PyTree) -> PyTree:
         frame = _replica.current_frame()
         strategy = self.strategy if frame is None else frame.strategy
         # Parameters in pieces say themselves whose they are.
@@ -98,31 +98,31 @@ class _Update:
         checks.check_real_replicas(layout)
         cuts = Cuts(layout, self.min_bytes, Leaves.of(params, "params"))
         if frame is not None and frame.inside_step:
-            return cut_in_step(self.tx.init(_gathered(params, layout)), layout, cuts)
-        return made_outside(self.tx.init, params, layout, cuts)
+            return shard_in_step(self.tx.init(_gather_params(params, layout)), layout, cuts)
+        return init_outside(self.tx.init, params, layout, cuts)
 
     def __call__(
         self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
-        step = self._step(updates, state, params, "updates")
-        with around(CALLER):
+        step = self._make_step(updates, state, params, "updates")
+        with mark_wrapper(CALLER):
             if step is None:
-                return self._alone(updates, state, params, extra, "updates")
-            return self._named(step, updates, state, params, extra, gives_params=False)
+                return self._run_on_one_replica(updates, state, params, extra, "updates")
+            return self._run_step(step, updates, state, params, extra, gives_params=False)
 
     def apply_gradients(
         self, grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, Any]
     ) -> tuple[PyTree, PyTree]:
         """New parameters in the place of updates."""
-        step = self._step(grads, state, params, "grads")
-        with around(CALLER):
+        step = self._make_step(grads, state, params, "grads")
+        with mark_wrapper(CALLER):
             if step is None:
-                updates, state = self._alone(grads, state, params, extra, "grads")
+                updates, state = self._run_on_one_replica(grads, state, params, extra, "grads")
                 return optax.apply_updates(params, updates), state
             with Renamed("sharded_update: update ", "sharded_update: apply_gradients "):
-                return self._named(step, grads, state, params, extra, gives_params=True)
+                return self._run_step(step, grads, state, params, extra, gives_params=True)
 
-    def _step(self, grads: PyTree, state: PyTree, params: PyTree, name: str) -> Step | None:
+    def _make_step(self, grads: PyTree, state: PyTree, params: PyTree, name: str) -> Step | None:
         """What to run, or None where there is one replica."""
         check_nesting(CALLER, self.op)
         checks.check_gradients(grads, params, CALLER, name)
@@ -135,10 +135,10 @@ class _Update:
             return None
         checks.check_real_replicas(layout)
         if frame.replica is None:
-            raise checks.outside_step(frame.describe(), layout.num_replicas)
+            raise checks.outside_step_error(frame.describe(), layout.num_replicas)
         return Step(self.tx.update, self.op, layout, self.min_bytes)
 
-    def _named(
+    def _run_step(
         self,
         step: Step,
         grads: PyTree,
@@ -152,12 +152,12 @@ class _Update:
             return step.run(grads, state, params, extra, gives_params=gives_params)
         except checks.OF_WRONG_TREES as error:
             name = "grads" if gives_params else "updates"
-            checks.explain(error, grads, state, params, name)
+            checks.explain_gradients(error, grads, state, params, name)
             like = grads if params is None else params
             checks.explain_state(error, self.tx.init, state, like, name)
             raise
 
-    def _alone(
+    def _run_on_one_replica(
         self, grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, Any], name: str
     ) -> tuple[PyTree, PyTree]:
         """The update of one replica, which may still hold pieces: one of each array."""
@@ -168,7 +168,7 @@ class _Update:
                 grads, jax.tree.unflatten(treedef, whole), params, **extra
             )
         except checks.OF_WRONG_TREES as error:
-            checks.explain(error, grads, state, params, name)
+            checks.explain_gradients(error, grads, state, params, name)
             like = grads if params is None else params
             checks.explain_state(error, self.tx.init, state, like, name)
             raise
@@ -181,7 +181,7 @@ class _Update:
         return updates, jax.tree.unflatten(treedef, new)
 
 
-def _gathered(params: PyTree, layout: ReplicaMesh) -> PyTree:
+def _gather_params(params: PyTree, layout: ReplicaMesh) -> PyTree:
     return jax.tree.map(
         lambda x: gathered(x, layout) if is_sharded(x) else x, params, is_leaf=is_sharded
     )
@@ -252,10 +252,10 @@ def sharded_update(
     Source:
         ZeRO, arXiv:1910.02054; Xu et al., arXiv:2004.13336.
     """
-    whole = checks.checked_transformation(tx)
+    whole = checks.as_transformation(tx)
     op = _collectives.reduce_op(CALLER, reduce_op)
     if strategy is not None:
-        checks.checked_layout("sharded_update", strategy)
+        checks.layout_of("sharded_update", strategy)
     own = _Update(whole, op, checked_size(CALLER, "min_bytes", min_bytes), strategy)
     return ShardedUpdate(own.init, own)
 
@@ -288,10 +288,10 @@ def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None =
         >>> state[0].mu
         Sharded(float32[3, 16] cut along dim 1, held as [3, 16])
     """
-    layout = checks.checked_layout("shard_state", strategy)
+    layout = checks.layout_of("shard_state", strategy)
     check_has_arrays("shard_state", "state", state)
     checks.refuse_per_replica("shard_state", "state", state)
     with Renamed("sharded_update: update ", "shard_state "):
-        return cut_outside(
+        return shard_outside(
             state, layout, Cuts(layout, checked_size("shard_state", "min_bytes", min_bytes))
         )

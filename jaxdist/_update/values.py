@@ -24,11 +24,11 @@ class Replicas:
         """How many pieces there are of an array that is cut so."""
         return cut.pieces(self.layout)
 
-    def start(self, cut: Cut) -> Any:
+    def start_of(self, cut: Cut) -> Any:
         """Where the piece of this replica starts."""
         return jax.lax.axis_index(cut.over(self.layout)) * cut.rows(self.pieces(cut))
 
-    def cut(self, array: Any, cut: Cut) -> Any:
+    def take_piece(self, array: Any, cut: Cut) -> Any:
         """The piece of this replica, of an array that all have whole."""
         return piece_of(array, cut, self.layout)
 
@@ -45,11 +45,11 @@ class Replicas:
         others = tuple(a for a in self.axes if a not in axes)
         return jax.lax.psum(piece, others) if others else piece
 
-    def masked(self, piece: Any, cut: Cut, neutral: Any) -> Any:
+    def mask_padding(self, piece: Any, cut: Cut, neutral: Any) -> Any:
         """A piece with its padding replaced."""
         if not cut.padding(self.pieces(cut)):
             return piece
-        places = jax.lax.broadcasted_iota(jnp.int32, piece.shape, cut.dim) + self.start(cut)
+        places = jax.lax.broadcasted_iota(jnp.int32, piece.shape, cut.dim) + self.start_of(cut)
         return jnp.where(places < cut.size, piece, jnp.asarray(neutral, piece.dtype))
 
 
@@ -76,23 +76,23 @@ class Whole(Value):
     array: Any
     replicas: Replicas
     name: str = "a value that the update of the optimizer state uses"
-    _proved: Any = None
+    _checked: Any = None
 
     def whole(self) -> Any:
         return self.array
 
     def piece(self, cut: Cut) -> Any:
-        array = self.proved()
-        return array if not np.ndim(array) else self.replicas.cut(array, cut)
+        array = self.check_replicated()
+        return array if not np.ndim(array) else self.replicas.take_piece(array, cut)
 
-    def proved(self) -> Any:
+    def check_replicated(self) -> Any:
         """The array; pieces of values that differ would not be pieces of one array."""
-        if self._proved is None:
+        if self._checked is None:
             if isinstance(self.array, jax.core.Tracer):
-                self._proved = require_replicated(self.array, self.name)
+                self._checked = require_replicated(self.array, self.name)
             else:
-                self._proved = jnp.asarray(self.array) if np.ndim(self.array) else self.array
-        return self._proved
+                self._checked = jnp.asarray(self.array) if np.ndim(self.array) else self.array
+        return self._checked
 
 
 @dataclasses.dataclass(eq=False)
@@ -113,35 +113,35 @@ class Piece(Value):
         # Where the pieces are split over logical devices is XLA's business.
         if cut[:3] == self.cut[:3]:
             return self.array
-        return self.replicas.cut(self.whole(), cut)
+        return self.replicas.take_piece(self.whole(), cut)
 
-    def masked(self, neutral: Any) -> Any:
+    def mask_padding(self, neutral: Any) -> Any:
         """The piece, with padding that does not change a reduction."""
-        return self.replicas.masked(self.array, self.cut, neutral)
+        return self.replicas.mask_padding(self.array, self.cut, neutral)
 
 
 @dataclasses.dataclass(eq=False)
-class Spread(Value):
+class Broadcast(Value):
     """A smaller value along the dims of a larger one; made only as large as it is needed."""
 
-    of: Whole
+    source: Whole
     shape: tuple[int, ...]
     dims: tuple[int, ...]  # of the result, for each dim of `of`
     _whole: Any = None
 
     def whole(self) -> Any:
         if self._whole is None:
-            self._whole = jax.lax.broadcast_in_dim(self.of.array, self.shape, self.dims)
+            self._whole = jax.lax.broadcast_in_dim(self.source.array, self.shape, self.dims)
         return self._whole
 
     def piece(self, cut: Cut) -> Any:
-        replicas = self.of.replicas
+        replicas = self.source.replicas
         shape = cut.local_shape(self.shape, replicas.pieces(cut))
-        array = self.of.proved()
+        array = self.source.check_replicated()
         if cut.dim in self.dims:
             dim = self.dims.index(cut.dim)
             if array.shape[dim] == cut.size and cut.size > 1:
-                array = replicas.cut(array, cut._replace(dim=dim))
+                array = replicas.take_piece(array, cut._replace(dim=dim))
         return jax.lax.broadcast_in_dim(array, shape, self.dims)
 
 
@@ -167,7 +167,7 @@ class Partial(Value):
     def piece(self, cut: Cut) -> Any:
         return Whole(self.whole(), self.replicas).piece(cut)
 
-    def added(self, other: Value) -> "Partial":
+    def add(self, other: Value) -> "Partial":
         """The sum with another value of this shape."""
         if isinstance(other, Partial) and other.axes == self.axes:
             both = [x for x in (self.plus, other.plus) if x is not None]

@@ -51,13 +51,13 @@ class DistributedDataset(Iterable[PyTree]):
         self._check_context = check_context
         self._spec: PyTree = None
         self._has_spec = False
-        self._begun: DistributedIterator | None = None
+        self._next_pass: DistributedIterator | None = None
 
     def __iter__(self) -> DistributedIterator:
-        begun, self._begun = self._begun, None
-        return self._begin() if begun is None else begun
+        next_pass, self._next_pass = self._next_pass, None
+        return self._start_pass() if next_pass is None else next_pass
 
-    def _begin(self) -> DistributedIterator:
+    def _start_pass(self) -> DistributedIterator:
         return DistributedIterator(
             self._open_reader,
             self._assembler,
@@ -77,8 +77,8 @@ class DistributedDataset(Iterable[PyTree]):
             OutOfRangeError: The dataset is empty.
         """
         if not self._has_spec:
-            self._begun = self._begun or self._begin()
-            self._spec, self._has_spec = self._begun.element_spec, True
+            self._next_pass = self._next_pass or self._start_pass()
+            self._spec, self._has_spec = self._next_pass.element_spec, True
         return self._spec
 
     @property

@@ -80,7 +80,7 @@ def distribute_dataset(
     placer = Placer(
         layout,
         fetches=options.experimental_fetch_to_device,
-        gives_up_memory=source.gives_up_memory,
+        has_exclusive_arrays=source.has_exclusive_arrays,
     )
     drops = Drops(SPLIT_CALLER, layout.num_replicas)
     return DistributedDataset(
@@ -148,10 +148,10 @@ def distribute_datasets_from_function(
     _validate.is_callable(GROUP_CALLER, dataset_fn, "dataset_fn")
     num_replicas, is_per_replica = layout.num_replicas, options.is_per_replica
     devices = _default_devices(layout, options)
-    sources = _call(dataset_fn, num_replicas, devices)
+    sources = _make_sources(dataset_fn, num_replicas, devices)
     fetches = options.experimental_fetch_to_device or options.experimental_place_dataset_on_device
     placer = Placer(
-        layout, fetches=fetches, gives_up_memory=all(s.gives_up_memory for s in sources)
+        layout, fetches=fetches, has_exclusive_arrays=all(s.has_exclusive_arrays for s in sources)
     )
 
     drops = Drops(GROUP_CALLER, num_replicas)
@@ -159,9 +159,9 @@ def distribute_datasets_from_function(
 
     def open_reader() -> Reader:
         if not is_per_replica:
-            return GroupReader(sources[0].open(), num_replicas, placer.keep)
-        readers = [_open(s, d) for s, d in zip(sources, devices, strict=True)]
-        return ParallelReader(readers, devices, placer.keep)
+            return GroupReader(sources[0].open(), num_replicas, placer.snapshot)
+        readers = [_open_on(s, d) for s, d in zip(sources, devices, strict=True)]
+        return ParallelReader(readers, devices, placer.snapshot)
 
     return DistributedDataset(
         f"{sources[0]!r} from a function, over {num_replicas} replicas",
@@ -193,7 +193,7 @@ def _default_devices(layout: ReplicaMesh, options: InputOptions) -> list[jax.Dev
     return list(layout.device_grid[:, 0])
 
 
-def _call(
+def _make_sources(
     dataset_fn: Callable[[InputContext], Any],
     num_replicas: int,
     devices: list[jax.Device | None],
@@ -201,15 +201,15 @@ def _call(
     sources = []
     for pipeline, device in enumerate(devices):
         context = InputContext(len(devices), pipeline, num_replicas)
-        with _on(device):
+        with _use_default_device(device):
             sources.append(Source(GROUP_CALLER, dataset_fn(context)))
     return sources
 
 
-def _open(source: Source, device: jax.Device | None) -> Any:
-    with _on(device):
+def _open_on(source: Source, device: jax.Device | None) -> Any:
+    with _use_default_device(device):
         return source.open()
 
 
-def _on(device: jax.Device | None) -> contextlib.AbstractContextManager[Any]:
+def _use_default_device(device: jax.Device | None) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if device is None else jax.default_device(device)

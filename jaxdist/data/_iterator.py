@@ -16,7 +16,7 @@ from jaxdist.data._reading.assemble import (
     MAX_DROPPED_IN_A_ROW,
     Assembler,
     Dropped,
-    nothing_left,
+    nothing_left_error,
     spec_of,
 )
 from jaxdist.data._reading.readers import Reader
@@ -59,21 +59,21 @@ class _Producer:
                 return batch, self._state()
             self._dropped += 1
             if batch.is_last:
-                self._end()
-        raise nothing_left(MAX_DROPPED_IN_A_ROW, is_all=False)
+                self._raise_end()
+        raise nothing_left_error(MAX_DROPPED_IN_A_ROW, is_all=False)
 
     def _read(self, index: int) -> Any:
         try:
             return self._reader.read()
         except StopIteration:
-            self._end()
+            self._raise_end()
         except Exception as error:
             error.add_note(f"The dataset raised this for batch {index}, counted from 0.")
             raise
 
-    def _end(self) -> NoReturn:
+    def _raise_end(self) -> NoReturn:
         if self._dropped and not self._steps:
-            raise nothing_left(self._dropped, is_all=True) from None
+            raise nothing_left_error(self._dropped, is_all=True) from None
         raise StopIteration
 
     def _state(self) -> IteratorState:
@@ -116,13 +116,13 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         self._check_context = check_context
         self._spec: PyTree = None
         self._has_spec = False
-        self._closed_by = ""
+        self._closed_reason = ""
         self._start({"steps": 0, "source": self._reader.position()})
 
     def _start(self, state: IteratorState) -> None:
         self._state: IteratorState = state
         # Taken for a call that failed; each with the state after it.
-        self._again: collections.deque[tuple[PyTree, IteratorState]] = collections.deque()
+        self._put_back: collections.deque[tuple[PyTree, IteratorState]] = collections.deque()
         assembler = self._assembler(state.get("padded_rows", 0))
         producer = _Producer(self._reader, assembler, state)
         self._prefetcher = Prefetcher(producer, self._reader.close, depth=self._depth)
@@ -138,10 +138,10 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
 
     def take(self) -> PyTree:
         """The next batch, wherever it is asked for."""
-        if self._closed_by:
-            raise _is_closed(self._closed_by, self._state["steps"])
+        if self._closed_reason:
+            raise _closed_error(self._closed_reason, self._state["steps"])
         try:
-            batch, state = self._again.popleft() if self._again else self._prefetcher.take()
+            batch, state = self._put_back.popleft() if self._put_back else self._prefetcher.take()
         except StopIteration:
             raise
         except BaseException as error:
@@ -157,7 +157,7 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
 
     def put_back(self, taken: Sequence[tuple[PyTree, Any]], before: Any) -> None:
         """Give these batches again."""
-        self._again.extendleft(reversed(taken))
+        self._put_back.extendleft(reversed(taken))
         self._state = before
 
     def get_next(self) -> PyTree:
@@ -210,10 +210,10 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         Source:
             `initialize` of the iterators of `tf.compat.v1.distribute`.
         """
-        if self._closed_by or self._state["steps"]:
+        if self._closed_reason or self._state["steps"]:
             reader = self._open_reader()
             self._prefetcher.close()
-            self._reader, self._closed_by = reader, ""
+            self._reader, self._closed_reason = reader, ""
             self._start({"steps": 0, "source": reader.position()})
         return []
 
@@ -226,12 +226,12 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
             ContextError: The iterator was closed before its first batch.
         """
         if not self._has_spec:
-            if self._closed_by:
-                raise _is_closed(self._closed_by, self._state["steps"])
+            if self._closed_reason:
+                raise _closed_error(self._closed_reason, self._state["steps"])
             try:
-                batch, _ = self._again[0] if self._again else self._prefetcher.peek()
+                batch, _ = self._put_back[0] if self._put_back else self._prefetcher.peek()
             except StopIteration:
-                raise _no_spec() from None
+                raise _empty_dataset_error() from None
             self._spec, self._has_spec = spec_of(batch), True
         return self._spec
 
@@ -275,7 +275,7 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
             ArgumentError: `state` is not a state of a `DistributedIterator`, or of another dataset.
             ArgumentTypeError: The dataset's own iterator has no `set_state`.
         """
-        state = _checked_state(state)
+        state = _check_state(state)
         self._reader.check_can_seek()
         before: IteratorState = self._state
         self._prefetcher.close()
@@ -287,7 +287,7 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
             self._reader.seek(before["source"])
             self._start(before)
             raise
-        self._closed_by = ""
+        self._closed_reason = ""
         self._start(state)
 
     def close(self) -> None:
@@ -295,7 +295,7 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         self._close("close() was called")
 
     def _close(self, reason: str, *, waits: bool = True) -> None:
-        self._closed_by = self._closed_by or reason
+        self._closed_reason = self._closed_reason or reason
         self._prefetcher.close(waits=waits)
 
     def __enter__(self) -> "DistributedIterator":
@@ -310,7 +310,7 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         self._close("its with block was left", waits=kind is not KeyboardInterrupt)
 
 
-def _checked_state(state: Any) -> IteratorState:
+def _check_state(state: Any) -> IteratorState:
     """A copy of the state, with counts as plain ints whatever a checkpoint made of them."""
     is_state = isinstance(state, dict) and _NEEDED <= set(state) <= _NEEDED | set(_COUNTS)
     counts = {n: state[n] for n in _COUNTS if n in state} if is_state else {}
@@ -327,7 +327,7 @@ def _is_count(value: Any) -> bool:
     return is_int and int(value) >= 0
 
 
-def _no_spec() -> OutOfRangeError:
+def _empty_dataset_error() -> OutOfRangeError:
     return OutOfRangeError(
         "DistributedIterator.element_spec was read, and the dataset has no batch.\n\n"
         "The spec is that of the first batch.\n\n"
@@ -335,7 +335,7 @@ def _no_spec() -> OutOfRangeError:
     )
 
 
-def _is_closed(reason: str, steps: int) -> ContextError:
+def _closed_error(reason: str, steps: int) -> ContextError:
     return ContextError(
         f"This DistributedIterator is closed: {reason}, after {steps} batches.\n\n"
         "A closed iterator gives no batches.\n\n"

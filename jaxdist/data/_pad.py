@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist.data._reading.elements import Element, Leaf, brief, listed, on_device
-from jaxdist.data._reading.host import own_padded
-from jaxdist.data._reading.partial_batch import rounded_up
+from jaxdist.data._reading.elements import Element, Leaf, describe_array, device_dtype, format_lines
+from jaxdist.data._reading.host import copy_padded
+from jaxdist.data._reading.partial_batch import round_up
 from jaxdist.errors import ShapeError
 
 
@@ -24,24 +24,27 @@ class FixedRows:
     def __init__(self, caller: str, multiple: int, rows: int) -> None:
         self._caller = caller
         self._multiple = multiple
-        self.rows = rounded_up(rows, multiple)
+        self.rows = round_up(rows, multiple)
 
     def fit(self, elements: Sequence[Element], index: int) -> list[int]:
         """The real rows of each element; 0 for one that has scalars alone."""
         counts = [element.rows or 0 for element in elements]
         largest = max(counts)
         if not self.rows:
-            self.rows = rounded_up(largest, self._multiple)
+            self.rows = round_up(largest, self._multiple)
         if largest > self.rows:
-            raise self._too_large(elements[counts.index(largest)], largest, index)
+            raise self._too_large_error(elements[counts.index(largest)], largest, index)
         return counts
 
-    def _too_large(self, element: Element, count: int, index: int) -> ShapeError:
-        lines = [f"{n} is {brief(x)}" for n, x in zip(element.names(), element.leaves, strict=True)]
-        up = rounded_up(count, self._multiple)
+    def _too_large_error(self, element: Element, count: int, index: int) -> ShapeError:
+        lines = [
+            f"{n} is {describe_array(x)}"
+            for n, x in zip(element.names(), element.leaves, strict=True)
+        ]
+        up = round_up(count, self._multiple)
         return ShapeError(
             f"{self._caller} cannot pad batch {index} of the dataset to {self.rows} rows: it has "
-            f"{count}.\n{listed(lines)}\n\n"
+            f"{count}.\n{format_lines(lines)}\n\n"
             "With partial_batch=PAD all batches are padded to one number of rows, which the first "
             "one decides, so that the step is compiled once.\n\n"
             f"Give a batch of the full size first ({up} rows or more), cut the larger ones to "
@@ -49,20 +52,20 @@ class FixedRows:
         )
 
 
-def padded(leaf: Leaf, rows: int) -> Leaf:
+def pad_rows(leaf: Leaf, rows: int) -> Leaf:
     """`leaf` with rows of zeros added until there are `rows`; itself where there are."""
     missing = rows - leaf.shape[0]
     if not missing:
         return leaf
     if isinstance(leaf, jax.Array):
-        return jnp.concatenate([leaf, blank(leaf, (missing, *leaf.shape[1:]))])
-    return own_padded(leaf, on_device(leaf.dtype), rows)
+        return jnp.concatenate([leaf, make_zeros(leaf, (missing, *leaf.shape[1:]))])
+    return copy_padded(leaf, device_dtype(leaf.dtype), rows)
 
 
-def blank(like: Leaf, shape: tuple[int, ...]) -> Leaf:
+def make_zeros(like: Leaf, shape: tuple[int, ...]) -> Leaf:
     """Zeros of the dtype and the kind of `like`; of random keys, the keys made of zeros."""
     if not isinstance(like, jax.Array):
-        return np.zeros(shape, on_device(like.dtype))
+        return np.zeros(shape, device_dtype(like.dtype))
     if not jnp.issubdtype(like.dtype, jax.dtypes.extended):
         return jnp.zeros(shape, like.dtype)
     bits = jax.eval_shape(jax.random.key_data, like)

@@ -65,10 +65,10 @@ def compute_average_loss(
             "examples is unknown.\n\n"
             "Leave the mean out of the loss function."
         )
-    size = _global_batch_size(loss.shape[0], global_batch_size)
+    size = _resolve_global_batch_size(loss.shape[0], global_batch_size)
     if sample_weight is not None:
-        loss = _weighted(loss, sample_weight)
-    total = jnp.sum(_wide(loss))
+        loss = _apply_weights(loss, sample_weight)
+    total = jnp.sum(_widen(loss))
     divisor = jnp.where(size == 0, 1, size).astype(total.dtype)
     return jnp.where(size == 0, jnp.zeros_like(total), total / divisor).astype(loss.dtype)
 
@@ -102,7 +102,7 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     count = _num_replicas(
         "scale_regularization_loss", "Call it inside the function that you pass to strategy.run."
     )
-    return (jnp.sum(_wide(loss)) / count).astype(loss.dtype)
+    return (jnp.sum(_widen(loss)) / count).astype(loss.dtype)
 
 
 def _as_float(caller: str, name: str, loss: Any) -> jax.Array:
@@ -110,7 +110,7 @@ def _as_float(caller: str, name: str, loss: Any) -> jax.Array:
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(float)
 
 
-def _wide(x: jax.Array) -> jax.Array:
+def _widen(x: jax.Array) -> jax.Array:
     """At least f32, so that a long sum of narrow floats keeps its digits."""
     is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
     return x.astype(jnp.float32) if is_narrow else x
@@ -128,7 +128,7 @@ def _num_replicas(caller: str, remedy: str) -> int:
     return frame.replica.num_replicas_in_sync
 
 
-def _global_batch_size(num_local: int, given: Any) -> jax.Array:
+def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
     if given is None:
         remedy = (
             "Call it inside the function that you pass to strategy.run, or pass "
@@ -165,7 +165,7 @@ def _global_batch_size(num_local: int, given: Any) -> jax.Array:
     return jnp.asarray(size)
 
 
-def _weighted(loss: jax.Array, sample_weight: Any) -> jax.Array:
+def _apply_weights(loss: jax.Array, sample_weight: Any) -> jax.Array:
     """`loss` times weights that stand for its leading dims."""
     weight = as_array("nn.compute_average_loss", "sample_weight", sample_weight)
     while weight.ndim > loss.ndim and weight.shape[-1] == 1:

@@ -52,7 +52,7 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
         >>> np.array_equal(flags.array, one)
         True
     """
-    is_typed = _checked_key(key)
+    is_typed = _check_key(key)
     as_integer(
         "nn.example_keys",
         "num_local_examples",
@@ -70,7 +70,7 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
         )
     first: Any = 0
     if frame is not None and frame.replica is not None:
-        first = _num_before(frame.replica.replica_id_in_sync_group, num_local_examples)
+        first = _count_examples_before(frame.replica.replica_id_in_sync_group, num_local_examples)
     examples = first + jnp.arange(num_local_examples)
     if not num_local_examples:
         return key[None][:0] if is_typed else key.reshape(1, -1)[:0]
@@ -78,7 +78,7 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
     return keys
 
 
-def _num_before(replica_id: Any, num_local: int) -> Any:
+def _count_examples_before(replica_id: Any, num_local: int) -> Any:
     """The examples of the replicas before this one."""
     log = current_log()
     if log is None:
@@ -88,7 +88,7 @@ def _num_before(replica_id: Any, num_local: int) -> Any:
     return jnp.asarray([sum(rows[:r]) for r in range(len(rows))])[replica_id]
 
 
-def _checked_key(key: Any) -> bool:
+def _check_key(key: Any) -> bool:
     """Whether the key is of a typed dtype (the raw ones are two or more words of uint32)."""
     dtype = getattr(key, "dtype", None)
     is_typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)

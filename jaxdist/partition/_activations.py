@@ -42,17 +42,17 @@ def constrain(value: Any, placement: Placement | int) -> Any:
     """
     if isinstance(placement, int) and not isinstance(placement, bool):
         placement = Split(placement)
-    placement = checked_activation("partition.constrain", placement)
+    placement = check_activation("partition.constrain", placement)
     check_has_arrays("partition.constrain", "value", value)
     frame = _replica.current_frame()
     if frame is None or not frame.inside_step or frame.strategy.layout.num_logical == 1:
         return value
     axes = frame.strategy.layout.logical_axes
     dim = placement.dim if isinstance(placement, Split) else None
-    return jax.tree.map(lambda x: _constrained(x, dim, axes), value)
+    return jax.tree.map(lambda x: _constrain_array(x, dim, axes), value)
 
 
-def checked_activation(caller: str, placement: Any) -> Split | Replicate:
+def check_activation(caller: str, placement: Any) -> Split | Replicate:
     """`placement`, if it is one for intermediate values."""
     if isinstance(placement, (Split, Replicate)):
         return placement
@@ -63,7 +63,7 @@ def checked_activation(caller: str, placement: Any) -> Split | Replicate:
     )
 
 
-def _constrained(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
+def _constrain_array(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
     if not hasattr(array, "ndim"):
         array = as_array("partition.constrain", "value", array)
     spec: list[Any] = [None] * array.ndim

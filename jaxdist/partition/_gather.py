@@ -49,7 +49,7 @@ def gather(tree: T) -> T:
     frame = _replica.current_frame()
     layout = None if frame is None or not frame.inside_step else frame.strategy.layout
 
-    def whole(x: Any) -> Any:
+    def gather_leaf(x: Any) -> Any:
         if isinstance(x, PerReplica):
             raise ArgumentTypeError(
                 f"partition.gather was given tree with {shown(x)}.\n\n"
@@ -61,20 +61,20 @@ def gather(tree: T) -> T:
         is_piece = layout is not None and isinstance(x.held, jax.core.Tracer)
         return gathered(x, layout) if is_piece else x.whole()
 
-    def of(x: Any) -> Any:
+    def gather_node(x: Any) -> Any:
         if not isinstance(x, nnx.Pytree):
-            return whole(x)
+            return gather_leaf(x)
         graphdef, state = nnx.split(x)
-        return nnx.merge(graphdef, jax.tree.map(whole, state, is_leaf=is_sharded))
+        return nnx.merge(graphdef, jax.tree.map(gather_leaf, state, is_leaf=is_sharded))
 
     result: T = jax.tree.map(
-        of, tree, is_leaf=lambda x: isinstance(x, (nnx.Pytree, Sharded, PerReplica))
+        gather_node, tree, is_leaf=lambda x: isinstance(x, (nnx.Pytree, Sharded, PerReplica))
     )
     return result
 
 
 # What is made of a gathered parameter without arithmetic would be kept in its place.
-_MOVED = frozenset(
+_DATA_MOVEMENT = frozenset(
     "all_gather slice reshape squeeze transpose broadcast_in_dim convert_element_type copy rev "
     "expand_dims sharding_constraint".split()
 )
@@ -116,4 +116,4 @@ def remat_policy(primitive: Any, *_: Any, **params: Any) -> bool:
     )
     if primitive.name == "name":
         return bool(params.get("name") != GATHERED)
-    return primitive.name not in _MOVED
+    return primitive.name not in _DATA_MOVEMENT

@@ -25,10 +25,10 @@ class Entry:
     leaf: Leaf
     value: Any
     role: str  # "parameter", "optimizer" or "other"
-    put: Callable[[Any], None]
+    assign: Callable[[Any], None]
 
 
-def entries_of(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree]]:
+def collect_entries(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree]]:
     """Every array of a pytree of arrays and NNX objects, and how to put the pytree together.
 
     NNX objects are changed in place. A variable that two objects share comes once.
@@ -39,7 +39,7 @@ def entries_of(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree
     seen: set[int] = set()
     is_param = nnx.filterlib.to_predicate(wrt)
     for path, node in states:
-        prefix = _joined(_key(k) for k in path)
+        prefix = _join_path(_key_name(k) for k in path)
         if isinstance(node, (PerReplica, Variable)):
             raise ArgumentTypeError(
                 f"partition.place was given a tree with a {type(node).__name__} at "
@@ -49,34 +49,34 @@ def entries_of(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree
             )
         in_optimizer = _is_optax_state(node) or "opt_state" in prefix.split("/")
         if isinstance(node, nnx.Pytree):
-            entries += _of_graph(node, wrt, seen)
+            entries += _collect_from_graph(node, wrt, seen)
             rebuilt.append(lambda node=node: node)
             continue
         inner, shape = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_unit)
         values = [x for _, x in inner]
         for i, (more, value) in enumerate(inner):
-            name = _joined([prefix, *(_key(k) for k in more)])
-            own, names = _inside(value)
-            if _is_array(own):
+            name = _join_path([prefix, *(_key_name(k) for k in more)])
+            array, names = _unbox(value)
+            if _is_array(array):
                 role = "optimizer" if in_optimizer else "parameter"
                 if isinstance(value, nnx.Variable) and not in_optimizer:
                     role = "parameter" if is_param((), value) else "other"
-                leaf = Leaf(name, tuple(own.shape), own.dtype, names)
-                entries.append(Entry(leaf, own, role, _setter(values, i, value)))
+                leaf = Leaf(name, tuple(array.shape), array.dtype, names)
+                entries.append(Entry(leaf, array, role, _make_setter(values, i, value)))
         rebuilt.append(lambda values=values, shape=shape: jax.tree.unflatten(shape, values))
     return entries, lambda: jax.tree.unflatten(treedef, [make() for make in rebuilt])
 
 
-def _setter(values: list[Any], index: int, old: Any) -> Callable[[Any], None]:
-    def put(value: Any) -> None:
+def _make_setter(values: list[Any], index: int, old: Any) -> Callable[[Any], None]:
+    def assign(value: Any) -> None:
         if isinstance(old, (nnx.Variable, Partitioned)):
             value = jax.tree.unflatten(jax.tree.structure(old, is_leaf=is_sharded), [value])
         values[index] = value
 
-    return put
+    return assign
 
 
-def _of_graph(node: Any, wrt: Any, seen: set[int]) -> Iterator[Entry]:
+def _collect_from_graph(node: Any, wrt: Any, seen: set[int]) -> Iterator[Entry]:
     """The variables of an NNX object."""
     is_param = nnx.filterlib.to_predicate(wrt)
     for path, variable in nnx.iter_graph(node):
@@ -92,7 +92,7 @@ def _of_graph(node: Any, wrt: Any, seen: set[int]) -> Iterator[Entry]:
         elif is_param(path, variable):
             role = "parameter"
         leaf = Leaf(
-            _joined(map(str, path)), tuple(value.shape), value.dtype, _names_of(variable, value)
+            _join_path(map(str, path)), tuple(value.shape), value.dtype, _names_of(variable, value)
         )
         yield Entry(leaf, value, role, variable.set_raw_value)
 
@@ -107,11 +107,11 @@ def _names_of(variable: Any, value: Any) -> tuple[str | None, ...] | None:
     return None
 
 
-def _inside(value: Any) -> tuple[Any, tuple[str | None, ...] | None]:
+def _unbox(value: Any) -> tuple[Any, tuple[str | None, ...] | None]:
     """The array of a box of Flax Linen or a variable of NNX, and the names of its dims."""
     if isinstance(value, nnx.Variable):
-        own = value.get_raw_value()
-        return own, _names_of(value, own) if _is_array(own) else None
+        array = value.get_raw_value()
+        return array, _names_of(value, array) if _is_array(array) else None
     if isinstance(value, Partitioned):
         names = [n if n is None or isinstance(n, str) else "/".join(n) for n in value.names]
         return value.value, tuple(names)
@@ -138,11 +138,11 @@ def _is_array(value: Any) -> bool:
     )
 
 
-def _joined(parts: Any) -> str:
+def _join_path(parts: Any) -> str:
     return "/".join(p for p in parts if p)
 
 
-def _key(key: Any) -> str:
+def _key_name(key: Any) -> str:
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))

@@ -9,18 +9,18 @@ from collections.abc import Iterable
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
-def matches(pattern: str, path: str) -> bool:
+def is_match(pattern: str, path: str) -> bool:
     """Whether a pattern matches the end of a path, or all of it where it starts with `/`.
 
     Segment by segment: `*` and `?` as in file names, `{a,b}` one of several, `**` any number of
     segments.
     """
     own = tuple(path.split("/"))
-    return any(_matches(p, own) for p in _expanded(pattern))
+    return any(_is_match(p, own) for p in _expand_braces(pattern))
 
 
 @functools.lru_cache(maxsize=4096)
-def _expanded(pattern: str) -> tuple[tuple[str, ...], ...]:
+def _expand_braces(pattern: str) -> tuple[tuple[str, ...], ...]:
     """The pattern without braces, as segments; one that matches the end starts with `**`."""
     found = _BRACES.search(pattern)
     if found is None:
@@ -28,21 +28,21 @@ def _expanded(pattern: str) -> tuple[tuple[str, ...], ...]:
         parts = tuple(pattern.strip("/").split("/"))
         return (parts if anchored else ("**", *parts),)
     before, after = pattern[: found.start()], pattern[found.end() :]
-    options = (_expanded(before + option + after) for option in found[1].split(","))
+    options = (_expand_braces(before + option + after) for option in found[1].split(","))
     return tuple(p for option in options for p in option)
 
 
 @functools.lru_cache(maxsize=65536)
-def _matches(parts: tuple[str, ...], path: tuple[str, ...]) -> bool:
+def _is_match(parts: tuple[str, ...], path: tuple[str, ...]) -> bool:
     if not parts:
         return not path
     head, *rest = parts
     if head == "**":
-        return any(_matches(tuple(rest), path[i:]) for i in range(len(path) + 1))
-    return bool(path) and fnmatch.fnmatchcase(path[0], head) and _matches(tuple(rest), path[1:])
+        return any(_is_match(tuple(rest), path[i:]) for i in range(len(path) + 1))
+    return bool(path) and fnmatch.fnmatchcase(path[0], head) and _is_match(tuple(rest), path[1:])
 
 
-def nearest(wanted: str, known: Iterable[str]) -> str | None:
+def find_nearest(wanted: str, known: Iterable[str]) -> str | None:
     """Of these paths or patterns, the one most like another; None where there are none."""
     plain = re.sub(r"[{}*/]+", "/", wanted).strip("/")
     depth = wanted.strip("/").count("/") + 1

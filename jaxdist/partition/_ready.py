@@ -63,7 +63,7 @@ def tensor_parallel() -> Rules:
     Source:
         Megatron-LM, arXiv:1909.08053.
     """
-    return Rules(_blocks(Split(1), Split(0)), otherwise=Replicate(), must_match=False)
+    return Rules(_rules_of_blocks(Split(1), Split(0)), otherwise=Replicate(), must_match=False)
 
 
 def fsdp_tensor_parallel(
@@ -87,10 +87,10 @@ def fsdp_tensor_parallel(
         with Renamed("partition.Shard", "partition.fsdp_tensor_parallel"):
             return Shard(None, split, axes, min_bytes=min_bytes)
 
-    return Rules(_blocks(shard(1), shard(0)), otherwise=shard(None), must_match=False)
+    return Rules(_rules_of_blocks(shard(1), shard(0)), otherwise=shard(None), must_match=False)
 
 
-def _blocks(by_outputs: Placement, by_inputs: Placement) -> list[tuple[str, Placement]]:
+def _rules_of_blocks(by_outputs: Placement, by_inputs: Placement) -> list[tuple[str, Placement]]:
     """Kernels, and the biases of what is split by its outputs."""
     into = [_ATTENTION_IN, _MLP_IN, _VOCABULARY]
     return [

@@ -25,13 +25,13 @@ _MOST_PADDING = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Resolved:
+class ResolvedPlacement:
     """Where a leaf goes."""
 
     sharding: NamedSharding
     cut: Cut | None = None  # of one that is held in pieces
 
-    def padded(self, shape: tuple[int, ...], layout: ReplicaMesh) -> tuple[int, ...]:
+    def padded_shape(self, shape: tuple[int, ...], layout: ReplicaMesh) -> tuple[int, ...]:
         """The shape with padding."""
         if self.cut is None:
             return shape
@@ -52,27 +52,31 @@ class Leaf:
         return f"{self.path}, {self.dtype}{list(self.shape)}"
 
 
-def resolve(leaf: Leaf, placement: Placement, layout: ReplicaMesh) -> Resolved:
+def resolve(leaf: Leaf, placement: Placement, layout: ReplicaMesh) -> ResolvedPlacement:
     """The layout of `leaf`.
 
     Raises:
         ShapeError: A dim that is not there, or that does not divide.
         ArgumentError: Axes or names that are not there.
     """
-    said = _by_names(leaf, placement, layout) if isinstance(placement, ByNames) else placement
-    if not leaf.shape or isinstance(said, Replicate):
-        return Resolved(layout.replicated)
-    if isinstance(said, Split):
-        split = _split(leaf, said, _dim(leaf, said, said.dim), layout)
-        return Resolved(_sharding(leaf, layout, None, split))
+    chosen = (
+        _resolve_names(leaf, placement, layout) if isinstance(placement, ByNames) else placement
+    )
+    if not leaf.shape or isinstance(chosen, Replicate):
+        return ResolvedPlacement(layout.replicated)
+    if isinstance(chosen, Split):
+        split = _resolve_split(leaf, chosen, _resolve_dim(leaf, chosen, chosen.dim), layout)
+        return ResolvedPlacement(_make_sharding(leaf, layout, None, split))
     split = None
-    if said.split is not None:
-        split = _split(leaf, said, _dim(leaf, said, said.split), layout)
-    cut = _cut(leaf, said, split, layout)
-    return Resolved(_sharding(leaf, layout, cut, split), cut)
+    if chosen.split is not None:
+        split = _resolve_split(leaf, chosen, _resolve_dim(leaf, chosen, chosen.split), layout)
+    cut = _resolve_cut(leaf, chosen, split, layout)
+    return ResolvedPlacement(_make_sharding(leaf, layout, cut, split), cut)
 
 
-def _sharding(leaf: Leaf, layout: ReplicaMesh, cut: Cut | None, split: int | None) -> NamedSharding:
+def _make_sharding(
+    leaf: Leaf, layout: ReplicaMesh, cut: Cut | None, split: int | None
+) -> NamedSharding:
     entries: list[Any] = [None] * len(leaf.shape)
     if cut is not None:
         axes = cut.over(layout)
@@ -85,7 +89,7 @@ def _sharding(leaf: Leaf, layout: ReplicaMesh, cut: Cut | None, split: int | Non
     return NamedSharding(layout.mesh, PartitionSpec(*entries))
 
 
-def _dim(leaf: Leaf, placement: Placement, dim: int) -> int:
+def _resolve_dim(leaf: Leaf, placement: Placement, dim: int) -> int:
     rank = len(leaf.shape)
     if not -rank <= dim < rank:
         raise ShapeError(
@@ -100,18 +104,22 @@ def _dim(leaf: Leaf, placement: Placement, dim: int) -> int:
     return dim % rank
 
 
-def _split(leaf: Leaf, placement: Placement, dim: int, layout: ReplicaMesh) -> int | None:
+def _resolve_split(leaf: Leaf, placement: Placement, dim: int, layout: ReplicaMesh) -> int | None:
     count = layout.num_logical
     if count == 1:
         return None
     if leaf.shape[dim] % count:
         others = [d for d, n in enumerate(leaf.shape) if n % count == 0]
         remedy = f"Split dim {' or '.join(map(str, others))}" if others else "Replicate it"
-        raise ShapeError(_does_not_divide(leaf, placement, dim, count, "logical devices", remedy))
+        raise ShapeError(
+            _describe_indivisible(leaf, placement, dim, count, "logical devices", remedy)
+        )
     return dim
 
 
-def _cut(leaf: Leaf, placement: Shard, split: int | None, layout: ReplicaMesh) -> Cut | None:
+def _resolve_cut(
+    leaf: Leaf, placement: Shard, split: int | None, layout: ReplicaMesh
+) -> Cut | None:
     axes = placement.axes
     unknown = [a for a in axes or () if a not in layout.replica_axes]
     if unknown:
@@ -134,7 +142,7 @@ def _cut(leaf: Leaf, placement: Shard, split: int | None, layout: ReplicaMesh) -
     if layout.num_replicas == 1 or count == 1 or not size or 4 * size < least:
         return None
     if placement.dim is not None:
-        dim = _dim(leaf, placement, placement.dim)
+        dim = _resolve_dim(leaf, placement, placement.dim)
         if dim == split:
             raise ShapeError(
                 f"{leaf}: {placement!r} cuts and splits dim {dim}.\n\n"
@@ -145,7 +153,7 @@ def _cut(leaf: Leaf, placement: Shard, split: int | None, layout: ReplicaMesh) -
             others = [d for d, n in enumerate(leaf.shape) if n % count == 0 and d != split]
             cure = "Pad it, Shard(..., pad=True)"
             remedy = f"Shard dim {' or '.join(map(str, others))}, or pad" if others else cure
-            raise ShapeError(_does_not_divide(leaf, placement, dim, count, "replicas", remedy))
+            raise ShapeError(_describe_indivisible(leaf, placement, dim, count, "replicas", remedy))
         return Cut(dim, leaf.shape[dim], axes, split)
     free = [d for d in range(len(leaf.shape)) if d != split]
     longer = {d: math.ceil(leaf.shape[d] / count) * count / leaf.shape[d] for d in free}
@@ -155,7 +163,7 @@ def _cut(leaf: Leaf, placement: Shard, split: int | None, layout: ReplicaMesh) -
     return Cut(dim, leaf.shape[dim], axes, split)
 
 
-def _does_not_divide(
+def _describe_indivisible(
     leaf: Leaf, placement: Placement, dim: int, count: int, what: str, remedy: str
 ) -> str:
     size = leaf.shape[dim]
@@ -172,7 +180,9 @@ def _does_not_divide(
     )
 
 
-def _by_names(leaf: Leaf, placement: ByNames, layout: ReplicaMesh) -> Replicate | Split | Shard:
+def _resolve_names(
+    leaf: Leaf, placement: ByNames, layout: ReplicaMesh
+) -> Replicate | Split | Shard:
     """The placement that the names of a leaf's dims say."""
     if not leaf.shape:
         return Replicate()

@@ -5,8 +5,8 @@ from typing import Any, final
 
 from jaxdist._validate import Renamed, as_flag, as_list, check_has_arrays, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError
-from jaxdist.partition._activations import checked_activation, constrain
-from jaxdist.partition._patterns import matches, nearest
+from jaxdist.partition._activations import check_activation, constrain
+from jaxdist.partition._patterns import find_nearest, is_match
 from jaxdist.partition._placements import ByNames, Placement, check_placement
 
 _MOST_LISTED = 10
@@ -53,10 +53,10 @@ class Rules:
         activations: Iterable[tuple[str, Placement]] | Mapping[str, Placement] = (),
         must_match: bool = True,
     ) -> None:
-        self.rules = _pairs("rules", rules)
-        self.activations = _pairs("activations", activations)
+        self.rules = _as_pairs("rules", rules)
+        self.activations = _as_pairs("activations", activations)
         for pattern, placement in self.activations:
-            checked_activation(f"{_CALLER}(activations=[({pattern!r}, ...)])", placement)
+            check_activation(f"{_CALLER}(activations=[({pattern!r}, ...)])", placement)
         self.otherwise = (
             None if otherwise is None else check_placement(_CALLER, "otherwise", otherwise)
         )
@@ -72,10 +72,10 @@ class Rules:
             >>> print(partition.Rules([("bias", partition.Replicate())]).placement_of("a/kernel"))
             None
         """
-        path = _checked_path("Rules.placement_of", "path", path)
-        found = [(p, placement) for p, placement in self.rules if matches(p, path)]
+        path = _check_path("Rules.placement_of", "path", path)
+        found = [(p, placement) for p, placement in self.rules if is_match(p, path)]
         if len(found) > 1:
-            raise ArgumentError(two_rules([(path, [p for p, _ in found])]))
+            raise ArgumentError(describe_conflicts([(path, [p for p, _ in found])]))
         return found[0][1] if found else self.otherwise
 
     def constrain(self, value: Any, name: str) -> Any:
@@ -99,13 +99,13 @@ class Rules:
             >>> rules.constrain(jnp.ones((2, 4)), "layers/0/mlp/hidden").shape
             (2, 4)
         """
-        name = _checked_path("Rules.constrain", "name", name)
+        name = _check_path("Rules.constrain", "name", name)
         check_has_arrays("Rules.constrain", "value", value)
-        found = [(p, placement) for p, placement in self.activations if matches(p, name)]
+        found = [(p, placement) for p, placement in self.activations if is_match(p, name)]
         if len(found) > 1:
-            raise ArgumentError(two_rules([(name, [p for p, _ in found])]))
+            raise ArgumentError(describe_conflicts([(name, [p for p, _ in found])]))
         if not found:
-            known = nearest(name, [p for p, _ in self.activations])
+            known = find_nearest(name, [p for p, _ in self.activations])
             raise ArgumentError(
                 f"Rules.constrain was given name={name!r}, which no rule for activations matches."
                 "\n\n"
@@ -122,7 +122,7 @@ class Rules:
         return "\n".join(["Rules(", *lines, ")"])
 
 
-def checked_rules(caller: str, rules: Any) -> Rules:
+def as_rules(caller: str, rules: Any) -> Rules:
     """`rules`, also given as pairs, as a mapping, or as one placement for all leaves."""
     if isinstance(rules, Rules):
         return rules
@@ -139,25 +139,25 @@ def checked_rules(caller: str, rules: Any) -> Rules:
     )
 
 
-def two_rules(found: Sequence[tuple[str, Sequence[str]]]) -> str:
+def describe_conflicts(found: Sequence[tuple[str, Sequence[str]]]) -> str:
     """The message for leaves that more than one rule matches."""
     lines = [f"{path}: {' and '.join(map(repr, patterns))}" for path, patterns in found]
     return (
         f"partition.Rules: {len(found)} leaf or leaves are matched by more than one rule.\n"
-        f"{listed(lines)}\n\n"
+        f"{format_lines(lines)}\n\n"
         "Each leaf has one placement, and the order of rules does not matter.\n\n"
         "Make the patterns longer, so that each leaf matches one of them. For the rest pass "
         "Rules(..., otherwise=...)."
     )
 
 
-def listed(lines: Sequence[str]) -> str:
+def format_lines(lines: Sequence[str]) -> str:
     """The first lines, and how many there are more."""
     more = len(lines) - _MOST_LISTED
     return "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
 
 
-def _checked_path(caller: str, name: str, path: Any) -> str:
+def _check_path(caller: str, name: str, path: Any) -> str:
     if isinstance(path, str):
         return path
     raise ArgumentTypeError(
@@ -166,7 +166,7 @@ def _checked_path(caller: str, name: str, path: Any) -> str:
     )
 
 
-def _pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
+def _as_pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
     is_mapping = isinstance(rules, Mapping)
     given = as_list(
         _CALLER,

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from jaxdist._values import Ahead, UnevenStep
-from jaxdist.data._reading.partial_batch import shares
+from jaxdist.data._reading.partial_batch import split_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RowsAhead:
     first_short: int | None
 
 
-class TellsRows(abc.ABC):
+class HasRowsAhead(abc.ABC):
     """An iterator that knows the rows of the elements to come."""
 
     @abc.abstractmethod
@@ -31,18 +31,18 @@ class TellsRows(abc.ABC):
         """The rows of the elements that come next."""
 
 
-def of_splits(ahead: Sequence[RowsAhead], num_replicas: int, done: int) -> Ahead:
+def find_uneven_splits(ahead: Sequence[RowsAhead], num_replicas: int, done: int) -> Ahead:
     """The uneven steps where all replicas share one element, after `done` steps."""
     (source,) = ahead
 
     def rows_of(step: int) -> list[int] | None:
         rows = source.rows(step)
-        return None if rows is None else [s.stop - s.start for s in shares(rows, num_replicas)]
+        return None if rows is None else [s.stop - s.start for s in split_rows(rows, num_replicas)]
 
-    return _uneven([source.first_short], source.count, rows_of, done)
+    return _find_uneven([source.first_short], source.count, rows_of, done)
 
 
-def of_groups(ahead: Sequence[RowsAhead], num_replicas: int, done: int) -> Ahead:
+def find_uneven_groups(ahead: Sequence[RowsAhead], num_replicas: int, done: int) -> Ahead:
     """The uneven steps where each replica takes an element of its own: of one source, or of its.
 
     Where a source has ended, its replicas have no rows.
@@ -51,7 +51,7 @@ def of_groups(ahead: Sequence[RowsAhead], num_replicas: int, done: int) -> Ahead
 
     def rows_of(step: int) -> list[int] | None:
         numbers = range(step * per_step, (step + 1) * per_step)
-        rows = [_rows_or_none_left(s, i) for s in ahead for i in numbers]
+        rows = [_rows_or_zero(s, i) for s in ahead for i in numbers]
         return None if None in rows else [r for r in rows if r is not None]
 
     first_short = min((s.first_short for s in ahead if s.first_short is not None), default=None)
@@ -59,14 +59,14 @@ def of_groups(ahead: Sequence[RowsAhead], num_replicas: int, done: int) -> Ahead
     is_finite = len(ends) == len(ahead)
     numbers = [first_short, min(ends, default=None)]
     steps = [None if n is None else n // per_step for n in numbers]
-    return _uneven(steps, -(-max(ends) // per_step) if is_finite else None, rows_of, done)
+    return _find_uneven(steps, -(-max(ends) // per_step) if is_finite else None, rows_of, done)
 
 
-def _rows_or_none_left(source: RowsAhead, number: int) -> int | None:
+def _rows_or_zero(source: RowsAhead, number: int) -> int | None:
     return 0 if source.count is not None and number >= source.count else source.rows(number)
 
 
-def _uneven(
+def _find_uneven(
     candidates: Iterable[int | None],
     count: int | None,
     rows_of: Callable[[int], list[int] | None],

@@ -68,7 +68,7 @@ class Drops:
 MAX_DROPPED_IN_A_ROW = 1000
 
 
-def nothing_left(count: int, *, is_all: bool) -> ShapeError:
+def nothing_left_error(count: int, *, is_all: bool) -> ShapeError:
     """Nothing remains after batches were left out: of a pass, or of very many in a row."""
     what = (
         f"the whole dataset: {count} batch(es), none of which the replicas can share evenly"
@@ -87,8 +87,8 @@ def nothing_left(count: int, *, is_all: bool) -> ShapeError:
 def spec_of(batch: PyTree) -> PyTree:
     """Shapes and dtypes of what one replica gets of a batch."""
 
-    def of(leaf: Any) -> jax.ShapeDtypeStruct:
+    def leaf_spec(leaf: Any) -> jax.ShapeDtypeStruct:
         local = leaf.values[0] if isinstance(leaf, PerReplica) else leaf
         return jax.ShapeDtypeStruct(local.shape, local.dtype)
 
-    return jax.tree.map(of, batch, is_leaf=lambda x: isinstance(x, PerReplica))
+    return jax.tree.map(leaf_spec, batch, is_leaf=lambda x: isinstance(x, PerReplica))

@@ -9,10 +9,10 @@ from jax.tree_util import keystr
 
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, as_integer, shown
-from jaxdist.data._reading.ahead import RowsAhead, TellsRows
+from jaxdist.data._reading.ahead import HasRowsAhead, RowsAhead
 from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY
 from jaxdist.data._reading.elements import check_not_traced
-from jaxdist.data._reading.host import own_rows
+from jaxdist.data._reading.host import copy_rows
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
@@ -83,7 +83,7 @@ def batches(
     as_flag("batches", "drop_remainder", drop_remainder)
     num_examples = check_arrays("data.batches", arrays)
     if num_examples < (batch_size if drop_remainder else 1):
-        raise _too_few(num_examples, batch_size)
+        raise _too_few_error(num_examples, batch_size)
     host = jax.tree.map(np.asarray, arrays)
     return Batches(host, num_examples, batch_size, shuffle, seed, drop_remainder, repeat)
 
@@ -182,7 +182,7 @@ class Batches:
         )
 
 
-class BatchesIterator(Iterator[PyTree], TellsRows):
+class BatchesIterator(Iterator[PyTree], HasRowsAhead):
     """One pass over `Batches`, with a position that can be saved and returned to."""
 
     def __init__(self, source: Batches) -> None:
@@ -210,7 +210,7 @@ class BatchesIterator(Iterator[PyTree], TellsRows):
             size = min(source.batch_size, source.num_examples)
         where = slice(self._index, self._index + size)
         rows = where if self._order is None else self._order[where]
-        batch = jax.tree.map(lambda leaf: own_rows(leaf, rows), source.arrays)
+        batch = jax.tree.map(lambda leaf: copy_rows(leaf, rows), source.arrays)
         self._index += size
         return batch
 
@@ -266,25 +266,25 @@ class BatchesIterator(Iterator[PyTree], TellsRows):
         Raises:
             ArgumentError: `state` was taken from other data, another order, or is not a state.
         """
-        mine = self.get_state()
-        _check_state(mine, state)
+        own_state = self.get_state()
+        _check_state(own_state, state)
         self._epoch, self._index = state["epoch"], state["index"]
         self._order = self._source.order(self._epoch)
         self._claim_pass()
 
 
-def _check_state(mine: BatchesState, state: Any) -> None:
-    if not isinstance(state, dict) or set(state) != set(mine):
+def _check_state(own_state: BatchesState, state: Any) -> None:
+    if not isinstance(state, dict) or set(state) != set(own_state):
         raise ArgumentError(
             f"set_state of an iterator of data.batches was given state={shown(state)}.\n\n"
-            f"A state of data.batches is a dict with {sorted(mine)}.\n\n"
+            f"A state of data.batches is a dict with {sorted(own_state)}.\n\n"
             "Pass what get_state() returned."
         )
     fixed = ("num_examples", "shuffle", "seed")
-    differing = [k for k in fixed if state[k] != mine[k]]  # type: ignore[literal-required]
+    differing = [k for k in fixed if state[k] != own_state[k]]  # type: ignore[literal-required]
     if differing:
         found = ", ".join(f"{k}={state[k]!r}" for k in differing)
-        here = ", ".join(f"{k}={mine[k]!r}" for k in differing)  # type: ignore[literal-required]
+        here = ", ".join(f"{k}={own_state[k]!r}" for k in differing)  # type: ignore[literal-required]
         raise ArgumentError(
             "set_state of an iterator of data.batches was given a state that was taken with "
             f"{found}, and this dataset has {here}.\n\n"
@@ -292,12 +292,13 @@ def _check_state(mine: BatchesState, state: Any) -> None:
             "Build the dataset as it was when the state was saved, or start from the beginning."
         )
     epoch, index = state["epoch"], state["index"]
+    most = own_state["num_examples"]
     is_sound = isinstance(epoch, int) and isinstance(index, int)
-    if not is_sound or epoch < 0 or not 0 <= index <= mine["num_examples"]:
+    if not is_sound or epoch < 0 or not 0 <= index <= most:
         raise ArgumentError(
             "set_state of an iterator of data.batches was given a damaged state: "
-            f"epoch={epoch!r}, index={index!r}, for {mine['num_examples']} examples.\n\n"
-            f"epoch is an integer from 0 up, and index one from 0 to {mine['num_examples']}.\n\n"
+            f"epoch={epoch!r}, index={index!r}, for {most} examples.\n\n"
+            f"epoch is an integer from 0 up, and index one from 0 to {most}.\n\n"
             "Start from the beginning of an epoch: index=0."
         )
 
@@ -324,11 +325,11 @@ def check_arrays(caller: str, arrays: PyTree, name: str = "arrays") -> int:
     scalars = [name for name, shape in shapes.items() if not shape]
     counts = {shape[0] for shape in shapes.values() if shape}
     if scalars or len(counts) != 1:
-        raise _no_common_count(caller, name, shapes, scalars)
+        raise _no_common_count_error(caller, name, shapes, scalars)
     return int(counts.pop())
 
 
-def _no_common_count(
+def _no_common_count_error(
     caller: str, name: str, shapes: dict[str, tuple[int, ...]], scalars: list[str]
 ) -> ShapeError:
     if not shapes:
@@ -349,7 +350,7 @@ def _no_common_count(
     )
 
 
-def _too_few(num_examples: int, batch_size: int) -> ShapeError:
+def _too_few_error(num_examples: int, batch_size: int) -> ShapeError:
     if num_examples == 0:
         return ShapeError(
             "data.batches was given arrays with 0 examples on dim 0.\n\n"

@@ -48,19 +48,19 @@ class ElementReader:
             check_not_traced(start, "batch", raw)
         is_first = self._treedef is None
         if is_first or treedef != self._treedef or [a.dtype for a in arrays] != self._dtypes:
-            self._meet(raw, arrays, treedef, index)
+            self._check_structure(raw, arrays, treedef, index)
         counts = {a.shape[0] for a in arrays if a.ndim}
         element = Element(arrays, treedef, next(iter(counts), None))
         if len(counts) > 1:
-            raise _rows_differ(self._caller, element, index)
+            raise _rows_differ_error(self._caller, element, index)
         return element
 
-    def _meet(self, raw: Any, arrays: list[Any], treedef: PyTreeDef, index: int) -> None:
+    def _check_structure(self, raw: Any, arrays: list[Any], treedef: PyTreeDef, index: int) -> None:
         _check_numeric(self._caller, raw, arrays, index)
         dtypes = [a.dtype for a in arrays]
         if self._treedef is not None and not self._is_same_on_devices(treedef, dtypes):
-            before = _describe(self._treedef, self._dtypes)
-            raise _changed(self._caller, before, _describe(treedef, dtypes), index)
+            before = _describe_structure(self._treedef, self._dtypes)
+            raise _changed_error(self._caller, before, _describe_structure(treedef, dtypes), index)
         if not arrays:
             raise ShapeError(
                 f"{self._caller}: element {index} of the dataset holds no arrays: {raw!r}.\n\n"
@@ -73,10 +73,10 @@ class ElementReader:
         """Whether only float64 and float32, or the like, differ that devices hold alike."""
         if treedef != self._treedef:
             return False
-        return [on_device(d) for d in dtypes] == [on_device(d) for d in self._dtypes]
+        return [device_dtype(d) for d in dtypes] == [device_dtype(d) for d in self._dtypes]
 
 
-def on_device(dtype: Any) -> Any:
+def device_dtype(dtype: Any) -> Any:
     """The dtype that JAX gives arrays of `dtype`: 32 bits for 64, unless x64 is on."""
     is_typed_key = jnp.issubdtype(dtype, jax.dtypes.extended)
     return dtype if is_typed_key else jax.dtypes.canonicalize_dtype(dtype)
@@ -94,10 +94,10 @@ def as_array(leaf: Any) -> Any:
         has_only_numpy = hasattr(leaf, "numpy") and not hasattr(leaf, "__array__")
         return np.asarray(leaf.numpy() if has_only_numpy else leaf)
     except Exception:
-        return _exchanged(leaf)
+        return _copy_by_dlpack(leaf)
 
 
-def _exchanged(leaf: Any) -> np.ndarray:
+def _copy_by_dlpack(leaf: Any) -> np.ndarray:
     """A copy of a tensor through DLPack; an object array where that is not possible."""
     try:
         return np.array(jax.dlpack.from_dlpack(leaf))
@@ -110,12 +110,12 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     return "batch" + keystr(path)
 
 
-def brief(leaf: Any) -> str:
+def describe_array(leaf: Any) -> str:
     """`float32[30, 4]`."""
     return f"{leaf.dtype}{[*leaf.shape]}"
 
 
-def listed(lines: list[str]) -> str:
+def format_lines(lines: list[str]) -> str:
     """Lines of a message, at most ten of them."""
     more = len(lines) - MAX_LISTED
     shown = [f"  {line}" for line in lines[:MAX_LISTED]]
@@ -143,7 +143,7 @@ def _check_numeric(caller: str, raw: Any, arrays: list[Any], index: int) -> None
     if bad:
         raise ArgumentTypeError(
             f"{caller} cannot put element {index} of the dataset on devices.\n"
-            f"{listed(bad)}\n\n"
+            f"{format_lines(bad)}\n\n"
             "Devices hold numbers: bool, int, float or complex arrays.\n\n"
             "Encode such leaves as numbers (np.unique(x, return_inverse=True) for names), or "
             "leave them out of the batch."
@@ -163,7 +163,7 @@ def check_not_traced(start: str, name: str, tree: Any) -> None:
     ]
     if found:
         raise ContextError(
-            f"{start} traced values.\n{listed(found)}\n\n"
+            f"{start} traced values.\n{format_lines(found)}\n\n"
             "A traced value has a number only while the compiled function runs; a dataset needs "
             "the numbers. A step, or a function under jax.jit, kept it in a list, an attribute or "
             "a global, or made the dataset.\n\n"
@@ -171,7 +171,7 @@ def check_not_traced(start: str, name: str, tree: Any) -> None:
         )
 
 
-def _rows_differ(caller: str, element: Element, index: int) -> ShapeError:
+def _rows_differ_error(caller: str, element: Element, index: int) -> ShapeError:
     named = [
         (name, leaf)
         for name, leaf in zip(element.names(), element.leaves, strict=True)
@@ -179,13 +179,15 @@ def _rows_differ(caller: str, element: Element, index: int) -> ShapeError:
     ]
     (first, like), count = named[0], named[0][1].shape[0]
     others = [(name, leaf) for name, leaf in named if leaf.shape[0] != count]
-    lines = [f"{name} is {brief(x)}: {x.shape[0]} rows" for name, x in [(first, like), *others]]
+    lines = [
+        f"{name} is {describe_array(x)}: {x.shape[0]} rows" for name, x in [(first, like), *others]
+    ]
     other, rows = others[0][0], others[0][1].shape[0]
     longer, shorter = (first, other) if count > rows else (other, first)
     fewer, more = sorted((count, rows))
     return ShapeError(
         f"{caller}: the leaves of element {index} of the dataset have different numbers of "
-        f"rows.\n{listed(lines)}\n\n"
+        f"rows.\n{format_lines(lines)}\n\n"
         "Row i of every leaf is example i, so all leaves have the same dim 0.\n\n"
         f"Give {shorter} {more} rows, or cut {longer} to {fewer}. What is no example (a table, a "
         "weight of each class) is an argument of the step: strategy.run(step, (batch, table)). "
@@ -193,11 +195,11 @@ def _rows_differ(caller: str, element: Element, index: int) -> ShapeError:
     )
 
 
-def _describe(treedef: PyTreeDef, dtypes: list[Any]) -> str:
-    return repr(treedef.unflatten([_Shown(str(d)) for d in dtypes]))
+def _describe_structure(treedef: PyTreeDef, dtypes: list[Any]) -> str:
+    return repr(treedef.unflatten([_DtypeLabel(str(d)) for d in dtypes]))
 
 
-class _Shown:
+class _DtypeLabel:
     """A leaf of a structure that is printed."""
 
     def __init__(self, text: str) -> None:
@@ -207,7 +209,7 @@ class _Shown:
         return self.text
 
 
-def _changed(caller: str, before: str, now: str, index: int) -> ShapeError:
+def _changed_error(caller: str, before: str, now: str, index: int) -> ShapeError:
     return ShapeError(
         f"{caller}: element {index} of the dataset is not built like the elements before it.\n"
         f"  before:       {before}\n"

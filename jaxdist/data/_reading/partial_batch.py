@@ -48,7 +48,7 @@ class PartialBatch(enum.Enum):
     ERROR = "ERROR"  # ShapeError, with the sizes that would do
 
 
-def shares(rows: int, num_replicas: int) -> list[slice]:
+def split_rows(rows: int, num_replicas: int) -> list[slice]:
     """The rows of each replica: `ceil(rows / num_replicas)` each, until none are left.
 
     Example:
@@ -61,6 +61,6 @@ def shares(rows: int, num_replicas: int) -> list[slice]:
     return [slice(ends[i], ends[i + 1]) for i in range(num_replicas)]
 
 
-def rounded_up(rows: int, multiple: int) -> int:
+def round_up(rows: int, multiple: int) -> int:
     """The next multiple of `multiple`, or `rows` itself where it is one."""
     return rows + -rows % multiple

@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 import jax
 
-from jaxdist.data._reading.ahead import RowsAhead, TellsRows
+from jaxdist.data._reading.ahead import HasRowsAhead, RowsAhead
 from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
 from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
 
-Keep = Callable[[Any], Any]
+Snapshot = Callable[[Any], Any]
 
 
 class Reader(Protocol):
@@ -50,7 +50,7 @@ class SingleReader:
         self._is_own = is_own
         self._iterator: Any = make()
         self._kind = type(self._iterator).__name__
-        self._can_tell = hasattr(self._iterator, "get_state")
+        self._has_position = hasattr(self._iterator, "get_state")
         self._can_seek = hasattr(self._iterator, "set_state")
 
     def read(self) -> Any:
@@ -59,11 +59,11 @@ class SingleReader:
 
     def rows_ahead(self) -> list[RowsAhead] | None:
         """What the iterator knows of the elements that come next."""
-        return [self._iterator.rows_ahead()] if isinstance(self._iterator, TellsRows) else None
+        return [self._iterator.rows_ahead()] if isinstance(self._iterator, HasRowsAhead) else None
 
     def position(self) -> Any:
         """What the iterator's own `get_state` gives; None where it has none."""
-        if not self._can_tell:
+        if not self._has_position:
             return None
         state = self._iterator.get_state()
         if self._length == UNKNOWN_CARDINALITY:
@@ -73,12 +73,12 @@ class SingleReader:
     def check_can_seek(self) -> None:
         """Refuse where the iterator has no `set_state`."""
         if not self._can_seek:
-            raise _cannot_seek(self._kind)
+            raise _cannot_seek_error(self._kind)
 
     def seek(self, position: Any) -> None:
         """Go where `position` was taken, by the iterator's own `set_state`."""
         if self._length != UNKNOWN_CARDINALITY:
-            position = _checked_position(position, self._length)
+            position = _check_position(position, self._length)
         if self._iterator is None:
             self._iterator = self._make()
         iterator: Any = self._iterator
@@ -104,7 +104,7 @@ class SingleReader:
                 close()
 
 
-class ListIterator(Iterator[Any], TellsRows):
+class ListIterator(Iterator[Any], HasRowsAhead):
     """A pass over a list, with a position."""
 
     def __init__(self, elements: Sequence[Any]) -> None:
@@ -141,21 +141,21 @@ class ListIterator(Iterator[Any], TellsRows):
 class GroupReader:
     """Elements `count` at a time, in order, from one pass; fewer in the last group.
 
-    Each goes through `keep` before the next is asked for, since a source may use its arrays
+    Each goes through `snapshot` before the next is asked for, since a source may use its arrays
     again.
     """
 
-    def __init__(self, reader: SingleReader, count: int, keep: Keep) -> None:
+    def __init__(self, reader: SingleReader, count: int, snapshot: Snapshot) -> None:
         self._reader = reader
         self._count = count
-        self._keep = keep
+        self._snapshot = snapshot
 
     def read(self) -> list[Any]:
         """The next group, or `StopIteration`."""
-        group = [self._keep(self._reader.read())]
+        group = [self._snapshot(self._reader.read())]
         with contextlib.suppress(StopIteration):
             while len(group) < self._count:
-                group.append(self._keep(self._reader.read()))
+                group.append(self._snapshot(self._reader.read()))
         return group
 
     def rows_ahead(self) -> list[RowsAhead] | None:
@@ -183,11 +183,11 @@ class ParallelReader:
     """One element of each of several passes at a time; fewer where some have ended."""
 
     def __init__(
-        self, readers: list[SingleReader], devices: list[jax.Device | None], keep: Keep
+        self, readers: list[SingleReader], devices: list[jax.Device | None], snapshot: Snapshot
     ) -> None:
         self._readers = readers
         self._devices = devices
-        self._keep = keep
+        self._snapshot = snapshot
 
     def read(self) -> list[Any]:
         """One element of each pass, None where it has ended; `StopIteration` where all have."""
@@ -199,14 +199,14 @@ class ParallelReader:
     def _read_one(self, reader: SingleReader, device: jax.Device | None) -> Any:
         with jax.default_device(device) if device is not None else contextlib.nullcontext():
             try:
-                return self._keep(reader.read())
+                return self._snapshot(reader.read())
             except StopIteration:
                 return ENDED
 
     def rows_ahead(self) -> list[RowsAhead] | None:
         """The rows of the elements that come next in each pass."""
-        told = [r.rows_ahead() for r in self._readers]
-        known = [one for of_pass in told if of_pass is not None for one in of_pass]
+        rows_of_passes = [r.rows_ahead() for r in self._readers]
+        known = [one for of_pass in rows_of_passes if of_pass is not None for one in of_pass]
         return known if len(known) == len(self._readers) else None
 
     def position(self) -> Any:
@@ -244,7 +244,7 @@ class _Ended:
 ENDED = _Ended()
 
 
-def _checked_position(position: Any, length: int) -> Any:
+def _check_position(position: Any, length: int) -> Any:
     if not isinstance(position, dict) or set(position) != {"elements", "state"}:
         raise ArgumentError(
             "DistributedIterator.set_state was given a state whose source is "
@@ -262,7 +262,7 @@ def _checked_position(position: Any, length: int) -> Any:
     return position["state"]
 
 
-def _cannot_seek(kind: str) -> ArgumentTypeError:
+def _cannot_seek_error(kind: str) -> ArgumentTypeError:
     return ArgumentTypeError(
         f"DistributedIterator.set_state was called, and {kind} has no set_state.\n\n"
         "Lists, jaxdist.data.batches and Grain datasets go back to a position, and so do iterators "

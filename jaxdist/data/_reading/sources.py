@@ -31,7 +31,7 @@ class Source:
         self._is_spent = False
 
     @property
-    def gives_up_memory(self) -> bool:
+    def has_exclusive_arrays(self) -> bool:
         """Whether nobody else refers to the arrays of an element."""
         return isinstance(self._dataset, Batches)
 
@@ -58,28 +58,28 @@ class Source:
         """Begin a pass."""
         if self._is_one_shot:
             if self._is_spent:
-                raise _spent(self._caller, self._dataset)
+                raise _spent_error(self._caller, self._dataset)
             self._is_spent = True
             return SingleReader(lambda: self._dataset, UNKNOWN_CARDINALITY, is_own=False)
         # Positions in our own datasets tell how long they are themselves.
-        length = UNKNOWN_CARDINALITY if self.gives_up_memory else self.cardinality
+        length = UNKNOWN_CARDINALITY if self.has_exclusive_arrays else self.cardinality
         return SingleReader(self._new_iterator, length, is_own=True)
 
     def _new_iterator(self) -> Iterator[Any]:
         data = self._dataset
         if hasattr(data, "as_numpy_iterator"):  # tf.data: arrays in place of its tensors
-            made: Iterator[Any] = data.as_numpy_iterator()
-            return made
+            iterator: Iterator[Any] = data.as_numpy_iterator()
+            return iterator
         if isinstance(data, (list, range)):
             return ListIterator(data)
-        made_now = data if isinstance(data, Iterable) else data()
-        if not isinstance(made_now, Iterable):
+        dataset = data if isinstance(data, Iterable) else data()
+        if not isinstance(dataset, Iterable):
             raise ArgumentTypeError(
                 f"{self._caller} was given dataset={shown(data)}, and calling it gave "
-                f"{shown(made_now)}.\n\nA dataset is an iterable of batches, or a function that "
+                f"{shown(dataset)}.\n\nA dataset is an iterable of batches, or a function that "
                 "makes one for each pass.\n\nPass for instance jaxdist.data.batches(arrays, 32)."
             )
-        return iter(made_now)
+        return iter(dataset)
 
     def __repr__(self) -> str:
         if isinstance(self._dataset, Batches):
@@ -138,7 +138,7 @@ def _check_needs_no_arguments(caller: str, function: Callable[..., Any]) -> None
         ) from None
 
 
-def _spent(caller: str, dataset: Any) -> ContextError:
+def _spent_error(caller: str, dataset: Any) -> ContextError:
     name = getattr(dataset, "__name__", type(dataset).__name__)
     return ContextError(
         f"{caller}: this dataset was passed over already, and {name} of type "
