@@ -1,4 +1,4 @@
-"""Batches of single replicas, put side by side."""
+"""Batches that are put together from one element for each replica."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,18 +22,18 @@ from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.data._reading.readers import ENDED
 from jaxdist.errors import ShapeError
 
-Slot = Element | None  # what one replica has in a step; None where its data has ended
+Slot = Element | None  # the element of one replica in a step; None if its data has ended
 
 
 class Grouper:
-    """Each element is the batch of one replica; consecutive ones go to consecutive replicas.
+    """An `Assembler` whose elements are each the batch of one replica, in replica order.
 
     Args:
-        placer: Puts leaves on the devices.
+        placer: Copies leaves to the devices.
         num_replicas: Replicas that take one element each in a step.
-        policy: What becomes of a step whose elements are too few, or of different shapes.
-        drops: Takes note of steps that are left out.
-        padded_rows: Rows to pad to, where they are known before the first step; else 0.
+        policy: What to do with a step that has too few elements or different shapes.
+        drops: Logs steps that are dropped.
+        padded_rows: Rows to pad to, if they are known before the first step; else 0.
         is_per_replica: Whether each replica reads a dataset of its own.
     """
 
@@ -57,17 +57,17 @@ class Grouper:
 
     @property
     def padded_rows(self) -> int:
-        """Rows that every replica's batch is padded to."""
+        """Number of rows to which the batch of every replica is padded; 0 without `PAD`."""
         return self._fixed.rows if self._policy is PartialBatch.PAD else 0
 
     def uneven_steps(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
-        """Steps in which replicas get different numbers of rows."""
+        """Return the steps in which replicas get different numbers of rows."""
         if self._policy is not PartialBatch.UNEVEN or self._num_replicas == 1:
             return ()
         return find_uneven_groups(ahead, self._num_replicas, done)
 
     def __call__(self, raw: list[Any], index: int) -> PyTree:
-        """The batch of step `index`."""
+        """Return the batch of step `index`."""
         slots = self._read_slots(raw, index)
         present = [e for e in slots if e is not None]
         if self._policy is PartialBatch.PAD:
@@ -76,7 +76,7 @@ class Grouper:
         if self._policy is not PartialBatch.UNEVEN and not (is_full and _is_uniform(present)):
             if self._policy is PartialBatch.DROP:
                 examples = sum(1 if e.rows is None else e.rows for e in present)
-                # A dataset that has ended stays so.
+                # No later step can be full once a dataset has ended, so the pass ends here.
                 return self._drops.leave_out(examples, index, is_last=not is_full)
             raise (
                 _shapes_differ_error(slots, index)
@@ -85,11 +85,15 @@ class Grouper:
             )
         columns = [_collect_leaf(slots, i) for i in range(len(present[0].leaves))]
         is_even = all(leaf.shape == column[0].shape for column in columns for leaf in column)
+        # One global array is one transfer. Arrays of different shapes cannot be shards of one
+        # array, so each of them is a transfer of its own.
         place = self._placer.join if is_even else self._placer.place_each
         return present[0].treedef.unflatten([place(column) for column in columns])
 
     def _read_slots(self, raw: list[Any], index: int) -> list[Slot]:
-        """What each replica gets, in replica order."""
+        """Return the element of each replica, in replica order."""
+        # Errors name the number of an element in the user's dataset. With one dataset for each
+        # replica that is the step; with one dataset for all, a step takes `num_replicas`.
         first, stride = (index, 0) if self._is_per_replica else (index * self._num_replicas, 1)
         slots: list[Slot] = [
             None if x is ENDED else self._read(x, first + i * stride) for i, x in enumerate(raw)
@@ -99,11 +103,14 @@ class Grouper:
     def _pad(self, slots: list[Slot], present: list[Element], index: int) -> PyTree:
         counts = iter(self._fixed.fit(present, index))
         rows = self._fixed.rows
+        # A mask has one flag for each row. If an element has only scalars, it has no rows, and
+        # one flag says whether the replica has an element.
         has_rows = any(leaf.ndim for e in present for leaf in e.leaves)
         columns: list[list[Leaf]] = []
         masks: list[Leaf] = []
         for i in range(len(present[0].leaves)):
             column = [pad_rows(x, rows) if x.ndim else x for x in _collect_leaf(slots, i)]
+            # `pad_rows` made dim 0 equal, so the shapes can only differ from dim 1 on.
             if any(x.shape != column[0].shape for x in column):
                 raise _shapes_differ_error(slots, index, from_dim=1)
             columns.append(column)
@@ -135,7 +142,7 @@ class Grouper:
 
 
 def _collect_leaf(slots: Sequence[Slot], leaf: int) -> list[Leaf]:
-    """One leaf of every replica; of one whose data has ended, no rows, or a scalar zero."""
+    """Return one leaf of every replica; no rows, or a zero for a scalar, if its data has ended."""
     like = next(slot for slot in slots if slot is not None).leaves[leaf]
     empty = (0, *like.shape[1:]) if like.ndim else ()
     return [make_zeros(like, empty) if slot is None else slot.leaves[leaf] for slot in slots]

@@ -1,4 +1,4 @@
-"""Global batches, of which every replica takes a share."""
+"""Global batches that are split over the replicas."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,14 +17,14 @@ from jaxdist.errors import ShapeError
 
 
 class Splitter:
-    """Each element is a global batch; every replica takes a share of dim 0.
+    """An `Assembler` whose elements are global batches, split over the replicas along dim 0.
 
     Args:
-        placer: Puts leaves on the devices.
+        placer: Copies leaves to the devices.
         num_replicas: Replicas that share a batch.
-        policy: What becomes of a batch that cannot be shared evenly.
-        drops: Takes note of those that are left out.
-        padded_rows: Rows to pad to, where they are known before the first batch; else 0.
+        policy: What to do with a batch that cannot be split evenly.
+        drops: Logs batches that are dropped.
+        padded_rows: Rows to pad to, if they are known before the first batch; else 0.
     """
 
     def __init__(
@@ -44,19 +44,19 @@ class Splitter:
 
     @property
     def padded_rows(self) -> int:
-        """Rows that every batch is padded to."""
+        """Number of rows to which every batch is padded; 0 without `PAD`."""
         return self._fixed.rows if self._policy is PartialBatch.PAD else 0
 
     def uneven_steps(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
-        """Steps in which replicas get different numbers of rows."""
+        """Return the steps in which replicas get different numbers of rows."""
         if self._policy is not PartialBatch.UNEVEN or self._num_replicas == 1:
             return ()
         return find_uneven_splits(ahead, self._num_replicas, done)
 
     def __call__(self, raw: Any, index: int) -> PyTree:
-        """The batch of element `index`."""
+        """Return the batch of element `index`."""
         element = self._read(raw, index)
-        # One replica takes whatever comes, scalars too.
+        # With one replica nothing is split, so scalars are allowed.
         if self._num_replicas > 1 and not all(leaf.ndim for leaf in element.leaves):
             raise _cannot_split_error(element, index, self._num_replicas, self._policy)
         if self._policy is PartialBatch.PAD:
@@ -73,6 +73,7 @@ class Splitter:
     def _pad(self, element: Element, index: int) -> PyTree:
         (count,) = self._fixed.fit([element], index)
         rows = self._fixed.rows
+        # Scalars have no dim 0 to pad. They are allowed with one replica only.
         leaves = [self._placer.split(x, rows if x.ndim else None) for x in element.leaves]
         has_rows = any(leaf.ndim for leaf in element.leaves)
         mask = np.arange(rows) < count if has_rows else np.asarray(True)

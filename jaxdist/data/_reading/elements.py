@@ -1,4 +1,4 @@
-"""Reading one element of a dataset: which leaves it has, and whether they are what they were."""
+"""Reading of one element of a dataset, with checks of its structure against earlier elements."""
 
 import dataclasses
 import functools
@@ -18,21 +18,21 @@ MAX_LISTED = 10
 
 @dataclasses.dataclass(frozen=True)
 class Element:
-    """One element: arrays, and the structure that they fill."""
+    """One element of a dataset: its arrays and their pytree structure."""
 
     leaves: list[Leaf]
     treedef: PyTreeDef
-    # Of all leaves but scalars; None where there are scalars alone.
+    # Rows of all leaves that are no scalars; None if all leaves are scalars.
     rows: int | None
 
     def names(self) -> list[str]:
-        """What each leaf is called in messages."""
+        """Return the name of each leaf in messages."""
         index = self.treedef.unflatten(range(len(self.leaves)))
         return [leaf_name(path) for path, _ in jax.tree.leaves_with_path(index)]
 
 
 class ElementReader:
-    """Turns elements into arrays, and refuses one that is not built like those before it."""
+    """A function that turns elements into arrays and checks that all have one structure."""
 
     def __init__(self, caller: str) -> None:
         self._caller = caller
@@ -40,8 +40,10 @@ class ElementReader:
         self._dtypes: list[Any] = []
 
     def __call__(self, raw: Any, index: int) -> Element:
-        """The arrays of element number `index`."""
+        """Return the arrays of element number `index`."""
         leaves, treedef = jax.tree.flatten(raw)
+        # This runs for every batch. So the common case is one comparison of `treedef` and dtypes,
+        # and the slow checks run for the first element and for one that differs.
         arrays = [x if type(x) is np.ndarray else as_array(x) for x in leaves]
         if any(isinstance(x, jax.core.Tracer) for x in arrays):
             start = f"{self._caller}: element {index} of the dataset holds"
@@ -70,26 +72,30 @@ class ElementReader:
         self._treedef, self._dtypes = treedef, dtypes
 
     def _is_same_on_devices(self, treedef: PyTreeDef, dtypes: list[Any]) -> bool:
-        """Whether only float64 and float32, or the like, differ that devices hold alike."""
+        """Whether the structures are equal, and the dtypes are equal on devices.
+
+        With x64 off, float64 and float32 are both float32 on devices, for instance.
+        """
         if treedef != self._treedef:
             return False
         return [device_dtype(d) for d in dtypes] == [device_dtype(d) for d in self._dtypes]
 
 
 def device_dtype(dtype: Any) -> Any:
-    """The dtype that JAX gives arrays of `dtype`: 32 bits for 64, unless x64 is on."""
+    """Return JAX's dtype for arrays of `dtype`: 32 bits in place of 64, unless x64 is on."""
+    # `canonicalize_dtype` refuses the dtypes of random keys.
     is_typed_key = jnp.issubdtype(dtype, jax.dtypes.extended)
     return dtype if is_typed_key else jax.dtypes.canonicalize_dtype(dtype)
 
 
 def as_array(leaf: Any) -> Any:
-    """A leaf as an array: JAX arrays stay where they are, the rest goes through NumPy.
+    """Return a leaf as an array: a JAX array as it is, anything else as a NumPy array.
 
-    Tensors of other libraries have `__array__`, or `numpy()` alone; PyTorch's bfloat16 ones
-    refuse both, and can be exchanged.
+    Tensors of other libraries have `__array__`, or `numpy()` only.
     """
     if isinstance(leaf, jax.Array):
         return leaf
+    # PyTorch's bfloat16 tensors raise in both methods, but they can be copied by DLPack.
     try:
         has_only_numpy = hasattr(leaf, "numpy") and not hasattr(leaf, "__array__")
         return np.asarray(leaf.numpy() if has_only_numpy else leaf)
@@ -98,25 +104,26 @@ def as_array(leaf: Any) -> Any:
 
 
 def _copy_by_dlpack(leaf: Any) -> np.ndarray:
-    """A copy of a tensor through DLPack; an object array where that is not possible."""
+    """Return a copy of a tensor by DLPack; an object array if that is not possible."""
     try:
         return np.array(jax.dlpack.from_dlpack(leaf))
-    except Exception:  # what it is will be said with its name
+    # `_check_numeric` then raises an error that names the leaf and its type.
+    except Exception:
         return np.asarray(None)
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
-    """How messages call a leaf."""
+    """Return the name of a leaf in messages."""
     return "batch" + keystr(path)
 
 
 def describe_array(leaf: Any) -> str:
-    """`float32[30, 4]`."""
+    """Return the dtype and the shape of an array as text: `float32[30, 4]`."""
     return f"{leaf.dtype}{[*leaf.shape]}"
 
 
 def format_lines(lines: list[str]) -> str:
-    """Lines of a message, at most ten of them."""
+    """Return at most ten indented lines for a message, and the number of the others."""
     more = len(lines) - MAX_LISTED
     shown = [f"  {line}" for line in lines[:MAX_LISTED]]
     return "\n".join(shown + ([f"  and {more} more"] if more > 0 else []))
@@ -127,7 +134,7 @@ def is_numeric(dtype: Any) -> bool:
     """Whether devices can hold arrays of `dtype`."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return True
-    # NumPy's long doubles count as numbers and no device has them.
+    # NumPy counts long doubles as numbers, but no device has them.
     if dtype.name in ("float128", "complex256") or dtype.kind in "mM":
         return False
     return bool(jnp.issubdtype(dtype, np.number)) or dtype == np.bool_
@@ -151,10 +158,10 @@ def _check_numeric(caller: str, raw: Any, arrays: list[Any], index: int) -> None
 
 
 def check_not_traced(start: str, name: str, tree: Any) -> None:
-    """Refuse values that somebody traces or traced: a dataset needs the numbers.
+    """Check that no leaf is a tracer, since a dataset needs the numbers.
 
     Raises:
-        ContextError: Some leaf is one; the message starts with `start`.
+        ContextError: A leaf is a tracer; the message starts with `start`.
     """
     found = [
         f"{name}{keystr(path)} is {leaf.aval.str_short()}"
@@ -200,7 +207,7 @@ def _describe_structure(treedef: PyTreeDef, dtypes: list[Any]) -> str:
 
 
 class _DtypeLabel:
-    """A leaf of a structure that is printed."""
+    """A dtype in a structure that is printed, without the quotes of a string."""
 
     def __init__(self, text: str) -> None:
         self.text = text
