@@ -56,8 +56,10 @@ def split_rows(rows: int, num_replicas: int) -> list[slice]:
 
     Example:
         >>> from jaxdist.data._reading.partial_batch import split_rows
-        >>> [s.stop - s.start for s in split_rows(10, 4)], [s.stop - s.start for s in split_rows(9, 4)]
-        ([3, 3, 3, 1], [3, 3, 3, 0])
+        >>> [s.stop - s.start for s in split_rows(10, 4)]
+        [3, 3, 3, 1]
+        >>> [s.stop - s.start for s in split_rows(9, 4)]
+        [3, 3, 3, 0]
     """
     size = -(-rows // num_replicas)
     ends = [min(i * size, rows) for i in range(num_replicas + 1)]
