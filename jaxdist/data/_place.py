@@ -1,4 +1,4 @@
-"""From arrays of the host to what a step takes: on the devices, or left on the host."""
+"""Placement of host arrays as a step takes them: on the devices, or still on the host."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,21 +15,22 @@ from jaxdist.data._reading.elements import Leaf, as_array, device_dtype, is_nume
 from jaxdist.data._reading.host import copy_aligned, copy_padded
 from jaxdist.data._reading.partial_batch import split_rows
 
+# Note [Who owns a batch]
+# The source may overwrite an array as soon as the next element is read. On CPU devices JAX does
+# not copy a NumPy array that happens to be aligned, and a large copy continues after `device_put`
+# has returned. So on CPU `Placer` copies the bytes once into aligned memory, which the devices
+# take over without a second copy. On accelerators it waits for the transfer before the next
+# element is read. Arrays of `Batches` are new for each batch, so neither is necessary for them
+# (`has_exclusive_arrays`). See also Note [Who owns host memory].
+
 
 class Placer:
-    """Puts leaves where the options say.
-
-    # [Note: who owns a batch]
-    The source may overwrite an array as soon as it is asked for the next element, and NumPy
-    arrays on CPU devices are not copied by JAX where they happen to be aligned, while large
-    copies go on after `device_put` has returned. So on CPU the bytes are copied once into
-    memory of our own, which the devices then take over as it is; on accelerators the transfer
-    is waited for before the source is asked again.
+    """Functions that copy leaves to the devices or the host, as the options say.
 
     Args:
         layout: The mesh of the strategy.
-        fetches: Whether leaves go on the devices.
-        gives_up_memory: Whether nobody else refers to the host arrays.
+        fetches: Whether to copy leaves to the devices.
+        has_exclusive_arrays: Whether nobody else refers to the host arrays.
     """
 
     def __init__(self, layout: ReplicaMesh, *, fetches: bool, has_exclusive_arrays: bool) -> None:
@@ -39,12 +40,13 @@ class Placer:
         self._copies = layout.platform == "cpu" or not fetches
 
     def split(self, leaf: Leaf, rows: int | None = None) -> Any:
-        """Dim 0 of one array, filled up with zeros to `rows`, shared out over the replicas.
+        """Return one array, padded with zeros to `rows` and split over the replicas along dim 0.
 
         Shapes:
             In: `[R*b, ...]`, or fewer rows than `rows`, which is `R*b`.
             Out: `PerReplica` of local `[b, ...]`; with one replica the array.
         """
+        # A device array stays on the devices; a copy to the host and back would be slower.
         if isinstance(leaf, jax.Array):
             if self._fetches:
                 leaf = leaf if rows is None else pad_rows(leaf, rows)
@@ -52,15 +54,16 @@ class Placer:
             leaf = np.asarray(leaf)
         if rows is None or leaf.shape[0] == rows:
             return self._put_from_host(leaf, is_exclusive=self._has_exclusive_arrays)
+        # Padding is a copy already, so it needs no second one.
         filled = copy_padded(leaf, device_dtype(leaf.dtype), rows)
         return self._put_from_host(filled, is_exclusive=True)
 
     def scatter(self, leaf: Leaf) -> PerReplica:
-        """Dim 0 of one array, shared out over the replicas in pieces of different sizes.
+        """Return one array, split over the replicas along dim 0 into pieces of different sizes.
 
         Shapes:
-            In: `[B, ...]`. Out: `PerReplica` of `[ceil(B/R), ...]`, the last ones shorter, held
-            one by one.
+            In: `[B, ...]`. Out: `PerReplica` of `[ceil(B/R), ...]`, the last ones shorter, with
+            one array for each replica.
         """
         is_exclusive = self._has_exclusive_arrays
         if not isinstance(leaf, jax.Array) or not self._fetches:
@@ -69,7 +72,7 @@ class Placer:
         return self._put_each(pieces, is_exclusive=is_exclusive)
 
     def place_each(self, pieces: Sequence[Leaf]) -> PerReplica:
-        """Arrays of different shapes, one for each replica, that went through `snapshot`."""
+        """Return arrays of different shapes, one for each replica, that `snapshot` returned."""
         host_or_device = [
             p if isinstance(p, jax.Array) and self._fetches else _convert_dtype(np.asarray(p))
             for p in pieces
@@ -80,28 +83,33 @@ class Placer:
         if not self._fetches:
             return PerReplica(pieces)
         places = [self._device_of_replica(replica) for replica in range(len(pieces))]
+        # One call for all pieces, since each call of `device_put` has a fixed cost.
         placed = jax.device_put(list(pieces), places)
         if not is_exclusive:
-            jax.block_until_ready(placed)  # See [Note: who owns a batch]
+            jax.block_until_ready(placed)  # See Note [Who owns a batch]
         return PerReplica(placed)
 
     def _device_of_replica(self, replica: int) -> Any:
-        """Where a value that one replica has alone lies."""
+        """Return the device, or the sharding over the logical devices, of one replica."""
         if self._layout.num_logical == 1:
             return self._layout.device_grid[replica, 0]
         return NamedSharding(self._layout.replica_mesh(replica), PartitionSpec())
 
     def snapshot(self, raw: Any) -> Any:
-        """An element as it is now, though its source is asked for more before it is placed."""
+        """Return an element that its source cannot change when more elements are read.
+
+        See Note [Who owns a batch].
+        """
+        # With one replica the element is placed before the next one is read.
         if self._has_exclusive_arrays or self._layout.num_replicas == 1:
             return raw
         return jax.tree.map(_snapshot_leaf, raw)
 
     def join(self, pieces: Sequence[Leaf]) -> Any:
-        """One array for each replica, from elements that went through `snapshot`.
+        """Return one `PerReplica` from one array for each replica, which `snapshot` returned.
 
         Shapes:
-            In: `R` times `[b, ...]`, or `R` scalars. Out: as `split` gives it.
+            In: `R` times `[b, ...]`, or `R` scalars. Out: as `split` returns it.
         """
         if all(isinstance(p, jax.Array) for p in pieces) and self._fetches:
             return self._join_on_devices(pieces)
@@ -112,12 +120,15 @@ class Placer:
         if not self._fetches:
             return PerReplica(host)
         local = host[0].shape
+        # Scalars become the rows of one global array.
         rows: list[np.ndarray] = host if local else [p.reshape(1) for p in host]
         shape = (len(rows) * rows[0].shape[0], *local[1:])
 
+        # A callback for each shard avoids a concatenation of all replicas on the host.
         def rows_of(index: tuple[slice, ...] | None) -> np.ndarray:
             start = index[0].start if index else None
             first = (start or 0) // max(rows[0].shape[0], 1)
+            # Virtual replicas share a device, and so a shard.
             shared = self._layout.replicas_per_place
             return rows[first] if shared == 1 else np.concatenate(rows[first : first + shared])
 
@@ -129,14 +140,14 @@ class Placer:
         if not self._fetches:
             return self._split_on_host(array)
         sharding = self._sharding(array.ndim)
-        # Cheaper than `device_put`, which looks at the whole pytree (PERF §4).
+        # Cheaper than `device_put`, which handles a whole pytree.
         placed = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
         if not is_exclusive:
-            placed.block_until_ready()  # See [Note: who owns a batch]
+            placed.block_until_ready()  # See Note [Who owns a batch]
         return self._wrap(placed, array.ndim)
 
     def _prepare_on_host(self, array: np.ndarray, *, is_exclusive: bool) -> tuple[np.ndarray, bool]:
-        """The array with the dtype that devices give it, and whether nobody else refers to it."""
+        """Return the array with its dtype on devices, and whether nobody else refers to it."""
         dtype = device_dtype(array.dtype)
         if dtype != array.dtype or (self._copies and not is_exclusive):
             return copy_aligned(array, dtype), True
@@ -153,6 +164,8 @@ class Placer:
             return jax.device_put(pieces[0], self._sharding(len(local)))
         shape = (layout.num_replicas * (local or (1,))[0], *local[1:])
         shards: list[jax.Array] = []
+        # Each piece is copied to the devices of its replica directly, and the copies become the
+        # shards of one array without another transfer.
         shared = layout.replicas_per_place
         for replica in range(0, layout.num_replicas, shared):
             here = NamedSharding(layout.replica_mesh(replica), PartitionSpec())
@@ -174,13 +187,15 @@ class Placer:
 
 
 def _convert_dtype(array: np.ndarray) -> np.ndarray:
-    """The array with the dtype that devices give it."""
+    """Return the array with its dtype on devices."""
     dtype = device_dtype(array.dtype)
     return array if array.dtype == dtype else copy_aligned(array, dtype)
 
 
 def _snapshot_leaf(leaf: Any) -> Any:
     array = as_array(leaf)
+    # JAX arrays never change. `ElementReader` raises for leaves that are no numbers, and needs
+    # the leaf itself for the message.
     if isinstance(array, jax.Array) or not is_numeric(array.dtype):
         return leaf
     return copy_aligned(array, device_dtype(array.dtype))
