@@ -16,13 +16,13 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, Shape
 def compute_average_loss(
     per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
 ) -> jax.Array:
-    """Add up the losses of this replica's examples and divide by the global batch size.
+    """Return the sum of this replica's losses, divided by the global batch size.
 
-    The sum of the results of all replicas is the mean over the global batch, so gradients of it
-    are combined with `all_reduce("sum", grads)`. (`"mean"` would divide once more.)
+    The sum of the results of all replicas is the mean over the global batch. So combine its
+    gradients with `all_reduce("sum", grads)`. (`"mean"` would divide again.)
 
     Shapes:
-        In: `[b, ...]` on each replica, `b` of its examples. Out: a scalar.
+        In: `[b, ...]` on each replica, where `b` is its number of examples. Out: a scalar.
 
     Cost:
         No collective.
@@ -30,13 +30,13 @@ def compute_average_loss(
     Args:
         per_example_loss: A loss for each example, or several (`[b, timesteps]`); dim 0 is the
             batch. Integers and booleans become the default float.
-        sample_weight: Factor for each loss, on the leading dims of `per_example_loss`: `[b]`,
+        sample_weight: A factor for each loss, along the leading dims of `per_example_loss`: `[b]`,
             `[b, 1]` or a scalar.
-        global_batch_size: Examples on all replicas together: an integer, or an integer scalar
-            computed in the step. Left out, it is the number of replicas times `b`, which is wrong
-            where replicas hold different numbers of real examples (a last batch that is padded
-            or uneven): pass `all_reduce("sum", number_of_examples)` there. Where `b` differs
-            between replicas, an `UnevenMeanWarning` says so. Zero gives a loss of zero.
+        global_batch_size: Number of examples on all replicas together: an integer, or an integer
+            scalar computed in the step. The default is the number of replicas times `b`. That is
+            wrong if replicas have different numbers of real examples (a last batch that is padded
+            or uneven): then pass `all_reduce("sum", number_of_examples)`. If `b` differs between
+            replicas, jaxdist gives an `UnevenMeanWarning`. Zero gives a loss of zero.
 
     Returns:
         The scalar, in the dtype of the loss.
@@ -45,7 +45,7 @@ def compute_average_loss(
         ShapeError: `per_example_loss` is a scalar, `sample_weight` does not fit it, or
             `global_batch_size` is no scalar.
         ArgumentTypeError: `global_batch_size` is no integer.
-        ArgumentError: `global_batch_size` is negative. (A traced one is not looked at.)
+        ArgumentError: `global_batch_size` is negative. (A traced value is not checked.)
         ContextError: No `global_batch_size` in a strategy's scope or a merge function.
 
     Example:
@@ -69,14 +69,16 @@ def compute_average_loss(
     if sample_weight is not None:
         loss = _apply_weights(loss, sample_weight)
     total = jnp.sum(_widen(loss))
+    # `jnp.where` around a division is not enough: the gradient of the branch that is not taken
+    # would be nan. So the divisor itself is never 0.
     divisor = jnp.where(size == 0, 1, size).astype(total.dtype)
     return jnp.where(size == 0, jnp.zeros_like(total), total / divisor).astype(loss.dtype)
 
 
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
-    """Add up a loss that every replica computes alike, and divide by the number of replicas.
+    """Return the sum of a loss that is equal on all replicas, divided by the number of replicas.
 
-    The sum of the results of all replicas is then that loss once.
+    So the sum of the results of all replicas contains the loss once.
 
     Shapes:
         In: any. Out: a scalar.
@@ -111,7 +113,7 @@ def _as_float(caller: str, name: str, loss: Any) -> jax.Array:
 
 
 def _widen(x: jax.Array) -> jax.Array:
-    """At least f32, so that a long sum of narrow floats keeps its digits."""
+    """Convert narrow floats to float32, so that a long sum keeps its digits."""
     is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
     return x.astype(jnp.float32) if is_narrow else x
 
@@ -129,6 +131,7 @@ def _num_replicas(caller: str, remedy: str) -> int:
 
 
 def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
+    # With None, `note_averaged` records the size, for the warning about uneven steps.
     if given is None:
         remedy = (
             "Call it inside the function that you pass to strategy.run, or pass "
@@ -166,8 +169,9 @@ def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
 
 
 def _apply_weights(loss: jax.Array, sample_weight: Any) -> jax.Array:
-    """`loss` times weights that stand for its leading dims."""
+    """Multiply the loss by weights along its leading dims."""
     weight = as_array("nn.compute_average_loss", "sample_weight", sample_weight)
+    # TensorFlow also takes weights `[b, 1]` for losses `[b]`. Broadcasting would give `[b, b]`.
     while weight.ndim > loss.ndim and weight.shape[-1] == 1:
         weight = weight[..., 0]
     rest = loss.ndim - weight.ndim

@@ -1,4 +1,4 @@
-"""The leaves of what is placed: of pytrees, and of NNX objects, with their paths."""
+"""The leaves that `place` places: those of pytrees and of NNX objects, with their paths."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -14,24 +14,26 @@ from jaxdist._values import PerReplica, Sharded, Variable, is_sharded
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.partition._resolve import Leaf
 
-# Under which names Flax keeps what the dims of a variable are called.
+# The metadata keys under which versions of Flax store the names of a variable's dims.
 _NAMES = ("out_sharding", "sharding_names", "sharding")
 
 
 @dataclasses.dataclass
 class Entry:
-    """One array of what is placed."""
+    """One array that `place` places."""
 
     leaf: Leaf
     value: Any
-    role: str  # "parameter", "optimizer" or "other"
-    assign: Callable[[Any], None]
+    # "parameter", "optimizer" or "other". See Note [Optimizer state follows its parameter].
+    role: str
+    assign: Callable[[Any], None]  # puts the placed array into the tree
 
 
 def collect_entries(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree]]:
-    """Every array of a pytree of arrays and NNX objects, and how to put the pytree together.
+    """Return every array of a pytree, and a function that rebuilds the pytree.
 
-    NNX objects are changed in place. A variable that two objects share comes once.
+    The pytree may contain NNX objects, which are changed in place. A variable that two objects
+    share is returned once.
     """
     states, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_state)
     entries: list[Entry] = []
@@ -47,11 +49,15 @@ def collect_entries(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], P
                 "A PerReplica and a Variable are on the devices of a strategy already.\n\n"
                 "Leave it out of the tree, and place arrays and NNX objects."
             )
+        # Optax's named tuples mark optimizer state; a `TrainState` of Flax Linen keeps it in a
+        # field `opt_state`.
         in_optimizer = _is_optax_state(node) or "opt_state" in prefix.split("/")
         if isinstance(node, nnx.Pytree):
             entries += _collect_from_graph(node, wrt, seen)
             rebuilt.append(lambda node=node: node)
             continue
+        # A second flatten for the arrays in the node: a list of values, which the setters change
+        # before the pytree is rebuilt.
         inner, shape = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_unit)
         values = [x for _, x in inner]
         for i, (more, value) in enumerate(inner):
@@ -69,6 +75,7 @@ def collect_entries(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], P
 
 def _make_setter(values: list[Any], index: int, old: Any) -> Callable[[Any], None]:
     def assign(value: Any) -> None:
+        # Keep the box around the array, with its metadata.
         if isinstance(old, (nnx.Variable, Partitioned)):
             value = jax.tree.unflatten(jax.tree.structure(old, is_leaf=is_sharded), [value])
         values[index] = value
@@ -77,7 +84,7 @@ def _make_setter(values: list[Any], index: int, old: Any) -> Callable[[Any], Non
 
 
 def _collect_from_graph(node: Any, wrt: Any, seen: set[int]) -> Iterator[Entry]:
-    """The variables of an NNX object."""
+    """Yield the variables of an NNX object that hold arrays."""
     is_param = nnx.filterlib.to_predicate(wrt)
     for path, variable in nnx.iter_graph(node):
         if not isinstance(variable, nnx.Variable) or id(variable) in seen:
@@ -85,6 +92,7 @@ def _collect_from_graph(node: Any, wrt: Any, seen: set[int]) -> Iterator[Entry]:
         value = variable.get_raw_value()
         if not _is_array(value):
             continue
+        # Two NNX objects of the tree may share a variable (tied embeddings); place it once.
         seen.add(id(variable))
         role = "other"
         if isinstance(variable, nnx.OptState) or "opt_state" in map(str, path):
@@ -102,13 +110,14 @@ def _names_of(variable: Any, value: Any) -> tuple[str | None, ...] | None:
     for key in _NAMES:
         found = metadata.get(key)
         if found is not None and not isinstance(found, jax.sharding.Sharding):
+            # As in a `PartitionSpec`, the last dims may have no entry.
             names = tuple(found)
             return (*names, *[None] * (len(value.shape) - len(names)))
     return None
 
 
 def _unbox(value: Any) -> tuple[Any, tuple[str | None, ...] | None]:
-    """The array of a box of Flax Linen or a variable of NNX, and the names of its dims."""
+    """Return the array in a box of Flax Linen or a variable of NNX, and the names of its dims."""
     if isinstance(value, nnx.Variable):
         array = value.get_raw_value()
         return array, _names_of(value, array) if _is_array(array) else None
@@ -118,6 +127,7 @@ def _unbox(value: Any) -> tuple[Any, tuple[str | None, ...] | None]:
     return value, None
 
 
+# Pytree nodes that `place` treats as one array.
 def _is_unit(x: Any) -> bool:
     return isinstance(x, (Sharded, Partitioned, nnx.Variable))
 

@@ -1,4 +1,12 @@
-"""`place`: a model and its optimizer where rules say."""
+"""`place`, which puts a model and its optimizer on the devices by rules.
+
+# Note [Optimizer state follows its parameter]
+Rules are written for parameters. A leaf of optimizer state (a moment) takes the placement of the
+parameter that has the same shape and the longest common end of the path: `opt_state/0/mu/layers/0/
+mlp/up/kernel` follows `layers/0/mlp/up/kernel`. If the two had different placements, each update
+would move one of them. State of other shapes (adafactor's factors) is replicated. If the tree has
+no parameters, the rules are matched against the paths of the state itself.
+"""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -22,37 +30,36 @@ T = TypeVar("T")
 
 
 def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> T:
-    """Put a model, its optimizer, or any pytree of them where rules say.
+    """Put a model, its optimizer, or any pytree of them on the devices by rules.
 
-    The state that an optimizer keeps for a parameter follows it: a leaf whose path ends as the
-    parameter's does and that has its shape. Other state of optimizers, variables that are no
-    parameters (batch statistics, random keys) and scalars are replicated. Placing again moves.
+    Optimizer state is placed as its parameter is: a leaf follows the parameter that has its shape
+    and whose path has the same end. Other optimizer state, variables that are no parameters (batch
+    statistics, random keys) and scalars are replicated. A second call moves the arrays.
 
     Shapes:
-        As they are. A leaf in pieces becomes a `Sharded` value, padded where the replicas do not
-        divide its dim.
+        Unchanged. A sharded leaf becomes a `Sharded` value, which is padded if its dim is no
+        multiple of the number of replicas.
 
     Cost:
-        A copy to the devices. Of a leaf in pieces each device gets its piece alone.
+        A copy to the devices. A device gets only its piece of a sharded leaf.
 
     Args:
-        strategy: Whose devices.
+        strategy: The strategy whose devices are used.
         tree: NNX modules and optimizers, which are changed in place, or pytrees of arrays.
             `jax.ShapeDtypeStruct` leaves stay abstract and get the layout, for `Strategy.lower`.
         rules: `Rules`, pairs of pattern and placement, or `ByNames`.
-        wrt: Which NNX variables are parameters; a Flax filter.
+        wrt: A Flax filter that selects the NNX variables that are parameters.
 
     Returns:
-        The pytree in its places; NNX objects are the same ones.
+        The pytree with placed arrays; NNX objects are the same objects.
 
     Raises:
-        ArgumentError: Leaves that no rule or two rules match, a rule that matches nothing, a
-            filter `wrt` that makes parameters of nothing, virtual replicas with leaves in pieces,
-            or what is no array for JAX.
-        ShapeError: A dim that is not there or does not divide.
-        ArgumentTypeError: No strategy, no rules, or a leaf that has a place already: a
-            `PerReplica` or `jaxdist.Variable`.
-        DeviceError: Arrays for devices that are only described.
+        ArgumentError: No rule or two rules match a leaf, a rule matches nothing, `wrt` selects no
+            variable, rules shard leaves over virtual replicas, or a leaf is no array for JAX.
+        ShapeError: A dim does not exist, or the devices do not divide it.
+        ArgumentTypeError: `strategy` is no strategy, `rules` are no rules, or a leaf is placed
+            already: a `PerReplica` or `jaxdist.Variable`.
+        DeviceError: The devices for the arrays are only described.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -68,6 +75,7 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
     if not entries:
         check_has_arrays("partition.place", "tree", tree, "a pytree of arrays, or an NNX object")
     _check_wrt(entries, wrt)
+    # Resolve all leaves before the first one moves, so that an error leaves a model as it was.
     where = _resolve_all(entries, own, layout)
     for entry, found in zip(entries, where, strict=True):
         entry.assign(_place_leaf(entry, found, layout))
@@ -75,7 +83,7 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
 
 
 def _check_filter(wrt: Any) -> None:
-    """Refuse what Flax does not take for a filter of variables."""
+    """Check that `wrt` is a filter of Flax."""
     try:
         nnx.filterlib.to_predicate(wrt)
     except (TypeError, ValueError) as error:
@@ -87,7 +95,7 @@ def _check_filter(wrt: Any) -> None:
 
 
 def _check_wrt(entries: Sequence[Entry], wrt: Any) -> None:
-    """Refuse a filter that makes parameters of nothing: rules would have nothing to match."""
+    """Check that `wrt` selects a variable; otherwise the rules would have nothing to match."""
     others = [e.leaf.path for e in entries if e.role == "other" and e.leaf.shape]
     if wrt is nnx.Param or not others or any(e.role == "parameter" for e in entries):
         return
@@ -102,9 +110,9 @@ def _check_wrt(entries: Sequence[Entry], wrt: Any) -> None:
 def _resolve_all(
     entries: Sequence[Entry], rules: Rules, layout: ReplicaMesh
 ) -> list[ResolvedPlacement]:
-    """Where each leaf goes; all that is wrong with the rules is told before anything moves."""
+    """Return the placement of each leaf, or raise for rules that do not fit."""
     params = [e for e in entries if e.role == "parameter"]
-    # The state of an optimizer that comes without its model is matched by its own paths.
+    # See Note [Optimizer state follows its parameter]
     asked = params or [e for e in entries if e.role == "optimizer"]
     chosen = _choose_placements([e.leaf.path for e in asked if e.leaf.shape], rules, bool(params))
     found: dict[int, ResolvedPlacement] = {}
@@ -112,6 +120,7 @@ def _resolve_all(
         placement = chosen.get(entry.leaf.path, Replicate())
         try:
             found[id(entry)] = resolve(entry.leaf, placement, layout)
+        # Without parameters, a rule for a kernel may match state of another shape. Replicate it.
         except ShapeError:
             if params:
                 raise
@@ -135,7 +144,7 @@ def _resolve_all(
 def _choose_placements(
     paths: Sequence[str], rules: Rules, are_params: bool
 ) -> dict[str, Placement]:
-    """The placement of each path, by rules that fit."""
+    """Return the placement of each path. See Note [Rules have no order]."""
     found = {path: [pair for pair in rules.rules if is_match(pair[0], path)] for path in paths}
     several = [(path, [p for p, _ in pairs]) for path, pairs in found.items() if len(pairs) > 1]
     if several:
@@ -190,7 +199,7 @@ def _check_all_match(found: dict[str, Any], rules: Rules, are_params: bool) -> N
 
 
 def _find_parameter(entry: Entry, params: Sequence[Entry]) -> Entry | None:
-    """The parameter that a leaf of an optimizer's state belongs to."""
+    """Return the parameter to which a leaf of optimizer state belongs; None if there is none."""
     own = f"/{entry.leaf.path}"
     fitting = [
         p
@@ -201,10 +210,9 @@ def _find_parameter(entry: Entry, params: Sequence[Entry]) -> Entry | None:
 
 
 def _common_tail(path: str, own: str) -> str:
-    """The longest end of a parameter's path that the other path ends with, without its root.
-
-    In one pytree of both, parameters stand under a name (`params`) that the state has not.
-    """
+    """Return the longest end of a parameter's path that is also the end of the path `own`."""
+    # In one pytree of both, the paths of parameters start with a name (`params`) that the paths
+    # of the state do not contain. So drop segments from the start.
     parts = path.split("/")
     for start in range(len(parts)):
         tail = "/".join(parts[start:])
@@ -215,6 +223,7 @@ def _common_tail(path: str, own: str) -> str:
 
 def _place_leaf(entry: Entry, found: ResolvedPlacement, layout: ReplicaMesh) -> Any:
     value = entry.value
+    # The array may be sharded for another strategy.
     if isinstance(value, Sharded):
         value = value.whole()
     if isinstance(value, jax.core.Tracer):
@@ -232,11 +241,12 @@ def _place_leaf(entry: Entry, found: ResolvedPlacement, layout: ReplicaMesh) -> 
     layout.check_is_there(f"partition.place of an array ({entry.leaf})")
     try:
         if cut is None:
+            # See Note [Who owns host memory]
             return jax.device_put(owned(value), found.sharding)
         padded = pad_dim(jnp.asarray(value), cut.dim, cut.padding(cut.pieces(layout)))
         return Sharded(jax.device_put(padded, found.sharding), *cut)
     except (TypeError, RuntimeError) as error:
-        # What is no array for JAX, and what a donated step has taken.
+        # A value that is no array for JAX, or an array that a step has donated.
         raise ArgumentError(
             f"partition.place cannot put {entry.leaf} on devices: {error}\n\n"
             "It places arrays of numbers that no step has taken by donation.\n\n"

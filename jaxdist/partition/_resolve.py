@@ -1,4 +1,4 @@
-"""One placement for one leaf on one mesh: a layout, or an error that says what would fit."""
+"""Resolution of a placement: the sharding of one leaf on one mesh, or an error with a remedy."""
 
 import dataclasses
 import math
@@ -20,19 +20,19 @@ from jaxdist.partition._placements import (
     Split,
 )
 
-# A dim is not cut without being asked for where padding would make the leaf longer than this.
+# A dim that the user did not name is not sharded if padding would make it longer than this factor.
 _MOST_PADDING = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedPlacement:
-    """Where a leaf goes."""
+    """The sharding of a leaf, and its `Cut` if it becomes a `Sharded` value."""
 
     sharding: NamedSharding
-    cut: Cut | None = None  # of one that is held in pieces
+    cut: Cut | None = None
 
     def padded_shape(self, shape: tuple[int, ...], layout: ReplicaMesh) -> tuple[int, ...]:
-        """The shape with padding."""
+        """Return the shape with padding."""
         if self.cut is None:
             return shape
         more = self.cut.padding(self.cut.pieces(layout))
@@ -41,7 +41,7 @@ class ResolvedPlacement:
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """What is looked at of a leaf."""
+    """The properties of a leaf that decide its placement."""
 
     path: str
     shape: tuple[int, ...]
@@ -53,11 +53,11 @@ class Leaf:
 
 
 def resolve(leaf: Leaf, placement: Placement, layout: ReplicaMesh) -> ResolvedPlacement:
-    """The layout of `leaf`.
+    """Return the sharding of `leaf` by `placement`.
 
     Raises:
-        ShapeError: A dim that is not there, or that does not divide.
-        ArgumentError: Axes or names that are not there.
+        ShapeError: A dim does not exist, or the devices do not divide it.
+        ArgumentError: Axes or names do not exist.
     """
     chosen = (
         _resolve_names(leaf, placement, layout) if isinstance(placement, ByNames) else placement
@@ -84,6 +84,8 @@ def _make_sharding(
     if split is not None:
         logical = layout.logical_axes
         entries[split] = logical[0] if len(logical) == 1 else logical
+    # JAX compares specs entry by entry: with trailing Nones an equal sharding would be another
+    # one, and a step would be compiled twice.
     while entries and entries[-1] is None:
         entries.pop()
     return NamedSharding(layout.mesh, PartitionSpec(*entries))
@@ -136,9 +138,12 @@ def _resolve_cut(
         axes = None if axes == layout.replica_axes else axes
     count = Cut(0, 1, axes).pieces(layout)
     least = placement.min_bytes
+    # The size from which `sharded_update` shards, so that both choose the same leaves.
     if least is None:
         least = cost.pack_below(cost.links_of(layout).inner)
     size = math.prod(leaf.shape)
+    # 4 bytes for each element whatever the dtype is, so that a bfloat16 parameter and its float32
+    # moments are placed alike.
     if layout.num_replicas == 1 or count == 1 or not size or 4 * size < least:
         return None
     if placement.dim is not None:
@@ -159,6 +164,7 @@ def _resolve_cut(
     longer = {d: math.ceil(leaf.shape[d] / count) * count / leaf.shape[d] for d in free}
     if not free or min(longer.values()) > _MOST_PADDING:
         return None
+    # Least padding first; then the largest dim; then the first one, so that the choice is stable.
     dim = min(free, key=lambda d: (longer[d], -leaf.shape[d], d))
     return Cut(dim, leaf.shape[dim], axes, split)
 
@@ -183,7 +189,7 @@ def _describe_indivisible(
 def _resolve_names(
     leaf: Leaf, placement: ByNames, layout: ReplicaMesh
 ) -> Replicate | Split | Shard:
-    """The placement that the names of a leaf's dims say."""
+    """Return the placement that the names of a leaf's dims choose."""
     if not leaf.shape:
         return Replicate()
     if leaf.names is None or len(leaf.names) != len(leaf.shape):

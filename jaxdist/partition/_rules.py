@@ -1,4 +1,11 @@
-"""Rules: which leaf of a model goes where, by its path."""
+"""Rules that choose the placement of each leaf of a model by its path.
+
+# Note [Rules have no order]
+Each parameter matches exactly one rule, or `otherwise`. Each rule matches at least one parameter,
+unless `must_match=False`. In libraries where the first match wins, a layer that is renamed falls
+through to a later rule, and its layout is lost without a message. Here it is an error. So patterns
+need not be sorted, and lists of rules can be joined.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
@@ -18,22 +25,22 @@ class Rules:
     """Patterns over paths, each with a placement.
 
     A pattern is matched against the end of a path such as `layers/0/mlp/up/kernel`, segment by
-    segment: `mlp/up/kernel` and `{up,down}/kernel` match it, `*` is any one segment, `**` any
-    number of them, and a pattern that starts with `/` has to match all of the path. The state
-    that an optimizer keeps for a parameter follows the parameter.
+    segment: `mlp/up/kernel` and `{up,down}/kernel` match it. `*` is any one segment, `**` any
+    number of segments. A pattern that starts with `/` has to match the whole path. The optimizer
+    state of a parameter is placed as the parameter is.
 
-    Each parameter matches one rule. Scalars need none: they are replicated.
+    Each parameter matches one rule. Scalars need no rule: they are replicated.
 
     Args:
         rules: `(pattern, placement)` pairs, or a mapping.
-        otherwise: Placement of the parameters that no rule matches; None is an error for them.
-        activations: `(pattern, placement)` pairs for names of activations; `rules.constrain(x,
-            name)` in the model lays an activation out. `Split` and `Replicate` only.
+        otherwise: Placement of the parameters that no rule matches; with None they are an error.
+        activations: `(pattern, placement)` pairs for names of activations, which
+            `rules.constrain(x, name)` in the model applies. `Split` and `Replicate` only.
         must_match: Whether a rule that matches nothing is an error.
 
     Raises:
-        ArgumentTypeError: What is no pattern, or no placement.
-        ArgumentError: A pattern that is given twice.
+        ArgumentTypeError: A value is no pattern, or no placement.
+        ArgumentError: A pattern is given twice.
 
     Example:
         >>> rules = partition.Rules(
@@ -63,7 +70,7 @@ class Rules:
         self.must_match = as_flag(_CALLER, "must_match", must_match)
 
     def placement_of(self, path: str) -> Placement | None:
-        """What the rules say of one path; None where none matches and there is no `otherwise`.
+        """Return the placement of one path; None if no rule matches and there is no `otherwise`.
 
         Raises:
             ArgumentError: Two rules match.
@@ -79,20 +86,20 @@ class Rules:
         return found[0][1] if found else self.otherwise
 
     def constrain(self, value: Any, name: str) -> Any:
-        """Lay out an activation by its name.
+        """Return an activation with the layout that the rules give its name.
 
         Shapes:
-            As it is: what one replica sees.
+            Unchanged: the shape that one replica sees.
 
         Cost:
-            What moving it into that layout costs; nothing with one logical device.
+            The communication that changes the layout; nothing with one logical device.
 
         Args:
-            value: An array inside a step; outside it comes back as it is.
+            value: An array inside a step; outside of a step it is returned unchanged.
             name: The activation's name, which one of the rules for activations matches.
 
         Raises:
-            ArgumentError: No rule matches the name, or two.
+            ArgumentError: No rule or two rules match the name.
 
         Example:
             >>> rules = partition.Rules([], activations=[("mlp/hidden", partition.Split(-1))])
@@ -123,9 +130,10 @@ class Rules:
 
 
 def as_rules(caller: str, rules: Any) -> Rules:
-    """`rules`, also given as pairs, as a mapping, or as one placement for all leaves."""
+    """Convert pairs, a mapping, or one `ByNames` for all leaves to `Rules`."""
     if isinstance(rules, Rules):
         return rules
+    # Errors name the function that the user called.
     if isinstance(rules, (Mapping, list, tuple)):
         with Renamed(f"{_CALLER} ", f"{caller} "):
             return Rules(rules)
@@ -140,7 +148,7 @@ def as_rules(caller: str, rules: Any) -> Rules:
 
 
 def describe_conflicts(found: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """The message for leaves that more than one rule matches."""
+    """Return the message for leaves that more than one rule matches."""
     lines = [f"{path}: {' and '.join(map(repr, patterns))}" for path, patterns in found]
     return (
         f"partition.Rules: {len(found)} leaf or leaves are matched by more than one rule.\n"
@@ -152,7 +160,7 @@ def describe_conflicts(found: Sequence[tuple[str, Sequence[str]]]) -> str:
 
 
 def format_lines(lines: Sequence[str]) -> str:
-    """The first lines, and how many there are more."""
+    """Return the first lines of a message, and the number of the others."""
     more = len(lines) - _MOST_LISTED
     return "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
 
@@ -185,6 +193,7 @@ def _as_pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
                 'Write for instance ("mlp/up/kernel", partition.Split(1)).'
             )
         pairs.append((pair[0], check_placement(_CALLER, f"{name}[{pair[0]!r}]", pair[1])))
+    # A mapping cannot hold a pattern twice, but a list can. See Note [Rules have no order].
     patterns = [p for p, _ in pairs]
     twice = sorted({p for p in patterns if patterns.count(p) > 1})
     if twice:
