@@ -1,4 +1,4 @@
-"""What `sharded_update` refuses, by name."""
+"""Checks of the arguments of `sharded_update` and `compressed_update`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ _MOST_LISTED = 10
 def as_transformation(
     tx: Any, caller: str = "sharded_update"
 ) -> optax.GradientTransformationExtraArgs:
-    """`tx` as a transformation that takes extra arguments."""
+    """Check `tx`, and return it as a transformation that takes extra arguments."""
     if isinstance(tx, optax.MultiSteps):
         tx = tx.gradient_transformation()
     if not isinstance(tx, optax.GradientTransformation):
@@ -36,7 +36,7 @@ def as_transformation(
 
 
 def check_real_replicas(layout: ReplicaMesh) -> None:
-    """Refuse virtual replicas: they share devices, and a piece belongs to one."""
+    """Check that replicas are not virtual: those share devices, and a piece needs its own."""
     if layout.num_virtual is not None:
         raise ArgumentError(
             "sharded_update was used with a strategy with deterministic=True.\n\n"
@@ -48,9 +48,13 @@ def check_real_replicas(layout: ReplicaMesh) -> None:
 def check_gradients(
     grads: PyTree, params: PyTree, caller: str = "sharded_update", name: str = "updates"
 ) -> None:
-    """Refuse gradients that are not those of these parameters; all leaves are named."""
+    """Check that the gradients have the structure and shapes of the parameters.
+
+    The error names all leaves that do not fit.
+    """
     if params is None:
         return
+    # `optax.lookahead` takes gradients of the fast parameters only.
     if isinstance(params, optax.LookaheadParams):
         params = params.fast
     lines = _differences(grads, params, "the parameter", name)
@@ -61,7 +65,8 @@ def check_gradients(
 def explain_gradients(
     error: Exception, grads: PyTree, state: PyTree, params: PyTree, name: str
 ) -> None:
-    """Raise a better error where no parameters were given, if there is one."""
+    """Raise a better error for an update without parameters, if the cause can be found."""
+    # With parameters, `check_gradients` has compared them already.
     if params is not None:
         return
     for part in _parts_like(state, grads):
@@ -76,16 +81,17 @@ def explain_gradients(
         ) from error
 
 
-# What transformations raise for a state or gradients of another structure than they made.
+# The errors of transformations for a state or gradients of a structure that they do not expect.
 OF_WRONG_TREES = (TypeError, ValueError, AttributeError, IndexError, KeyError)
 
 
 def explain_state(
     error: Exception, init: Callable[[PyTree], PyTree], state: Any, like: Any, name: str
 ) -> None:
-    """Raise a better error where the state is none that the transformation made, if it is so."""
+    """Raise a better error if the state is not one that the transformation made."""
     if isinstance(error, JaxdistError):
         return
+    # This only looks for a better message. If `init` fails too, the first error is the better one.
     try:
         wanted = jax.tree.structure(jax.eval_shape(init, like))
     except Exception:
@@ -107,13 +113,14 @@ def _shorten(structure: Any) -> str:
 
 
 _MOST_SHOWN = 300
-# What the two functions call the gradients.
+# The name of the gradients in each of the two methods, and the method.
 _METHODS = {"updates": "update", "grads": "apply_gradients"}
 
 
 def _parts_like(state: PyTree, grads: PyTree) -> list[PyTree]:
-    """Parts of a state that have the structure of the gradients."""
+    """Return the parts of a state that have the structure of the gradients."""
     structure = jax.tree.structure(grads)
+    # A single array has the structure of every leaf, so nothing can be learned from it.
     if structure == jax.tree.structure(0):
         return []
 
@@ -152,6 +159,7 @@ def _by_path(tree: PyTree) -> dict[str, Any]:
 def _is_different(grad: Any, param: Any) -> bool:
     if grad is None or param is None:
         return True
+    # Gradients may have another float dtype than the parameter, but not ints for floats.
     kinds = [jnp.issubdtype(_dtype(x), jnp.floating) for x in (grad, param)]
     return _shape(grad) != _shape(param) or kinds[0] != kinds[1]
 
@@ -169,7 +177,7 @@ def _dtype(leaf: Any) -> Any:
 
 
 def check_arrays(caller: str, name: str, tree: PyTree) -> None:
-    """Refuse a pytree with a leaf that is neither an array nor a number."""
+    """Check that every leaf is an array or a number."""
     refuse_per_replica(caller, name, tree)
     for path, leaf in tree_flatten_with_path(tree, is_leaf=is_unit)[0]:
         held = from_state(leaf)
@@ -179,7 +187,7 @@ def check_arrays(caller: str, name: str, tree: PyTree) -> None:
 
 
 def refuse_per_replica(caller: str, name: str, tree: PyTree) -> None:
-    """Refuse a pytree in which replicas have values of their own."""
+    """Check that the pytree contains no `PerReplica`."""
     flat = tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, PerReplica))[0]
     for path, leaf in flat:
         if isinstance(leaf, PerReplica):
@@ -191,7 +199,8 @@ def refuse_per_replica(caller: str, name: str, tree: PyTree) -> None:
 
 
 def check_pieces(part: Leaves) -> None:
-    """Refuse nodes of arrays in pieces into which a function of pytrees put something else."""
+    """Check that the array in each `Sharded` has the shape that the `Sharded` declares."""
+    # `jax.tree.map` can put an array of any shape into a pytree node.
     wrong = [
         f"{name}: {list(x.held.shape)} in a node cut along dim {x.dim} of {x.size} elements"
         for x, name in zip(part.arrays, part.names, strict=True)
@@ -209,7 +218,7 @@ def check_pieces(part: Leaves) -> None:
 
 
 def check_whole(state: PyTree) -> None:
-    """Refuse pieces where there is one replica and no step."""
+    """Check that the state has no `Sharded` arrays, for an update outside of every strategy."""
     leaves = Leaves.of(state, "state")
     cut = [n for n, x in zip(leaves.names, leaves.arrays, strict=True) if isinstance(x, Sharded)]
     if cut:
@@ -223,7 +232,7 @@ def check_whole(state: PyTree) -> None:
 
 
 def outside_step_error(describe: str, num_replicas: int) -> ContextError:
-    """The error for an update where replicas have no gradients of their own."""
+    """Return the error for an update outside of a replica."""
     return ContextError(
         f"sharded_update: update was called {describe}, for {num_replicas} replicas.\n\n"
         "Each replica brings the gradients of its part of the batch, so the update is part "
@@ -233,7 +242,7 @@ def outside_step_error(describe: str, num_replicas: int) -> ContextError:
 
 
 def layout_of(caller: str, strategy: Any) -> ReplicaMesh:
-    """The mesh of `strategy`, or an error that says that it is none."""
+    """Check that `strategy` is a strategy, and return its mesh."""
     layout = getattr(strategy, "layout", None)
     if not isinstance(layout, ReplicaMesh):
         raise ArgumentTypeError(

@@ -1,4 +1,4 @@
-"""The first state, in pieces."""
+"""The sharded initial state of `sharded_update`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from jaxdist._values import Cut, Sharded, cut_for, is_sharded, owned, pad_dim, p
 
 
 def shard_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
-    """A state that was made inside a step: each replica keeps its pieces."""
+    """Return a state that was made inside a step, of which each replica keeps its pieces."""
     replicas = Replicas(layout)
     leaves = Leaves.of(state, "state")
     made = []
@@ -31,7 +31,7 @@ def shard_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
 
 
 def shard_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
-    """A state of any layout, over the replicas of one strategy."""
+    """Return a state of any layout, sharded over the replicas of one strategy."""
     leaves = Leaves.of(state, "state")
     made = []
     for array, path in zip(leaves.arrays, leaves.paths, strict=True):
@@ -48,7 +48,7 @@ def shard_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
 def init_outside(
     init: Callable[[PyTree], PyTree], params: PyTree, layout: ReplicaMesh, cuts: Cuts
 ) -> PyTree:
-    """The state that `init` gives, computed in pieces: no device ever has all of it."""
+    """Return the state that `init` makes, computed in pieces: no device ever holds all of it."""
     given = Leaves.of(params, "params")
     made: list[Leaves] = []
     found: list[Cut | None] = []
@@ -63,6 +63,8 @@ def init_outside(
             for x, c in zip(made[0].arrays, found, strict=True)
         ]
 
+    # `out_shardings` needs the structure of the state before the call, so trace it once for the
+    # shapes. `flat` fills `made` and `found`.
     jax.eval_shape(flat, *given.abstract())
     shardings = [
         layout.replicated if c is None else NamedSharding(layout.mesh, c.full_spec(layout))
@@ -75,10 +77,14 @@ def init_outside(
     )
 
 
+# Note [Sharded arrays in NNX state]
+# `nnx.Optimizer` makes a variable of each array of the state. A bare `Sharded` is a pytree node,
+# so NNX would make a variable of the array inside of it, and its dim and size would be lost. A
+# `Sharded` that is in a variable already is left as it is.
 def wrap_in_variables(state: PyTree, params: PyTree) -> PyTree:
-    """A state for parameters that NNX holds: arrays in pieces that are no variables become some.
+    """Return a state for parameters of NNX, with each `Sharded` array in an `nnx.Variable`.
 
-    NNX would make a variable of the array in a `Sharded`, and lose what it says of it.
+    See Note [Sharded arrays in NNX state].
     """
     if not any(map(_is_variable, jax.tree.leaves(params, is_leaf=_is_variable))):
         return state

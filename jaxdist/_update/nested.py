@@ -1,4 +1,4 @@
-"""Transformations that bring gradients together, one inside the other."""
+"""Detection of nested transformations that reduce gradients twice."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,12 +9,13 @@ from jaxdist.errors import ArgumentError
 
 SHARDED, COMPRESSED = "sharded_update", "compressed_update"
 
+# The wrapped transformation may hide the inner one in a closure, so it is found when it is called.
 _WRAPPER: ContextVar[str | None] = ContextVar("jaxdist_update", default=None)
 
 
 @contextlib.contextmanager
 def mark_wrapper(caller: str) -> Iterator[None]:
-    """The block calls the transformation that `caller` wraps."""
+    """Mark that the block calls the transformation that `caller` wraps."""
     token = _WRAPPER.set(caller)
     try:
         yield
@@ -23,11 +24,11 @@ def mark_wrapper(caller: str) -> Iterator[None]:
 
 
 def check_nesting(caller: str, op: ReduceOp) -> None:
-    """Refuse to bring together what another one around has brought together.
+    """Check that no outer transformation has reduced the gradients already.
 
-    The mean of what is equal on all replicas is itself, so a `sharded_update` may be inside a
-    `compressed_update`.
+    A `sharded_update` that takes the mean may be inside a `compressed_update`.
     """
+    # The mean of gradients that are equal on all replicas is the gradients themselves.
     outer = _WRAPPER.get()
     if outer is None or ((outer, caller, op) == (COMPRESSED, SHARDED, ReduceOp.MEAN)):
         return

@@ -1,4 +1,13 @@
-"""A traced program of whole arrays, run on the pieces of one replica."""
+"""An interpreter that runs a traced program of whole arrays on the pieces of one replica.
+
+# Note [Update on pieces]
+`sharded_update` has to give the results of any optax transformation without a list of those that
+work on shards. So it traces `tx.update` on whole arrays, and runs the program operation by
+operation on `Value`s (`values.py`), which are whole, in pieces, or a sum that is not reduced yet.
+An operation runs on pieces only if it is known to be right there: elementwise operations of an
+allow-list, and the rules of `rules.py`. Every other operation gets whole arrays, which an
+all-gather makes. An unknown operation is therefore slow, but never wrong.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,19 +23,21 @@ from jaxdist._values import ELEMENTWISE, Cut
 
 
 class PieceInterpreter:
-    """Evaluates a program whose values are whole or in pieces.
+    """An interpreter of programs whose values are whole or in pieces.
+
+    See Note [Update on pieces].
 
     Guarantees:
-        Every operation gives what it gives on whole arrays. Element by element, broadcasts,
-        reductions and inner products run on pieces where the allow-list and the rules say so;
-        every other operation gets whole arrays, brought together by an all-gather.
+        Every operation gives the result that it gives on whole arrays. Elementwise operations,
+        broadcasts, reductions and inner products run on pieces if the allow-list and the rules
+        say so. Every other operation gets whole arrays, from an all-gather.
     """
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
 
     def run(self, program: Any, inputs: Sequence[Value]) -> list[Value]:
-        """The results of an open or closed program."""
+        """Return the results of an open or closed program."""
         jaxpr = getattr(program, "jaxpr", program)
         env: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
         consts = getattr(program, "consts", ())
@@ -45,6 +56,7 @@ class PieceInterpreter:
 
     def _evaluate(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         name = eqn.primitive.name
+        # An effect (a print, a callback) must see whole arrays, as it does without pieces.
         if eqn.effects:
             return self._run_on_whole(eqn, inputs)
         rule = RULES.get(name)
@@ -52,6 +64,8 @@ class PieceInterpreter:
             found = rule(eqn, inputs)
             if found is not None:
                 return [found]
+        # `Broadcast` is not in this test: as an operand of an elementwise operation it may still
+        # become a piece.
         if all(type(v) is Whole for v in inputs):
             return self._run_on_whole(eqn, inputs)
         if name in ELEMENTWISE:
@@ -68,6 +82,8 @@ class PieceInterpreter:
         return [self._wrap_whole(x) for x in rows]
 
     def _run_elementwise(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+        # Operands are scalars or have the shape of the result. An operand of another shape could
+        # not be sharded along the same dim.
         shape = eqn.outvars[0].aval.shape
         shapes = {tuple(v.aval.shape) for v in eqn.invars} - {(), tuple(shape)}
         cut = next((v.cut for v in inputs if isinstance(v, Piece)), None)
@@ -77,13 +93,15 @@ class PieceInterpreter:
         return [Piece(_compat.bind_like(eqn, local, eqn.params), cut, self._replicas)]
 
     def _run_cond(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
-        """Branches on pieces; a result is in pieces where an operand of its shape is."""
+        """Run a `cond` on pieces; a result is in pieces if an operand of its shape is."""
+        # A `Partial` is not one array, and the operands of `switch` are arrays. So reduce it first.
         index, *operands = [
             self._wrap_whole(v.whole()) if isinstance(v, Partial) else v for v in inputs
         ]
         cuts = [v.cut if isinstance(v, Piece) else None for v in operands]
         avals = [v.aval for v in eqn.invars[1:]]
         known = {tuple(a.shape): c for a, c in zip(avals, cuts, strict=True) if c is not None}
+        # All branches have to return the same form, so it is chosen before any of them is traced.
         out = [known.get(tuple(v.aval.shape)) for v in eqn.outvars]
 
         def make_branch(program: Any) -> Any:
@@ -96,6 +114,8 @@ class PieceInterpreter:
 
         arrays = [v.array if isinstance(v, Piece) else v.whole() for v in operands]
         branches = [make_branch(p) for p in eqn.params["branches"]]
+        # Branches may contain all-gathers, so all replicas have to take the same branch. `piece`
+        # of a scalar marks it, and `run` proves that it is equal on all replicas.
         results = jax.lax.switch(index.piece(Cut(0, 1)), branches, *arrays)
         return [self._wrap(x, c) for x, c in zip(results, out, strict=True)]
 

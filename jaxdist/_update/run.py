@@ -1,4 +1,4 @@
-"""One update, in pieces: reduce-scatter, update, all-gather."""
+"""One update on pieces: reduce-scatter, update, all-gather. See Note [Update on pieces]."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ CALLER = SHARDED
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What one update is made of."""
+    """One update of a `sharded_update`, with the mesh and the options."""
 
     update: Callable[..., tuple[PyTree, PyTree]]
     op: ReduceOp
@@ -42,7 +42,7 @@ class Step:
         *,
         gives_params: bool,
     ) -> tuple[PyTree, PyTree]:
-        """Updates, or new parameters, whole on every replica; and the new state."""
+        """Return updates, or new parameters, whole on every replica; and the new state."""
         replicas = Replicas(self.layout)
         parts = [
             Leaves.of(grads, "grads"),
@@ -55,7 +55,8 @@ class Step:
         cuts = Cuts(self.layout, self.min_bytes, parts[2])
         reduced = self._reduce_gradients(parts[0], cuts, replicas)
         given = [self._as_values(p, cuts, replicas) for p in parts[1:3]]
-        # `optax.lbfgs` takes the gradients twice.
+        # `optax.lbfgs` takes the gradients a second time, as an extra argument. Reuse their pieces,
+        # since the array itself is not reduced.
         known = {id(x): v for x, v in zip(parts[0].arrays, reduced, strict=True)}
         others = [known.get(id(x)) or _wrap_extra(x, n, replicas) for x, n in _zip_names(parts[3])]
         made: list[Leaves] = []
@@ -68,6 +69,7 @@ class Step:
                 trees.append(part.rebuild(rest[:count]))
                 del rest[:count]
             first, after = self.update(trees[0], trees[1], trees[2], **trees[3])
+            # Inside of the traced function, so that the addition runs on pieces too.
             if gives_params:
                 first = optax.apply_updates(trees[2], first)
             made[:] = [Leaves.of(first, "updates"), Leaves.of(after, "state")]
@@ -77,6 +79,7 @@ class Step:
         inputs = [v for values in (reduced, *given, others) for v in values]
         results = PieceInterpreter(replicas).run(traced, inputs)
         count = len(made[0].arrays)
+        # An update of a `Sharded` gradient or parameter stays `Sharded`; all others are gathered.
         in_pieces = {
             path: array.cut
             for part in (parts[0], parts[2])
@@ -91,10 +94,7 @@ class Step:
         return made[0].rebuild(first), made[1].rebuild(after)
 
     def _reduce_gradients(self, grads: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
-        """The gradients of all replicas together: large ones in pieces.
-
-        Those of parameters in pieces are in pieces already, of the mean over the replicas.
-        """
+        """Return the gradients, reduced over all replicas; large ones in pieces."""
         of_leaves = [
             _cut_of_gradient(g, p, cuts) for g, p in zip(grads.arrays, grads.paths, strict=True)
         ]
@@ -103,9 +103,12 @@ class Step:
             for g, c in zip(grads.arrays, of_leaves, strict=True)
             if c is None and not isinstance(g, Sharded)
         ]
+        # One call for all small leaves, so that they share an all-reduce.
         sums = iter(_collectives.all_reduce(CALLER, self.op, small, replicas.layout))
         values: list[Value] = []
         for array, cut in zip(grads.arrays, of_leaves, strict=True):
+            # The gradient of a `Sharded` parameter is the mean already: the transpose of its
+            # gather is a reduce-scatter.
             if isinstance(array, Sharded):
                 times = 1 if self.op is ReduceOp.MEAN else replicas.count
                 held = array.array if times == 1 else array.array * times
@@ -120,7 +123,7 @@ class Step:
         return values
 
     def _as_values(self, part: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
-        """The parameters, or the state."""
+        """Return the values of the parameters, or of the state."""
         values: list[Value] = []
         for array, name, path in zip(part.arrays, part.names, part.paths, strict=True):
             if isinstance(array, Sharded):
@@ -128,14 +131,16 @@ class Step:
                 continue
             whole = Whole(array, replicas, name)
             cut = cuts.cut_of_leaf(array, path)
-            # Both forms are there: what is computed from it is computed in pieces.
+            # A `Piece` that also knows its whole array: operations on it run on pieces, and one
+            # that needs the whole array gets it without an all-gather.
             values.append(whole if cut is None else Piece(whole.piece(cut), cut, replicas, array))
         return values
 
     def _collect_state(
         self, values: Sequence[Value], after: Leaves, parts: Sequence[Leaves], cuts: Cuts
     ) -> list[Any]:
-        """The new state, cut as it came in; what came in whole is cut where the rule says so."""
+        """Return the new state, sharded as the old one; `cuts` decides for whole leaves."""
+        # If the transformation changed the structure of its state, leaves have no old layout.
         before: Sequence[Any] = [None] * len(values)
         if after.treedef == parts[1].treedef and len(parts[1].arrays) == len(values):
             before = parts[1].arrays
@@ -151,13 +156,15 @@ def _as_sharded(value: Value, cut: Cut) -> Sharded:
 
 
 def _cut_of_gradient(grad: Any, path: str, cuts: Cuts) -> Cut | None:
+    # `all_reduce` handles integer gradients, as it does without `sharded_update`.
     if isinstance(grad, Sharded) or not jnp.issubdtype(grad.dtype, jnp.inexact):
         return None
     return cuts.cut_of_leaf(grad, path)
 
 
 def _wrap_extra(array: Any, name: str, replicas: Replicas) -> Whole:
-    """An extra argument. A loss that is not all-reduced is told by its name."""
+    """Return the value of an extra argument."""
+    # Mark a scalar now: if the step passes a loss that is not all-reduced, the error names it.
     value = Whole(array, replicas, name)
     return value if np.ndim(array) else Whole(value.check_replicated(), replicas, name)
 

@@ -145,6 +145,7 @@ def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
             "It is one number for all replicas.\n\n"
             "Pass the sum: all_reduce('sum', number_of_examples) in the step."
         )
+    # NumPy, so that a plain number stays concrete inside a trace and can be checked.
     size = given if isinstance(given, jax.Array) else np.asarray(given)
     if not jnp.issubdtype(size.dtype, jnp.integer):
         raise ArgumentTypeError(

@@ -75,6 +75,7 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
     examples = first + jnp.arange(num_local_examples)
     if not num_local_examples:
         return key[None][:0] if is_typed else key.reshape(1, -1)[:0]
+    # `fold_in` and not `split`: a key must depend on its index only, not on the number of keys.
     keys: jax.Array = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, examples)
     return keys
 
