@@ -10,7 +10,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
-from jaxdist._update.leaves import Leaves, is_array, is_unit
+from jaxdist._update.leaves import Leaves, is_array, is_sharded_leaf
 from jaxdist._validate import as_array, shown
 from jaxdist._validate import is_array as is_jax_array
 from jaxdist._values import PerReplica, Sharded, from_state
@@ -96,7 +96,7 @@ def explain_state(
         wanted = jax.tree.structure(jax.eval_shape(init, like))
     except Exception:
         return
-    found = jax.tree.structure(jax.tree.map(lambda x: 0, state, is_leaf=is_unit))
+    found = jax.tree.structure(jax.tree.map(lambda x: 0, state, is_leaf=is_sharded_leaf))
     if found != wanted:
         raise ArgumentError(
             f"sharded_update: {_METHODS[name]} was given a state with the structure "
@@ -125,7 +125,7 @@ def _parts_like(state: PyTree, grads: PyTree) -> list[PyTree]:
         return []
 
     def is_like(x: Any) -> bool:
-        return jax.tree.structure(x, is_leaf=is_unit) == structure
+        return jax.tree.structure(x, is_leaf=is_sharded_leaf) == structure
 
     return [x for x in jax.tree.leaves(state, is_leaf=is_like) if is_like(x)]
 
@@ -152,7 +152,7 @@ def _do_not_fit_error(lines: list[str], what: str, caller: str, name: str) -> Sh
 
 
 def _by_path(tree: PyTree) -> dict[str, Any]:
-    flat = tree_flatten_with_path(tree, is_leaf=is_unit)[0]
+    flat = tree_flatten_with_path(tree, is_leaf=is_sharded_leaf)[0]
     return {keystr(path): leaf for path, leaf in flat if is_array(leaf)}
 
 
@@ -179,7 +179,7 @@ def _dtype(leaf: Any) -> Any:
 def check_arrays(caller: str, name: str, tree: PyTree) -> None:
     """Check that every leaf is an array or a number."""
     refuse_per_replica(caller, name, tree)
-    for path, leaf in tree_flatten_with_path(tree, is_leaf=is_unit)[0]:
+    for path, leaf in tree_flatten_with_path(tree, is_leaf=is_sharded_leaf)[0]:
         held = from_state(leaf)
         has_dtype = hasattr(held, "dtype") and is_jax_array(held)
         if not has_dtype and not isinstance(held, Sharded):
@@ -219,7 +219,7 @@ def check_pieces(part: Leaves) -> None:
 
 def check_whole(state: PyTree) -> None:
     """Check that the state has no `Sharded` arrays, for an update outside of every strategy."""
-    leaves = Leaves.of(state, "state")
+    leaves = Leaves.flatten(state, "state")
     cut = [n for n, x in zip(leaves.names, leaves.arrays, strict=True) if isinstance(x, Sharded)]
     if cut:
         raise ContextError(

@@ -142,7 +142,7 @@ def compressed_update(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Update:
-    """The two functions of a `CompressedUpdate`; calling it is `update`."""
+    """The `init` and `update` functions of a `CompressedUpdate`; `__call__` is `update`."""
 
     tx: optax.GradientTransformationExtraArgs
     compression: str

@@ -19,61 +19,63 @@ from jaxdist._values import Cut, Sharded, cut_for, is_sharded, owned, pad_dim, p
 def shard_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     """Return a state that was made inside a step, of which each replica keeps its pieces."""
     replicas = Replicas(layout)
-    leaves = Leaves.of(state, "state")
-    made = []
+    leaves = Leaves.flatten(state, "state")
+    new_leaves = []
     for array, name, path in zip(leaves.arrays, leaves.names, leaves.paths, strict=True):
         cut = None if isinstance(array, Sharded) else cuts.cut_of_leaf(array, path)
         value = array
         if cut is not None:
             value = Sharded(Whole(array, replicas, name).piece(cut), *cut)
-        made.append(value)
-    return leaves.rebuild(made)
+        new_leaves.append(value)
+    return leaves.rebuild(new_leaves)
 
 
 def shard_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
     """Return a state of any layout, sharded over the replicas of one strategy."""
-    leaves = Leaves.of(state, "state")
-    made = []
+    leaves = Leaves.flatten(state, "state")
+    new_leaves = []
     for array, path in zip(leaves.arrays, leaves.paths, strict=True):
         whole = array.whole() if isinstance(array, Sharded) else array
         cut = cuts.cut_of_leaf(whole, path)
-        made.append(
+        new_leaves.append(
             jax.device_put(owned(whole), layout.replicated)
             if cut is None
             else cut_for(whole, cut, layout)
         )
-    return leaves.rebuild(made)
+    return leaves.rebuild(new_leaves)
 
 
 def init_outside(
     init: Callable[[PyTree], PyTree], params: PyTree, layout: ReplicaMesh, cuts: Cuts
 ) -> PyTree:
     """Return the state that `init` makes, computed in pieces: no device ever holds all of it."""
-    given = Leaves.of(params, "params")
-    made: list[Leaves] = []
-    found: list[Cut | None] = []
+    given = Leaves.flatten(params, "params")
+    new_leaves: list[Leaves] = []
+    found_cuts: list[Cut | None] = []
 
     def flat(*arrays: Any) -> list[Any]:
         whole = [x.whole() if isinstance(x, Sharded) else x for x in arrays]
-        made[:] = [Leaves.of(init(given.rebuild(whole)), "state")]
-        state = made[0]
-        found[:] = [cuts.cut_of_leaf(x, p) for x, p in zip(state.arrays, state.paths, strict=True)]
+        new_leaves[:] = [Leaves.flatten(init(given.rebuild(whole)), "state")]
+        state = new_leaves[0]
+        found_cuts[:] = [
+            cuts.cut_of_leaf(x, p) for x, p in zip(state.arrays, state.paths, strict=True)
+        ]
         return [
             x if c is None else pad_dim(jnp.asarray(x), c.dim, c.padding(c.pieces(layout)))
-            for x, c in zip(made[0].arrays, found, strict=True)
+            for x, c in zip(new_leaves[0].arrays, found_cuts, strict=True)
         ]
 
     # `out_shardings` needs the structure of the state before the call, so trace it once for the
-    # shapes. `flat` fills `made` and `found`.
-    jax.eval_shape(flat, *given.abstract())
+    # shapes. `flat` fills `new_leaves` and `found_cuts`.
+    jax.eval_shape(flat, *given.shape_structs())
     shardings = [
         layout.replicated if c is None else NamedSharding(layout.mesh, c.full_spec(layout))
-        for c in found
+        for c in found_cuts
     ]
     arrays = [_copy_to_layout(x, layout) for x in given.arrays]
     results = jax.jit(flat, out_shardings=shardings)(*arrays)
-    return made[0].rebuild(
-        [x if c is None else Sharded(x, *c) for x, c in zip(results, found, strict=True)]
+    return new_leaves[0].rebuild(
+        [x if c is None else Sharded(x, *c) for x, c in zip(results, found_cuts, strict=True)]
     )
 
 

@@ -22,9 +22,9 @@ class Leaves:
     paths: tuple[str, ...]  # the names without that of the pytree
 
     @classmethod
-    def of(cls, tree: PyTree, name: str) -> "Leaves":
+    def flatten(cls, tree: PyTree, name: str) -> "Leaves":
         """Flatten a pytree; `Sharded` arrays are leaves."""
-        flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_unit)
+        flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_sharded_leaf)
         marks: list[Any] = []
         arrays: list[Any] = []
         paths: list[str] = []
@@ -47,7 +47,7 @@ class Leaves:
         leaves = [next(rest) if m is None else m.leaf for m in self.marks]
         return jax.tree.unflatten(self.treedef, leaves)
 
-    def abstract(self) -> list[jax.ShapeDtypeStruct]:
+    def shape_structs(self) -> list[jax.ShapeDtypeStruct]:
         """Return the shapes and dtypes of the whole arrays."""
         # With weak types, so that dtypes are promoted in the trace as they are without it.
         return [
@@ -67,7 +67,7 @@ class StaticLeaf:
     leaf: Any
 
 
-def is_unit(x: Any) -> bool:
+def is_sharded_leaf(x: Any) -> bool:
     """Whether `x` is one `Sharded` array, bare or as NNX holds it; for `is_leaf`."""
     return is_sharded(x) or isinstance(from_state(x), Sharded)
 

@@ -121,7 +121,7 @@ def _reduce(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     name, over = eqn.primitive.name, tuple(eqn.params["axes"])
     has_nan = name in _EXTREMES and jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating)
     if has_nan and over:
-        return _extreme(eqn, operand, over)
+        return _reduce_extreme(eqn, operand, over)
     if not isinstance(operand, Piece):
         return None
     dtype, cut, replicas = operand.array.dtype, operand.cut, operand.replicas
@@ -141,7 +141,7 @@ def _reduce(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     return Whole(_reduce_over_replicas(name, local, cut.over(replicas.layout)), replicas)
 
 
-def _extreme(eqn: Any, operand: Value, over: tuple[int, ...]) -> Value | None:
+def _reduce_extreme(eqn: Any, operand: Value, over: tuple[int, ...]) -> Value | None:
     """Reduce to the largest or smallest number, or to nan. See Note [NaN in a maximum]."""
     neutral = _NEUTRAL[eqn.primitive.name](eqn.invars[0].aval.dtype)
     if isinstance(operand, Whole):

@@ -45,10 +45,10 @@ class Step:
         """Return updates, or new parameters, whole on every replica; and the new state."""
         replicas = Replicas(self.layout)
         parts = [
-            Leaves.of(grads, "grads"),
-            Leaves.of(state, "state"),
-            Leaves.of(params, "params"),
-            Leaves.of(extra, "extra arguments"),
+            Leaves.flatten(grads, "grads"),
+            Leaves.flatten(state, "state"),
+            Leaves.flatten(params, "params"),
+            Leaves.flatten(extra, "extra arguments"),
         ]
         for part in parts[:3]:
             check_pieces(part)
@@ -59,7 +59,7 @@ class Step:
         # since the array itself is not reduced.
         known = {id(x): v for x, v in zip(parts[0].arrays, reduced, strict=True)}
         others = [known.get(id(x)) or _wrap_extra(x, n, replicas) for x, n in _zip_names(parts[3])]
-        made: list[Leaves] = []
+        new_leaves: list[Leaves] = []
 
         def flat(*arrays: Any) -> list[Any]:
             rest = list(arrays)
@@ -72,13 +72,13 @@ class Step:
             # Inside of the traced function, so that the addition runs on pieces too.
             if gives_params:
                 first = optax.apply_updates(trees[2], first)
-            made[:] = [Leaves.of(first, "updates"), Leaves.of(after, "state")]
-            return [*made[0].arrays, *made[1].arrays]
+            new_leaves[:] = [Leaves.flatten(first, "updates"), Leaves.flatten(after, "state")]
+            return [*new_leaves[0].arrays, *new_leaves[1].arrays]
 
-        traced = jax.make_jaxpr(flat)(*(a for part in parts for a in part.abstract()))
+        traced = jax.make_jaxpr(flat)(*(a for part in parts for a in part.shape_structs()))
         inputs = [v for values in (reduced, *given, others) for v in values]
         results = PieceInterpreter(replicas).run(traced, inputs)
-        count = len(made[0].arrays)
+        count = len(new_leaves[0].arrays)
         # An update of a `Sharded` gradient or parameter stays `Sharded`; all others are gathered.
         in_pieces = {
             path: array.cut
@@ -88,10 +88,10 @@ class Step:
         }
         first = [
             v.whole() if path not in in_pieces else _as_sharded(v, in_pieces[path])
-            for v, path in zip(results[:count], made[0].paths, strict=True)
+            for v, path in zip(results[:count], new_leaves[0].paths, strict=True)
         ]
-        after = self._collect_state(results[count:], made[1], parts, cuts)
-        return made[0].rebuild(first), made[1].rebuild(after)
+        after = self._collect_state(results[count:], new_leaves[1], parts, cuts)
+        return new_leaves[0].rebuild(first), new_leaves[1].rebuild(after)
 
     def _reduce_gradients(self, grads: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
         """Return the gradients, reduced over all replicas; large ones in pieces."""
@@ -144,11 +144,11 @@ class Step:
         before: Sequence[Any] = [None] * len(values)
         if after.treedef == parts[1].treedef and len(parts[1].arrays) == len(values):
             before = parts[1].arrays
-        made: list[Any] = []
+        new_leaves: list[Any] = []
         for value, old, new, path in zip(values, before, after.arrays, after.paths, strict=True):
             cut = old.cut if isinstance(old, Sharded) else cuts.cut_of_leaf(new, path)
-            made.append(value.whole() if cut is None else _as_sharded(value, cut))
-        return made
+            new_leaves.append(value.whole() if cut is None else _as_sharded(value, cut))
+        return new_leaves
 
 
 def _as_sharded(value: Value, cut: Cut) -> Sharded:

@@ -43,5 +43,5 @@ def moved_errors(
     vector = np.zeros(local * part, total.dtype)
     kept = min(vector.size, total.size)
     vector[:kept] = total[:kept]
-    anew = vector.reshape(local, workers, chunk).transpose(1, 0, 2).reshape(wanted[1])
-    return np.zeros(wanted[0], given.dtype), anew.astype(summed.dtype)
+    new_summed = vector.reshape(local, workers, chunk).transpose(1, 0, 2).reshape(wanted[1])
+    return np.zeros(wanted[0], given.dtype), new_summed.astype(summed.dtype)

@@ -74,7 +74,7 @@ class ShardedUpdate(optax.GradientTransformationExtraArgs):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Update:
-    """The two functions of a `ShardedUpdate`; calling it is `update`."""
+    """The `init` and `update` functions of a `ShardedUpdate`; `__call__` is `update`."""
 
     tx: optax.GradientTransformationExtraArgs
     op: ReduceOp
@@ -96,7 +96,7 @@ class _Update:
         if layout is None or layout.num_replicas == 1:
             return self.tx.init(params)
         checks.check_real_replicas(layout)
-        cuts = Cuts(layout, self.min_bytes, Leaves.of(params, "params"))
+        cuts = Cuts(layout, self.min_bytes, Leaves.flatten(params, "params"))
         # In a step the replicas are manual, so each of them takes its pieces. Outside, a jitted
         # `init` with `out_shardings` avoids that a device holds the whole state.
         if frame is not None and frame.inside_step:

@@ -135,7 +135,7 @@ class Broadcast(Value):
 
     source: Whole
     shape: tuple[int, ...]
-    dims: tuple[int, ...]  # of the result, for each dim of `of`
+    dims: tuple[int, ...]  # dims of the result, for each dim of `source`
     _whole: Any = None
 
     def whole(self) -> Any:

@@ -77,7 +77,7 @@ class Grouper:
             if self._policy is PartialBatch.DROP:
                 examples = sum(1 if e.rows is None else e.rows for e in present)
                 # No later step can be full once a dataset has ended, so the pass ends here.
-                return self._drops.leave_out(examples, index, is_last=not is_full)
+                return self._drops.drop(examples, index, is_last=not is_full)
             raise (
                 _shapes_differ_error(slots, index)
                 if is_full
@@ -122,22 +122,22 @@ class Grouper:
 
     def _incomplete_error(self, slots: list[Slot], index: int) -> ShapeError:
         num_replicas = self._num_replicas
-        dry = [i for i, slot in enumerate(slots) if slot is None]
+        ended = [i for i, slot in enumerate(slots) if slot is None]
         if self._is_per_replica:
-            found = f"The datasets of replicas {dry} have ended, the others have not."
+            found = f"The datasets of replicas {ended} have ended, the others have not."
             drop = f"end every dataset after {index} element(s)"
         else:
-            count = num_replicas - len(dry)
+            count = num_replicas - len(ended)
             found = (
                 f"The dataset ended with {index * num_replicas + count} elements: {count} are "
-                f"left for {num_replicas} replicas, {len(dry)} are missing."
+                f"left for {num_replicas} replicas, {len(ended)} are missing."
             )
             drop = f"drop the last {count} to get {index * num_replicas}"
         remedy = f"Either {drop}, or add" if index else "Add"
         return ShapeError(
             f"{GROUP_CALLER} cannot give every replica a batch in step {index}. {found}\n\n"
             "Each replica takes one element in each step, and none is dropped silently.\n\n"
-            f"{remedy} {len(dry)} more; partial_batch=UNEVEN or PAD takes them as they are."
+            f"{remedy} {len(ended)} more; partial_batch=UNEVEN or PAD takes them as they are."
         )
 
 

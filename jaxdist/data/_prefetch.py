@@ -172,7 +172,7 @@ class Prefetcher(Generic[T]):
         x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
         args = (channel, self._produce, self._finish, x64)
         channel.thread = threading.Thread(
-            target=context.run, args=(_work, *args), name=THREAD_NAME, daemon=True
+            target=context.run, args=(_run_producer, *args), name=THREAD_NAME, daemon=True
         )
         # A signal without a join: a finalizer may run in any thread that holds any lock.
         self._finalizer = weakref.finalize(self, channel.stop)
@@ -182,7 +182,7 @@ class Prefetcher(Generic[T]):
         channel.thread.start()
 
 
-def _work(
+def _run_producer(
     channel: _Channel, produce: Callable[[], Any], finish: Callable[[], None], x64: bool
 ) -> None:
     end = _Stop()

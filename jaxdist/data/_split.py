@@ -67,7 +67,7 @@ class Splitter:
         if self._policy is PartialBatch.UNEVEN:
             return element.treedef.unflatten([self._placer.scatter(x) for x in element.leaves])
         if self._policy is PartialBatch.DROP:
-            return self._drops.leave_out(rows, index)
+            return self._drops.drop(rows, index)
         raise _cannot_split_error(element, index, self._num_replicas, self._policy)
 
     def _pad(self, element: Element, index: int) -> PyTree:

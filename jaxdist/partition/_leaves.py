@@ -35,7 +35,7 @@ def collect_entries(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], P
     The pytree may contain NNX objects, which are changed in place. A variable that two objects
     share is returned once.
     """
-    states, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_state)
+    states, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_special_node)
     entries: list[Entry] = []
     rebuilt: list[Any] = []
     seen: set[int] = set()
@@ -58,7 +58,7 @@ def collect_entries(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], P
             continue
         # A second flatten for the arrays in the node: a list of values, which the setters change
         # before the pytree is rebuilt.
-        inner, shape = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_unit)
+        inner, shape = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_array_node)
         values = [x for _, x in inner]
         for i, (more, value) in enumerate(inner):
             name = _join_path([prefix, *(_key_name(k) for k in more)])
@@ -128,13 +128,13 @@ def _unbox(value: Any) -> tuple[Any, tuple[str | None, ...] | None]:
 
 
 # Pytree nodes that `place` treats as one array.
-def _is_unit(x: Any) -> bool:
+def _is_array_node(x: Any) -> bool:
     return isinstance(x, (Sharded, Partitioned, nnx.Variable))
 
 
-def _is_state(x: Any) -> bool:
+def _is_special_node(x: Any) -> bool:
     nodes = (nnx.Pytree, PerReplica, Variable)
-    return isinstance(x, nodes) or _is_unit(x) or _is_optax_state(x)
+    return isinstance(x, nodes) or _is_array_node(x) or _is_optax_state(x)
 
 
 def _is_optax_state(x: Any) -> bool:

@@ -48,7 +48,7 @@ class Drops:
         self._num_replicas = num_replicas
         self._was_logged = False
 
-    def leave_out(self, examples: int, index: int, *, is_last: bool = False) -> Dropped:
+    def drop(self, examples: int, index: int, *, is_last: bool = False) -> Dropped:
         """Return a `Dropped`, and log the first one."""
         # Every epoch drops the same batches, so one message for a dataset is enough.
         if not self._was_logged:
