@@ -125,8 +125,8 @@ def _reduce(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     if not isinstance(operand, Piece):
         return None
     dtype, cut, replicas = operand.array.dtype, operand.cut, operand.replicas
-    # Minima and maxima are `and` and `or` for booleans, but not for the bits of integers. Complex
-    # numbers have no order.
+    # `and` and `or` of booleans are their minimum and maximum. Those of the bits of integers are
+    # not.
     is_bitwise = name in ("reduce_and", "reduce_or") and dtype != np.bool_
     if is_bitwise or jnp.issubdtype(dtype, jnp.complexfloating):
         return None

@@ -48,7 +48,8 @@ class Replicas:
         axes = cut.over(self.layout)
         array = pad_dim(array, cut.dim, cut.padding(self.pieces(cut)))
         # Scatter over the axes of the cut, then all-reduce the piece over the other replica axes.
-        # This order sends fewer bytes over the other axes, which may be slow links.
+        # This order sends fewer bytes over the other axes, which may be slow links. `opaque` hides
+        # complex constants from XLA, which aborts the process when it sums them.
         piece = jax.lax.psum_scatter(opaque(array), axes, scatter_dimension=cut.dim, tiled=True)
         others = tuple(a for a in self.axes if a not in axes)
         return jax.lax.psum(piece, others) if others else piece

@@ -78,11 +78,9 @@ class Grouper:
                 examples = sum(1 if e.rows is None else e.rows for e in present)
                 # No later step can be full once a dataset has ended, so the pass ends here.
                 return self._drops.drop(examples, index, is_last=not is_full)
-            raise (
-                _shapes_differ_error(slots, index)
-                if is_full
-                else self._incomplete_error(slots, index)
-            )
+            if is_full:
+                raise _shapes_differ_error(slots, index)
+            raise self._incomplete_error(slots, index)
         columns = [_collect_leaf(slots, i) for i in range(len(present[0].leaves))]
         is_even = all(leaf.shape == column[0].shape for column in columns for leaf in column)
         # One global array is one transfer. Arrays of different shapes cannot be shards of one

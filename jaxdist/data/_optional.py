@@ -14,7 +14,7 @@ class OptionalBatch:
     __slots__ = ("_held",)
 
     def __init__(self, held: tuple[PyTree, ...]) -> None:
-        # A tuple, since None is a valid batch and could not mark an empty value.
+        # A tuple of one batch or none: a batch may be any pytree, so no value can mark the end.
         self._held = held
 
     def has_value(self) -> bool:

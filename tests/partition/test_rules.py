@@ -1,4 +1,4 @@
-"""Patterns, rules, and what is said of rules that do not fit."""
+"""Patterns, rules, and the errors for rules that do not fit."""
 
 import fnmatch
 from typing import Any
