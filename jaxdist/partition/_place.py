@@ -2,10 +2,10 @@
 
 # Note [Optimizer state follows its parameter]
 Rules are written for parameters. A leaf of optimizer state (a moment) takes the placement of the
-parameter that has the same shape and the longest common end of the path: `opt_state/0/mu/layers/0/
-mlp/up/kernel` follows `layers/0/mlp/up/kernel`. If the two had different placements, each update
-would move one of them. State of other shapes (adafactor's factors) is replicated. If the tree has
-no parameters, the rules are matched against the paths of the state itself.
+parameter with the same shape and the longest common end of the path: `opt_state/0/mu/mlp/kernel`
+follows `mlp/kernel`. If the two had different placements, each update would move one of them.
+State of other shapes (adafactor's factors) is replicated. If the tree has no parameters, the rules
+are matched against the paths of the state itself.
 """
 
 from collections.abc import Sequence
