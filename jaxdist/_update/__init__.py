@@ -1,4 +1,4 @@
-"""Optimizer updates that bring gradients together themselves."""
+"""Optimizer updates that reduce the gradients themselves."""
 
 from jaxdist._update.compressed import CompressedUpdate as CompressedUpdate
 from jaxdist._update.compressed import CompressionErrors as CompressionErrors

@@ -1,4 +1,4 @@
-"""What `sharded_update` refuses, by name."""
+"""Checks of the arguments of `sharded_update` and `compressed_update`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
-from jaxdist._update.leaves import Leaves, is_array, is_unit
+from jaxdist._update.leaves import Leaves, is_array, is_sharded_leaf
 from jaxdist._validate import as_array, shown
 from jaxdist._validate import is_array as is_jax_array
 from jaxdist._values import PerReplica, Sharded, from_state
@@ -19,10 +19,10 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, Jaxdi
 _MOST_LISTED = 10
 
 
-def checked_transformation(
+def as_transformation(
     tx: Any, caller: str = "sharded_update"
 ) -> optax.GradientTransformationExtraArgs:
-    """`tx` as a transformation that takes extra arguments."""
+    """Check `tx`, and return it as a transformation that takes extra arguments."""
     if isinstance(tx, optax.MultiSteps):
         tx = tx.gradient_transformation()
     if not isinstance(tx, optax.GradientTransformation):
@@ -36,7 +36,7 @@ def checked_transformation(
 
 
 def check_real_replicas(layout: ReplicaMesh) -> None:
-    """Refuse virtual replicas: they share devices, and a piece belongs to one."""
+    """Check that replicas are not virtual: those share devices, and a piece needs its own."""
     if layout.num_virtual is not None:
         raise ArgumentError(
             "sharded_update was used with a strategy with deterministic=True.\n\n"
@@ -48,24 +48,31 @@ def check_real_replicas(layout: ReplicaMesh) -> None:
 def check_gradients(
     grads: PyTree, params: PyTree, caller: str = "sharded_update", name: str = "updates"
 ) -> None:
-    """Refuse gradients that are not those of these parameters; all leaves are named."""
+    """Check that the gradients have the structure and shapes of the parameters.
+
+    The error names all leaves that do not fit.
+    """
     if params is None:
         return
+    # `optax.lookahead` takes gradients of the fast parameters only.
     if isinstance(params, optax.LookaheadParams):
         params = params.fast
     lines = _differences(grads, params, "the parameter", name)
     if lines:
-        raise _do_not_fit(lines, "params", caller, name)
+        raise _do_not_fit_error(lines, "params", caller, name)
 
 
-def explain(error: Exception, grads: PyTree, state: PyTree, params: PyTree, name: str) -> None:
-    """Raise a better error where no parameters were given, if there is one."""
+def explain_gradients(
+    error: Exception, grads: PyTree, state: PyTree, params: PyTree, name: str
+) -> None:
+    """Raise a better error for an update without parameters, if the cause can be found."""
+    # With parameters, `check_gradients` has compared them already.
     if params is not None:
         return
-    for part in _like(state, grads):
+    for part in _parts_like(state, grads):
         lines = _differences(grads, part, "in the state", name)
         if lines:
-            raise _do_not_fit(lines, "the state", "sharded_update", name) from error
+            raise _do_not_fit_error(lines, "the state", "sharded_update", name) from error
     if "params" in str(error):
         raise ArgumentError(
             "sharded_update: update was called without params, and the transformation failed: "
@@ -74,49 +81,51 @@ def explain(error: Exception, grads: PyTree, state: PyTree, params: PyTree, name
         ) from error
 
 
-# What transformations raise for a state or gradients of another structure than they made.
+# The errors of transformations for a state or gradients of a structure that they do not expect.
 OF_WRONG_TREES = (TypeError, ValueError, AttributeError, IndexError, KeyError)
 
 
 def explain_state(
     error: Exception, init: Callable[[PyTree], PyTree], state: Any, like: Any, name: str
 ) -> None:
-    """Raise a better error where the state is none that the transformation made, if it is so."""
+    """Raise a better error if the state is not one that the transformation made."""
     if isinstance(error, JaxdistError):
         return
+    # This only looks for a better message. If `init` fails too, the first error is the better one.
     try:
         wanted = jax.tree.structure(jax.eval_shape(init, like))
     except Exception:
         return
-    found = jax.tree.structure(jax.tree.map(lambda x: 0, state, is_leaf=is_unit))
+    found = jax.tree.structure(jax.tree.map(lambda x: 0, state, is_leaf=is_sharded_leaf))
     if found != wanted:
         raise ArgumentError(
             f"sharded_update: {_METHODS[name]} was given a state with the structure "
-            f"{_cut_off(found)}, and "
-            f"the transformation makes {_cut_off(wanted)}.\n\n"
+            f"{_shorten(found)}, and "
+            f"the transformation makes {_shorten(wanted)}.\n\n"
             "The state belongs to the transformation and the parameters that it was made for.\n\n"
             "Pass what tx.init(params), or the update before, returned."
         ) from error
 
 
-def _cut_off(structure: Any) -> str:
+def _shorten(structure: Any) -> str:
     text = str(structure)
     return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
 
 
 _MOST_SHOWN = 300
-# What the two functions call the gradients.
+# The name of the gradients in each of the two methods, and the method.
 _METHODS = {"updates": "update", "grads": "apply_gradients"}
 
 
-def _like(state: PyTree, grads: PyTree) -> list[PyTree]:
-    """Parts of a state that have the structure of the gradients."""
+def _parts_like(state: PyTree, grads: PyTree) -> list[PyTree]:
+    """Return the parts of a state that have the structure of the gradients."""
     structure = jax.tree.structure(grads)
+    # A single array has the structure of every leaf, so nothing can be learned from it.
     if structure == jax.tree.structure(0):
         return []
 
     def is_like(x: Any) -> bool:
-        return jax.tree.structure(x, is_leaf=is_unit) == structure
+        return jax.tree.structure(x, is_leaf=is_sharded_leaf) == structure
 
     return [x for x in jax.tree.leaves(state, is_leaf=is_like) if is_like(x)]
 
@@ -124,13 +133,13 @@ def _like(state: PyTree, grads: PyTree) -> list[PyTree]:
 def _differences(grads: PyTree, others: PyTree, what: str, name: str) -> list[str]:
     found, wanted = _by_path(grads), _by_path(others)
     return [
-        f"{name}{path}: {_described(found.get(path))}, {what} {_described(wanted.get(path))}"
+        f"{name}{path}: {_describe(found.get(path))}, {what} {_describe(wanted.get(path))}"
         for path in dict.fromkeys([*found, *wanted])
-        if _differs(found.get(path), wanted.get(path))
+        if _is_different(found.get(path), wanted.get(path))
     ]
 
 
-def _do_not_fit(lines: list[str], what: str, caller: str, name: str) -> ShapeError:
+def _do_not_fit_error(lines: list[str], what: str, caller: str, name: str) -> ShapeError:
     more = len(lines) - _MOST_LISTED
     listed = "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
     return ShapeError(
@@ -143,18 +152,19 @@ def _do_not_fit(lines: list[str], what: str, caller: str, name: str) -> ShapeErr
 
 
 def _by_path(tree: PyTree) -> dict[str, Any]:
-    flat = tree_flatten_with_path(tree, is_leaf=is_unit)[0]
+    flat = tree_flatten_with_path(tree, is_leaf=is_sharded_leaf)[0]
     return {keystr(path): leaf for path, leaf in flat if is_array(leaf)}
 
 
-def _differs(grad: Any, param: Any) -> bool:
+def _is_different(grad: Any, param: Any) -> bool:
     if grad is None or param is None:
         return True
+    # Gradients may have another float dtype than the parameter, but not ints for floats.
     kinds = [jnp.issubdtype(_dtype(x), jnp.floating) for x in (grad, param)]
     return _shape(grad) != _shape(param) or kinds[0] != kinds[1]
 
 
-def _described(leaf: Any) -> str:
+def _describe(leaf: Any) -> str:
     return "nothing" if leaf is None else f"{_dtype(leaf)}{list(_shape(leaf))}"
 
 
@@ -167,9 +177,9 @@ def _dtype(leaf: Any) -> Any:
 
 
 def check_arrays(caller: str, name: str, tree: PyTree) -> None:
-    """Refuse a pytree with a leaf that is neither an array nor a number."""
+    """Check that every leaf is an array or a number."""
     refuse_per_replica(caller, name, tree)
-    for path, leaf in tree_flatten_with_path(tree, is_leaf=is_unit)[0]:
+    for path, leaf in tree_flatten_with_path(tree, is_leaf=is_sharded_leaf)[0]:
         held = from_state(leaf)
         has_dtype = hasattr(held, "dtype") and is_jax_array(held)
         if not has_dtype and not isinstance(held, Sharded):
@@ -177,7 +187,7 @@ def check_arrays(caller: str, name: str, tree: PyTree) -> None:
 
 
 def refuse_per_replica(caller: str, name: str, tree: PyTree) -> None:
-    """Refuse a pytree in which replicas have values of their own."""
+    """Check that the pytree contains no `PerReplica`."""
     flat = tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, PerReplica))[0]
     for path, leaf in flat:
         if isinstance(leaf, PerReplica):
@@ -189,7 +199,8 @@ def refuse_per_replica(caller: str, name: str, tree: PyTree) -> None:
 
 
 def check_pieces(part: Leaves) -> None:
-    """Refuse nodes of arrays in pieces into which a function of pytrees put something else."""
+    """Check that the array in each `Sharded` has the shape that the `Sharded` declares."""
+    # `jax.tree.map` can put an array of any shape into a pytree node.
     wrong = [
         f"{name}: {list(x.held.shape)} in a node cut along dim {x.dim} of {x.size} elements"
         for x, name in zip(part.arrays, part.names, strict=True)
@@ -207,8 +218,8 @@ def check_pieces(part: Leaves) -> None:
 
 
 def check_whole(state: PyTree) -> None:
-    """Refuse pieces where there is one replica and no step."""
-    leaves = Leaves.of(state, "state")
+    """Check that the state has no `Sharded` arrays, for an update outside of every strategy."""
+    leaves = Leaves.flatten(state, "state")
     cut = [n for n, x in zip(leaves.names, leaves.arrays, strict=True) if isinstance(x, Sharded)]
     if cut:
         raise ContextError(
@@ -220,8 +231,8 @@ def check_whole(state: PyTree) -> None:
         )
 
 
-def outside_step(describe: str, num_replicas: int) -> ContextError:
-    """The error for an update where replicas have no gradients of their own."""
+def outside_step_error(describe: str, num_replicas: int) -> ContextError:
+    """Return the error for an update outside of a replica."""
     return ContextError(
         f"sharded_update: update was called {describe}, for {num_replicas} replicas.\n\n"
         "Each replica brings the gradients of its part of the batch, so the update is part "
@@ -230,8 +241,8 @@ def outside_step(describe: str, num_replicas: int) -> ContextError:
     )
 
 
-def checked_layout(caller: str, strategy: Any) -> ReplicaMesh:
-    """The mesh of `strategy`, or an error that says that it is none."""
+def layout_of(caller: str, strategy: Any) -> ReplicaMesh:
+    """Check that `strategy` is a strategy, and return its mesh."""
     layout = getattr(strategy, "layout", None)
     if not isinstance(layout, ReplicaMesh):
         raise ArgumentTypeError(

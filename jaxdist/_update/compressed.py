@@ -1,4 +1,12 @@
-"""`compressed_update`: gradients that cross slow links in few bits."""
+"""`compressed_update`, which sends gradients over slow links with few bits.
+
+# Note [Error feedback]
+Rounding a gradient to 8 bits can lose the same small parts in every step, and training can stall.
+So each replica keeps the difference between the number and the rounded number, and adds it to the
+gradient of the next step. The sum of what was sent then differs from the true sum by one rounding
+only, not by one for each step. The state of the transformation is therefore a pair: the errors,
+which differ between replicas, and the state of `tx`.
+"""
 
 import dataclasses
 import logging
@@ -16,12 +24,12 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout
 from jaxdist._typing import PyTree
 from jaxdist._update.checks import (
+    as_transformation,
     check_arrays,
     check_gradients,
-    checked_layout,
-    checked_transformation,
+    layout_of,
 )
-from jaxdist._update.nested import COMPRESSED, around, check_nesting
+from jaxdist._update.nested import COMPRESSED, check_nesting, mark_wrapper
 from jaxdist._validate import shown
 from jaxdist._values import Cut, Sharded, cut_for, from_state
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
@@ -31,10 +39,11 @@ _LOG = logging.getLogger("jaxdist")
 
 
 class CompressionErrors(NamedTuple):
-    """What rounding has taken away so far; each replica holds what it lost itself.
+    """The rounding errors so far, of each replica its own. See Note [Error feedback].
 
-    The two arrays have a row for each replica. They are of one number of replicas and workers;
-    `training.Checkpoints` restores them on another, as the one vector that they stand for.
+    The two arrays have a row for each replica. Their shapes depend on the number of replicas and
+    workers. `training.Checkpoints` restores them for other numbers, by the one vector that the
+    errors represent.
 
     Example:
         >>> tx = compressed_update(optax.sgd(0.1), "int8", workers=2, strategy=MirroredStrategy())
@@ -47,7 +56,7 @@ class CompressionErrors(NamedTuple):
 
 
 class CompressedUpdate(optax.GradientTransformationExtraArgs):
-    """An optax transformation that reduces the gradients itself; see `compressed_update`.
+    """An optax transformation that all-reduces the gradients itself; see `compressed_update`.
 
     Example:
         >>> isinstance(compressed_update(optax.sgd(0.1), "bf16"), optax.GradientTransformation)
@@ -65,13 +74,13 @@ def compressed_update(
     reduce_op: ReduceOp | str = "mean",
     strategy: HasLayout | None = None,
 ) -> CompressedUpdate:
-    """Wrap an optax transformation so that gradients cross between workers in few bits.
+    """Wrap an optax transformation so that workers exchange gradients with few bits.
 
-    In a step, `updates, state = tx.update(grads, state, params)` takes the gradients of the
-    replica as they are, without an all-reduce before. They are added up within each worker in
-    float32, and across workers in bfloat16, or in 8 bits with a scale for each 256 numbers. What
-    rounding takes away is kept on each replica and sent with the next gradients, so that nothing
-    is lost for good. Every replica gets the same bits.
+    In a step, `updates, state = tx.update(grads, state, params)` takes the replica's own
+    gradients, without an all-reduce before it. It sums them within each worker in float32, and
+    across workers in bfloat16, or in 8 bits with a scale for each 256 numbers. Each replica keeps
+    its rounding errors and sends them with the next gradients, so that nothing is lost for good.
+    Every replica gets the same bits.
 
     Shapes:
         Gradients, parameters and updates are whole. The state is `(CompressionErrors, state of
@@ -79,29 +88,29 @@ def compressed_update(
         `W`-th of that, on each device.
 
     Cost:
-        Within workers a reduce-scatter and an all-gather of all bytes. Across, `2 (W-1)/W` of
-        `1/G` of the elements out of each device, of 2 bytes each or of 1.016. On one vector of
-        all leaves: two copies.
+        Within workers a reduce-scatter and an all-gather of all bytes. Across workers, each device
+        sends `2 (W-1)/W` of `1/G` of the elements, of 2 bytes each or of 1.016. All leaves are
+        copied to one vector and back: two copies.
 
     Args:
         tx: Any optax transformation.
         compression: `"bf16"` or `"int8"`.
-        workers: How many groups of neighbouring replicas exchange codes. None is one for each
-            process, or slice of TPUs; with one worker nothing is compressed, which is logged.
-        reduce_op: How the gradients of the replicas are put together, `"mean"` or `"sum"`.
-        strategy: Whose replicas the state of `init` is for where no strategy is current.
+        workers: Number of groups of neighbouring replicas that exchange codes. None is one for
+            each process, or slice of TPUs; with one worker nothing is compressed, which is logged.
+        reduce_op: How to reduce the gradients of the replicas, `"mean"` or `"sum"`.
+        strategy: The strategy for which `init` makes the state if no strategy is current.
 
     Returns:
         An optax transformation.
 
     Raises:
-        ArgumentTypeError: `tx` is not optax's; in `update`, gradients that are no real numbers, or
-            a state that is none.
-        ShapeError: In `update`, gradients that are not those of the parameters.
-        ArgumentError: Unknown `compression` or `reduce_op`; workers that do not divide the
-            replicas; a state of other replicas or workers; a `tx` in which there is another one,
-            or a `sharded_update` that sums.
-        ContextError: `update` outside of a step.
+        ArgumentTypeError: `tx` is not optax's; in `update`, gradients are no real numbers, or the
+            state is no state of this transformation.
+        ShapeError: In `update`, the gradients do not fit the parameters.
+        ArgumentError: Unknown `compression` or `reduce_op`; `workers` does not divide the
+            replicas; the state belongs to other replicas or workers; `tx` contains another
+            `compressed_update`, or a `sharded_update` that sums.
+        ContextError: `update` is called outside of a step.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -120,20 +129,20 @@ def compressed_update(
     """
     _collectives.compression_of(CALLER, compression)
     if strategy is not None:
-        checked_layout(CALLER, strategy)
+        layout_of(CALLER, strategy)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int)):
         raise ArgumentTypeError(
             f"{CALLER} was given workers={shown(workers)}.\n\n"
             "workers is a number of workers, or None.\n\nPass for instance workers=2."
         )
     op = _collectives.reduce_op(CALLER, reduce_op)
-    own = _Update(checked_transformation(tx, CALLER), compression, workers, op, strategy)
+    own = _Update(as_transformation(tx, CALLER), compression, workers, op, strategy)
     return CompressedUpdate(own.init, own)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Update:
-    """The two functions of a `CompressedUpdate`; calling it is `update`."""
+    """The `init` and `update` functions of a `CompressedUpdate`; `__call__` is `update`."""
 
     tx: optax.GradientTransformationExtraArgs
     compression: str
@@ -142,25 +151,27 @@ class _Update:
     strategy: HasLayout | None
 
     def init(self, params: PyTree) -> PyTree:
-        """No errors, and the state of the transformation."""
+        """Return errors of zero and the state of the transformation."""
         check_nesting(CALLER, self.op)
         check_arrays(f"{CALLER}: init", "params", params)
         frame = _replica.current_frame()
         strategy = self.strategy if frame is None else frame.strategy
-        with around(CALLER):
+        with mark_wrapper(CALLER):
             inner = self.tx.init(params)
-        how = None if strategy is None else self._sum(strategy.layout)
+        how = None if strategy is None else self._compressed_sum(strategy.layout)
         if how is None:
             return optax.EmptyState(), inner
         size = sum(int(jnp.size(x)) for x in jax.tree.leaves(params))
         inside = frame is not None and frame.inside_step
-        errors = self._no_errors(how, size, in_step=inside)
+        errors = self._make_zero_errors(how, size, in_step=inside)
         if any(isinstance(x, nnx.Variable) for x in jax.tree.leaves(params, is_leaf=_is_variable)):
-            # NNX would make a variable of the array in a `Sharded`, and lose what it says of it.
+            # See Note [Sharded arrays in NNX state]
             errors = CompressionErrors(*map(nnx.Variable, errors))
         return errors, inner
 
-    def _no_errors(self, how: CompressedSum, size: int, *, in_step: bool) -> CompressionErrors:
+    def _make_zero_errors(
+        self, how: CompressedSum, size: int, *, in_step: bool
+    ) -> CompressionErrors:
         layout = how.layout
         made = []
         for own in how.no_errors(size):
@@ -186,6 +197,7 @@ class _Update:
             errors = CompressionErrors(*map(from_state, errors))
         frame = _replica.current_frame()
         several = frame is not None and frame.strategy.layout.num_replicas > 1
+        # Outside of a strategy, a state without errors is that of one replica, and works.
         if (several and not frame.replica) or (frame is None and errors):
             where = "outside every strategy" if frame is None else frame.describe()
             raise ContextError(
@@ -193,26 +205,28 @@ class _Update:
                 "It sums the gradients of all replicas, so every replica calls it.\n\n"
                 "Call it in the step that you pass to strategy.run."
             )
-        how = None if frame is None else self._sum(frame.strategy.layout)
+        how = None if frame is None else self._compressed_sum(frame.strategy.layout)
         check_gradients(updates, params, CALLER)
         if how is not None:
-            updates, errors = self._reduced(how, updates, errors)
+            updates, errors = self._reduce(how, updates, errors)
         elif frame is not None:
             layout: ReplicaMesh = frame.strategy.layout
             updates = _collectives.all_reduce(CALLER, self.op, updates, layout)
-        with around(CALLER):
+        with mark_wrapper(CALLER):
             updates, inner = self.tx.update(updates, inner, params, **extra)
         return updates, (errors, inner)
 
-    def _reduced(self, how: CompressedSum, grads: PyTree, errors: Any) -> tuple[PyTree, Any]:
+    def _reduce(self, how: CompressedSum, grads: PyTree, errors: Any) -> tuple[PyTree, Any]:
         named, treedef = tree_flatten_with_path(grads)
         if not named:
             return grads, errors
-        leaves = [_real(path, leaf) for path, leaf in named]
+        # One vector, so that the scales of 256 numbers and the errors need no boundaries of leaves.
+        leaves = [_check_real(path, leaf) for path, leaf in named]
         vector = jnp.concatenate([x.astype(jnp.float32).ravel() for x in leaves])
-        own = [x.array[0] for x in self._checked(how, vector.size, errors)]
+        own = [x.array[0] for x in self._check_errors(how, vector.size, errors)]
         if self.op is ReduceOp.MEAN:
-            # Before the sum, so that errors are those of a mean, whoever sends them later.
+            # Divide before the sum. Then the errors are those of a mean, and stay valid when a
+            # checkpoint restores them for another number of replicas.
             vector = vector / how.layout.num_replicas
         total, after = how(vector, Errors(*own))
         found: list[jax.Array] = []
@@ -223,7 +237,7 @@ class _Update:
         kept = [Sharded(e[None], *old.cut) for e, old in zip(after, errors, strict=True)]
         return treedef.unflatten(found), CompressionErrors(*kept)
 
-    def _checked(self, how: CompressedSum, size: int, errors: Any) -> tuple[Sharded, Sharded]:
+    def _check_errors(self, how: CompressedSum, size: int, errors: Any) -> tuple[Sharded, Sharded]:
         count = how.layout.num_replicas
         wanted = [[count, e.size] for e in jax.eval_shape(lambda: how.no_errors(size))]
         pieces = tuple(errors) if isinstance(errors, tuple) else ()
@@ -239,8 +253,8 @@ class _Update:
             )
         return pieces
 
-    def _sum(self, layout: ReplicaMesh) -> CompressedSum | None:
-        """How to add up, or None where there is nothing to compress."""
+    def _compressed_sum(self, layout: ReplicaMesh) -> CompressedSum | None:
+        """Return the sum to use, or None if there is nothing to compress."""
         count = layout.num_replicas
         if count == 1:
             return None
@@ -269,7 +283,7 @@ class _Update:
         return CompressedSum(how, layout, count // workers)
 
 
-def _real(path: Any, leaf: Any) -> jax.Array:
+def _check_real(path: Any, leaf: Any) -> jax.Array:
     array = jnp.asarray(leaf)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise ArgumentTypeError(

@@ -1,4 +1,4 @@
-"""Which arrays are cut over the replicas, and along which dim."""
+"""The choice of the arrays to shard over the replicas, and of the dim."""
 
 import math
 from typing import Any
@@ -10,51 +10,54 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._update.leaves import Leaves
 from jaxdist._values import Cut, Sharded
 
-# A dim is not cut where padding would make the array longer than this.
+# A dim is not sharded if padding would make it longer than this factor.
 _MOST_PADDING = 1.5
 
 
-def worth_cutting(layout: ReplicaMesh) -> float:
-    """Bytes of float32 from which a leaf is updated in pieces.
+def min_bytes_to_cut(layout: ReplicaMesh) -> float:
+    """Return the number of bytes (in float32) from which a leaf is updated in pieces.
 
-    A leaf that is updated in pieces takes a reduce-scatter and an all-gather of its own, where a
-    small one rides in an all-reduce with others; in return each replica reads and writes a part
-    of it. So it pays from where it does not pay to pack a leaf: `latency * bandwidth / 2`.
+    A leaf in pieces needs a reduce-scatter and an all-gather of its own. A small leaf shares one
+    all-reduce with others. In return each replica reads and writes only a part of a leaf in
+    pieces. So pieces are faster from the size on at which packing a leaf into an all-reduce is
+    slower: `latency * bandwidth / 2`.
     """
     return cost.pack_below(cost.links_of(layout).inner)
 
 
 class Cuts:
-    """The rule of one strategy. It looks at shapes alone.
+    """The rule of one strategy, which depends on shapes only.
 
-    So a parameter and all that an optimizer keeps for it, in whatever dtype, are cut alike. What
-    is kept for a parameter that is in pieces itself is cut as the parameter is.
+    So a parameter and its optimizer state are sharded in the same way, whatever their dtypes are.
+    The state of a parameter that is `Sharded` itself is sharded as the parameter is.
     """
 
     def __init__(
         self, layout: ReplicaMesh, min_bytes: float | None, params: Leaves | None = None
     ) -> None:
         self.num_replicas = layout.num_replicas
-        self._least = worth_cutting(layout) if min_bytes is None else min_bytes
-        self._cut_already: list[tuple[str, tuple[int, ...], Cut]] = []
+        self._least = min_bytes_to_cut(layout) if min_bytes is None else min_bytes
+        self._known_cuts: list[tuple[str, tuple[int, ...], Cut]] = []
         if params is not None:
             for array, path in zip(params.arrays, params.paths, strict=True):
                 if isinstance(array, Sharded):
-                    self._cut_already.append((path, array.shape, array.cut))
-            self._cut_already.sort(key=lambda known: -len(known[0]))
+                    self._known_cuts.append((path, array.shape, array.cut))
+            # The longest path first: a path may end with the paths of several parameters.
+            self._known_cuts.sort(key=lambda known: -len(known[0]))
 
-    def of_leaf(self, array: Any, path: str) -> Cut | None:
-        """How a leaf of gradients or state at this path is cut; random keys are not."""
+    def cut_of_leaf(self, array: Any, path: str) -> Cut | None:
+        """Return the `Cut` of a leaf of gradients or state at this path; None if it stays whole."""
+        # Random keys have trailing dims that are not in their shape, so they stay whole.
         if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
             return None
         shape = tuple(array.shape)
-        for tail, wanted, cut in self._cut_already:
+        for tail, wanted, cut in self._known_cuts:
             if path.endswith(tail) and shape == wanted:
                 return cut
-        return self.of(shape)
+        return self.cut_of_shape(shape)
 
-    def of(self, shape: tuple[int, ...]) -> Cut | None:
-        """How an array of this shape is cut, or None where every replica has it whole."""
+    def cut_of_shape(self, shape: tuple[int, ...]) -> Cut | None:
+        """Return the `Cut` of an array of this shape; None if every replica has it whole."""
         count = self.num_replicas
         size = math.prod(shape)
         if count == 1 or not shape or not size or 4 * size < self._least:

@@ -1,4 +1,4 @@
-"""The first state, in pieces."""
+"""The sharded initial state of `sharded_update`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,69 +16,77 @@ from jaxdist._update.values import Replicas, Whole
 from jaxdist._values import Cut, Sharded, cut_for, is_sharded, owned, pad_dim, placement_of
 
 
-def cut_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
-    """A state that was made inside a step: each replica keeps its pieces."""
+def shard_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
+    """Return a state that was made inside a step, of which each replica keeps its pieces."""
     replicas = Replicas(layout)
-    leaves = Leaves.of(state, "state")
-    made = []
+    leaves = Leaves.flatten(state, "state")
+    new_leaves = []
     for array, name, path in zip(leaves.arrays, leaves.names, leaves.paths, strict=True):
-        cut = None if isinstance(array, Sharded) else cuts.of_leaf(array, path)
+        cut = None if isinstance(array, Sharded) else cuts.cut_of_leaf(array, path)
         value = array
         if cut is not None:
             value = Sharded(Whole(array, replicas, name).piece(cut), *cut)
-        made.append(value)
-    return leaves.rebuilt(made)
+        new_leaves.append(value)
+    return leaves.rebuild(new_leaves)
 
 
-def cut_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
-    """A state of any layout, over the replicas of one strategy."""
-    leaves = Leaves.of(state, "state")
-    made = []
+def shard_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
+    """Return a state of any layout, sharded over the replicas of one strategy."""
+    leaves = Leaves.flatten(state, "state")
+    new_leaves = []
     for array, path in zip(leaves.arrays, leaves.paths, strict=True):
         whole = array.whole() if isinstance(array, Sharded) else array
-        cut = cuts.of_leaf(whole, path)
-        made.append(
+        cut = cuts.cut_of_leaf(whole, path)
+        new_leaves.append(
             jax.device_put(owned(whole), layout.replicated)
             if cut is None
             else cut_for(whole, cut, layout)
         )
-    return leaves.rebuilt(made)
+    return leaves.rebuild(new_leaves)
 
 
-def made_outside(
+def init_outside(
     init: Callable[[PyTree], PyTree], params: PyTree, layout: ReplicaMesh, cuts: Cuts
 ) -> PyTree:
-    """The state that `init` gives, computed in pieces: no device ever has all of it."""
-    given = Leaves.of(params, "params")
-    made: list[Leaves] = []
-    found: list[Cut | None] = []
+    """Return the state that `init` makes, computed in pieces: no device ever holds all of it."""
+    given = Leaves.flatten(params, "params")
+    new_leaves: list[Leaves] = []
+    found_cuts: list[Cut | None] = []
 
     def flat(*arrays: Any) -> list[Any]:
         whole = [x.whole() if isinstance(x, Sharded) else x for x in arrays]
-        made[:] = [Leaves.of(init(given.rebuilt(whole)), "state")]
-        state = made[0]
-        found[:] = [cuts.of_leaf(x, p) for x, p in zip(state.arrays, state.paths, strict=True)]
+        new_leaves[:] = [Leaves.flatten(init(given.rebuild(whole)), "state")]
+        state = new_leaves[0]
+        found_cuts[:] = [
+            cuts.cut_of_leaf(x, p) for x, p in zip(state.arrays, state.paths, strict=True)
+        ]
         return [
             x if c is None else pad_dim(jnp.asarray(x), c.dim, c.padding(c.pieces(layout)))
-            for x, c in zip(made[0].arrays, found, strict=True)
+            for x, c in zip(new_leaves[0].arrays, found_cuts, strict=True)
         ]
 
-    jax.eval_shape(flat, *given.abstract())
+    # `out_shardings` needs the structure of the state before the call, so trace it once for the
+    # shapes. `flat` fills `new_leaves` and `found_cuts`.
+    jax.eval_shape(flat, *given.shape_structs())
     shardings = [
         layout.replicated if c is None else NamedSharding(layout.mesh, c.full_spec(layout))
-        for c in found
+        for c in found_cuts
     ]
-    arrays = [_here(x, layout) for x in given.arrays]
+    arrays = [_copy_to_layout(x, layout) for x in given.arrays]
     results = jax.jit(flat, out_shardings=shardings)(*arrays)
-    return made[0].rebuilt(
-        [x if c is None else Sharded(x, *c) for x, c in zip(results, found, strict=True)]
+    return new_leaves[0].rebuild(
+        [x if c is None else Sharded(x, *c) for x, c in zip(results, found_cuts, strict=True)]
     )
 
 
-def with_variables(state: PyTree, params: PyTree) -> PyTree:
-    """A state for parameters that NNX holds: arrays in pieces that are no variables become some.
+# Note [Sharded arrays in NNX state]
+# `nnx.Optimizer` makes a variable of each array of the state. A bare `Sharded` is a pytree node,
+# so NNX would make a variable of the array inside of it, and its dim and size would be lost. A
+# `Sharded` that is in a variable already is left as it is.
+def wrap_in_variables(state: PyTree, params: PyTree) -> PyTree:
+    """Return a state for parameters of NNX, with each `Sharded` array in an `nnx.Variable`.
 
-    NNX would make a variable of the array in a `Sharded`, and lose what it says of it.
+    See Note [Sharded arrays in NNX state].
     """
     if not any(map(_is_variable, jax.tree.leaves(params, is_leaf=_is_variable))):
         return state
@@ -93,7 +101,7 @@ def _is_variable(x: Any) -> bool:
     return isinstance(x, nnx.Variable)
 
 
-def _here(array: Any, layout: ReplicaMesh) -> Any:
+def _copy_to_layout(array: Any, layout: ReplicaMesh) -> Any:
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         return owned(array)
     return jax.device_put(array, placement_of(array, layout).sharding)

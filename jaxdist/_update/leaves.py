@@ -1,4 +1,4 @@
-"""Pytrees of arrays, taken apart so that JAX can trace a function of them."""
+"""Flat pytrees, so that JAX can trace a function of their arrays."""
 
 import dataclasses
 from typing import Any
@@ -13,18 +13,18 @@ from jaxdist._values import Sharded, from_state, is_sharded
 
 @dataclasses.dataclass(frozen=True)
 class Leaves:
-    """A pytree: its arrays, in order, and where they go. What is no array stays in its place."""
+    """A flat pytree: its arrays in order, and its other leaves, which are not traced."""
 
     treedef: PyTreeDef
-    marks: tuple[Any, ...]  # for each leaf: None where it is an array, else a `Kept`
+    marks: tuple[Any, ...]  # for each leaf: None if it is an array, else a `StaticLeaf`
     arrays: tuple[Any, ...]
     names: tuple[str, ...]  # of the arrays
     paths: tuple[str, ...]  # the names without that of the pytree
 
     @classmethod
-    def of(cls, tree: PyTree, name: str) -> "Leaves":
-        """Take a pytree apart; arrays in pieces are leaves."""
-        flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_unit)
+    def flatten(cls, tree: PyTree, name: str) -> "Leaves":
+        """Flatten a pytree; `Sharded` arrays are leaves."""
+        flat, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_sharded_leaf)
         marks: list[Any] = []
         arrays: list[Any] = []
         paths: list[str] = []
@@ -32,46 +32,49 @@ class Leaves:
             leaf = from_state(leaf)
             if is_array(leaf):
                 marks.append(None)
+                # Python numbers become arrays; objects and text raise an error that names them.
                 own = hasattr(leaf, "dtype") and getattr(leaf.dtype, "kind", "V") not in "OSUmM"
-                arrays.append(leaf if own else _own_array(name, keystr(path), leaf))
+                arrays.append(leaf if own else _convert_leaf(name, keystr(path), leaf))
                 paths.append(keystr(path))
             else:
-                marks.append(Kept(leaf))
+                marks.append(StaticLeaf(leaf))
         names = tuple(name + path for path in paths)
         return cls(treedef, tuple(marks), tuple(arrays), names, tuple(paths))
 
-    def rebuilt(self, arrays: Any) -> PyTree:
-        """The pytree with other arrays."""
+    def rebuild(self, arrays: Any) -> PyTree:
+        """Return the pytree with other arrays."""
         rest = iter(arrays)
         leaves = [next(rest) if m is None else m.leaf for m in self.marks]
         return jax.tree.unflatten(self.treedef, leaves)
 
-    def abstract(self) -> list[jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of the arrays, whole."""
+    def shape_structs(self) -> list[jax.ShapeDtypeStruct]:
+        """Return the shapes and dtypes of the whole arrays."""
+        # With weak types, so that dtypes are promoted in the trace as they are without it.
         return [
             jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False)))
             for x in self.arrays
         ]
 
 
-def _own_array(name: str, path: str, leaf: Any) -> Any:
+def _convert_leaf(name: str, path: str, leaf: Any) -> Any:
     return as_array("sharded_update: update", name + path, leaf)
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
-    """A leaf that is no array."""
+class StaticLeaf:
+    """A leaf that is no array, wrapped to distinguish it from the mark None."""
 
     leaf: Any
 
 
-def is_unit(x: Any) -> bool:
-    """For `is_leaf`: whether `x` is one array in pieces, as such or as NNX holds it."""
+def is_sharded_leaf(x: Any) -> bool:
+    """Whether `x` is one `Sharded` array, bare or as NNX holds it; for `is_leaf`."""
     return is_sharded(x) or isinstance(from_state(x), Sharded)
 
 
 def is_array(leaf: Any) -> bool:
     """Whether a leaf is an array or a number."""
+    # A Python bool is a setting that a transformation may use in an `if`, so it is not traced.
     if isinstance(leaf, bool):
         return False
     return isinstance(leaf, (Sharded, int, float, complex)) or hasattr(leaf, "dtype")

@@ -1,4 +1,4 @@
-"""Transformations that bring gradients together, one inside the other."""
+"""Detection of nested transformations that reduce gradients twice."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,26 +9,27 @@ from jaxdist.errors import ArgumentError
 
 SHARDED, COMPRESSED = "sharded_update", "compressed_update"
 
-_AROUND: ContextVar[str | None] = ContextVar("jaxdist_update", default=None)
+# The wrapped transformation may hide the inner one in a closure, so it is found when it is called.
+_WRAPPER: ContextVar[str | None] = ContextVar("jaxdist_update", default=None)
 
 
 @contextlib.contextmanager
-def around(caller: str) -> Iterator[None]:
-    """The block calls the transformation that `caller` wraps."""
-    token = _AROUND.set(caller)
+def mark_wrapper(caller: str) -> Iterator[None]:
+    """Mark that the block calls the transformation that `caller` wraps."""
+    token = _WRAPPER.set(caller)
     try:
         yield
     finally:
-        _AROUND.reset(token)
+        _WRAPPER.reset(token)
 
 
 def check_nesting(caller: str, op: ReduceOp) -> None:
-    """Refuse to bring together what another one around has brought together.
+    """Check that no outer transformation has reduced the gradients already.
 
-    The mean of what is equal on all replicas is itself, so a `sharded_update` may be inside a
-    `compressed_update`.
+    A `sharded_update` that takes the mean may be inside a `compressed_update`.
     """
-    outer = _AROUND.get()
+    # The mean of gradients that are equal on all replicas is the gradients themselves.
+    outer = _WRAPPER.get()
     if outer is None or ((outer, caller, op) == (COMPRESSED, SHARDED, ReduceOp.MEAN)):
         return
     remedy = f"Leave the {caller} inside out: {outer}(tx) of the transformation itself."

@@ -1,4 +1,13 @@
-"""A traced program of whole arrays, run on the pieces of one replica."""
+"""An interpreter that runs a traced program of whole arrays on the pieces of one replica.
+
+# Note [Update on pieces]
+`sharded_update` has to give the results of any optax transformation without a list of those that
+work on shards. So it traces `tx.update` on whole arrays, and runs the program operation by
+operation on `Value`s (`values.py`), which are whole, in pieces, or a sum that is not reduced yet.
+An operation runs on pieces only if it is known to be right there: elementwise operations of an
+allow-list, and the rules of `rules.py`. Every other operation gets whole arrays, which an
+all-gather makes. An unknown operation is therefore slow, but never wrong.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,93 +22,106 @@ from jaxdist._update.values import Partial, Piece, Replicas, Value, Whole
 from jaxdist._values import ELEMENTWISE, Cut
 
 
-class Partitioned:
-    """Evaluates a program whose values are whole or in pieces.
+class PieceInterpreter:
+    """An interpreter of programs whose values are whole or in pieces.
+
+    See Note [Update on pieces].
 
     Guarantees:
-        Every operation gives what it gives on whole arrays. Element by element, broadcasts,
-        reductions and inner products run on pieces where the allow-list and the rules say so;
-        every other operation gets whole arrays, brought together by an all-gather.
+        Every operation gives the result that it gives on whole arrays. Elementwise operations,
+        broadcasts, reductions and inner products run on pieces if the allow-list and the rules
+        say so. Every other operation gets whole arrays, from an all-gather.
     """
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
 
     def run(self, program: Any, inputs: Sequence[Value]) -> list[Value]:
-        """The results of an open or closed program."""
+        """Return the results of an open or closed program."""
         jaxpr = getattr(program, "jaxpr", program)
         env: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
         consts = getattr(program, "consts", ())
-        env.update({v: self._whole(c) for v, c in zip(jaxpr.constvars, consts, strict=True)})
+        env.update({v: self._wrap_whole(c) for v, c in zip(jaxpr.constvars, consts, strict=True)})
 
         def read(atom: Any) -> Value:
-            return self._whole(atom.val) if isinstance(atom, Literal) else env[atom]
+            return self._wrap_whole(atom.val) if isinstance(atom, Literal) else env[atom]
 
         for eqn in jaxpr.eqns:
-            results = self._equation(eqn, [read(v) for v in eqn.invars])
+            results = self._evaluate(eqn, [read(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def _whole(self, array: Any) -> Whole:
+    def _wrap_whole(self, array: Any) -> Whole:
         return Whole(array, self._replicas)
 
-    def _equation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+    def _evaluate(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         name = eqn.primitive.name
+        # An effect (a print, a callback) must see whole arrays, as it does without pieces.
         if eqn.effects:
-            return self._on_whole(eqn, inputs)
+            return self._run_on_whole(eqn, inputs)
         rule = RULES.get(name)
         if rule is not None:
             found = rule(eqn, inputs)
             if found is not None:
                 return [found]
+        # `Broadcast` is not in this test: as an operand of an elementwise operation it may still
+        # become a piece.
         if all(type(v) is Whole for v in inputs):
-            return self._on_whole(eqn, inputs)
+            return self._run_on_whole(eqn, inputs)
         if name in ELEMENTWISE:
-            return self._elementwise(eqn, inputs)
+            return self._run_elementwise(eqn, inputs)
         if name in CALLS and CALLS[name] in eqn.params:
             return self.run(eqn.params[CALLS[name]], inputs)
         if name == "cond":
-            return self._cond(eqn, inputs)
-        return self._on_whole(eqn, inputs)
+            return self._run_cond(eqn, inputs)
+        return self._run_on_whole(eqn, inputs)
 
-    def _on_whole(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+    def _run_on_whole(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
         results = _compat.bind_like(eqn, [v.whole() for v in inputs], eqn.params)
         rows = results if eqn.primitive.multiple_results else [results]
-        return [self._whole(x) for x in rows]
+        return [self._wrap_whole(x) for x in rows]
 
-    def _elementwise(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+    def _run_elementwise(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+        # Operands are scalars or have the shape of the result. An operand of another shape could
+        # not be sharded along the same dim.
         shape = eqn.outvars[0].aval.shape
         shapes = {tuple(v.aval.shape) for v in eqn.invars} - {(), tuple(shape)}
         cut = next((v.cut for v in inputs if isinstance(v, Piece)), None)
         if cut is None or shapes or eqn.primitive.multiple_results:
-            return self._on_whole(eqn, inputs)
+            return self._run_on_whole(eqn, inputs)
         local = [v.piece(cut) for v in inputs]
         return [Piece(_compat.bind_like(eqn, local, eqn.params), cut, self._replicas)]
 
-    def _cond(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
-        """Branches on pieces; a result is in pieces where an operand of its shape is."""
-        index, *operands = [self._whole(v.whole()) if isinstance(v, Partial) else v for v in inputs]
+    def _run_cond(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+        """Run a `cond` on pieces; a result is in pieces if an operand of its shape is."""
+        # A `Partial` is not one array, and the operands of `switch` are arrays. So reduce it first.
+        index, *operands = [
+            self._wrap_whole(v.whole()) if isinstance(v, Partial) else v for v in inputs
+        ]
         cuts = [v.cut if isinstance(v, Piece) else None for v in operands]
         avals = [v.aval for v in eqn.invars[1:]]
         known = {tuple(a.shape): c for a, c in zip(avals, cuts, strict=True) if c is not None}
+        # All branches have to return the same form, so it is chosen before any of them is traced.
         out = [known.get(tuple(v.aval.shape)) for v in eqn.outvars]
 
-        def of(program: Any) -> Any:
+        def make_branch(program: Any) -> Any:
             def branch(*arrays: Any) -> list[Any]:
-                given = [self._as(x, c) for x, c in zip(arrays, cuts, strict=True)]
-                made = self.run(program, given)
-                return [_like(v, c) for v, c in zip(made, out, strict=True)]
+                given = [self._wrap(x, c) for x, c in zip(arrays, cuts, strict=True)]
+                results_of_branch = self.run(program, given)
+                return [_unwrap(v, c) for v, c in zip(results_of_branch, out, strict=True)]
 
             return branch
 
         arrays = [v.array if isinstance(v, Piece) else v.whole() for v in operands]
-        branches = [of(p) for p in eqn.params["branches"]]
+        branches = [make_branch(p) for p in eqn.params["branches"]]
+        # Branches may contain all-gathers, so all replicas have to take the same branch. `piece`
+        # of a scalar marks it, and `run` proves that it is equal on all replicas.
         results = jax.lax.switch(index.piece(Cut(0, 1)), branches, *arrays)
-        return [self._as(x, c) for x, c in zip(results, out, strict=True)]
+        return [self._wrap(x, c) for x, c in zip(results, out, strict=True)]
 
-    def _as(self, array: Any, cut: Cut | None) -> Value:
-        return self._whole(array) if cut is None else Piece(array, cut, self._replicas)
+    def _wrap(self, array: Any, cut: Cut | None) -> Value:
+        return self._wrap_whole(array) if cut is None else Piece(array, cut, self._replicas)
 
 
-def _like(value: Value, cut: Cut | None) -> Any:
+def _unwrap(value: Value, cut: Cut | None) -> Any:
     return value.whole() if cut is None else value.piece(cut)

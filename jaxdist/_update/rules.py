@@ -1,4 +1,7 @@
-"""Operations that may run on pieces, other than element by element."""
+"""Rules for operations that may run on pieces, besides elementwise ones.
+
+See Note [Update on pieces].
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,26 +11,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._update.values import Partial, Piece, Spread, Value, Whole
+from jaxdist._update.values import Broadcast, Partial, Piece, Value, Whole
 from jaxdist._values import Cut
 
-# A rule gives the result, or None where the operation has to run on whole arrays.
+# A rule returns the result, or None if the operation has to run on whole arrays.
 Rule = Callable[[Any, Sequence[Value]], Value | None]
 
 
 def _broadcast(eqn: Any, inputs: Sequence[Value]) -> Value | None:
+    # More inputs are sizes that are known at run time only.
     if len(inputs) != 1:
         return None
     [operand] = inputs
     shape, dims = tuple(eqn.params["shape"]), tuple(eqn.params["broadcast_dimensions"])
     if isinstance(operand, Partial):
         operand = Whole(operand.whole(), operand.replicas)
+    # Not computed yet: the operation that uses it may need only the piece.
     if isinstance(operand, Whole):
         array = jnp.asarray(operand.array, eqn.invars[0].aval.dtype)
-        return Spread(Whole(array, operand.replicas, operand.name), shape, dims)
+        return Broadcast(Whole(array, operand.replicas, operand.name), shape, dims)
     if not isinstance(operand, Piece):
         return None
     cut = operand.cut._replace(dim=dims[operand.cut.dim])
+    # A dim of size 1 that is broadcast is no longer the dim that was cut.
     if shape[cut.dim] != cut.size:
         return None
     local = cut.local_shape(shape, operand.replicas.pieces(cut))
@@ -35,7 +41,7 @@ def _broadcast(eqn: Any, inputs: Sequence[Value]) -> Value | None:
 
 
 def _reshape(eqn: Any, inputs: Sequence[Value]) -> Value | None:
-    """Where the cut dim stays as it is, or is the first and takes in those behind it."""
+    """Reshape a piece if the cut dim stays, or if it is the first and takes in the later dims."""
     [operand, *sizes] = inputs
     if sizes or not isinstance(operand, Piece):
         return None
@@ -43,6 +49,7 @@ def _reshape(eqn: Any, inputs: Sequence[Value]) -> Value | None:
         return None
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     cut, count = operand.cut, operand.replicas.pieces(operand.cut)
+    # A dim is unchanged if its size and the product of the dims before it are.
     lead = math.prod(before[: cut.dim])
     for dim in range(len(after)):
         if math.prod(after[:dim]) != lead:
@@ -51,6 +58,8 @@ def _reshape(eqn: Any, inputs: Sequence[Value]) -> Value | None:
         if size == cut.size:
             new = Cut(dim, size, cut.axes)
             local = new.local_shape(tuple(after), count)
+        # Flattening. With padding the pieces would have a wrong length: the pieces of a flat array
+        # have `ceil(n*m / R)` elements, and those of its rows `ceil(n / R) * m`.
         elif lead == 1 and size == math.prod(before) and not cut.padding(count):
             new = Cut(dim, size, cut.axes)
             local = new.local_shape(tuple(after), count)
@@ -82,7 +91,7 @@ def _largest(dtype: Any) -> Any:
     return True if dtype == np.bool_ else jnp.iinfo(dtype).max
 
 
-def _over_all(name: str, local: Any, axes: Any) -> Any:
+def _reduce_over_replicas(name: str, local: Any, axes: Any) -> Any:
     is_bool = local.dtype == np.bool_
     array = local.astype(jnp.int32) if is_bool else local
     reduce = jax.lax.pmin if name in ("reduce_min", "reduce_and") else jax.lax.pmax
@@ -90,6 +99,7 @@ def _over_all(name: str, local: Any, axes: Any) -> Any:
     return total.astype(bool) if is_bool else total
 
 
+# The values that padding gets, so that it does not change a reduction. See Note [Padding of pieces]
 _NEUTRAL: dict[str, Callable[[Any], Any]] = {
     "reduce_sum": lambda dtype: False if dtype == np.bool_ else 0,
     "reduce_max": _smallest,
@@ -99,9 +109,10 @@ _NEUTRAL: dict[str, Callable[[Any], Any]] = {
 }
 
 
-# [Note: nan in a maximum]
-# XLA on CPU leaves nan out of a maximum over many elements, and of one over devices. A nan in the
-# gradients would become a large number, or none. So it is looked for beside the maximum.
+# Note [NaN in a maximum]
+# XLA on CPU ignores nan in a maximum over many elements, and in one over devices. A nan in the
+# gradients would then disappear, or become a large number. So the rule computes the maximum of the
+# other numbers and a flag for nan, and puts nan back. Both are reduced by one collective.
 _EXTREMES = frozenset({"reduce_max", "reduce_min"})
 
 
@@ -110,60 +121,66 @@ def _reduce(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     name, over = eqn.primitive.name, tuple(eqn.params["axes"])
     has_nan = name in _EXTREMES and jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating)
     if has_nan and over:
-        return _extreme(eqn, operand, over)
+        return _reduce_extreme(eqn, operand, over)
     if not isinstance(operand, Piece):
         return None
     dtype, cut, replicas = operand.array.dtype, operand.cut, operand.replicas
+    # `and` and `or` of booleans are their minimum and maximum. Those of the bits of integers are
+    # not.
     is_bitwise = name in ("reduce_and", "reduce_or") and dtype != np.bool_
     if is_bitwise or jnp.issubdtype(dtype, jnp.complexfloating):
         return None
     if cut.dim not in over:
-        [local] = _reduced(eqn, operand.array)
+        [local] = _bind(eqn, operand.array)
         dim = cut.dim - sum(d < cut.dim for d in over)
         return Piece(local, cut._replace(dim=dim), replicas)
-    [local] = _reduced(eqn, operand.masked(_NEUTRAL[name](dtype)))
+    [local] = _bind(eqn, operand.mask_padding(_NEUTRAL[name](dtype)))
+    # Not reduced over the replicas yet, so that sums of several leaves share one all-reduce.
     if name == "reduce_sum":
         return Partial(local, None, replicas, cut.over(replicas.layout))
-    return Whole(_over_all(name, local, cut.over(replicas.layout)), replicas)
+    return Whole(_reduce_over_replicas(name, local, cut.over(replicas.layout)), replicas)
 
 
-def _extreme(eqn: Any, operand: Value, over: tuple[int, ...]) -> Value | None:
-    """The largest or smallest number, or nan where there is one; see the note above."""
+def _reduce_extreme(eqn: Any, operand: Value, over: tuple[int, ...]) -> Value | None:
+    """Reduce to the largest or smallest number, or to nan. See Note [NaN in a maximum]."""
     neutral = _NEUTRAL[eqn.primitive.name](eqn.invars[0].aval.dtype)
     if isinstance(operand, Whole):
-        return Whole(_or_nan(*_apart(eqn, operand.array, over, neutral)), operand.replicas)
+        return Whole(
+            _restore_nan(*_separate_nan(eqn, operand.array, over, neutral)), operand.replicas
+        )
     if not isinstance(operand, Piece):
         return None
     cut, replicas = operand.cut, operand.replicas
     if cut.dim not in over:
         dim = cut.dim - sum(d < cut.dim for d in over)
-        array = _or_nan(*_apart(eqn, operand.array, over, neutral))
+        array = _restore_nan(*_separate_nan(eqn, operand.array, over, neutral))
         return Piece(array, cut._replace(dim=dim), replicas)
-    largest, found = _apart(eqn, operand.masked(neutral), over, neutral)
+    # The sign makes a minimum a maximum, so that one `pmax` reduces the number and the flag.
+    largest, found = _separate_nan(eqn, operand.mask_padding(neutral), over, neutral)
     sign = -1 if eqn.primitive.name == "reduce_min" else 1
     both = jnp.stack([largest * sign, found.astype(largest.dtype)])
     both = jax.lax.pmax(both, cut.over(replicas.layout))
-    return Whole(_or_nan(both[0] * sign, both[1] > 0), replicas)
+    return Whole(_restore_nan(both[0] * sign, both[1] > 0), replicas)
 
 
-def _apart(eqn: Any, array: Any, over: tuple[int, ...], neutral: Any) -> tuple[Any, Any]:
-    """The largest or smallest of the numbers that are none, and where there are others."""
+def _separate_nan(eqn: Any, array: Any, over: tuple[int, ...], neutral: Any) -> tuple[Any, Any]:
+    """Return the largest or smallest number that is not nan, and whether there is a nan."""
     array = jnp.asarray(array)
     is_nan = jnp.isnan(array)
-    [found] = _reduced(eqn, jnp.where(is_nan, jnp.asarray(neutral, array.dtype), array))
+    [found] = _bind(eqn, jnp.where(is_nan, jnp.asarray(neutral, array.dtype), array))
     return found, jnp.any(is_nan, axis=over)
 
 
-def _or_nan(array: Any, is_nan: Any) -> Any:
+def _restore_nan(array: Any, is_nan: Any) -> Any:
     return jnp.where(is_nan, jnp.asarray(jnp.nan, array.dtype), array)
 
 
-def _reduced(eqn: Any, array: Any) -> list[Any]:
+def _bind(eqn: Any, array: Any) -> list[Any]:
     return [eqn.primitive.bind(array, **eqn.params)]
 
 
 def _dot(eqn: Any, inputs: Sequence[Value]) -> Value | None:
-    """Where the dim that is cut is contracted, as in an inner product of two leaves."""
+    """Multiply pieces if the cut dim is contracted, as in an inner product of two leaves."""
     left, right = inputs
     (of_left, of_right), (batch, _) = eqn.params["dimension_numbers"]
     if not (isinstance(left, Piece) and isinstance(right, Piece)) or batch:
@@ -171,17 +188,19 @@ def _dot(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     pairs = list(zip(of_left, of_right, strict=True))
     if left.cut[1:3] != right.cut[1:3] or (left.cut.dim, right.cut.dim) not in pairs:
         return None
-    local = eqn.primitive.bind(left.masked(0), right.masked(0), **eqn.params)
+    # Both are masked: the padding of one may be nan, and nan times 0 is nan.
+    local = eqn.primitive.bind(left.mask_padding(0), right.mask_padding(0), **eqn.params)
     return Partial(local, None, left.replicas, left.cut.over(left.replicas.layout))
 
 
 def _add(eqn: Any, inputs: Sequence[Value]) -> Value | None:
     first, second = inputs
+    # Only for equal shapes and dtypes: `Partial.add` neither broadcasts nor promotes.
     if len({v.aval.shape for v in eqn.invars}) > 1 or len({v.aval.dtype for v in eqn.invars}) > 1:
         return None
     for one, other in ((first, second), (second, first)):
         if isinstance(one, Partial) and isinstance(other, (Partial, Whole)):
-            return one.added(other)
+            return one.add(other)
     return None
 
 

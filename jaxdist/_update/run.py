@@ -1,4 +1,4 @@
-"""One update, in pieces: reduce-scatter, update, all-gather."""
+"""One update on pieces: reduce-scatter, update, all-gather. See Note [Update on pieces]."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from jaxdist._update.checks import check_pieces
 from jaxdist._update.cuts import Cuts
 from jaxdist._update.leaves import Leaves
 from jaxdist._update.nested import SHARDED
-from jaxdist._update.partitioned import Partitioned
+from jaxdist._update.partitioned import PieceInterpreter
 from jaxdist._update.values import Piece, Replicas, Value, Whole
 from jaxdist._values import Cut, Sharded
 
@@ -26,7 +26,7 @@ CALLER = SHARDED
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What one update is made of."""
+    """One update of a `sharded_update`, with the mesh and the options."""
 
     update: Callable[..., tuple[PyTree, PyTree]]
     op: ReduceOp
@@ -42,41 +42,44 @@ class Step:
         *,
         gives_params: bool,
     ) -> tuple[PyTree, PyTree]:
-        """Updates, or new parameters, whole on every replica; and the new state."""
+        """Return updates, or new parameters, whole on every replica; and the new state."""
         replicas = Replicas(self.layout)
         parts = [
-            Leaves.of(grads, "grads"),
-            Leaves.of(state, "state"),
-            Leaves.of(params, "params"),
-            Leaves.of(extra, "extra arguments"),
+            Leaves.flatten(grads, "grads"),
+            Leaves.flatten(state, "state"),
+            Leaves.flatten(params, "params"),
+            Leaves.flatten(extra, "extra arguments"),
         ]
         for part in parts[:3]:
             check_pieces(part)
         cuts = Cuts(self.layout, self.min_bytes, parts[2])
-        reduced = self._reduced(parts[0], cuts, replicas)
-        given = [self._values(p, cuts, replicas) for p in parts[1:3]]
-        # `optax.lbfgs` takes the gradients twice.
+        reduced = self._reduce_gradients(parts[0], cuts, replicas)
+        given = [self._as_values(p, cuts, replicas) for p in parts[1:3]]
+        # `optax.lbfgs` takes the gradients a second time, as an extra argument. Reuse their pieces,
+        # since the array itself is not reduced.
         known = {id(x): v for x, v in zip(parts[0].arrays, reduced, strict=True)}
-        others = [known.get(id(x)) or _extra(x, n, replicas) for x, n in _named(parts[3])]
-        made: list[Leaves] = []
+        others = [known.get(id(x)) or _wrap_extra(x, n, replicas) for x, n in _zip_names(parts[3])]
+        new_leaves: list[Leaves] = []
 
         def flat(*arrays: Any) -> list[Any]:
             rest = list(arrays)
             trees = []
             for part in parts:
                 count = len(part.arrays)
-                trees.append(part.rebuilt(rest[:count]))
+                trees.append(part.rebuild(rest[:count]))
                 del rest[:count]
             first, after = self.update(trees[0], trees[1], trees[2], **trees[3])
+            # Inside of the traced function, so that the addition runs on pieces too.
             if gives_params:
                 first = optax.apply_updates(trees[2], first)
-            made[:] = [Leaves.of(first, "updates"), Leaves.of(after, "state")]
-            return [*made[0].arrays, *made[1].arrays]
+            new_leaves[:] = [Leaves.flatten(first, "updates"), Leaves.flatten(after, "state")]
+            return [*new_leaves[0].arrays, *new_leaves[1].arrays]
 
-        traced = jax.make_jaxpr(flat)(*(a for part in parts for a in part.abstract()))
+        traced = jax.make_jaxpr(flat)(*(a for part in parts for a in part.shape_structs()))
         inputs = [v for values in (reduced, *given, others) for v in values]
-        results = Partitioned(replicas).run(traced, inputs)
-        count = len(made[0].arrays)
+        results = PieceInterpreter(replicas).run(traced, inputs)
+        count = len(new_leaves[0].arrays)
+        # An update of a `Sharded` gradient or parameter stays `Sharded`; all others are gathered.
         in_pieces = {
             path: array.cut
             for part in (parts[0], parts[2])
@@ -84,26 +87,28 @@ class Step:
             if isinstance(array, Sharded)
         }
         first = [
-            v.whole() if path not in in_pieces else _cut(v, in_pieces[path])
-            for v, path in zip(results[:count], made[0].paths, strict=True)
+            v.whole() if path not in in_pieces else _as_sharded(v, in_pieces[path])
+            for v, path in zip(results[:count], new_leaves[0].paths, strict=True)
         ]
-        after = self._state(results[count:], made[1], parts, cuts)
-        return made[0].rebuilt(first), made[1].rebuilt(after)
+        after = self._collect_state(results[count:], new_leaves[1], parts, cuts)
+        return new_leaves[0].rebuild(first), new_leaves[1].rebuild(after)
 
-    def _reduced(self, grads: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
-        """The gradients of all replicas together: large ones in pieces.
-
-        Those of parameters in pieces are in pieces already, of the mean over the replicas.
-        """
-        of_leaves = [_cut_of(g, p, cuts) for g, p in zip(grads.arrays, grads.paths, strict=True)]
+    def _reduce_gradients(self, grads: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
+        """Return the gradients, reduced over all replicas; large ones in pieces."""
+        of_leaves = [
+            _cut_of_gradient(g, p, cuts) for g, p in zip(grads.arrays, grads.paths, strict=True)
+        ]
         small = [
             g
             for g, c in zip(grads.arrays, of_leaves, strict=True)
             if c is None and not isinstance(g, Sharded)
         ]
+        # One call for all small leaves, so that they share an all-reduce.
         sums = iter(_collectives.all_reduce(CALLER, self.op, small, replicas.layout))
         values: list[Value] = []
         for array, cut in zip(grads.arrays, of_leaves, strict=True):
+            # The gradient of a `Sharded` parameter is the mean already: the transpose of its
+            # gather is a reduce-scatter.
             if isinstance(array, Sharded):
                 times = 1 if self.op is ReduceOp.MEAN else replicas.count
                 held = array.array if times == 1 else array.array * times
@@ -117,48 +122,52 @@ class Step:
             values.append(Piece(mean, cut, replicas))
         return values
 
-    def _values(self, part: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
-        """The parameters, or the state."""
+    def _as_values(self, part: Leaves, cuts: Cuts, replicas: Replicas) -> list[Value]:
+        """Return the values of the parameters, or of the state."""
         values: list[Value] = []
         for array, name, path in zip(part.arrays, part.names, part.paths, strict=True):
             if isinstance(array, Sharded):
                 values.append(Piece(array.array, array.cut, replicas))
                 continue
             whole = Whole(array, replicas, name)
-            cut = cuts.of_leaf(array, path)
-            # Both forms are there: what is computed from it is computed in pieces.
+            cut = cuts.cut_of_leaf(array, path)
+            # A `Piece` that also knows its whole array: operations on it run on pieces, and one
+            # that needs the whole array gets it without an all-gather.
             values.append(whole if cut is None else Piece(whole.piece(cut), cut, replicas, array))
         return values
 
-    def _state(
+    def _collect_state(
         self, values: Sequence[Value], after: Leaves, parts: Sequence[Leaves], cuts: Cuts
     ) -> list[Any]:
-        """The new state, cut as it came in; what came in whole is cut where the rule says so."""
+        """Return the new state, sharded as the old one; `cuts` decides for whole leaves."""
+        # If the transformation changed the structure of its state, leaves have no old layout.
         before: Sequence[Any] = [None] * len(values)
         if after.treedef == parts[1].treedef and len(parts[1].arrays) == len(values):
             before = parts[1].arrays
-        made: list[Any] = []
+        new_leaves: list[Any] = []
         for value, old, new, path in zip(values, before, after.arrays, after.paths, strict=True):
-            cut = old.cut if isinstance(old, Sharded) else cuts.of_leaf(new, path)
-            made.append(value.whole() if cut is None else _cut(value, cut))
-        return made
+            cut = old.cut if isinstance(old, Sharded) else cuts.cut_of_leaf(new, path)
+            new_leaves.append(value.whole() if cut is None else _as_sharded(value, cut))
+        return new_leaves
 
 
-def _cut(value: Value, cut: Cut) -> Sharded:
+def _as_sharded(value: Value, cut: Cut) -> Sharded:
     return Sharded(value.piece(cut), *cut)
 
 
-def _cut_of(grad: Any, path: str, cuts: Cuts) -> Cut | None:
+def _cut_of_gradient(grad: Any, path: str, cuts: Cuts) -> Cut | None:
+    # `all_reduce` handles integer gradients, as it does without `sharded_update`.
     if isinstance(grad, Sharded) or not jnp.issubdtype(grad.dtype, jnp.inexact):
         return None
-    return cuts.of_leaf(grad, path)
+    return cuts.cut_of_leaf(grad, path)
 
 
-def _extra(array: Any, name: str, replicas: Replicas) -> Whole:
-    """An extra argument. A loss that is not all-reduced is told by its name."""
+def _wrap_extra(array: Any, name: str, replicas: Replicas) -> Whole:
+    """Return the value of an extra argument."""
+    # Mark a scalar now: if the step passes a loss that is not all-reduced, the error names it.
     value = Whole(array, replicas, name)
-    return value if np.ndim(array) else Whole(value.proved(), replicas, name)
+    return value if np.ndim(array) else Whole(value.check_replicated(), replicas, name)
 
 
-def _named(part: Leaves) -> list[tuple[Any, str]]:
+def _zip_names(part: Leaves) -> list[tuple[Any, str]]:
     return list(zip(part.arrays, part.names, strict=True))

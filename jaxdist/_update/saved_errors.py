@@ -1,8 +1,9 @@
-"""Rounding errors of `compressed_update` that were kept for other replicas.
+"""Rounding errors of `compressed_update`, converted for another number of replicas.
 
-What they stand for is one vector of the size of the gradients: what is still to be added to the
-next ones. It is the sum of what all replicas hold, each at its place of the vector, and it does
-not depend on how many there are. So it is put together, and cut anew.
+The errors of all replicas represent one vector of the size of the gradients: the rest that has to
+be added to the next gradients. The vector is the sum of the errors of all replicas, each at its
+place. It does not depend on the number of replicas. So a checkpoint is restored by computing the
+vector and splitting it again. See Note [Error feedback].
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def are_errors(shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Whether two arrays of these shapes can be `given` and `summed` of some replicas."""
+    """Whether arrays of these two shapes can be the `given` and `summed` errors of replicas."""
     if not all(len(s) == 2 and min(s) > 0 for s in shapes) or shapes[0][0] != shapes[1][0]:
         return False
     (replicas, part), (_, chunk) = shapes
@@ -23,12 +24,12 @@ def are_errors(shapes: Sequence[tuple[int, ...]]) -> bool:
 def moved_errors(
     given: np.ndarray, summed: np.ndarray, wanted: Shapes
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The errors of all replicas, as other replicas and workers hold them.
+    """Return the errors of all replicas in the shapes of other replicas and workers.
 
     Shapes:
         `given` `[R, P]` and `summed` `[R, P/W]` for `R` replicas of `W` workers, as
-        `CompressedSum` makes them. The whole of it goes into `summed`, which covers the vector
-        once; `given` is 0.
+        `CompressedSum` makes them. The result has the whole vector in `summed`, which covers it
+        once, and zeros in `given`.
     """
     replicas, part = given.shape
     workers = part // summed.shape[1]
@@ -38,9 +39,9 @@ def moved_errors(
     (replicas, part), (_, chunk) = wanted
     workers = part // chunk
     local = replicas // workers
-    # What is behind the gradients is padding, on which nothing is lost.
+    # Elements behind the gradients are padding, whose errors are 0, so they may be dropped.
     vector = np.zeros(local * part, total.dtype)
     kept = min(vector.size, total.size)
     vector[:kept] = total[:kept]
-    anew = vector.reshape(local, workers, chunk).transpose(1, 0, 2).reshape(wanted[1])
-    return np.zeros(wanted[0], given.dtype), anew.astype(summed.dtype)
+    new_summed = vector.reshape(local, workers, chunk).transpose(1, 0, 2).reshape(wanted[1])
+    return np.zeros(wanted[0], given.dtype), new_summed.astype(summed.dtype)

@@ -1,4 +1,4 @@
-"""`sharded_update`: any optax transformation, updated in pieces."""
+"""`sharded_update`, which runs the update of any optax transformation on pieces."""
 
 import dataclasses
 from typing import Any
@@ -13,19 +13,19 @@ from jaxdist._replica import HasLayout
 from jaxdist._typing import PyTree
 from jaxdist._update import checks
 from jaxdist._update.cuts import Cuts
-from jaxdist._update.init import cut_in_step, cut_outside, made_outside, with_variables
+from jaxdist._update.init import init_outside, shard_in_step, shard_outside, wrap_in_variables
 from jaxdist._update.leaves import Leaves
-from jaxdist._update.nested import around, check_nesting
+from jaxdist._update.nested import check_nesting, mark_wrapper
 from jaxdist._update.run import CALLER, Step
 from jaxdist._validate import Renamed, check_has_arrays, checked_size
 from jaxdist._values import Sharded, gathered, is_sharded, layout_of_pieces
 
 
 class ShardedUpdate(optax.GradientTransformationExtraArgs):
-    """An optax transformation whose update each replica does a part of; see `sharded_update`.
+    """An optax transformation of whose update each replica computes a part; see `sharded_update`.
 
-    `init(params)` and `update(grads, state, params, **extra)` are those of optax. The gradients
-    are the replica's own, not reduced yet.
+    `init(params)` and `update(grads, state, params, **extra)` are those of optax. `update` takes
+    the gradients of one replica, before any all-reduce.
 
     Example:
         >>> tx = sharded_update(optax.sgd(0.1))
@@ -38,20 +38,20 @@ class ShardedUpdate(optax.GradientTransformationExtraArgs):
     def apply_gradients(
         self, grads: PyTree, state: PyTree, params: PyTree, **extra: Any
     ) -> tuple[PyTree, PyTree]:
-        """The new parameters and the new state: `update` and `optax.apply_updates` in one.
+        """Return new parameters and the new state: `update` and `optax.apply_updates` in one.
 
         Shapes:
             As for `update`.
 
         Cost:
             As for `update`, without a pass over all parameters on every replica: the parameters
-            are updated in pieces, and they are what is gathered.
+            are updated in pieces, and then gathered in the place of the updates.
 
         Args:
             grads: Gradients of this replica.
-            state: From `init`, or from the step before.
-            params: The parameters, the same on all replicas.
-            extra: What the transformation takes beside them.
+            state: The state from `init`, or from the previous step.
+            params: The parameters, equal on all replicas.
+            extra: Extra arguments of the transformation.
 
         Returns:
             New parameters, whole on every replica, and the new state.
@@ -74,7 +74,7 @@ class ShardedUpdate(optax.GradientTransformationExtraArgs):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Update:
-    """The two functions of a `ShardedUpdate`; calling it is `update`."""
+    """The `init` and `update` functions of a `ShardedUpdate`; `__call__` is `update`."""
 
     tx: optax.GradientTransformationExtraArgs
     op: ReduceOp
@@ -82,48 +82,50 @@ class _Update:
     strategy: HasLayout | None
 
     def init(self, params: PyTree) -> PyTree:
-        """The first state."""
+        """Return the initial state."""
         check_nesting(CALLER, self.op)
         checks.check_arrays(f"{CALLER}: init", "params", params)
-        with around(CALLER):
-            return with_variables(self._first(params), params)
+        with mark_wrapper(CALLER):
+            return wrap_in_variables(self._init_state(params), params)
 
-    def _first(self, params: PyTree) -> PyTree:
+    def _init_state(self, params: PyTree) -> PyTree:
         frame = _replica.current_frame()
         strategy = self.strategy if frame is None else frame.strategy
-        # Parameters in pieces say themselves whose they are.
+        # `Sharded` parameters know the mesh of their strategy.
         layout = layout_of_pieces(params) if strategy is None else strategy.layout
         if layout is None or layout.num_replicas == 1:
             return self.tx.init(params)
         checks.check_real_replicas(layout)
-        cuts = Cuts(layout, self.min_bytes, Leaves.of(params, "params"))
+        cuts = Cuts(layout, self.min_bytes, Leaves.flatten(params, "params"))
+        # In a step the replicas are manual, so each of them takes its pieces. Outside, a jitted
+        # `init` with `out_shardings` avoids that a device holds the whole state.
         if frame is not None and frame.inside_step:
-            return cut_in_step(self.tx.init(_gathered(params, layout)), layout, cuts)
-        return made_outside(self.tx.init, params, layout, cuts)
+            return shard_in_step(self.tx.init(_gather_params(params, layout)), layout, cuts)
+        return init_outside(self.tx.init, params, layout, cuts)
 
     def __call__(
         self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, PyTree]:
-        step = self._step(updates, state, params, "updates")
-        with around(CALLER):
+        step = self._make_step(updates, state, params, "updates")
+        with mark_wrapper(CALLER):
             if step is None:
-                return self._alone(updates, state, params, extra, "updates")
-            return self._named(step, updates, state, params, extra, gives_params=False)
+                return self._run_on_one_replica(updates, state, params, extra, "updates")
+            return self._run_step(step, updates, state, params, extra, gives_params=False)
 
     def apply_gradients(
         self, grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, Any]
     ) -> tuple[PyTree, PyTree]:
-        """New parameters in the place of updates."""
-        step = self._step(grads, state, params, "grads")
-        with around(CALLER):
+        """Return new parameters and the new state; see `ShardedUpdate.apply_gradients`."""
+        step = self._make_step(grads, state, params, "grads")
+        with mark_wrapper(CALLER):
             if step is None:
-                updates, state = self._alone(grads, state, params, extra, "grads")
+                updates, state = self._run_on_one_replica(grads, state, params, extra, "grads")
                 return optax.apply_updates(params, updates), state
             with Renamed("sharded_update: update ", "sharded_update: apply_gradients "):
-                return self._named(step, grads, state, params, extra, gives_params=True)
+                return self._run_step(step, grads, state, params, extra, gives_params=True)
 
-    def _step(self, grads: PyTree, state: PyTree, params: PyTree, name: str) -> Step | None:
-        """What to run, or None where there is one replica."""
+    def _make_step(self, grads: PyTree, state: PyTree, params: PyTree, name: str) -> Step | None:
+        """Return the update to run, or None for one replica."""
         check_nesting(CALLER, self.op)
         checks.check_gradients(grads, params, CALLER, name)
         frame = _replica.current_frame()
@@ -135,10 +137,10 @@ class _Update:
             return None
         checks.check_real_replicas(layout)
         if frame.replica is None:
-            raise checks.outside_step(frame.describe(), layout.num_replicas)
+            raise checks.outside_step_error(frame.describe(), layout.num_replicas)
         return Step(self.tx.update, self.op, layout, self.min_bytes)
 
-    def _named(
+    def _run_step(
         self,
         step: Step,
         grads: PyTree,
@@ -148,19 +150,21 @@ class _Update:
         *,
         gives_params: bool,
     ) -> tuple[PyTree, PyTree]:
+        # A transformation raises JAX's own errors for a wrong pytree. The search for the cause
+        # traces `init`, so it runs only after an error.
         try:
             return step.run(grads, state, params, extra, gives_params=gives_params)
         except checks.OF_WRONG_TREES as error:
             name = "grads" if gives_params else "updates"
-            checks.explain(error, grads, state, params, name)
+            checks.explain_gradients(error, grads, state, params, name)
             like = grads if params is None else params
             checks.explain_state(error, self.tx.init, state, like, name)
             raise
 
-    def _alone(
+    def _run_on_one_replica(
         self, grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, Any], name: str
     ) -> tuple[PyTree, PyTree]:
-        """The update of one replica, which may still hold pieces: one of each array."""
+        """Run the update of one replica, whose state may still be `Sharded`, in one piece each."""
         held, treedef = jax.tree.flatten(state, is_leaf=is_sharded)
         whole = [x.whole() if isinstance(x, Sharded) else x for x in held]
         try:
@@ -168,12 +172,13 @@ class _Update:
                 grads, jax.tree.unflatten(treedef, whole), params, **extra
             )
         except checks.OF_WRONG_TREES as error:
-            checks.explain(error, grads, state, params, name)
+            checks.explain_gradients(error, grads, state, params, name)
             like = grads if params is None else params
             checks.explain_state(error, self.tx.init, state, like, name)
             raise
         if not any(map(is_sharded, held)):
             return updates, after
+        # The new state has the structure of the old one, as a loop over steps requires.
         new = [
             Sharded(x, *old.cut) if isinstance(old, Sharded) else x
             for x, old in zip(treedef.flatten_up_to(after), held, strict=True)
@@ -181,7 +186,7 @@ class _Update:
         return updates, jax.tree.unflatten(treedef, new)
 
 
-def _gathered(params: PyTree, layout: ReplicaMesh) -> PyTree:
+def _gather_params(params: PyTree, layout: ReplicaMesh) -> PyTree:
     return jax.tree.map(
         lambda x: gathered(x, layout) if is_sharded(x) else x, params, is_leaf=is_sharded
     )
@@ -196,19 +201,19 @@ def sharded_update(
 ) -> ShardedUpdate:
     """Wrap an optax transformation so that each replica updates a piece of every array (ZeRO-1).
 
-    In a step, `updates, state = tx.update(grads, state, params)` takes the gradients of the
-    replica as they are, without an all-reduce before: it brings them together piece by piece (a
-    reduce-scatter), updates the pieces, and gathers the updates. The optimizer state lies in
-    pieces, one on each device. With one replica it is `tx` itself.
+    In a step, `updates, state = tx.update(grads, state, params)` takes the replica's own
+    gradients, without an all-reduce before it. It reduces them piece by piece (a reduce-scatter),
+    updates the pieces, and gathers the updates. The optimizer state is sharded, with one piece on
+    each device. With one replica it is `tx` itself.
 
-    The whole of what is done to the gradients goes inside: a transformation that is chained before
-    this one sees the gradients of one replica.
+    Put everything that changes the gradients inside: a transformation that is chained before this
+    one sees the gradients of one replica.
 
     Guarantees:
-        The results are those of `tx` on all-reduced gradients, up to the order of sums. That is
-        proved operation by operation from the traced `tx.update`: what is known to act on each
-        element by itself runs on pieces, sums over a leaf or a tree get their all-reduce, and
-        every other operation gets whole arrays, brought together for it.
+        The results are those of `tx` on all-reduced gradients, up to the order of sums. jaxdist
+        proves that operation by operation from the traced `tx.update`. Operations that are known
+        to be elementwise run on pieces. Sums over a leaf or a tree get an all-reduce. Every other
+        operation gets whole arrays, which are gathered for it.
 
     Shapes:
         Gradients, parameters and updates are whole. State leaves `[..., n, ...]` are `Sharded`
@@ -217,14 +222,15 @@ def sharded_update(
     Cost:
         For each large leaf one reduce-scatter and one all-gather: together the bytes of an
         all-reduce. One all-reduce for all small leaves. The state takes `1/R` of the memory, and
-        the update `1/R` of the time. What cannot run on pieces takes an all-gather more.
+        the update `1/R` of the time. An operation that cannot run on pieces costs one more
+        all-gather.
 
     Args:
         tx: Any optax transformation; `optax.MultiSteps` too.
-        reduce_op: How the gradients of the replicas are put together, `"mean"` or `"sum"`.
+        reduce_op: How to reduce the gradients of the replicas, `"mean"` or `"sum"`.
         min_bytes: Leaves with fewer bytes (in float32) stay whole on every replica; None takes
-            the size from which cutting pays, by the latency of a collective.
-        strategy: Whose replicas the state of `init` is cut for where no strategy is current.
+            the size from which sharding is faster, by the latency of a collective.
+        strategy: The strategy for which `init` shards the state if no strategy is current.
 
     Returns:
         An `optax.GradientTransformationExtraArgs` with one more method, `apply_gradients`.
@@ -232,7 +238,7 @@ def sharded_update(
     Raises:
         ArgumentTypeError: `tx` is not optax's.
         ArgumentError: Unknown `reduce_op`, or `min_bytes` below 0; when it is used, a strategy
-            with `deterministic=True`, or a `tx` in which there is a `sharded_update` or
+            with `deterministic=True`, or a `tx` that contains a `sharded_update` or
             `compressed_update`.
 
     Example:
@@ -252,35 +258,36 @@ def sharded_update(
     Source:
         ZeRO, arXiv:1910.02054; Xu et al., arXiv:2004.13336.
     """
-    whole = checks.checked_transformation(tx)
+    whole = checks.as_transformation(tx)
     op = _collectives.reduce_op(CALLER, reduce_op)
     if strategy is not None:
-        checks.checked_layout("sharded_update", strategy)
+        checks.layout_of("sharded_update", strategy)
     own = _Update(whole, op, checked_size(CALLER, "min_bytes", min_bytes), strategy)
     return ShardedUpdate(own.init, own)
 
 
 def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None = None) -> PyTree:
-    """Optimizer state of any layout, cut for the replicas of a strategy.
+    """Return optimizer state of any layout, sharded for the replicas of a strategy.
 
-    For a state that was made for another number of replicas, or by the transformation itself.
+    Use it for a state that was made for another number of replicas, or by the transformation
+    itself.
 
     Shapes:
-        Every array whole, in pieces, or on the host; the result as `sharded_update` makes it.
+        Every array is whole, `Sharded`, or on the host; the result is as `sharded_update` makes it.
 
     Cost:
-        A copy; arrays in pieces are put together on the way.
+        A copy; `Sharded` arrays are gathered first.
 
     Args:
         state: Any pytree.
-        strategy: The strategy whose steps will take it.
+        strategy: The strategy whose steps will take the state.
         min_bytes: As for `sharded_update`.
 
     Returns:
         The pytree with `Sharded` arrays, and others replicated. With one replica all are whole.
 
     Raises:
-        ArgumentTypeError: `strategy` is none.
+        ArgumentTypeError: `strategy` is no strategy.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -288,10 +295,10 @@ def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None =
         >>> state[0].mu
         Sharded(float32[3, 16] cut along dim 1, held as [3, 16])
     """
-    layout = checks.checked_layout("shard_state", strategy)
+    layout = checks.layout_of("shard_state", strategy)
     check_has_arrays("shard_state", "state", state)
     checks.refuse_per_replica("shard_state", "state", state)
     with Renamed("sharded_update: update ", "shard_state "):
-        return cut_outside(
+        return shard_outside(
             state, layout, Cuts(layout, checked_size("shard_state", "min_bytes", min_bytes))
         )

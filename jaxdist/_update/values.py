@@ -1,4 +1,10 @@
-"""What a value of `tx.update` is while the update runs in pieces."""
+"""The values of `tx.update` while it runs on pieces. See Note [Update on pieces].
+
+# Note [Padding of pieces]
+If the replicas do not divide a dim, the last pieces have padding. Elementwise operations compute
+on it too, so it may hold anything, also nan (0 / 0). That does no harm, since `gather` cuts it
+off. Only a reduction over the dim has to replace it by a neutral value first.
+"""
 
 import dataclasses
 from typing import Any
@@ -13,7 +19,7 @@ from jaxdist._values import Cut, pad_dim, piece_of
 
 
 class Replicas:
-    """The replicas among which arrays are cut, as seen from one of them."""
+    """The replicas over which arrays are sharded, as one of them sees them."""
 
     def __init__(self, layout: ReplicaMesh) -> None:
         self.layout = layout
@@ -21,83 +27,87 @@ class Replicas:
         self.count = layout.num_replicas
 
     def pieces(self, cut: Cut) -> int:
-        """How many pieces there are of an array that is cut so."""
+        """Return the number of pieces of an array with this `Cut`."""
         return cut.pieces(self.layout)
 
-    def start(self, cut: Cut) -> Any:
-        """Where the piece of this replica starts."""
+    def start_of(self, cut: Cut) -> Any:
+        """Return the index at which the piece of this replica starts."""
         return jax.lax.axis_index(cut.over(self.layout)) * cut.rows(self.pieces(cut))
 
-    def cut(self, array: Any, cut: Cut) -> Any:
-        """The piece of this replica, of an array that all have whole."""
+    def take_piece(self, array: Any, cut: Cut) -> Any:
+        """Return this replica's piece of an array that every replica has whole."""
         return piece_of(array, cut, self.layout)
 
     def gather(self, piece: Any, cut: Cut) -> Any:
-        """The whole array, from the pieces of all."""
+        """Return the whole array, gathered from all replicas."""
         whole = jax.lax.all_gather(piece, cut.over(self.layout), axis=cut.dim, tiled=True)
         return jax.lax.slice_in_dim(whole, 0, cut.size, axis=cut.dim)
 
     def scatter_sum(self, array: Any, cut: Cut) -> Any:
-        """The piece of this replica, of the sum over all."""
+        """Return this replica's piece of the sum over all replicas."""
         axes = cut.over(self.layout)
         array = pad_dim(array, cut.dim, cut.padding(self.pieces(cut)))
+        # Scatter over the axes of the cut, then all-reduce the piece over the other replica axes.
+        # This order sends fewer bytes over the other axes, which may be slow links. `opaque` hides
+        # complex constants from XLA, which aborts the process when it sums them.
         piece = jax.lax.psum_scatter(opaque(array), axes, scatter_dimension=cut.dim, tiled=True)
         others = tuple(a for a in self.axes if a not in axes)
         return jax.lax.psum(piece, others) if others else piece
 
-    def masked(self, piece: Any, cut: Cut, neutral: Any) -> Any:
-        """A piece with its padding replaced."""
+    def mask_padding(self, piece: Any, cut: Cut, neutral: Any) -> Any:
+        """Return a piece whose padding is replaced by `neutral`. See Note [Padding of pieces]."""
         if not cut.padding(self.pieces(cut)):
             return piece
-        places = jax.lax.broadcasted_iota(jnp.int32, piece.shape, cut.dim) + self.start(cut)
+        places = jax.lax.broadcasted_iota(jnp.int32, piece.shape, cut.dim) + self.start_of(cut)
         return jnp.where(places < cut.size, piece, jnp.asarray(neutral, piece.dtype))
 
 
 class Value:
-    """A value; what it is as an array depends on who asks.
+    """A value that operations take as a whole array or as a piece."""
 
-    What is made once is kept in plain fields: `functools.cached_property` locks the class while
-    it computes (Python 3.11), and replicas that run op by op wait for one another in there.
-    """
+    # Subclasses cache results in plain fields. In Python 3.11 `functools.cached_property` holds a
+    # lock of the class while it computes. Replicas that run op by op are threads that wait for
+    # one another inside of a collective, so they would deadlock.
 
     def whole(self) -> Any:
-        """All of it, the same on every replica."""
+        """Return the whole array, which is equal on every replica."""
         raise NotImplementedError
 
     def piece(self, cut: Cut) -> Any:
-        """The piece of this replica; a scalar has no pieces, and is given as it is."""
+        """Return this replica's piece; a scalar is returned unchanged."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(eq=False)
 class Whole(Value):
-    """Every replica has all of it."""
+    """A value that every replica has whole."""
 
     array: Any
     replicas: Replicas
     name: str = "a value that the update of the optimizer state uses"
-    _proved: Any = None
+    _checked: Any = None
 
     def whole(self) -> Any:
         return self.array
 
     def piece(self, cut: Cut) -> Any:
-        array = self.proved()
-        return array if not np.ndim(array) else self.replicas.cut(array, cut)
+        array = self.check_replicated()
+        return array if not np.ndim(array) else self.replicas.take_piece(array, cut)
 
-    def proved(self) -> Any:
-        """The array; pieces of values that differ would not be pieces of one array."""
-        if self._proved is None:
+    def check_replicated(self) -> Any:
+        """Return the array, with a mark that `run` proves to be equal on all replicas."""
+        # Pieces of values that differ between replicas would be pieces of different arrays.
+        if self._checked is None:
             if isinstance(self.array, jax.core.Tracer):
-                self._proved = require_replicated(self.array, self.name)
+                self._checked = require_replicated(self.array, self.name)
             else:
-                self._proved = jnp.asarray(self.array) if np.ndim(self.array) else self.array
-        return self._proved
+                self._checked = jnp.asarray(self.array) if np.ndim(self.array) else self.array
+        return self._checked
 
 
 @dataclasses.dataclass(eq=False)
 class Piece(Value):
-    """Every replica has a piece of it; what the padding holds means nothing."""
+    """A value of which every replica has a piece. See Note [Padding of pieces]."""
 
     array: Any
     cut: Cut
@@ -110,52 +120,54 @@ class Piece(Value):
         return self._whole
 
     def piece(self, cut: Cut) -> Any:
-        # Where the pieces are split over logical devices is XLA's business.
+        # `cut.split` is not compared: XLA itself handles the layout over logical devices.
         if cut[:3] == self.cut[:3]:
             return self.array
-        return self.replicas.cut(self.whole(), cut)
+        return self.replicas.take_piece(self.whole(), cut)
 
-    def masked(self, neutral: Any) -> Any:
-        """The piece, with padding that does not change a reduction."""
-        return self.replicas.masked(self.array, self.cut, neutral)
+    def mask_padding(self, neutral: Any) -> Any:
+        """Return the piece with `neutral` as padding."""
+        return self.replicas.mask_padding(self.array, self.cut, neutral)
 
 
 @dataclasses.dataclass(eq=False)
-class Spread(Value):
-    """A smaller value along the dims of a larger one; made only as large as it is needed."""
+class Broadcast(Value):
+    """A broadcast that is not computed yet, since an operation may need only a piece of it."""
 
-    of: Whole
+    source: Whole
     shape: tuple[int, ...]
-    dims: tuple[int, ...]  # of the result, for each dim of `of`
+    dims: tuple[int, ...]  # dims of the result, for each dim of `source`
     _whole: Any = None
 
     def whole(self) -> Any:
         if self._whole is None:
-            self._whole = jax.lax.broadcast_in_dim(self.of.array, self.shape, self.dims)
+            self._whole = jax.lax.broadcast_in_dim(self.source.array, self.shape, self.dims)
         return self._whole
 
     def piece(self, cut: Cut) -> Any:
-        replicas = self.of.replicas
+        replicas = self.source.replicas
         shape = cut.local_shape(self.shape, replicas.pieces(cut))
-        array = self.of.proved()
+        array = self.source.check_replicated()
+        # If the cut dim is a new dim, or a dim of size 1, every piece is the same broadcast.
         if cut.dim in self.dims:
             dim = self.dims.index(cut.dim)
             if array.shape[dim] == cut.size and cut.size > 1:
-                array = replicas.cut(array, cut._replace(dim=dim))
+                array = replicas.take_piece(array, cut._replace(dim=dim))
         return jax.lax.broadcast_in_dim(array, shape, self.dims)
 
 
 @dataclasses.dataclass(eq=False)
 class Partial(Value):
-    """A sum over the replicas that has not been taken yet, and what is added to it.
+    """A sum that is not all-reduced yet, and a value to add to it.
 
-    Sums of many leaves are added up first: a norm over the whole tree is one all-reduce.
+    Sums of many leaves are added before the all-reduce: a norm over the whole tree costs one
+    all-reduce.
     """
 
     array: Any
-    plus: Any  # None, or the same on all replicas
+    plus: Any  # None, or a value that is equal on all replicas
     replicas: Replicas
-    axes: tuple[str, ...]  # over which the pieces lie that it is the sum of
+    axes: tuple[str, ...]  # axes over which the pieces are sharded whose sum this is
     _whole: Any = None
 
     def whole(self) -> Any:
@@ -167,12 +179,14 @@ class Partial(Value):
     def piece(self, cut: Cut) -> Any:
         return Whole(self.whole(), self.replicas).piece(cut)
 
-    def added(self, other: Value) -> "Partial":
-        """The sum with another value of this shape."""
+    def add(self, other: Value) -> "Partial":
+        """Return the sum with another value of the same shape."""
         if isinstance(other, Partial) and other.axes == self.axes:
             both = [x for x in (self.plus, other.plus) if x is not None]
             plus = both[0] + both[1] if len(both) == 2 else both[0] if both else None
             return Partial(self.array + other.array, plus, self.replicas, self.axes)
+        # `plus` is added once, after the all-reduce, so it must not be part of the local sums.
+        # `piece` of a scalar marks it as equal on all replicas.
         more = other.piece(Cut(0, 1)) if not _rank(other) else other.whole()
         plus = more if self.plus is None else self.plus + more
         return Partial(self.array, plus, self.replicas, self.axes)

@@ -1,4 +1,4 @@
-"""Datasets: batches shared out over the replicas and put on the devices ahead of use."""
+"""Datasets whose batches are split over the replicas and copied to the devices in advance."""
 
 from jaxdist.data._context import InputContext as InputContext
 from jaxdist.data._context import ValueContext as ValueContext

@@ -1,4 +1,4 @@
-"""What a function that makes data is told about its place in the job."""
+"""Arguments for functions that make data: which pipeline or replica they make it for."""
 
 import dataclasses
 
@@ -7,15 +7,15 @@ from jaxdist.errors import ArgumentError
 
 
 class InputContext:
-    """Which part of the input a dataset function makes, and for how many replicas.
+    """The part of the input that a dataset function makes, and the number of replicas.
 
-    `Strategy.distribute_datasets_from_function` passes one to the function it is given, once
-    for each input pipeline.
+    `Strategy.distribute_datasets_from_function` passes one to its function, once for each input
+    pipeline.
 
     Args:
-        num_input_pipelines: Input pipelines of the job.
-        input_pipeline_id: Which of them this one is, from 0.
-        num_replicas_in_sync: Replicas that take part in one step, over all pipelines.
+        num_input_pipelines: Number of input pipelines of the job.
+        input_pipeline_id: Number of this pipeline, from 0.
+        num_replicas_in_sync: Number of replicas in one step, over all pipelines.
 
     Example:
         >>> context = InputContext(num_replicas_in_sync=4)
@@ -46,24 +46,24 @@ class InputContext:
 
     @property
     def num_input_pipelines(self) -> int:
-        """Input pipelines of the job."""
+        """Number of input pipelines of the job."""
         return self._num_input_pipelines
 
     @property
     def input_pipeline_id(self) -> int:
-        """Which pipeline this one is, from 0."""
+        """Number of this pipeline, from 0."""
         return self._input_pipeline_id
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Replicas that take part in one step, over all pipelines."""
+        """Number of replicas in one step, over all pipelines."""
         return self._num_replicas_in_sync
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Rows that one replica takes of a global batch.
+        """Return the number of rows that one replica takes of a global batch.
 
         Args:
-            global_batch_size: Rows of one step, over all replicas.
+            global_batch_size: Number of rows of one step, over all replicas.
 
         Raises:
             ArgumentError: `global_batch_size` is not a multiple of the number of replicas.
@@ -77,6 +77,7 @@ class InputContext:
         as_integer(caller, "global_batch_size", global_batch_size, least=0, remedy=remedy)
         rows, rest = divmod(global_batch_size, self._num_replicas_in_sync)
         if rest:
+            # Suggest no batch size of 0.
             down = rows * self._num_replicas_in_sync
             lower = f"{down} or " if down else ""
             raise ArgumentError(
@@ -97,14 +98,14 @@ class InputContext:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ValueContext:
-    """Which replica a function makes a value for.
+    """The replica for which a function makes a value.
 
-    `Strategy.experimental_distribute_values_from_function` passes one to the function that it
-    is given, once for each replica.
+    `Strategy.experimental_distribute_values_from_function` passes one to its function, once for
+    each replica.
 
     Args:
-        replica_id_in_sync_group: The replica, from 0.
-        num_replicas_in_sync: Replicas that take part in one step.
+        replica_id_in_sync_group: Number of the replica, from 0.
+        num_replicas_in_sync: Number of replicas in one step.
 
     Example:
         >>> print(ValueContext(0, 2))

@@ -1,4 +1,4 @@
-"""A dataset whose batches are shared out over the replicas and put on the devices ahead of use."""
+"""A dataset whose batches are split over the replicas and copied to the devices in advance."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -16,12 +16,12 @@ CheckContext = Callable[[], None]
 
 
 class DistributedDataset(Iterable[PyTree]):
-    """A dataset as a strategy gives it: each element is the batch of one step.
+    """The dataset of a strategy; each element is the batch of one step.
 
-    Made by `Strategy.experimental_distribute_dataset` and
-    `Strategy.distribute_datasets_from_function`. Every leaf of a batch is a `PerReplica`, or a
-    plain array where the strategy has one replica. With `partial_batch=PAD` an element is
-    `(batch, mask)`. Each `for` over it begins anew.
+    `Strategy.experimental_distribute_dataset` and `Strategy.distribute_datasets_from_function`
+    make it. Every leaf of a batch is a `PerReplica`, or a plain array if the strategy has one
+    replica. With `partial_batch=PAD` an element is `(batch, mask)`. Each `for` loop over it starts
+    a new pass.
 
     Example:
         >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -51,13 +51,15 @@ class DistributedDataset(Iterable[PyTree]):
         self._check_context = check_context
         self._spec: PyTree = None
         self._has_spec = False
-        self._begun: DistributedIterator | None = None
+        # The pass that `element_spec` started. A generator cannot be read twice, so the next
+        # `iter` has to return this pass; otherwise its first batch would be lost.
+        self._next_pass: DistributedIterator | None = None
 
     def __iter__(self) -> DistributedIterator:
-        begun, self._begun = self._begun, None
-        return self._begin() if begun is None else begun
+        next_pass, self._next_pass = self._next_pass, None
+        return self._start_pass() if next_pass is None else next_pass
 
-    def _begin(self) -> DistributedIterator:
+    def _start_pass(self) -> DistributedIterator:
         return DistributedIterator(
             self._open_reader,
             self._assembler,
@@ -67,26 +69,26 @@ class DistributedDataset(Iterable[PyTree]):
 
     @property
     def element_spec(self) -> PyTree:
-        """Shapes and dtypes of what replica 0 gets of a batch, read from the first one.
+        """Shapes and dtypes of replica 0's part of the first batch.
 
-        Nothing is lost by asking: the pass that is begun for it is the next one that `iter`
-        gives. Later batches may have other shapes if the dataset has, and other replicas fewer
-        rows of an uneven batch.
+        Reading it starts a pass, and the next `iter` returns that pass, so no batch is lost. Later
+        batches may have other shapes. Other replicas may have fewer rows of an uneven batch.
 
         Raises:
             OutOfRangeError: The dataset is empty.
         """
         if not self._has_spec:
-            self._begun = self._begun or self._begin()
-            self._spec, self._has_spec = self._begun.element_spec, True
+            self._next_pass = self._next_pass or self._start_pass()
+            self._spec, self._has_spec = self._next_pass.element_spec, True
         return self._spec
 
     @property
     def cardinality(self) -> int:
-        """Batches in one pass, `INFINITE_CARDINALITY`, or `UNKNOWN_CARDINALITY`.
+        """Number of batches in one pass, `INFINITE_CARDINALITY`, or `UNKNOWN_CARDINALITY`.
 
-        Counted where the dataset tells how many elements it has. With `partial_batch=DROP` the
-        sizes of its batches decide, which only `jaxdist.data.batches` tells.
+        The number is known if the dataset reports how many elements it has. With
+        `partial_batch=DROP` it also depends on the sizes of the batches, which only
+        `jaxdist.data.batches` reports.
         """
         return self._cardinality
 
@@ -107,18 +109,19 @@ class DistributedDataset(Iterable[PyTree]):
         return self._cardinality
 
     def __bool__(self) -> bool:
-        # An object with __len__ would be false where it is empty, and an error where unknown.
+        # Without this, Python calls __len__: an empty dataset would be false, and a dataset of
+        # unknown length would raise in `if dataset:`.
         return True
 
     def reduce(self, initial_state: S, reduce_func: Callable[[S, PyTree], S]) -> S:
-        """Go through one pass, carrying a state from batch to batch.
+        """Combine the batches of one pass into one state, batch by batch.
 
         Args:
             initial_state: The state before the first batch.
-            reduce_func: Takes the state and a batch, and returns the next state.
+            reduce_func: A function of the state and a batch that returns the next state.
 
         Returns:
-            The state after the last batch; `initial_state` if there is none.
+            The state after the last batch; `initial_state` if there is no batch.
 
         Example:
             >>> data = MirroredStrategy().experimental_distribute_dataset(
@@ -128,6 +131,7 @@ class DistributedDataset(Iterable[PyTree]):
         """
         _validate.is_callable("DistributedDataset.reduce", reduce_func, "reduce_func")
         state = initial_state
+        # `with` stops the prefetch thread also when `reduce_func` raises.
         with iter(self) as iterator:
             for batch in iterator:
                 state = reduce_func(state, batch)

@@ -1,4 +1,4 @@
-"""From a user's dataset to the dataset of a strategy."""
+"""Functions that turn a user's dataset into the dataset of a strategy."""
 
 import contextlib
 from collections.abc import Callable
@@ -33,37 +33,38 @@ def distribute_dataset(
     *,
     check_context: CheckContext | None = None,
 ) -> DistributedDataset:
-    """Share out each element of `dataset`, a global batch, over the replicas.
+    """Return a dataset that splits each element of `dataset`, a global batch, over the replicas.
 
     Shapes:
         In: every leaf `[B, ...]`.
-        Out: `PerReplica` of local `[B / R, ...]`, replica 0 with the first rows; with one
-        replica the plain array `[B, ...]`. Where `B` is not a multiple of the number of replicas
-        `R`: as `PartialBatch` says.
+        Out: `PerReplica` of local `[B / R, ...]`, where replica 0 has the first rows; with one
+        replica the plain array `[B, ...]`. `PartialBatch` says what happens if `B` is not a
+        multiple of the number of replicas `R`.
 
     Cost:
-        One copy of each leaf from the host, made by a thread ahead of use. No collective.
+        One copy of each leaf from the host, which a thread makes in advance. No collective.
 
     Guarantees:
-        Each example is given exactly once per pass (with `PartialBatch.DROP`: at most once).
+        A pass returns each example exactly once (with `PartialBatch.DROP`: at most once).
         At most `experimental_per_replica_buffer_size` elements are read beyond those taken.
-        A batch does not change when the source overwrites the arrays that it gave.
-        An error of the dataset arrives after the batches before it.
+        A batch does not change when the source overwrites the arrays that it returned.
+        An error of the dataset is raised after the batches before it.
 
     Args:
         dataset: Iterable of pytrees of arrays: `batches(...)`, a Grain or tf.data dataset, a
             list, a loader, a generator (one pass only), or a function without arguments that
             makes one for each pass.
         layout: The mesh of the strategy.
-        options: How to read ahead, where to put batches, what to do with uneven ones.
-        check_context: Called before each batch is given; raises where it cannot be.
+        options: How many batches to prefetch, where to put them, what to do with uneven ones.
+        check_context: A function to call before each batch; it raises if a batch cannot be
+            returned in the current context.
 
     Raises:
         ArgumentTypeError: `dataset` is not an iterable of batches.
-        NotImplementedError: `options` asks for one dataset for each replica.
-        ArgumentError: `options` do not go together.
-        ShapeError: (when iterating) A scalar among the leaves, a batch that is built otherwise
-            than those before it, or one that `partial_batch` does not allow.
+        NotImplementedError: `options` ask for one dataset for each replica.
+        ArgumentError: `options` contradict each other.
+        ShapeError: (when iterating) A leaf is a scalar, a batch has another structure than the
+            batches before it, or `partial_batch` does not allow its size.
 
     Example:
         >>> layout = jaxdist._mesh.build(jax.devices())
@@ -77,10 +78,12 @@ def distribute_dataset(
     options = checked_options(SPLIT_CALLER, options)
     check_for_dataset(options)
     source = Source(SPLIT_CALLER, dataset)
+    # One `Placer` and one `Drops` for all passes: a dropped batch is logged once, not once in
+    # each epoch. The `Splitter` is new in each pass, since the first batch decides its shapes.
     placer = Placer(
         layout,
         fetches=options.experimental_fetch_to_device,
-        gives_up_memory=source.gives_up_memory,
+        has_exclusive_arrays=source.has_exclusive_arrays,
     )
     drops = Drops(SPLIT_CALLER, layout.num_replicas)
     return DistributedDataset(
@@ -104,32 +107,34 @@ def distribute_datasets_from_function(
     *,
     check_context: CheckContext | None = None,
 ) -> DistributedDataset:
-    """Give each element of the dataset that `dataset_fn` makes to one replica.
+    """Return a dataset that gives each element of the dataset of `dataset_fn` to one replica.
 
     Shapes:
         In: every leaf `[b, ...]`, the batch of one replica, or a scalar.
         Out: `PerReplica` of local `[b, ...]`; with one replica the plain array. With
         `PartialBatch.UNEVEN` the shapes of one step may differ, and a replica whose data has ended
-        gets `[0, ...]`, or 0 for a scalar. With `PAD`, `b` is that of the first step, and a
-        scalar has a scalar for its mask.
+        gets `[0, ...]`, or 0 for a scalar. With `PAD`, `b` is that of the first step, and the
+        mask of a scalar is a scalar.
 
     Cost:
-        One copy of each leaf from the host, made by a thread ahead of use. No collective.
+        One copy of each leaf from the host, which a thread makes in advance. No collective.
 
     Args:
-        dataset_fn: Takes an `InputContext` and returns a dataset (as `distribute_dataset` takes
-            them) of per-replica batches. It is called now, once, and not again when iterating;
-            with `InputReplicationMode.PER_REPLICA` once for each replica.
+        dataset_fn: A function of an `InputContext` that returns a dataset (of the kinds that
+            `distribute_dataset` takes) of per-replica batches. This function calls it once, and
+            iterating does not call it again. With `InputReplicationMode.PER_REPLICA` it is called
+            once for each replica.
         layout: The mesh of the strategy.
-        options: How to read ahead, where to put batches, how often to call `dataset_fn`, what
-            to do with steps whose elements are too few or of different shapes.
-        check_context: Called before each batch is given; raises where it cannot be.
+        options: How many batches to prefetch, where to put them, how often to call `dataset_fn`,
+            what to do with steps that have too few elements or elements of different shapes.
+        check_context: A function to call before each batch; it raises if a batch cannot be
+            returned in the current context.
 
     Raises:
         ArgumentTypeError: `dataset_fn` is not a function, or does not return a dataset.
-        ArgumentError: `options` do not go together.
-        ShapeError: (when iterating) An element that is built otherwise than those before it, or
-            a step that `partial_batch` does not allow.
+        ArgumentError: `options` contradict each other.
+        ShapeError: (when iterating) An element has another structure than the elements before
+            it, or `partial_batch` does not allow a step.
 
     Example:
         >>> def dataset_fn(context):
@@ -148,10 +153,12 @@ def distribute_datasets_from_function(
     _validate.is_callable(GROUP_CALLER, dataset_fn, "dataset_fn")
     num_replicas, is_per_replica = layout.num_replicas, options.is_per_replica
     devices = _default_devices(layout, options)
-    sources = _call(dataset_fn, num_replicas, devices)
+    sources = _make_sources(dataset_fn, num_replicas, devices)
+    # Batches of a dataset that was made on the device are device arrays already. Without
+    # `fetches` the placer would copy them back to the host.
     fetches = options.experimental_fetch_to_device or options.experimental_place_dataset_on_device
     placer = Placer(
-        layout, fetches=fetches, gives_up_memory=all(s.gives_up_memory for s in sources)
+        layout, fetches=fetches, has_exclusive_arrays=all(s.has_exclusive_arrays for s in sources)
     )
 
     drops = Drops(GROUP_CALLER, num_replicas)
@@ -159,9 +166,9 @@ def distribute_datasets_from_function(
 
     def open_reader() -> Reader:
         if not is_per_replica:
-            return GroupReader(sources[0].open(), num_replicas, placer.keep)
-        readers = [_open(s, d) for s, d in zip(sources, devices, strict=True)]
-        return ParallelReader(readers, devices, placer.keep)
+            return GroupReader(sources[0].open(), num_replicas, placer.snapshot)
+        readers = [_open_on(s, d) for s, d in zip(sources, devices, strict=True)]
+        return ParallelReader(readers, devices, placer.snapshot)
 
     return DistributedDataset(
         f"{sources[0]!r} from a function, over {num_replicas} replicas",
@@ -185,7 +192,7 @@ def distribute_datasets_from_function(
 
 
 def _default_devices(layout: ReplicaMesh, options: InputOptions) -> list[jax.Device | None]:
-    """For each call of the function, JAX's default device while it makes and reads its data."""
+    """Return JAX's default device during each call of the function and while its data is read."""
     if not options.is_per_replica:
         return [None]
     if not options.experimental_place_dataset_on_device:
@@ -193,7 +200,7 @@ def _default_devices(layout: ReplicaMesh, options: InputOptions) -> list[jax.Dev
     return list(layout.device_grid[:, 0])
 
 
-def _call(
+def _make_sources(
     dataset_fn: Callable[[InputContext], Any],
     num_replicas: int,
     devices: list[jax.Device | None],
@@ -201,15 +208,15 @@ def _call(
     sources = []
     for pipeline, device in enumerate(devices):
         context = InputContext(len(devices), pipeline, num_replicas)
-        with _on(device):
+        with _use_default_device(device):
             sources.append(Source(GROUP_CALLER, dataset_fn(context)))
     return sources
 
 
-def _open(source: Source, device: jax.Device | None) -> Any:
-    with _on(device):
+def _open_on(source: Source, device: jax.Device | None) -> Any:
+    with _use_default_device(device):
         return source.open()
 
 
-def _on(device: jax.Device | None) -> contextlib.AbstractContextManager[Any]:
+def _use_default_device(device: jax.Device | None) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if device is None else jax.default_device(device)

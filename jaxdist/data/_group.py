@@ -1,4 +1,4 @@
-"""Batches of single replicas, put side by side."""
+"""Batches that are put together from one element for each replica."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,27 +7,33 @@ import numpy as np
 
 from jaxdist._typing import PyTree
 from jaxdist._values import Ahead
-from jaxdist.data._pad import FixedRows, blank, padded
+from jaxdist.data._pad import FixedRows, make_zeros, pad_rows
 from jaxdist.data._place import Placer
-from jaxdist.data._reading.ahead import RowsAhead, of_groups
+from jaxdist.data._reading.ahead import RowsAhead, find_uneven_groups
 from jaxdist.data._reading.assemble import GROUP_CALLER, Drops
-from jaxdist.data._reading.elements import Element, ElementReader, Leaf, brief, listed
+from jaxdist.data._reading.elements import (
+    Element,
+    ElementReader,
+    Leaf,
+    describe_array,
+    format_lines,
+)
 from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.data._reading.readers import ENDED
 from jaxdist.errors import ShapeError
 
-Slot = Element | None  # what one replica has in a step; None where its data has ended
+Slot = Element | None  # the element of one replica in a step; None if its data has ended
 
 
 class Grouper:
-    """Each element is the batch of one replica; consecutive ones go to consecutive replicas.
+    """An `Assembler` whose elements are each the batch of one replica, in replica order.
 
     Args:
-        placer: Puts leaves on the devices.
+        placer: Copies leaves to the devices.
         num_replicas: Replicas that take one element each in a step.
-        policy: What becomes of a step whose elements are too few, or of different shapes.
-        drops: Takes note of steps that are left out.
-        padded_rows: Rows to pad to, where they are known before the first step; else 0.
+        policy: What to do with a step that has too few elements or different shapes.
+        drops: Logs steps that are dropped.
+        padded_rows: Rows to pad to, if they are known before the first step; else 0.
         is_per_replica: Whether each replica reads a dataset of its own.
     """
 
@@ -51,51 +57,60 @@ class Grouper:
 
     @property
     def padded_rows(self) -> int:
-        """Rows that every replica's batch is padded to."""
+        """Number of rows to which the batch of every replica is padded; 0 without `PAD`."""
         return self._fixed.rows if self._policy is PartialBatch.PAD else 0
 
     def uneven_steps(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
-        """Steps in which replicas get different numbers of rows."""
+        """Return the steps in which replicas get different numbers of rows."""
         if self._policy is not PartialBatch.UNEVEN or self._num_replicas == 1:
             return ()
-        return of_groups(ahead, self._num_replicas, done)
+        return find_uneven_groups(ahead, self._num_replicas, done)
 
     def __call__(self, raw: list[Any], index: int) -> PyTree:
-        """The batch of step `index`."""
-        slots = self._slots(raw, index)
+        """Return the batch of step `index`."""
+        slots = self._read_slots(raw, index)
         present = [e for e in slots if e is not None]
         if self._policy is PartialBatch.PAD:
-            return self._padded(slots, present, index)
+            return self._pad(slots, present, index)
         is_full = len(present) == self._num_replicas
-        if self._policy is not PartialBatch.UNEVEN and not (is_full and _are_alike(present)):
+        if self._policy is not PartialBatch.UNEVEN and not (is_full and _is_uniform(present)):
             if self._policy is PartialBatch.DROP:
                 examples = sum(1 if e.rows is None else e.rows for e in present)
-                # A dataset that has ended stays so.
-                return self._drops.leave_out(examples, index, is_last=not is_full)
-            raise _shapes_differ(slots, index) if is_full else self._incomplete(slots, index)
-        columns = [_column(slots, i) for i in range(len(present[0].leaves))]
+                # No later step can be full once a dataset has ended, so the pass ends here.
+                return self._drops.drop(examples, index, is_last=not is_full)
+            if is_full:
+                raise _shapes_differ_error(slots, index)
+            raise self._incomplete_error(slots, index)
+        columns = [_collect_leaf(slots, i) for i in range(len(present[0].leaves))]
         is_even = all(leaf.shape == column[0].shape for column in columns for leaf in column)
-        place = self._placer.join if is_even else self._placer.hold
+        # One global array is one transfer. Arrays of different shapes cannot be shards of one
+        # array, so each of them is a transfer of its own.
+        place = self._placer.join if is_even else self._placer.place_each
         return present[0].treedef.unflatten([place(column) for column in columns])
 
-    def _slots(self, raw: list[Any], index: int) -> list[Slot]:
-        """What each replica gets, in replica order."""
+    def _read_slots(self, raw: list[Any], index: int) -> list[Slot]:
+        """Return the element of each replica, in replica order."""
+        # Errors name the number of an element in the user's dataset. With one dataset for each
+        # replica that is the step; with one dataset for all, a step takes `num_replicas`.
         first, stride = (index, 0) if self._is_per_replica else (index * self._num_replicas, 1)
         slots: list[Slot] = [
             None if x is ENDED else self._read(x, first + i * stride) for i, x in enumerate(raw)
         ]
         return slots + [None] * (self._num_replicas - len(slots))
 
-    def _padded(self, slots: list[Slot], present: list[Element], index: int) -> PyTree:
+    def _pad(self, slots: list[Slot], present: list[Element], index: int) -> PyTree:
         counts = iter(self._fixed.fit(present, index))
         rows = self._fixed.rows
+        # A mask has one flag for each row. If an element has only scalars, it has no rows, and
+        # one flag says whether the replica has an element.
         has_rows = any(leaf.ndim for e in present for leaf in e.leaves)
         columns: list[list[Leaf]] = []
         masks: list[Leaf] = []
         for i in range(len(present[0].leaves)):
-            column = [padded(x, rows) if x.ndim else x for x in _column(slots, i)]
+            column = [pad_rows(x, rows) if x.ndim else x for x in _collect_leaf(slots, i)]
+            # `pad_rows` made dim 0 equal, so the shapes can only differ from dim 1 on.
             if any(x.shape != column[0].shape for x in column):
-                raise _shapes_differ(slots, index, from_dim=1)
+                raise _shapes_differ_error(slots, index, from_dim=1)
             columns.append(column)
         for slot in slots:
             count = 0 if slot is None else next(counts)
@@ -103,40 +118,40 @@ class Grouper:
         batch = [self._placer.join(column) for column in columns]
         return present[0].treedef.unflatten(batch), self._placer.join(masks)
 
-    def _incomplete(self, slots: list[Slot], index: int) -> ShapeError:
+    def _incomplete_error(self, slots: list[Slot], index: int) -> ShapeError:
         num_replicas = self._num_replicas
-        dry = [i for i, slot in enumerate(slots) if slot is None]
+        ended = [i for i, slot in enumerate(slots) if slot is None]
         if self._is_per_replica:
-            found = f"The datasets of replicas {dry} have ended, the others have not."
+            found = f"The datasets of replicas {ended} have ended, the others have not."
             drop = f"end every dataset after {index} element(s)"
         else:
-            count = num_replicas - len(dry)
+            count = num_replicas - len(ended)
             found = (
                 f"The dataset ended with {index * num_replicas + count} elements: {count} are "
-                f"left for {num_replicas} replicas, {len(dry)} are missing."
+                f"left for {num_replicas} replicas, {len(ended)} are missing."
             )
             drop = f"drop the last {count} to get {index * num_replicas}"
         remedy = f"Either {drop}, or add" if index else "Add"
         return ShapeError(
             f"{GROUP_CALLER} cannot give every replica a batch in step {index}. {found}\n\n"
             "Each replica takes one element in each step, and none is dropped silently.\n\n"
-            f"{remedy} {len(dry)} more; partial_batch=UNEVEN or PAD takes them as they are."
+            f"{remedy} {len(ended)} more; partial_batch=UNEVEN or PAD takes them as they are."
         )
 
 
-def _column(slots: Sequence[Slot], leaf: int) -> list[Leaf]:
-    """One leaf of every replica; of one whose data has ended, no rows, or a scalar zero."""
+def _collect_leaf(slots: Sequence[Slot], leaf: int) -> list[Leaf]:
+    """Return one leaf of every replica; no rows, or a zero for a scalar, if its data has ended."""
     like = next(slot for slot in slots if slot is not None).leaves[leaf]
     empty = (0, *like.shape[1:]) if like.ndim else ()
-    return [blank(like, empty) if slot is None else slot.leaves[leaf] for slot in slots]
+    return [make_zeros(like, empty) if slot is None else slot.leaves[leaf] for slot in slots]
 
 
-def _are_alike(elements: list[Element]) -> bool:
+def _is_uniform(elements: list[Element]) -> bool:
     shapes = [[leaf.shape for leaf in e.leaves] for e in elements]
     return all(s == shapes[0] for s in shapes)
 
 
-def _shapes_differ(slots: list[Slot], index: int, *, from_dim: int = 0) -> ShapeError:
+def _shapes_differ_error(slots: list[Slot], index: int, *, from_dim: int = 0) -> ShapeError:
     present = [(replica, slot) for replica, slot in enumerate(slots) if slot is not None]
     first_replica, first = present[0]
     lines: list[str] = []
@@ -145,13 +160,13 @@ def _shapes_differ(slots: list[Slot], index: int, *, from_dim: int = 0) -> Shape
             one, other = first.leaves[leaf], element.leaves[leaf]
             if one.ndim != other.ndim or one.shape[from_dim:] != other.shape[from_dim:]:
                 lines.append(
-                    f"{name} is {brief(one)} for replica {first_replica} and {brief(other)} for "
-                    f"replica {replica}"
+                    f"{name} is {describe_array(one)} for replica {first_replica} and "
+                    f"{describe_array(other)} for replica {replica}"
                 )
                 break
     return ShapeError(
         f"{GROUP_CALLER} cannot make one batch of the elements of step {index}.\n"
-        f"{listed(lines)}\n\n"
+        f"{format_lines(lines)}\n\n"
         "With partial_batch=ERROR all replicas take arrays of the same shape in one step; with "
         "PAD only dim 0 may differ.\n\n"
         "Make every element the same size (drop_remainder=True leaves an incomplete last batch "

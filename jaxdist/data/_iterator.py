@@ -16,20 +16,26 @@ from jaxdist.data._reading.assemble import (
     MAX_DROPPED_IN_A_ROW,
     Assembler,
     Dropped,
-    nothing_left,
+    nothing_left_error,
     spec_of,
 )
 from jaxdist.data._reading.readers import Reader
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, OutOfRangeError
 
+# Note [State of a batch]
+# The prefetch thread reads ahead, so the position of the reader is not the position of the loop.
+# Therefore the producer returns each batch together with the state after it, and both pass through
+# the queue. `get_state` returns the state of the last batch that the loop took, however many
+# batches are in the queue.
+
 
 class IteratorState(TypedDict):
-    """Where a `DistributedIterator` stands."""
+    """The position of a `DistributedIterator`. See Note [State of a batch]."""
 
-    steps: int  # batches that were given
+    steps: int  # batches that were returned
     source: Any  # the position in the dataset itself
-    dropped: NotRequired[int]  # batches that were left out before; with `DROP`
-    padded_rows: NotRequired[int]  # rows of every batch; with `PAD`
+    dropped: NotRequired[int]  # batches that were dropped before; with `DROP`
+    padded_rows: NotRequired[int]  # rows of every batch; with `PAD`. See Note [One padded size]
 
 
 _NEEDED = {"steps", "source"}
@@ -37,43 +43,49 @@ _COUNTS = ("steps", "dropped", "padded_rows")
 
 
 class _Producer:
-    """Makes batches; the prefetch thread holds it, so it never refers to the iterator."""
+    """A function that makes batches; the prefetch thread calls it.
+
+    It never refers to the iterator. See Note [No reference to the consumer].
+    """
 
     def __init__(self, reader: Reader, assemble: Assembler, start: IteratorState) -> None:
         self._reader = reader
         self._assemble = assemble
         self._steps = start["steps"]
         self._dropped = start.get("dropped", 0)
+        # Computed once for a pass, before the thread moves the reader.
         rows = reader.rows_ahead()
         self._ahead = assemble.uneven_steps(rows, self._steps) if rows is not None else ()
 
     def __call__(self) -> tuple[PyTree, IteratorState]:
-        """The next batch, and the state after it."""
+        """Return the next batch, and the state after it."""
         for _ in range(MAX_DROPPED_IN_A_ROW):
             index = self._steps + self._dropped
             batch = self._assemble(self._read(index), index)
             if not isinstance(batch, Dropped):
                 self._steps += 1
+                # See Note [Batches to come]
                 if self._ahead:
                     mark_with_steps_ahead(batch, self._ahead)
                 return batch, self._state()
             self._dropped += 1
             if batch.is_last:
-                self._end()
-        raise nothing_left(MAX_DROPPED_IN_A_ROW, is_all=False)
+                self._raise_end()
+        raise nothing_left_error(MAX_DROPPED_IN_A_ROW, is_all=False)
 
     def _read(self, index: int) -> Any:
         try:
             return self._reader.read()
         except StopIteration:
-            self._end()
+            self._raise_end()
         except Exception as error:
             error.add_note(f"The dataset raised this for batch {index}, counted from 0.")
             raise
 
-    def _end(self) -> NoReturn:
+    def _raise_end(self) -> NoReturn:
+        # A pass without a single batch would look like training that has finished.
         if self._dropped and not self._steps:
-            raise nothing_left(self._dropped, is_all=True) from None
+            raise nothing_left_error(self._dropped, is_all=True) from None
         raise StopIteration
 
     def _state(self) -> IteratorState:
@@ -88,8 +100,8 @@ class _Producer:
 class DistributedIterator(Iterator[PyTree], BatchSource):
     """One pass over a `DistributedDataset`; `iter(dataset)` makes it.
 
-    Also a context manager: leaving it ends the reading ahead. So do the end of the data, an
-    error, `close()`, and dropping the iterator.
+    It is also a context manager. Leaving the `with` block stops prefetching. The end of the data,
+    an error, `close()`, and deleting the iterator stop it too.
 
     Example:
         >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -116,13 +128,13 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         self._check_context = check_context
         self._spec: PyTree = None
         self._has_spec = False
-        self._closed_by = ""
+        self._closed_reason = ""
         self._start({"steps": 0, "source": self._reader.position()})
 
     def _start(self, state: IteratorState) -> None:
         self._state: IteratorState = state
-        # Taken for a call that failed; each with the state after it.
-        self._again: collections.deque[tuple[PyTree, IteratorState]] = collections.deque()
+        # Batches that a failed call took and gave back, each with the state after it.
+        self._put_back: collections.deque[tuple[PyTree, IteratorState]] = collections.deque()
         assembler = self._assembler(state.get("padded_rows", 0))
         producer = _Producer(self._reader, assembler, state)
         self._prefetcher = Prefetcher(producer, self._reader.close, depth=self._depth)
@@ -133,35 +145,37 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
     def __next__(self) -> PyTree:
         if self._check_context is not None:
             self._check_context()
+        # A function that is compiled as a whole takes its batches as inputs, so inside of it the
+        # binding decides what `next` returns (a tracer while tracing).
         binding = current_binding()
         return self.take() if binding is None else binding.next_of(self)
 
     def take(self) -> PyTree:
-        """The next batch, wherever it is asked for."""
-        if self._closed_by:
-            raise _is_closed(self._closed_by, self._state["steps"])
+        """Return the next batch, in any context."""
+        if self._closed_reason:
+            raise _closed_error(self._closed_reason, self._state["steps"])
         try:
-            batch, state = self._again.popleft() if self._again else self._prefetcher.take()
+            batch, state = self._put_back.popleft() if self._put_back else self._prefetcher.take()
         except StopIteration:
             raise
         except BaseException as error:
-            # Ctrl-C must not wait for a source that does not answer.
+            # Do not wait: after Ctrl-C a source that blocks would block the program.
             self._close(f"{type(error).__name__} ended it", waits=False)
             raise
         self._state = state
         return batch
 
     def position(self) -> IteratorState:
-        """Where it stands, whether or not the dataset can tell."""
+        """Return the state, even if the dataset cannot report its position."""
         return self._state
 
     def put_back(self, taken: Sequence[tuple[PyTree, Any]], before: Any) -> None:
-        """Give these batches again."""
-        self._again.extendleft(reversed(taken))
+        """Put back batches, so that they are returned again."""
+        self._put_back.extendleft(reversed(taken))
         self._state = before
 
     def get_next(self) -> PyTree:
-        """The next batch.
+        """Return the next batch.
 
         Raises:
             OutOfRangeError: No batch is left.
@@ -178,7 +192,7 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
             ) from None
 
     def get_next_as_optional(self) -> OptionalBatch:
-        """The next batch if there is one; at the end, an `OptionalBatch` without a value.
+        """Return the next batch; at the end of the data, an `OptionalBatch` without a value.
 
         Raises:
             ContextError: The iterator was closed.
@@ -189,15 +203,15 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
             return OptionalBatch(())
 
     def initialize(self) -> list[Any]:
-        """Begin a new pass, as the loops of version 1 do before each epoch.
+        """Start a new pass, as loops of TensorFlow 1 do before each epoch.
 
-        Before the first batch was given it does nothing.
+        Before the first batch this does nothing.
 
         Returns:
-            An empty list: there are no operations to run.
+            An empty list, since there are no operations to run.
 
         Raises:
-            ContextError: The dataset gives its elements only once; the pass goes on.
+            ContextError: The dataset can be read only once; the current pass continues.
 
         Example:
             >>> iterator = iter(MirroredStrategy().experimental_distribute_dataset([np.arange(8)]))
@@ -210,36 +224,38 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         Source:
             `initialize` of the iterators of `tf.compat.v1.distribute`.
         """
-        if self._closed_by or self._state["steps"]:
+        if self._closed_reason or self._state["steps"]:
+            # Open first: if the dataset can be read only once, this raises and the current pass
+            # stays usable.
             reader = self._open_reader()
             self._prefetcher.close()
-            self._reader, self._closed_by = reader, ""
+            self._reader, self._closed_reason = reader, ""
             self._start({"steps": 0, "source": reader.position()})
         return []
 
     @property
     def element_spec(self) -> PyTree:
-        """Shapes and dtypes of what replica 0 gets of the next batch; no batch is lost.
+        """Shapes and dtypes of replica 0's part of the next batch; no batch is lost.
 
         Raises:
-            OutOfRangeError: There is no batch to tell them from.
+            OutOfRangeError: The dataset has no batch.
             ContextError: The iterator was closed before its first batch.
         """
         if not self._has_spec:
-            if self._closed_by:
-                raise _is_closed(self._closed_by, self._state["steps"])
+            if self._closed_reason:
+                raise _closed_error(self._closed_reason, self._state["steps"])
             try:
-                batch, _ = self._again[0] if self._again else self._prefetcher.peek()
+                batch, _ = self._put_back[0] if self._put_back else self._prefetcher.peek()
             except StopIteration:
-                raise _no_spec() from None
+                raise _empty_dataset_error() from None
             self._spec, self._has_spec = spec_of(batch), True
         return self._spec
 
     def get_state(self) -> IteratorState:
-        """Where this pass stands, whatever was read ahead; `set_state` goes back there.
+        """Return the position after the last batch that was returned; `set_state` restores it.
 
-        Plain values that JSON can hold, where the state of the dataset itself is (Grain's
-        `DataLoader` gives bytes).
+        Prefetched batches do not count. The state consists of plain values that JSON can hold if
+        the state of the dataset itself does (Grain's `DataLoader` returns bytes).
 
         Raises:
             ArgumentTypeError: The dataset's own iterator has no `get_state`.
@@ -265,37 +281,41 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         return self._state.copy()
 
     def set_state(self, state: IteratorState) -> None:
-        """Go on with the batch after the last one that was given when `state` was taken.
+        """Continue with the batch after the last one that was returned when `state` was taken.
 
-        The number of replicas and `partial_batch` may be others: what comes next is decided by
-        the position in the dataset. With `PAD`, batches have the rows that they had before,
-        rounded up for another number of replicas; those of `batches(...)` have its batch size.
+        The number of replicas and `partial_batch` may differ: the position in the dataset decides
+        which batch is next. With `PAD`, batches have the same rows as before, rounded up for
+        another number of replicas; batches of `batches(...)` have its batch size.
 
         Raises:
             ArgumentError: `state` is not a state of a `DistributedIterator`, or of another dataset.
             ArgumentTypeError: The dataset's own iterator has no `set_state`.
         """
-        state = _checked_state(state)
+        state = _check_state(state)
         self._reader.check_can_seek()
         before: IteratorState = self._state
+        # `close` waits only a few seconds. `join` waits until the thread has ended, since a
+        # thread that still reads would move the reader after the seek.
         self._prefetcher.close()
         self._prefetcher.join()
         try:
             self._reader.seek(state["source"])
         except BaseException:
-            # What was read ahead is gone, so a refused state must not leave us there.
+            # The prefetched batches are lost, and the reader is past them. Return to the old
+            # position, so that a refused state changes nothing.
             self._reader.seek(before["source"])
             self._start(before)
             raise
-        self._closed_by = ""
+        self._closed_reason = ""
         self._start(state)
 
     def close(self) -> None:
-        """End the reading ahead; batches that were not taken are dropped."""
+        """Stop prefetching; batches that were not taken are dropped."""
         self._close("close() was called")
 
     def _close(self, reason: str, *, waits: bool = True) -> None:
-        self._closed_by = self._closed_by or reason
+        # The first reason is the cause; `with` closes again after an error.
+        self._closed_reason = self._closed_reason or reason
         self._prefetcher.close(waits=waits)
 
     def __enter__(self) -> "DistributedIterator":
@@ -310,8 +330,9 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         self._close("its with block was left", waits=kind is not KeyboardInterrupt)
 
 
-def _checked_state(state: Any) -> IteratorState:
-    """A copy of the state, with counts as plain ints whatever a checkpoint made of them."""
+def _check_state(state: Any) -> IteratorState:
+    """Check a state, and return a copy whose counts are plain ints."""
+    # A checkpoint may have turned ints into NumPy scalars.
     is_state = isinstance(state, dict) and _NEEDED <= set(state) <= _NEEDED | set(_COUNTS)
     counts = {n: state[n] for n in _COUNTS if n in state} if is_state else {}
     if not is_state or not all(_is_count(n) for n in counts.values()):
@@ -327,7 +348,7 @@ def _is_count(value: Any) -> bool:
     return is_int and int(value) >= 0
 
 
-def _no_spec() -> OutOfRangeError:
+def _empty_dataset_error() -> OutOfRangeError:
     return OutOfRangeError(
         "DistributedIterator.element_spec was read, and the dataset has no batch.\n\n"
         "The spec is that of the first batch.\n\n"
@@ -335,7 +356,7 @@ def _no_spec() -> OutOfRangeError:
     )
 
 
-def _is_closed(reason: str, steps: int) -> ContextError:
+def _closed_error(reason: str, steps: int) -> ContextError:
     return ContextError(
         f"This DistributedIterator is closed: {reason}, after {steps} batches.\n\n"
         "A closed iterator gives no batches.\n\n"

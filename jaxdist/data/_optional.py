@@ -14,6 +14,7 @@ class OptionalBatch:
     __slots__ = ("_held",)
 
     def __init__(self, held: tuple[PyTree, ...]) -> None:
+        # A tuple of one batch or none: a batch may be any pytree, so no value can mark the end.
         self._held = held
 
     def has_value(self) -> bool:
@@ -21,10 +22,10 @@ class OptionalBatch:
         return bool(self._held)
 
     def get_value(self) -> PyTree:
-        """The batch.
+        """Return the batch.
 
         Raises:
-            ArgumentError: There is none.
+            ArgumentError: The `OptionalBatch` is empty.
         """
         if not self._held:
             raise ArgumentError(

@@ -1,4 +1,4 @@
-"""How a distributed dataset is read ahead, replicated, shared out and placed."""
+"""Options for prefetching, replicating, splitting and placing a distributed dataset."""
 
 import enum
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from jaxdist.errors import ArgumentError, UnsupportedError
 
 
 class InputReplicationMode(enum.Enum):
-    """How often the function of `distribute_datasets_from_function` is called.
+    """Choice of how often `distribute_datasets_from_function` calls its function.
 
     Example:
         >>> InputReplicationMode("PER_REPLICA")
@@ -19,8 +19,8 @@ class InputReplicationMode(enum.Enum):
         `tf.distribute.InputReplicationMode`.
     """
 
-    PER_WORKER = "PER_WORKER"  # once in each process; its elements go to the replicas in turn
-    PER_REPLICA = "PER_REPLICA"  # once for each replica, which reads that dataset alone
+    PER_WORKER = "PER_WORKER"  # once in each process; the replicas take its elements in turn
+    PER_REPLICA = "PER_REPLICA"  # once for each replica; no other replica reads that dataset
 
 
 class _Fields(NamedTuple):
@@ -37,17 +37,17 @@ class InputOptions(_Fields):
     A named tuple.
 
     Args:
-        experimental_fetch_to_device: Whether batches are put on the devices. `False` leaves
+        experimental_fetch_to_device: Whether to copy batches to the devices. `False` leaves
             them on the host, as a `PerReplica` of NumPy arrays. `None` becomes `True`.
-        experimental_replication_mode: How often the function of
-            `distribute_datasets_from_function` is called.
-        experimental_place_dataset_on_device: Whether each replica's dataset is made and read
-            with that replica's device as JAX's default device. Needs `PER_REPLICA` and
-            `experimental_fetch_to_device=False`; its batches are on the device already.
-        experimental_per_replica_buffer_size: Batches that are kept ready for each replica ahead
-            of use. With 0 or less nothing is read ahead, and there is no thread.
-        partial_batch: What becomes of a batch that the replicas cannot share evenly, and of a
-            last step with fewer elements than replicas.
+        experimental_replication_mode: How often `distribute_datasets_from_function` calls its
+            function.
+        experimental_place_dataset_on_device: Whether to make and read each replica's dataset with
+            that replica's device as JAX's default device. Needs `PER_REPLICA` and
+            `experimental_fetch_to_device=False`, since its batches are on the device already.
+        experimental_per_replica_buffer_size: Number of batches to prefetch for each replica. With
+            0 or less jaxdist prefetches nothing and starts no thread.
+        partial_batch: What to do with a batch that cannot be split evenly over the replicas, and
+            with a last step that has fewer elements than replicas.
 
     Raises:
         ArgumentError: `experimental_replication_mode` is not an `InputReplicationMode`, or
@@ -93,7 +93,7 @@ class InputOptions(_Fields):
         return self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
 
 
-# Each batch that is read ahead is memory; a number above this is a mistake.
+# Each prefetched batch takes memory; a number above this is a mistake.
 MAX_BUFFER_SIZE = 1 << 16
 
 _ENUMS: dict[str, type[enum.Enum]] = {
@@ -127,7 +127,7 @@ def _check_buffer_size(value: Any) -> None:
 
 
 def checked_options(caller: str, options: Any) -> InputOptions:
-    """`options`, or the default ones where there are none."""
+    """Return `options`, or the default options for None."""
     if options is None:
         return InputOptions()
     check_instance(
@@ -143,7 +143,7 @@ def checked_options(caller: str, options: Any) -> InputOptions:
 
 
 def check_for_dataset(options: InputOptions) -> None:
-    """Refuse options that `experimental_distribute_dataset` cannot honour."""
+    """Check that `experimental_distribute_dataset` supports the options."""
     if options.is_per_replica:
         raise UnsupportedError(
             "experimental_distribute_dataset was given options with "
@@ -156,7 +156,7 @@ def check_for_dataset(options: InputOptions) -> None:
 
 
 def check_for_function(options: InputOptions) -> None:
-    """Refuse options that `distribute_datasets_from_function` cannot honour."""
+    """Check that `distribute_datasets_from_function` supports the options."""
     _check_placement("distribute_datasets_from_function", options)
 
 

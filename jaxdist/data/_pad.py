@@ -1,4 +1,11 @@
-"""Filling leaves up with rows of zeros, to one number of rows for all batches."""
+"""Padding of leaves with rows of zeros, to one number of rows for all batches.
+
+# Note [One padded size]
+With `partial_batch=PAD` all batches have one shape, so a step is compiled once. The dataset gives
+the batch size if it has one (`Batches`); otherwise the first batch decides. The state of an
+iterator holds the number of rows (`padded_rows`). Without it a pass that is resumed just before
+the short last batch would choose a smaller shape, and compile the step again.
+"""
 
 from collections.abc import Sequence
 
@@ -6,42 +13,51 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist.data._reading.elements import Element, Leaf, brief, listed, on_device
-from jaxdist.data._reading.host import own_padded
-from jaxdist.data._reading.partial_batch import rounded_up
+from jaxdist.data._reading.elements import Element, Leaf, describe_array, device_dtype, format_lines
+from jaxdist.data._reading.host import copy_padded
+from jaxdist.data._reading.partial_batch import round_up
 from jaxdist.errors import ShapeError
 
 
 class FixedRows:
-    """The one number of rows that all padded batches have.
+    """The number of rows that all padded batches have. See Note [One padded size].
 
     Args:
-        caller: Whom messages name.
-        multiple: What it is a multiple of.
-        rows: What it is at least, where that is known; else the first batch decides.
+        caller: The function that messages name.
+        multiple: A divisor of the number of rows.
+        rows: The least number of rows if it is known; with 0 the first batch decides.
     """
 
     def __init__(self, caller: str, multiple: int, rows: int) -> None:
         self._caller = caller
         self._multiple = multiple
-        self.rows = rounded_up(rows, multiple)
+        self.rows = round_up(rows, multiple)
 
     def fit(self, elements: Sequence[Element], index: int) -> list[int]:
-        """The real rows of each element; 0 for one that has scalars alone."""
+        """Return the number of real rows of each element; 0 for an element of scalars.
+
+        The first call fixes `rows` if it was unknown.
+
+        Raises:
+            ShapeError: An element has more rows than batches are padded to.
+        """
         counts = [element.rows or 0 for element in elements]
         largest = max(counts)
         if not self.rows:
-            self.rows = rounded_up(largest, self._multiple)
+            self.rows = round_up(largest, self._multiple)
         if largest > self.rows:
-            raise self._too_large(elements[counts.index(largest)], largest, index)
+            raise self._too_large_error(elements[counts.index(largest)], largest, index)
         return counts
 
-    def _too_large(self, element: Element, count: int, index: int) -> ShapeError:
-        lines = [f"{n} is {brief(x)}" for n, x in zip(element.names(), element.leaves, strict=True)]
-        up = rounded_up(count, self._multiple)
+    def _too_large_error(self, element: Element, count: int, index: int) -> ShapeError:
+        lines = [
+            f"{n} is {describe_array(x)}"
+            for n, x in zip(element.names(), element.leaves, strict=True)
+        ]
+        up = round_up(count, self._multiple)
         return ShapeError(
             f"{self._caller} cannot pad batch {index} of the dataset to {self.rows} rows: it has "
-            f"{count}.\n{listed(lines)}\n\n"
+            f"{count}.\n{format_lines(lines)}\n\n"
             "With partial_batch=PAD all batches are padded to one number of rows, which the first "
             "one decides, so that the step is compiled once.\n\n"
             f"Give a batch of the full size first ({up} rows or more), cut the larger ones to "
@@ -49,20 +65,24 @@ class FixedRows:
         )
 
 
-def padded(leaf: Leaf, rows: int) -> Leaf:
-    """`leaf` with rows of zeros added until there are `rows`; itself where there are."""
+def pad_rows(leaf: Leaf, rows: int) -> Leaf:
+    """Return `leaf` padded with rows of zeros to `rows`; the same object if it has them."""
     missing = rows - leaf.shape[0]
     if not missing:
         return leaf
+    # `jnp.pad` refuses random keys; `jnp.concatenate` takes them.
     if isinstance(leaf, jax.Array):
-        return jnp.concatenate([leaf, blank(leaf, (missing, *leaf.shape[1:]))])
-    return own_padded(leaf, on_device(leaf.dtype), rows)
+        return jnp.concatenate([leaf, make_zeros(leaf, (missing, *leaf.shape[1:]))])
+    return copy_padded(leaf, device_dtype(leaf.dtype), rows)
 
 
-def blank(like: Leaf, shape: tuple[int, ...]) -> Leaf:
-    """Zeros of the dtype and the kind of `like`; of random keys, the keys made of zeros."""
+def make_zeros(like: Leaf, shape: tuple[int, ...]) -> Leaf:
+    """Return zeros of the dtype and the kind (NumPy or JAX) of `like`.
+
+    For random keys these are the keys whose key data is zero.
+    """
     if not isinstance(like, jax.Array):
-        return np.zeros(shape, on_device(like.dtype))
+        return np.zeros(shape, device_dtype(like.dtype))
     if not jnp.issubdtype(like.dtype, jax.dtypes.extended):
         return jnp.zeros(shape, like.dtype)
     bits = jax.eval_shape(jax.random.key_data, like)

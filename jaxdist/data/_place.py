@@ -1,4 +1,4 @@
-"""From arrays of the host to what a step takes: on the devices, or left on the host."""
+"""Placement of host arrays as a step takes them: on the devices, or still on the host."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,149 +10,162 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import PerReplica
-from jaxdist.data._pad import padded
-from jaxdist.data._reading.elements import Leaf, as_array, is_numeric, on_device
-from jaxdist.data._reading.host import own, own_padded
-from jaxdist.data._reading.partial_batch import shares
+from jaxdist.data._pad import pad_rows
+from jaxdist.data._reading.elements import Leaf, as_array, device_dtype, is_numeric
+from jaxdist.data._reading.host import copy_aligned, copy_padded
+from jaxdist.data._reading.partial_batch import split_rows
+
+# Note [Who owns a batch]
+# The source may overwrite an array as soon as the next element is read. On CPU devices JAX does
+# not copy a NumPy array that happens to be aligned, and a large copy continues after `device_put`
+# has returned. So on CPU `Placer` copies the bytes once into aligned memory, which the devices
+# take over without a second copy. On accelerators it waits for the transfer before the next
+# element is read. Arrays of `Batches` are new for each batch, so neither is necessary for them
+# (`has_exclusive_arrays`). See also Note [Who owns host memory].
 
 
 class Placer:
-    """Puts leaves where the options say.
-
-    # [Note: who owns a batch]
-    The source may overwrite an array as soon as it is asked for the next element, and NumPy
-    arrays on CPU devices are not copied by JAX where they happen to be aligned, while large
-    copies go on after `device_put` has returned. So on CPU the bytes are copied once into
-    memory of our own, which the devices then take over as it is; on accelerators the transfer
-    is waited for before the source is asked again.
+    """Functions that copy leaves to the devices or the host, as the options say.
 
     Args:
         layout: The mesh of the strategy.
-        fetches: Whether leaves go on the devices.
-        gives_up_memory: Whether nobody else refers to the host arrays.
+        fetches: Whether to copy leaves to the devices.
+        has_exclusive_arrays: Whether nobody else refers to the host arrays.
     """
 
-    def __init__(self, layout: ReplicaMesh, *, fetches: bool, gives_up_memory: bool) -> None:
+    def __init__(self, layout: ReplicaMesh, *, fetches: bool, has_exclusive_arrays: bool) -> None:
         self._layout = layout
         self._fetches = fetches
-        self._gives_up_memory = gives_up_memory
+        self._has_exclusive_arrays = has_exclusive_arrays
         self._copies = layout.platform == "cpu" or not fetches
 
     def split(self, leaf: Leaf, rows: int | None = None) -> Any:
-        """Dim 0 of one array, filled up with zeros to `rows`, shared out over the replicas.
+        """Return one array, padded with zeros to `rows` and split over the replicas along dim 0.
 
         Shapes:
             In: `[R*b, ...]`, or fewer rows than `rows`, which is `R*b`.
             Out: `PerReplica` of local `[b, ...]`; with one replica the array.
         """
+        # A device array stays on the devices; a copy to the host and back would be slower.
         if isinstance(leaf, jax.Array):
             if self._fetches:
-                leaf = leaf if rows is None else padded(leaf, rows)
-                return self._wrapped(jax.device_put(leaf, self._sharding(leaf.ndim)), leaf.ndim)
+                leaf = leaf if rows is None else pad_rows(leaf, rows)
+                return self._wrap(jax.device_put(leaf, self._sharding(leaf.ndim)), leaf.ndim)
             leaf = np.asarray(leaf)
         if rows is None or leaf.shape[0] == rows:
-            return self._from_host(leaf, is_ours=self._gives_up_memory)
-        filled = own_padded(leaf, on_device(leaf.dtype), rows)
-        return self._from_host(filled, is_ours=True)
+            return self._put_from_host(leaf, is_exclusive=self._has_exclusive_arrays)
+        # Padding is a copy already, so it needs no second one.
+        filled = copy_padded(leaf, device_dtype(leaf.dtype), rows)
+        return self._put_from_host(filled, is_exclusive=True)
 
     def scatter(self, leaf: Leaf) -> PerReplica:
-        """Dim 0 of one array, shared out over the replicas in pieces of different sizes.
+        """Return one array, split over the replicas along dim 0 into pieces of different sizes.
 
         Shapes:
-            In: `[B, ...]`. Out: `PerReplica` of `[ceil(B/R), ...]`, the last ones shorter, held
-            one by one.
+            In: `[B, ...]`. Out: `PerReplica` of `[ceil(B/R), ...]`, the last ones shorter, with
+            one array for each replica.
         """
-        is_ours = self._gives_up_memory
+        is_exclusive = self._has_exclusive_arrays
         if not isinstance(leaf, jax.Array) or not self._fetches:
-            leaf, is_ours = self._host(np.asarray(leaf), is_ours=is_ours)
-        pieces = [leaf[rows] for rows in shares(leaf.shape[0], self._layout.num_replicas)]
-        return self._held(pieces, is_ours=is_ours)
+            leaf, is_exclusive = self._prepare_on_host(np.asarray(leaf), is_exclusive=is_exclusive)
+        pieces = [leaf[rows] for rows in split_rows(leaf.shape[0], self._layout.num_replicas)]
+        return self._put_each(pieces, is_exclusive=is_exclusive)
 
-    def hold(self, pieces: Sequence[Leaf]) -> PerReplica:
-        """Arrays of different shapes, one for each replica, that went through `keep`."""
+    def place_each(self, pieces: Sequence[Leaf]) -> PerReplica:
+        """Return arrays of different shapes, one for each replica, that `snapshot` returned."""
         host_or_device = [
-            p if isinstance(p, jax.Array) and self._fetches else _converted(np.asarray(p))
+            p if isinstance(p, jax.Array) and self._fetches else _convert_dtype(np.asarray(p))
             for p in pieces
         ]
-        return self._held(host_or_device, is_ours=True)
+        return self._put_each(host_or_device, is_exclusive=True)
 
-    def _held(self, pieces: Sequence[Leaf], *, is_ours: bool) -> PerReplica:
+    def _put_each(self, pieces: Sequence[Leaf], *, is_exclusive: bool) -> PerReplica:
         if not self._fetches:
             return PerReplica(pieces)
-        places = [self._own_place(replica) for replica in range(len(pieces))]
+        places = [self._device_of_replica(replica) for replica in range(len(pieces))]
+        # One call for all pieces, since each call of `device_put` has a fixed cost.
         placed = jax.device_put(list(pieces), places)
-        if not is_ours:
-            jax.block_until_ready(placed)  # See [Note: who owns a batch]
+        if not is_exclusive:
+            jax.block_until_ready(placed)  # See Note [Who owns a batch]
         return PerReplica(placed)
 
-    def _own_place(self, replica: int) -> Any:
-        """Where a value that one replica has alone lies."""
+    def _device_of_replica(self, replica: int) -> Any:
+        """Return the device, or the sharding over the logical devices, of one replica."""
         if self._layout.num_logical == 1:
             return self._layout.device_grid[replica, 0]
         return NamedSharding(self._layout.replica_mesh(replica), PartitionSpec())
 
-    def keep(self, raw: Any) -> Any:
-        """An element as it is now, though its source is asked for more before it is placed."""
-        if self._gives_up_memory or self._layout.num_replicas == 1:
+    def snapshot(self, raw: Any) -> Any:
+        """Return an element that its source cannot change when more elements are read.
+
+        See Note [Who owns a batch].
+        """
+        # With one replica the element is placed before the next one is read.
+        if self._has_exclusive_arrays or self._layout.num_replicas == 1:
             return raw
-        return jax.tree.map(_kept, raw)
+        return jax.tree.map(_snapshot_leaf, raw)
 
     def join(self, pieces: Sequence[Leaf]) -> Any:
-        """One array for each replica, from elements that went through `keep`.
+        """Return one `PerReplica` from one array for each replica, which `snapshot` returned.
 
         Shapes:
-            In: `R` times `[b, ...]`, or `R` scalars. Out: as `split` gives it.
+            In: `R` times `[b, ...]`, or `R` scalars. Out: as `split` returns it.
         """
         if all(isinstance(p, jax.Array) for p in pieces) and self._fetches:
-            return self._joined_on_devices(pieces)
+            return self._join_on_devices(pieces)
         host = [np.asarray(p) for p in pieces]
         if self._layout.num_replicas == 1:
-            return self._from_host(host[0], is_ours=self._gives_up_memory)
-        host = [_converted(p) for p in host]
+            return self._put_from_host(host[0], is_exclusive=self._has_exclusive_arrays)
+        host = [_convert_dtype(p) for p in host]
         if not self._fetches:
             return PerReplica(host)
         local = host[0].shape
+        # Scalars become the rows of one global array.
         rows: list[np.ndarray] = host if local else [p.reshape(1) for p in host]
         shape = (len(rows) * rows[0].shape[0], *local[1:])
 
+        # A callback for each shard avoids a concatenation of all replicas on the host.
         def rows_of(index: tuple[slice, ...] | None) -> np.ndarray:
             start = index[0].start if index else None
             first = (start or 0) // max(rows[0].shape[0], 1)
+            # Virtual replicas share a device, and so a shard.
             shared = self._layout.replicas_per_place
             return rows[first] if shared == 1 else np.concatenate(rows[first : first + shared])
 
         array = jax.make_array_from_callback(shape, self._layout.per_replica, rows_of)
-        return self._wrapped(array, len(local))
+        return self._wrap(array, len(local))
 
-    def _from_host(self, array: np.ndarray, *, is_ours: bool) -> Any:
-        array, is_ours = self._host(array, is_ours=is_ours)
+    def _put_from_host(self, array: np.ndarray, *, is_exclusive: bool) -> Any:
+        array, is_exclusive = self._prepare_on_host(array, is_exclusive=is_exclusive)
         if not self._fetches:
-            return self._on_host(array)
+            return self._split_on_host(array)
         sharding = self._sharding(array.ndim)
-        # Cheaper than `device_put`, which looks at the whole pytree (PERF §4).
+        # Cheaper than `device_put`, which handles a whole pytree.
         placed = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
-        if not is_ours:
-            placed.block_until_ready()  # See [Note: who owns a batch]
-        return self._wrapped(placed, array.ndim)
+        if not is_exclusive:
+            placed.block_until_ready()  # See Note [Who owns a batch]
+        return self._wrap(placed, array.ndim)
 
-    def _host(self, array: np.ndarray, *, is_ours: bool) -> tuple[np.ndarray, bool]:
-        """The array with the dtype that devices give it, and whether nobody else refers to it."""
-        dtype = on_device(array.dtype)
-        if dtype != array.dtype or (self._copies and not is_ours):
-            return own(array, dtype), True
-        return array, is_ours
+    def _prepare_on_host(self, array: np.ndarray, *, is_exclusive: bool) -> tuple[np.ndarray, bool]:
+        """Return the array with its dtype on devices, and whether nobody else refers to it."""
+        dtype = device_dtype(array.dtype)
+        if dtype != array.dtype or (self._copies and not is_exclusive):
+            return copy_aligned(array, dtype), True
+        return array, is_exclusive
 
-    def _on_host(self, array: np.ndarray) -> Any:
+    def _split_on_host(self, array: np.ndarray) -> Any:
         if self._layout.num_replicas == 1:
             return array
         return PerReplica(np.split(array, self._layout.num_replicas))
 
-    def _joined_on_devices(self, pieces: Sequence[Leaf]) -> Any:
+    def _join_on_devices(self, pieces: Sequence[Leaf]) -> Any:
         layout, local = self._layout, pieces[0].shape
         if layout.num_replicas == 1:
             return jax.device_put(pieces[0], self._sharding(len(local)))
         shape = (layout.num_replicas * (local or (1,))[0], *local[1:])
         shards: list[jax.Array] = []
+        # Each piece is copied to the devices of its replica directly, and the copies become the
+        # shards of one array without another transfer.
         shared = layout.replicas_per_place
         for replica in range(0, layout.num_replicas, shared):
             here = NamedSharding(layout.replica_mesh(replica), PartitionSpec())
@@ -161,26 +174,28 @@ class Placer:
             by_device = {s.device: s.data for s in jax.device_put(rows, here).addressable_shards}
             shards += [by_device[d] for d in layout.device_grid[replica]]
         array = jax.make_array_from_single_device_arrays(shape, layout.per_replica, shards)
-        return self._wrapped(array, len(local))
+        return self._wrap(array, len(local))
 
     def _sharding(self, ndim: int) -> NamedSharding:
         return self._layout.per_replica if ndim else self._layout.replicated
 
-    def _wrapped(self, array: jax.Array, ndim: int) -> Any:
+    def _wrap(self, array: jax.Array, ndim: int) -> Any:
         if self._layout.num_replicas == 1:
             return array
         shared = self._layout.replicas_per_place
         return PerReplica.of_global(array, scalars=ndim == 0, replicas_per_shard=shared)
 
 
-def _converted(array: np.ndarray) -> np.ndarray:
-    """The array with the dtype that devices give it."""
-    dtype = on_device(array.dtype)
-    return array if array.dtype == dtype else own(array, dtype)
+def _convert_dtype(array: np.ndarray) -> np.ndarray:
+    """Return the array with its dtype on devices."""
+    dtype = device_dtype(array.dtype)
+    return array if array.dtype == dtype else copy_aligned(array, dtype)
 
 
-def _kept(leaf: Any) -> Any:
+def _snapshot_leaf(leaf: Any) -> Any:
     array = as_array(leaf)
+    # JAX arrays never change. `ElementReader` raises for leaves that are no numbers, and needs
+    # the leaf itself for the message.
     if isinstance(array, jax.Array) or not is_numeric(array.dtype):
         return leaf
-    return own(array, on_device(array.dtype))
+    return copy_aligned(array, device_dtype(array.dtype))

@@ -1,7 +1,11 @@
-"""One thread that keeps the next elements ready.
+"""A thread that prefetches elements.
 
-The thread never refers to the object that the consumer holds, so dropping that object is enough
-to end it; the two sides share two queues, whose `put` may be called from a finalizer.
+# Note [No reference to the consumer]
+The thread never refers to the object that the consumer holds. So Python collects that object when
+the consumer drops it, and its finalizer stops the thread. If the thread referred to it, each loop
+that ends with `break` would leave a thread and its batches behind. The two sides share two
+`SimpleQueue`s: a finalizer may run while the same thread is inside of `put`, and only
+`SimpleQueue.put` is reentrant.
 """
 
 import atexit
@@ -18,13 +22,13 @@ T = TypeVar("T")
 
 THREAD_NAME = "jaxdist-prefetch"
 
-# A source that is blocked cannot be interrupted; after this long it is left to its thread, which
-# is a daemon and ends as soon as the source answers.
+# A source that blocks cannot be interrupted. After this many seconds nobody waits for its thread
+# any more. The thread is a daemon, and ends as soon as the source returns.
 _JOIN_S = 5.0
 
 
 class _Stop:
-    """What comes after the last element: the end of the data, or an error."""
+    """A marker after the last element: the end of the data, or an error."""
 
     __slots__ = ("error",)
 
@@ -33,14 +37,15 @@ class _Stop:
 
 
 class _Channel:
-    """What the two threads share."""
+    """The queues and flags that the two threads share."""
 
     __slots__ = ("__weakref__", "is_stopped", "items", "permits", "thread")
 
     def __init__(self, depth: int) -> None:
         self.items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # One permit for each element that may be read ahead: no more than `depth` elements are
-        # ever read beyond those that the consumer took.
+        # The thread takes one permit for each element. So it never reads more than `depth`
+        # elements beyond those that the consumer took. A queue with a `maxsize` would allow one
+        # more, which the thread holds while it waits in `put`.
         self.permits: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.is_stopped = False
         self.thread: threading.Thread | None = None
@@ -49,24 +54,27 @@ class _Channel:
 
     def stop(self) -> None:
         self.is_stopped = True
+        # Wakes the thread if it waits for a permit.
         self.permits.put(False)
 
     def stop_and_join(self) -> None:
         self.stop()
         thread = self.thread
+        # A source may close the iterator from inside the thread, and a thread cannot join itself.
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_S)
 
 
 class Prefetcher(Generic[T]):
-    """Elements of `produce`, made by a thread up to `depth` ahead of the consumer.
+    """The elements of `produce`, which a thread makes up to `depth` ahead of the consumer.
 
-    With `depth` 0 there is no thread: elements are made when they are asked for.
+    With `depth` 0 there is no thread, and `take` makes the element.
 
     Args:
-        produce: Makes the next element, or raises `StopIteration`.
-        finish: Called once, where `produce` was called, after the last element.
-        depth: Elements to keep ready.
+        produce: A function that returns the next element, or raises `StopIteration`.
+        finish: A function that is called once, after the last element, in the thread that called
+            `produce`.
+        depth: Number of elements to prefetch.
     """
 
     def __init__(self, produce: Callable[[], T], finish: Callable[[], None], *, depth: int) -> None:
@@ -79,8 +87,10 @@ class Prefetcher(Generic[T]):
         self._finalizer: weakref.finalize[..., Any] | None = None
 
     def peek(self) -> T:
-        """The next element, which stays the next one; a thread is not started for it."""
+        """Return the next element without taking it. This starts no thread."""
         if not self._head:
+            # Before the first `take` the element is made here, with a permit of its own. So code
+            # that only reads `element_spec` leaves no thread behind.
             is_first = self._has_thread and self._finalizer is None
             if is_first and not self._has_ended:
                 self._channel.permits.get()
@@ -90,7 +100,12 @@ class Prefetcher(Generic[T]):
         return self._head[0]
 
     def take(self) -> T:
-        """The next element; `StopIteration` after the last, or what `produce` raised."""
+        """Return the next element.
+
+        Raises:
+            StopIteration: There is none.
+            BaseException: What `produce` raised.
+        """
         item = self._head.pop() if self._head else self._pull()
         if self._has_thread:
             self._channel.permits.put(True)
@@ -99,7 +114,7 @@ class Prefetcher(Generic[T]):
         return item
 
     def close(self, *, waits: bool = True) -> None:
-        """End the thread; elements that were read ahead are dropped.
+        """End the thread; prefetched elements are dropped.
 
         Args:
             waits: Whether to wait (a few seconds at most) until the thread has ended.
@@ -107,6 +122,7 @@ class Prefetcher(Generic[T]):
         if not self._has_ended:
             self._has_ended = True
             self._head.clear()
+            # Without a thread nobody else calls `finish`.
             if self._finalizer is None:
                 self._finish()
             elif waits:
@@ -115,7 +131,7 @@ class Prefetcher(Generic[T]):
                 self._channel.stop()
 
     def join(self) -> None:
-        """Wait for the thread, however long the source takes; nothing reads the source then."""
+        """Wait until the thread has ended, with no time limit; then nothing reads the source."""
         if self._channel.thread is not None:
             self._channel.thread.join()
 
@@ -135,11 +151,12 @@ class Prefetcher(Generic[T]):
         try:
             raise item.error if item.error is not None else StopIteration
         finally:
-            # The traceback holds this frame, and the frame would hold the error.
+            # The error holds its traceback, and the traceback this frame. Without `del` the frame
+            # would hold the error: a cycle that keeps the batch alive.
             del item
 
     def _make(self) -> T:
-        """An element made here and now."""
+        """Make an element in this thread."""
         try:
             return self._produce()
         except BaseException:
@@ -149,23 +166,23 @@ class Prefetcher(Generic[T]):
 
     def _start(self) -> None:
         channel = self._channel
-        # The source runs as if the consumer had called it: in its context, and with its 64-bit
-        # setting, which JAX keeps for each thread.
+        # The source has to run as if the consumer had called it: with the consumer's context
+        # variables, and with its x64 setting, which JAX keeps per thread.
         context = contextvars.copy_context()
         x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
         args = (channel, self._produce, self._finish, x64)
         channel.thread = threading.Thread(
-            target=context.run, args=(_work, *args), name=THREAD_NAME, daemon=True
+            target=context.run, args=(_run_producer, *args), name=THREAD_NAME, daemon=True
         )
-        # Only a signal, no join: a finalizer may run in any thread, holding any lock.
+        # A signal without a join: a finalizer may run in any thread that holds any lock.
         self._finalizer = weakref.finalize(self, channel.stop)
-        # A daemon thread that is inside the JAX runtime while the interpreter goes down can
-        # abort the process, so it is ended, not abandoned.
+        # A daemon thread that is inside the JAX runtime while the interpreter shuts down can abort
+        # the process, so end the thread first.
         atexit.register(channel.stop_and_join)
         channel.thread.start()
 
 
-def _work(
+def _run_producer(
     channel: _Channel, produce: Callable[[], Any], finish: Callable[[], None], x64: bool
 ) -> None:
     end = _Stop()
@@ -175,12 +192,14 @@ def _work(
                 channel.items.put(produce())
     except StopIteration:
         pass
-    except BaseException as error:  # delivered to the consumer, whatever it is
+    except BaseException as error:  # `take` raises it in the consumer's thread
         end = _Stop(error)
     finally:
+        # `finish` first: a consumer that sees the end may open the source again.
         try:
             finish()
         finally:
             channel.items.put(end)
+            # The traceback of the error holds this frame.
             del end
             atexit.unregister(channel.stop_and_join)

@@ -1,4 +1,4 @@
-"""Global batches, of which every replica takes a share."""
+"""Global batches that are split over the replicas."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,22 +9,22 @@ from jaxdist._typing import PyTree
 from jaxdist._values import Ahead
 from jaxdist.data._pad import FixedRows
 from jaxdist.data._place import Placer
-from jaxdist.data._reading.ahead import RowsAhead, of_splits
+from jaxdist.data._reading.ahead import RowsAhead, find_uneven_splits
 from jaxdist.data._reading.assemble import SPLIT_CALLER, Drops
-from jaxdist.data._reading.elements import Element, ElementReader, brief, listed
-from jaxdist.data._reading.partial_batch import PartialBatch, rounded_up
+from jaxdist.data._reading.elements import Element, ElementReader, describe_array, format_lines
+from jaxdist.data._reading.partial_batch import PartialBatch, round_up
 from jaxdist.errors import ShapeError
 
 
 class Splitter:
-    """Each element is a global batch; every replica takes a share of dim 0.
+    """An `Assembler` whose elements are global batches, split over the replicas along dim 0.
 
     Args:
-        placer: Puts leaves on the devices.
+        placer: Copies leaves to the devices.
         num_replicas: Replicas that share a batch.
-        policy: What becomes of a batch that cannot be shared evenly.
-        drops: Takes note of those that are left out.
-        padded_rows: Rows to pad to, where they are known before the first batch; else 0.
+        policy: What to do with a batch that cannot be split evenly.
+        drops: Logs batches that are dropped.
+        padded_rows: Rows to pad to, if they are known before the first batch; else 0.
     """
 
     def __init__(
@@ -44,42 +44,43 @@ class Splitter:
 
     @property
     def padded_rows(self) -> int:
-        """Rows that every batch is padded to."""
+        """Number of rows to which every batch is padded; 0 without `PAD`."""
         return self._fixed.rows if self._policy is PartialBatch.PAD else 0
 
     def uneven_steps(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
-        """Steps in which replicas get different numbers of rows."""
+        """Return the steps in which replicas get different numbers of rows."""
         if self._policy is not PartialBatch.UNEVEN or self._num_replicas == 1:
             return ()
-        return of_splits(ahead, self._num_replicas, done)
+        return find_uneven_splits(ahead, self._num_replicas, done)
 
     def __call__(self, raw: Any, index: int) -> PyTree:
-        """The batch of element `index`."""
+        """Return the batch of element `index`."""
         element = self._read(raw, index)
-        # One replica takes whatever comes, scalars too.
+        # With one replica nothing is split, so scalars are allowed.
         if self._num_replicas > 1 and not all(leaf.ndim for leaf in element.leaves):
-            raise _cannot_split(element, index, self._num_replicas, self._policy)
+            raise _cannot_split_error(element, index, self._num_replicas, self._policy)
         if self._policy is PartialBatch.PAD:
-            return self._padded(element, index)
+            return self._pad(element, index)
         rows = element.rows or 0
         if self._num_replicas == 1 or rows % self._num_replicas == 0:
             return element.treedef.unflatten([self._placer.split(x) for x in element.leaves])
         if self._policy is PartialBatch.UNEVEN:
             return element.treedef.unflatten([self._placer.scatter(x) for x in element.leaves])
         if self._policy is PartialBatch.DROP:
-            return self._drops.leave_out(rows, index)
-        raise _cannot_split(element, index, self._num_replicas, self._policy)
+            return self._drops.drop(rows, index)
+        raise _cannot_split_error(element, index, self._num_replicas, self._policy)
 
-    def _padded(self, element: Element, index: int) -> PyTree:
+    def _pad(self, element: Element, index: int) -> PyTree:
         (count,) = self._fixed.fit([element], index)
         rows = self._fixed.rows
+        # Scalars have no dim 0 to pad. They are allowed with one replica only.
         leaves = [self._placer.split(x, rows if x.ndim else None) for x in element.leaves]
         has_rows = any(leaf.ndim for leaf in element.leaves)
         mask = np.arange(rows) < count if has_rows else np.asarray(True)
         return element.treedef.unflatten(leaves), self._placer.split(mask)
 
 
-def _cannot_split(
+def _cannot_split_error(
     element: Element, index: int, num_replicas: int, policy: PartialBatch
 ) -> ShapeError:
     scalars: list[str] = []
@@ -90,12 +91,12 @@ def _cannot_split(
         elif policy is PartialBatch.ERROR and leaf.shape[0] % num_replicas:
             rows = leaf.shape[0]
             uneven.append(
-                f"{name} is {brief(leaf)}: dim 0 has {rows} rows, and {rows} is not a multiple "
-                f"of {num_replicas}"
+                f"{name} is {describe_array(leaf)}: dim 0 has {rows} rows, and {rows} is not a "
+                f"multiple of {num_replicas}"
             )
     remedies: list[str] = []
     if uneven:
-        remedies.append(_remedy(element.rows or 0, num_replicas))
+        remedies.append(_describe_remedy(element.rows or 0, num_replicas))
         remedies.append(
             "drop_remainder=True leaves an incomplete last batch out; partial_batch=UNEVEN or PAD "
             "keeps it."
@@ -108,13 +109,13 @@ def _cannot_split(
         remedies.append("Give a scalar one value per example, or pass it to the step on its own.")
     return ShapeError(
         f"{SPLIT_CALLER} cannot split element {index} of the dataset over {num_replicas} "
-        f"replicas.\n{listed(scalars + uneven)}\n\n"
+        f"replicas.\n{format_lines(scalars + uneven)}\n\n"
         "Every replica takes a share of dim 0.\n\n" + "\n".join(remedies)
     )
 
 
-def _remedy(rows: int, num_replicas: int) -> str:
-    down, up = rows - rows % num_replicas, rounded_up(rows, num_replicas)
+def _describe_remedy(rows: int, num_replicas: int) -> str:
+    down, up = rows - rows % num_replicas, round_up(rows, num_replicas)
     drop = f"drop {rows - down} rows to get {down}, or " if down else ""
     either = "Either " if drop else "For instance "
     return f"{either}{drop}pad with {up - rows} rows to get {up}."

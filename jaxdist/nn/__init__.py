@@ -1,4 +1,4 @@
-"""Losses and random streams that mean the same on any number of replicas."""
+"""Losses and random keys whose values do not depend on the number of replicas."""
 
 from jaxdist.nn._loss import compute_average_loss as compute_average_loss
 from jaxdist.nn._loss import scale_regularization_loss as scale_regularization_loss

@@ -16,13 +16,13 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, Shape
 def compute_average_loss(
     per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
 ) -> jax.Array:
-    """Add up the losses of this replica's examples and divide by the global batch size.
+    """Return the sum of this replica's losses, divided by the global batch size.
 
-    The sum of the results of all replicas is the mean over the global batch, so gradients of it
-    are combined with `all_reduce("sum", grads)`. (`"mean"` would divide once more.)
+    The sum of the results of all replicas is the mean over the global batch. So combine its
+    gradients with `all_reduce("sum", grads)`. (`"mean"` would divide again.)
 
     Shapes:
-        In: `[b, ...]` on each replica, `b` of its examples. Out: a scalar.
+        In: `[b, ...]` on each replica, where `b` is its number of examples. Out: a scalar.
 
     Cost:
         No collective.
@@ -30,13 +30,13 @@ def compute_average_loss(
     Args:
         per_example_loss: A loss for each example, or several (`[b, timesteps]`); dim 0 is the
             batch. Integers and booleans become the default float.
-        sample_weight: Factor for each loss, on the leading dims of `per_example_loss`: `[b]`,
+        sample_weight: A factor for each loss, along the leading dims of `per_example_loss`: `[b]`,
             `[b, 1]` or a scalar.
-        global_batch_size: Examples on all replicas together: an integer, or an integer scalar
-            computed in the step. Left out, it is the number of replicas times `b`, which is wrong
-            where replicas hold different numbers of real examples (a last batch that is padded
-            or uneven): pass `all_reduce("sum", number_of_examples)` there. Where `b` differs
-            between replicas, an `UnevenMeanWarning` says so. Zero gives a loss of zero.
+        global_batch_size: Number of examples on all replicas together: an integer, or an integer
+            scalar computed in the step. The default is the number of replicas times `b`. That is
+            wrong if replicas have different numbers of real examples (a last batch that is padded
+            or uneven): then pass `all_reduce("sum", number_of_examples)`. If `b` differs between
+            replicas, jaxdist gives an `UnevenMeanWarning`. Zero gives a loss of zero.
 
     Returns:
         The scalar, in the dtype of the loss.
@@ -45,7 +45,7 @@ def compute_average_loss(
         ShapeError: `per_example_loss` is a scalar, `sample_weight` does not fit it, or
             `global_batch_size` is no scalar.
         ArgumentTypeError: `global_batch_size` is no integer.
-        ArgumentError: `global_batch_size` is negative. (A traced one is not looked at.)
+        ArgumentError: `global_batch_size` is negative. (A traced value is not checked.)
         ContextError: No `global_batch_size` in a strategy's scope or a merge function.
 
     Example:
@@ -65,18 +65,20 @@ def compute_average_loss(
             "examples is unknown.\n\n"
             "Leave the mean out of the loss function."
         )
-    size = _global_batch_size(loss.shape[0], global_batch_size)
+    size = _resolve_global_batch_size(loss.shape[0], global_batch_size)
     if sample_weight is not None:
-        loss = _weighted(loss, sample_weight)
-    total = jnp.sum(_wide(loss))
+        loss = _apply_weights(loss, sample_weight)
+    total = jnp.sum(_widen(loss))
+    # `jnp.where` around a division is not enough: the gradient of the branch that is not taken
+    # would be nan. So the divisor itself is never 0.
     divisor = jnp.where(size == 0, 1, size).astype(total.dtype)
     return jnp.where(size == 0, jnp.zeros_like(total), total / divisor).astype(loss.dtype)
 
 
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
-    """Add up a loss that every replica computes alike, and divide by the number of replicas.
+    """Return the sum of a loss that is equal on all replicas, divided by the number of replicas.
 
-    The sum of the results of all replicas is then that loss once.
+    So the sum of the results of all replicas contains the loss once.
 
     Shapes:
         In: any. Out: a scalar.
@@ -102,7 +104,7 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     count = _num_replicas(
         "scale_regularization_loss", "Call it inside the function that you pass to strategy.run."
     )
-    return (jnp.sum(_wide(loss)) / count).astype(loss.dtype)
+    return (jnp.sum(_widen(loss)) / count).astype(loss.dtype)
 
 
 def _as_float(caller: str, name: str, loss: Any) -> jax.Array:
@@ -110,8 +112,8 @@ def _as_float(caller: str, name: str, loss: Any) -> jax.Array:
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(float)
 
 
-def _wide(x: jax.Array) -> jax.Array:
-    """At least f32, so that a long sum of narrow floats keeps its digits."""
+def _widen(x: jax.Array) -> jax.Array:
+    """Convert narrow floats to float32, so that a long sum keeps its digits."""
     is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
     return x.astype(jnp.float32) if is_narrow else x
 
@@ -128,7 +130,8 @@ def _num_replicas(caller: str, remedy: str) -> int:
     return frame.replica.num_replicas_in_sync
 
 
-def _global_batch_size(num_local: int, given: Any) -> jax.Array:
+def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
+    # With None, `note_averaged` records the size, for the warning about uneven steps.
     if given is None:
         remedy = (
             "Call it inside the function that you pass to strategy.run, or pass "
@@ -142,6 +145,7 @@ def _global_batch_size(num_local: int, given: Any) -> jax.Array:
             "It is one number for all replicas.\n\n"
             "Pass the sum: all_reduce('sum', number_of_examples) in the step."
         )
+    # NumPy, so that a plain number stays concrete inside a trace and can be checked.
     size = given if isinstance(given, jax.Array) else np.asarray(given)
     if not jnp.issubdtype(size.dtype, jnp.integer):
         raise ArgumentTypeError(
@@ -165,9 +169,10 @@ def _global_batch_size(num_local: int, given: Any) -> jax.Array:
     return jnp.asarray(size)
 
 
-def _weighted(loss: jax.Array, sample_weight: Any) -> jax.Array:
-    """`loss` times weights that stand for its leading dims."""
+def _apply_weights(loss: jax.Array, sample_weight: Any) -> jax.Array:
+    """Multiply the loss by weights along its leading dims."""
     weight = as_array("nn.compute_average_loss", "sample_weight", sample_weight)
+    # TensorFlow also takes weights `[b, 1]` for losses `[b]`. Broadcasting would give `[b, b]`.
     while weight.ndim > loss.ndim and weight.shape[-1] == 1:
         weight = weight[..., 0]
     rest = loss.ndim - weight.ndim

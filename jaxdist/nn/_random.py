@@ -1,4 +1,4 @@
-"""Random keys that depend on the example, and not on the replica that has it."""
+"""Random keys that depend on the example and not on its replica."""
 
 from typing import Any
 
@@ -12,15 +12,15 @@ from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
 
 def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
-    """One random key for each example of this replica, made from its place in the global batch.
+    """Return one random key for each example of this replica, by its index in the global batch.
 
     Dropout that draws from these keys, one example at a time, drops the same units on any
     number of replicas.
 
     Shapes:
-        In: one key. Out: keys `[b]` (`[b, 2]` for raw keys), those of the global examples
-        `r*b` to `(r+1)*b - 1` on replica `r`; where replicas have different numbers of rows, those
-        that come after the rows of the replicas before it.
+        In: one key. Out: keys `[b]` (`[b, 2]` for raw keys). Replica `r` gets the keys of the
+        global examples `r*b` to `(r+1)*b - 1`. If replicas have different numbers of rows, its
+        first example follows the rows of the replicas before it.
 
     Cost:
         `b` hashes; no collective.
@@ -30,10 +30,10 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
         replicas, in uneven steps too, and outside of every strategy.
 
     Args:
-        key: The same key on all replicas, a new one for each step:
-            `jax.random.fold_in(key, step)`. A key drawn in the step from `nnx.Rngs` is no such
-            key, since every replica draws its own.
-        num_local_examples: Rows `b` of this replica's batch.
+        key: The same key on all replicas, and a new one for each step:
+            `jax.random.fold_in(key, step)`. A key that a step draws from `nnx.Rngs` is not
+            suitable, since every replica draws another one.
+        num_local_examples: Number of rows `b` of this replica's batch.
 
     Raises:
         ArgumentTypeError: `key` is no random key, or `num_local_examples` no integer.
@@ -52,7 +52,7 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
         >>> np.array_equal(flags.array, one)
         True
     """
-    is_typed = _checked_key(key)
+    is_typed = _check_key(key)
     as_integer(
         "nn.example_keys",
         "num_local_examples",
@@ -68,28 +68,34 @@ def example_keys(key: jax.Array, num_local_examples: int) -> jax.Array:
             "It numbers the examples of one replica, so it is called inside a replica.\n\n"
             "Call it inside the function that you pass to strategy.run."
         )
+    # Outside of every strategy the batch is the global one.
     first: Any = 0
     if frame is not None and frame.replica is not None:
-        first = _num_before(frame.replica.replica_id_in_sync_group, num_local_examples)
+        first = _count_examples_before(frame.replica.replica_id_in_sync_group, num_local_examples)
     examples = first + jnp.arange(num_local_examples)
     if not num_local_examples:
         return key[None][:0] if is_typed else key.reshape(1, -1)[:0]
+    # `fold_in` and not `split`: a key must depend on its index only, not on the number of keys.
     keys: jax.Array = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, examples)
     return keys
 
 
-def _num_before(replica_id: Any, num_local: int) -> Any:
-    """The examples of the replicas before this one."""
+def _count_examples_before(replica_id: Any, num_local: int) -> Any:
+    """Return the number of examples on the replicas before this one."""
     log = current_log()
     if log is None:
         return replica_id * num_local
-    # Replicas may have different numbers of rows here.
+    # In an uneven step each replica is traced with its own `num_local`, and the log knows all of
+    # them, so the sum needs no collective.
     rows = log.next(num_local)
     return jnp.asarray([sum(rows[:r]) for r in range(len(rows))])[replica_id]
 
 
-def _checked_key(key: Any) -> bool:
-    """Whether the key is of a typed dtype (the raw ones are two or more words of uint32)."""
+def _check_key(key: Any) -> bool:
+    """Check that `key` is one random key, and return whether its dtype is typed.
+
+    Raw keys are vectors of two or more uint32 words.
+    """
     dtype = getattr(key, "dtype", None)
     is_typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
     if not is_typed and dtype != jnp.uint32:

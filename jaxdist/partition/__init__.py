@@ -1,4 +1,4 @@
-"""Where the parameters of a model lie: rules from paths to placements."""
+"""Rules that give each parameter of a model its placement on the mesh, by its path."""
 
 from jaxdist.partition._activations import constrain as constrain
 from jaxdist.partition._gather import gather as gather

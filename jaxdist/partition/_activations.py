@@ -12,27 +12,27 @@ from jaxdist.partition._placements import Placement, Replicate, Split
 
 
 def constrain(value: Any, placement: Placement | int) -> Any:
-    """Lay an intermediate value out over the logical devices of a replica.
+    """Return an intermediate value with a layout over the logical devices of a replica.
 
-    XLA lays values out by itself, from the layouts of the parameters; this says it where that is
-    not wanted, and keeps a layout in long programs. The gradient gets the same layout.
+    XLA chooses the layouts of values from the layouts of the parameters. This function overrides
+    XLA's choice, and keeps a layout in long programs. The gradient gets the same layout.
 
     Shapes:
-        As they are: what one replica sees.
+        Unchanged: the shape that one replica sees.
 
     Cost:
-        What moving the value into that layout costs; nothing with one logical device.
+        The communication that changes the layout; nothing with one logical device.
 
     Args:
-        value: Pytree of arrays inside a step; outside it comes back as it is.
-        placement: `Split(dim)`, the number of a dim for short, or `Replicate()`.
+        value: Pytree of arrays inside a step; outside of a step it is returned unchanged.
+        placement: `Split(dim)`, or the number of the dim, or `Replicate()`.
 
     Returns:
         The same values.
 
     Raises:
-        ArgumentTypeError: Another placement.
-        ShapeError: A dim that is not there.
+        ArgumentTypeError: `placement` is another placement.
+        ShapeError: The dim does not exist.
 
     Example:
         >>> mesh = jax.make_mesh((4, 2), ("data", "model"))
@@ -42,18 +42,20 @@ def constrain(value: Any, placement: Placement | int) -> Any:
     """
     if isinstance(placement, int) and not isinstance(placement, bool):
         placement = Split(placement)
-    placement = checked_activation("partition.constrain", placement)
+    placement = check_activation("partition.constrain", placement)
     check_has_arrays("partition.constrain", "value", value)
     frame = _replica.current_frame()
+    # Outside of a step there is no mesh context, and a model that is tested alone still has to
+    # work.
     if frame is None or not frame.inside_step or frame.strategy.layout.num_logical == 1:
         return value
     axes = frame.strategy.layout.logical_axes
     dim = placement.dim if isinstance(placement, Split) else None
-    return jax.tree.map(lambda x: _constrained(x, dim, axes), value)
+    return jax.tree.map(lambda x: _constrain_array(x, dim, axes), value)
 
 
-def checked_activation(caller: str, placement: Any) -> Split | Replicate:
-    """`placement`, if it is one for intermediate values."""
+def check_activation(caller: str, placement: Any) -> Split | Replicate:
+    """Check that `placement` is one for intermediate values, and return it."""
     if isinstance(placement, (Split, Replicate)):
         return placement
     raise ArgumentTypeError(
@@ -63,7 +65,7 @@ def checked_activation(caller: str, placement: Any) -> Split | Replicate:
     )
 
 
-def _constrained(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
+def _constrain_array(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
     if not hasattr(array, "ndim"):
         array = as_array("partition.constrain", "value", array)
     spec: list[Any] = [None] * array.ndim
@@ -80,4 +82,6 @@ def _constrained(array: Any, dim: int | None, axes: tuple[str, ...]) -> Any:
                 )
             )
         spec[dim] = axes[0] if len(axes) == 1 else axes
+    # A `PartitionSpec` alone: inside `shard_map` the mesh of the context has manual replica axes,
+    # and a `NamedSharding` of the strategy's mesh would not fit it.
     return jax.lax.with_sharding_constraint(array, PartitionSpec(*spec))

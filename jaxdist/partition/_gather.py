@@ -1,4 +1,4 @@
-"""Whole parameters from pieces, and how long they are kept."""
+"""Functions that gather sharded parameters, and that decide how long the result is kept."""
 
 from typing import Any, TypeVar
 
@@ -15,29 +15,29 @@ T = TypeVar("T")
 
 
 def gather(tree: T) -> T:
-    """The whole arrays, in the place of those in pieces.
+    """Return a copy of `tree` with a whole array in the place of each `Sharded` value.
 
-    In a step parameters in pieces are gathered where a layer uses them, so this is for what needs
-    arrays: functions of `jax.lax`, sums over all parameters, a scan over stacked layers.
+    In a step a layer gathers the sharded parameters that it uses. So this function is for code
+    that needs arrays: functions of `jax.lax`, sums over all parameters, a scan over stacked layers.
 
     Shapes:
         A `Sharded` of shape `[...]` gives the array `[...]`, without padding.
 
     Cost:
-        One all-gather for each array in pieces; outside a step none.
+        One all-gather for each `Sharded` value; outside a step none.
 
     Guarantees:
-        The gradient is held in pieces again: a reduce-scatter that gives the mean over all
-        replicas (with `axes`, and an all-reduce over the other axes).
+        The gradient is `Sharded` again: a reduce-scatter gives the mean over all replicas (with
+        `axes`, and an all-reduce over the other axes).
 
     Args:
-        tree: A pytree, or an NNX object, of which a copy with whole parameters is made.
+        tree: A pytree, or an NNX object, which is copied.
 
     Returns:
         The same with plain arrays.
 
     Raises:
-        ReplicaValueError: An array in pieces whose dims are not those that it was cut with.
+        ReplicaValueError: The dims of a `Sharded` value are not those with which it was sharded.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -49,7 +49,7 @@ def gather(tree: T) -> T:
     frame = _replica.current_frame()
     layout = None if frame is None or not frame.inside_step else frame.strategy.layout
 
-    def whole(x: Any) -> Any:
+    def gather_leaf(x: Any) -> Any:
         if isinstance(x, PerReplica):
             raise ArgumentTypeError(
                 f"partition.gather was given tree with {shown(x)}.\n\n"
@@ -58,40 +58,43 @@ def gather(tree: T) -> T:
             )
         if not isinstance(x, Sharded):
             return x
+        # A step may also close over a concrete `Sharded` value, which holds the whole array.
         is_piece = layout is not None and isinstance(x.held, jax.core.Tracer)
         return gathered(x, layout) if is_piece else x.whole()
 
-    def of(x: Any) -> Any:
+    def gather_node(x: Any) -> Any:
         if not isinstance(x, nnx.Pytree):
-            return whole(x)
+            return gather_leaf(x)
+        # `jax.tree.map` does not enter NNX objects. The copy leaves the user's object sharded.
         graphdef, state = nnx.split(x)
-        return nnx.merge(graphdef, jax.tree.map(whole, state, is_leaf=is_sharded))
+        return nnx.merge(graphdef, jax.tree.map(gather_leaf, state, is_leaf=is_sharded))
 
     result: T = jax.tree.map(
-        of, tree, is_leaf=lambda x: isinstance(x, (nnx.Pytree, Sharded, PerReplica))
+        gather_node, tree, is_leaf=lambda x: isinstance(x, (nnx.Pytree, Sharded, PerReplica))
     )
     return result
 
 
-# What is made of a gathered parameter without arithmetic would be kept in its place.
-_MOVED = frozenset(
+# `jax.checkpoint` must not keep the results of these operations either. They only copy a gathered
+# parameter, so a kept result would take as much memory as the parameter itself.
+_DATA_MOVEMENT = frozenset(
     "all_gather slice reshape squeeze transpose broadcast_in_dim convert_element_type copy rev "
     "expand_dims sharding_constraint".split()
 )
 
 
 def remat_policy(primitive: Any, *_: Any, **params: Any) -> bool:
-    """What `jax.checkpoint` keeps from the forward to the backward pass: no gathered parameter.
+    """Policy for `jax.checkpoint` that keeps all results except gathered parameters.
 
     Without it each parameter is whole on every device from its use until its gradient. With it
-    the backward pass gathers again, layer by layer, and everything that was computed is kept.
+    the backward pass gathers again, layer by layer, and every computed value is kept.
 
     Cost:
         One more all-gather of each parameter in a step.
 
     Args:
-        primitive: The operation whose result might be kept; JAX calls this.
-        params: Its parameters.
+        primitive: The operation whose result might be kept; JAX calls this function.
+        params: The parameters of the operation.
 
     Returns:
         Whether to keep it.
@@ -116,4 +119,4 @@ def remat_policy(primitive: Any, *_: Any, **params: Any) -> bool:
     )
     if primitive.name == "name":
         return bool(params.get("name") != GATHERED)
-    return primitive.name not in _MOVED
+    return primitive.name not in _DATA_MOVEMENT

@@ -1,4 +1,4 @@
-"""The leaves of what is placed: of pytrees, and of NNX objects, with their paths."""
+"""The leaves that `place` places: those of pytrees and of NNX objects, with their paths."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -14,32 +14,34 @@ from jaxdist._values import PerReplica, Sharded, Variable, is_sharded
 from jaxdist.errors import ArgumentTypeError
 from jaxdist.partition._resolve import Leaf
 
-# Under which names Flax keeps what the dims of a variable are called.
+# The metadata keys under which versions of Flax store the names of a variable's dims.
 _NAMES = ("out_sharding", "sharding_names", "sharding")
 
 
 @dataclasses.dataclass
 class Entry:
-    """One array of what is placed."""
+    """One array that `place` places."""
 
     leaf: Leaf
     value: Any
-    role: str  # "parameter", "optimizer" or "other"
-    put: Callable[[Any], None]
+    # "parameter", "optimizer" or "other". See Note [Optimizer state follows its parameter].
+    role: str
+    assign: Callable[[Any], None]  # puts the placed array into the tree
 
 
-def entries_of(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree]]:
-    """Every array of a pytree of arrays and NNX objects, and how to put the pytree together.
+def collect_entries(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree]]:
+    """Return every array of a pytree, and a function that rebuilds the pytree.
 
-    NNX objects are changed in place. A variable that two objects share comes once.
+    The pytree may contain NNX objects, which are changed in place. A variable that two objects
+    share is returned once.
     """
-    states, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_state)
+    states, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_special_node)
     entries: list[Entry] = []
     rebuilt: list[Any] = []
     seen: set[int] = set()
     is_param = nnx.filterlib.to_predicate(wrt)
     for path, node in states:
-        prefix = _joined(_key(k) for k in path)
+        prefix = _join_path(_key_name(k) for k in path)
         if isinstance(node, (PerReplica, Variable)):
             raise ArgumentTypeError(
                 f"partition.place was given a tree with a {type(node).__name__} at "
@@ -47,37 +49,42 @@ def entries_of(tree: PyTree, wrt: Any) -> tuple[list[Entry], Callable[[], PyTree
                 "A PerReplica and a Variable are on the devices of a strategy already.\n\n"
                 "Leave it out of the tree, and place arrays and NNX objects."
             )
+        # Optax's named tuples mark optimizer state; a `TrainState` of Flax Linen keeps it in a
+        # field `opt_state`.
         in_optimizer = _is_optax_state(node) or "opt_state" in prefix.split("/")
         if isinstance(node, nnx.Pytree):
-            entries += _of_graph(node, wrt, seen)
+            entries += _collect_from_graph(node, wrt, seen)
             rebuilt.append(lambda node=node: node)
             continue
-        inner, shape = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_unit)
+        # A second flatten for the arrays in the node: a list of values, which the setters change
+        # before the pytree is rebuilt.
+        inner, shape = jax.tree_util.tree_flatten_with_path(node, is_leaf=_is_array_node)
         values = [x for _, x in inner]
         for i, (more, value) in enumerate(inner):
-            name = _joined([prefix, *(_key(k) for k in more)])
-            own, names = _inside(value)
-            if _is_array(own):
+            name = _join_path([prefix, *(_key_name(k) for k in more)])
+            array, names = _unbox(value)
+            if _is_array(array):
                 role = "optimizer" if in_optimizer else "parameter"
                 if isinstance(value, nnx.Variable) and not in_optimizer:
                     role = "parameter" if is_param((), value) else "other"
-                leaf = Leaf(name, tuple(own.shape), own.dtype, names)
-                entries.append(Entry(leaf, own, role, _setter(values, i, value)))
+                leaf = Leaf(name, tuple(array.shape), array.dtype, names)
+                entries.append(Entry(leaf, array, role, _make_setter(values, i, value)))
         rebuilt.append(lambda values=values, shape=shape: jax.tree.unflatten(shape, values))
     return entries, lambda: jax.tree.unflatten(treedef, [make() for make in rebuilt])
 
 
-def _setter(values: list[Any], index: int, old: Any) -> Callable[[Any], None]:
-    def put(value: Any) -> None:
+def _make_setter(values: list[Any], index: int, old: Any) -> Callable[[Any], None]:
+    def assign(value: Any) -> None:
+        # Keep the box around the array, with its metadata.
         if isinstance(old, (nnx.Variable, Partitioned)):
             value = jax.tree.unflatten(jax.tree.structure(old, is_leaf=is_sharded), [value])
         values[index] = value
 
-    return put
+    return assign
 
 
-def _of_graph(node: Any, wrt: Any, seen: set[int]) -> Iterator[Entry]:
-    """The variables of an NNX object."""
+def _collect_from_graph(node: Any, wrt: Any, seen: set[int]) -> Iterator[Entry]:
+    """Yield the variables of an NNX object that hold arrays."""
     is_param = nnx.filterlib.to_predicate(wrt)
     for path, variable in nnx.iter_graph(node):
         if not isinstance(variable, nnx.Variable) or id(variable) in seen:
@@ -85,6 +92,7 @@ def _of_graph(node: Any, wrt: Any, seen: set[int]) -> Iterator[Entry]:
         value = variable.get_raw_value()
         if not _is_array(value):
             continue
+        # Two NNX objects of the tree may share a variable (tied embeddings); place it once.
         seen.add(id(variable))
         role = "other"
         if isinstance(variable, nnx.OptState) or "opt_state" in map(str, path):
@@ -92,7 +100,7 @@ def _of_graph(node: Any, wrt: Any, seen: set[int]) -> Iterator[Entry]:
         elif is_param(path, variable):
             role = "parameter"
         leaf = Leaf(
-            _joined(map(str, path)), tuple(value.shape), value.dtype, _names_of(variable, value)
+            _join_path(map(str, path)), tuple(value.shape), value.dtype, _names_of(variable, value)
         )
         yield Entry(leaf, value, role, variable.set_raw_value)
 
@@ -102,29 +110,31 @@ def _names_of(variable: Any, value: Any) -> tuple[str | None, ...] | None:
     for key in _NAMES:
         found = metadata.get(key)
         if found is not None and not isinstance(found, jax.sharding.Sharding):
+            # As in a `PartitionSpec`, the last dims may have no entry.
             names = tuple(found)
             return (*names, *[None] * (len(value.shape) - len(names)))
     return None
 
 
-def _inside(value: Any) -> tuple[Any, tuple[str | None, ...] | None]:
-    """The array of a box of Flax Linen or a variable of NNX, and the names of its dims."""
+def _unbox(value: Any) -> tuple[Any, tuple[str | None, ...] | None]:
+    """Return the array in a box of Flax Linen or a variable of NNX, and the names of its dims."""
     if isinstance(value, nnx.Variable):
-        own = value.get_raw_value()
-        return own, _names_of(value, own) if _is_array(own) else None
+        array = value.get_raw_value()
+        return array, _names_of(value, array) if _is_array(array) else None
     if isinstance(value, Partitioned):
         names = [n if n is None or isinstance(n, str) else "/".join(n) for n in value.names]
         return value.value, tuple(names)
     return value, None
 
 
-def _is_unit(x: Any) -> bool:
+# Pytree nodes that `place` treats as one array.
+def _is_array_node(x: Any) -> bool:
     return isinstance(x, (Sharded, Partitioned, nnx.Variable))
 
 
-def _is_state(x: Any) -> bool:
+def _is_special_node(x: Any) -> bool:
     nodes = (nnx.Pytree, PerReplica, Variable)
-    return isinstance(x, nodes) or _is_unit(x) or _is_optax_state(x)
+    return isinstance(x, nodes) or _is_array_node(x) or _is_optax_state(x)
 
 
 def _is_optax_state(x: Any) -> bool:
@@ -138,11 +148,11 @@ def _is_array(value: Any) -> bool:
     )
 
 
-def _joined(parts: Any) -> str:
+def _join_path(parts: Any) -> str:
     return "/".join(p for p in parts if p)
 
 
-def _key(key: Any) -> str:
+def _key_name(key: Any) -> str:
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))

@@ -1,4 +1,4 @@
-"""Patterns over the paths of leaves."""
+"""Patterns for paths of leaves."""
 
 import difflib
 import fnmatch
@@ -9,41 +9,45 @@ from collections.abc import Iterable
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
-def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern matches the end of a path, or all of it where it starts with `/`.
+def is_match(pattern: str, path: str) -> bool:
+    """Whether a pattern matches the end of a path, or the whole path if it starts with `/`.
 
-    Segment by segment: `*` and `?` as in file names, `{a,b}` one of several, `**` any number of
-    segments.
+    A pattern is matched segment by segment. `*` and `?` are those of file names, `{a,b}` is one
+    of several texts, and `**` is any number of segments.
     """
     own = tuple(path.split("/"))
-    return any(_matches(p, own) for p in _expanded(pattern))
+    return any(_is_match(p, own) for p in _expand_braces(pattern))
 
 
 @functools.lru_cache(maxsize=4096)
-def _expanded(pattern: str) -> tuple[tuple[str, ...], ...]:
-    """The pattern without braces, as segments; one that matches the end starts with `**`."""
+def _expand_braces(pattern: str) -> tuple[tuple[str, ...], ...]:
+    """Return the patterns without braces, as segments; `**` comes first unless it is anchored."""
     found = _BRACES.search(pattern)
     if found is None:
         anchored = pattern.startswith("/")
         parts = tuple(pattern.strip("/").split("/"))
         return (parts if anchored else ("**", *parts),)
+    # The regular expression finds innermost braces, so recursion also expands nested ones.
     before, after = pattern[: found.start()], pattern[found.end() :]
-    options = (_expanded(before + option + after) for option in found[1].split(","))
+    options = (_expand_braces(before + option + after) for option in found[1].split(","))
     return tuple(p for option in options for p in option)
 
 
+# Every leaf is matched against every rule, and `**` tries all splits of a path. The cache keeps
+# the results for ends of paths, which leaves of the same layer have in common.
 @functools.lru_cache(maxsize=65536)
-def _matches(parts: tuple[str, ...], path: tuple[str, ...]) -> bool:
+def _is_match(parts: tuple[str, ...], path: tuple[str, ...]) -> bool:
     if not parts:
         return not path
     head, *rest = parts
     if head == "**":
-        return any(_matches(tuple(rest), path[i:]) for i in range(len(path) + 1))
-    return bool(path) and fnmatch.fnmatchcase(path[0], head) and _matches(tuple(rest), path[1:])
+        return any(_is_match(tuple(rest), path[i:]) for i in range(len(path) + 1))
+    return bool(path) and fnmatch.fnmatchcase(path[0], head) and _is_match(tuple(rest), path[1:])
 
 
-def nearest(wanted: str, known: Iterable[str]) -> str | None:
-    """Of these paths or patterns, the one most like another; None where there are none."""
+def find_nearest(wanted: str, known: Iterable[str]) -> str | None:
+    """Return the most similar one of these paths or patterns, for messages; None without any."""
+    # Compare the last segments as well as all of them: a pattern matches the end of a path.
     plain = re.sub(r"[{}*/]+", "/", wanted).strip("/")
     depth = wanted.strip("/").count("/") + 1
 

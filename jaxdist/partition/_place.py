@@ -1,4 +1,12 @@
-"""`place`: a model and its optimizer where rules say."""
+"""`place`, which puts a model and its optimizer on the devices by rules.
+
+# Note [Optimizer state follows its parameter]
+Rules are written for parameters. A leaf of optimizer state (a moment) takes the placement of the
+parameter with the same shape and the longest common end of the path: `opt_state/0/mu/mlp/kernel`
+follows `mlp/kernel`. If the two had different placements, each update would move one of them.
+State of other shapes (adafactor's factors) is replicated. If the tree has no parameters, the rules
+are matched against the paths of the state itself.
+"""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -12,47 +20,46 @@ from jaxdist._replica import HasLayout
 from jaxdist._validate import check_has_arrays, shown
 from jaxdist._values import Sharded, owned, pad_dim
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
-from jaxdist.partition._leaves import Entry, entries_of
-from jaxdist.partition._patterns import matches, nearest
+from jaxdist.partition._leaves import Entry, collect_entries
+from jaxdist.partition._patterns import find_nearest, is_match
 from jaxdist.partition._placements import Placement, Replicate
-from jaxdist.partition._resolve import Resolved, resolve
-from jaxdist.partition._rules import Rules, checked_rules, listed, two_rules
+from jaxdist.partition._resolve import ResolvedPlacement, resolve
+from jaxdist.partition._rules import Rules, as_rules, describe_conflicts, format_lines
 
 T = TypeVar("T")
 
 
 def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> T:
-    """Put a model, its optimizer, or any pytree of them where rules say.
+    """Put a model, its optimizer, or any pytree of them on the devices by rules.
 
-    The state that an optimizer keeps for a parameter follows it: a leaf whose path ends as the
-    parameter's does and that has its shape. Other state of optimizers, variables that are no
-    parameters (batch statistics, random keys) and scalars are replicated. Placing again moves.
+    Optimizer state is placed as its parameter is: a leaf follows the parameter that has its shape
+    and whose path has the same end. Other optimizer state, variables that are no parameters (batch
+    statistics, random keys) and scalars are replicated. A second call moves the arrays.
 
     Shapes:
-        As they are. A leaf in pieces becomes a `Sharded` value, padded where the replicas do not
-        divide its dim.
+        Unchanged. A sharded leaf becomes a `Sharded` value, which is padded if its dim is no
+        multiple of the number of replicas.
 
     Cost:
-        A copy to the devices. Of a leaf in pieces each device gets its piece alone.
+        A copy to the devices. A device gets only its piece of a sharded leaf.
 
     Args:
-        strategy: Whose devices.
+        strategy: The strategy whose devices are used.
         tree: NNX modules and optimizers, which are changed in place, or pytrees of arrays.
             `jax.ShapeDtypeStruct` leaves stay abstract and get the layout, for `Strategy.lower`.
         rules: `Rules`, pairs of pattern and placement, or `ByNames`.
-        wrt: Which NNX variables are parameters; a Flax filter.
+        wrt: A Flax filter that selects the NNX variables that are parameters.
 
     Returns:
-        The pytree in its places; NNX objects are the same ones.
+        The pytree with placed arrays; NNX objects are the same objects.
 
     Raises:
-        ArgumentError: Leaves that no rule or two rules match, a rule that matches nothing, a
-            filter `wrt` that makes parameters of nothing, virtual replicas with leaves in pieces,
-            or what is no array for JAX.
-        ShapeError: A dim that is not there or does not divide.
-        ArgumentTypeError: No strategy, no rules, or a leaf that has a place already: a
-            `PerReplica` or `jaxdist.Variable`.
-        DeviceError: Arrays for devices that are only described.
+        ArgumentError: No rule or two rules match a leaf, a rule matches nothing, `wrt` selects no
+            variable, rules shard leaves over virtual replicas, or a leaf is no array for JAX.
+        ShapeError: A dim does not exist, or the devices do not divide it.
+        ArgumentTypeError: `strategy` is no strategy, `rules` are no rules, or a leaf is placed
+            already: a `PerReplica` or `jaxdist.Variable`.
+        DeviceError: The devices for the arrays are only described.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -61,21 +68,22 @@ def place(strategy: HasLayout, tree: T, rules: Any, *, wrt: Any = nnx.Param) -> 
         >>> placed["up"]["kernel"], placed["scale"].is_fully_replicated
         (Sharded(float32[16, 3] cut along dim 0, held as [16, 3]), True)
     """
-    layout = _checked_layout(strategy)
-    own = checked_rules("partition.place", rules)
+    layout = _layout_of(strategy)
+    own = as_rules("partition.place", rules)
     _check_filter(wrt)
-    entries, rebuilt = entries_of(tree, wrt)
+    entries, rebuild = collect_entries(tree, wrt)
     if not entries:
         check_has_arrays("partition.place", "tree", tree, "a pytree of arrays, or an NNX object")
     _check_wrt(entries, wrt)
-    where = _resolved(entries, own, layout)
+    # Resolve all leaves before the first one moves, so that an error leaves a model as it was.
+    where = _resolve_all(entries, own, layout)
     for entry, found in zip(entries, where, strict=True):
-        entry.put(_placed(entry, found, layout))
-    return rebuilt()
+        entry.assign(_place_leaf(entry, found, layout))
+    return rebuild()
 
 
 def _check_filter(wrt: Any) -> None:
-    """Refuse what Flax does not take for a filter of variables."""
+    """Check that `wrt` is a filter of Flax."""
     try:
         nnx.filterlib.to_predicate(wrt)
     except (TypeError, ValueError) as error:
@@ -87,33 +95,36 @@ def _check_filter(wrt: Any) -> None:
 
 
 def _check_wrt(entries: Sequence[Entry], wrt: Any) -> None:
-    """Refuse a filter that makes parameters of nothing: rules would have nothing to match."""
+    """Check that `wrt` selects a variable; otherwise the rules would have nothing to match."""
     others = [e.leaf.path for e in entries if e.role == "other" and e.leaf.shape]
     if wrt is nnx.Param or not others or any(e.role == "parameter" for e in entries):
         return
     raise ArgumentError(
         f"partition.place(wrt={wrt!r}): none of {len(others)} NNX variable(s) is a parameter by "
-        f"this filter.\n{listed(others)}\n\n"
+        f"this filter.\n{format_lines(others)}\n\n"
         "Rules are for parameters, and wrt says which variables are parameters.\n\n"
         "Pass the class of the variables that rules are for, such as wrt=nnx.Param."
     )
 
 
-def _resolved(entries: Sequence[Entry], rules: Rules, layout: ReplicaMesh) -> list[Resolved]:
-    """Where each leaf goes; all that is wrong with the rules is told before anything moves."""
+def _resolve_all(
+    entries: Sequence[Entry], rules: Rules, layout: ReplicaMesh
+) -> list[ResolvedPlacement]:
+    """Return the placement of each leaf, or raise for rules that do not fit."""
     params = [e for e in entries if e.role == "parameter"]
-    # The state of an optimizer that comes without its model is matched by its own paths.
+    # See Note [Optimizer state follows its parameter]
     asked = params or [e for e in entries if e.role == "optimizer"]
-    chosen = _chosen([e.leaf.path for e in asked if e.leaf.shape], rules, bool(params))
-    found: dict[int, Resolved] = {}
+    chosen = _choose_placements([e.leaf.path for e in asked if e.leaf.shape], rules, bool(params))
+    found: dict[int, ResolvedPlacement] = {}
     for entry in asked:
         placement = chosen.get(entry.leaf.path, Replicate())
         try:
             found[id(entry)] = resolve(entry.leaf, placement, layout)
+        # Without parameters, a rule for a kernel may match state of another shape. Replicate it.
         except ShapeError:
             if params:
                 raise
-            found[id(entry)] = Resolved(layout.replicated)
+            found[id(entry)] = ResolvedPlacement(layout.replicated)
     if layout.num_virtual is not None and any(r.cut is not None for r in found.values()):
         raise ArgumentError(
             "partition.place was given rules that cut arrays into pieces, and a strategy with "
@@ -123,17 +134,21 @@ def _resolved(entries: Sequence[Entry], rules: Rules, layout: ReplicaMesh) -> li
         )
     for entry in entries:
         if id(entry) not in found:
-            same = _followed(entry, params) if entry.role == "optimizer" else None
-            found[id(entry)] = Resolved(layout.replicated) if same is None else found[id(same)]
+            same = _find_parameter(entry, params) if entry.role == "optimizer" else None
+            found[id(entry)] = (
+                ResolvedPlacement(layout.replicated) if same is None else found[id(same)]
+            )
     return [found[id(e)] for e in entries]
 
 
-def _chosen(paths: Sequence[str], rules: Rules, are_params: bool) -> dict[str, Placement]:
-    """The placement of each path, by rules that fit."""
-    found = {path: [pair for pair in rules.rules if matches(pair[0], path)] for path in paths}
+def _choose_placements(
+    paths: Sequence[str], rules: Rules, are_params: bool
+) -> dict[str, Placement]:
+    """Return the placement of each path. See Note [Rules have no order]."""
+    found = {path: [pair for pair in rules.rules if is_match(pair[0], path)] for path in paths}
     several = [(path, [p for p, _ in pairs]) for path, pairs in found.items() if len(pairs) > 1]
     if several:
-        raise ArgumentError(two_rules(several))
+        raise ArgumentError(describe_conflicts(several))
     if are_params or not any(found.values()):
         _check_all_match(found, rules, are_params)
     placements = {path: pairs[0][1] for path, pairs in found.items() if pairs}
@@ -146,19 +161,19 @@ def _check_all_match(found: dict[str, Any], rules: Rules, are_params: bool) -> N
     used = {p for pairs in found.values() for p, _ in pairs}
     unused = [p for p, _ in rules.rules if p not in used]
     if unused and (rules.must_match or not used) and found:
-        lines = [f"{p!r}; the nearest path is {nearest(p, found)}" for p in unused]
+        lines = [f"{p!r}; the nearest path is {find_nearest(p, found)}" for p in unused]
         if not rules.must_match:
             raise ArgumentError(
                 f"partition.place: none of the {len(unused)} rules matches one of the "
                 f"{len(found)} parameters of tree.\n"
-                f"{listed(lines)}\n\n"
+                f"{format_lines(lines)}\n\n"
                 "Rules that are ready to use match the usual names of layers.\n\n"
                 'Write rules for the names of this model: partition.Rules([("path/of/kernel", '
                 "partition.Split(1))], otherwise=partition.Replicate())."
             )
         raise ArgumentError(
             f"partition.place: {len(unused)} rule(s) match no parameter of tree.\n"
-            f"{listed(lines)}\n\n"
+            f"{format_lines(lines)}\n\n"
             "Each rule matches at least one parameter, so that a wrong pattern is found.\n\n"
             "Correct the pattern, or leave the rule out; Rules(..., must_match=False) is for "
             "rules that are shared by models."
@@ -169,34 +184,35 @@ def _check_all_match(found: dict[str, Any], rules: Rules, are_params: bool) -> N
     if alone and rules.otherwise is None:
         patterns = [p for p, _ in rules.rules]
         lines = [
-            path if not patterns else f"{path}; the nearest pattern is {nearest(path, patterns)!r}"
+            path
+            if not patterns
+            else f"{path}; the nearest pattern is {find_nearest(path, patterns)!r}"
             for path in alone
         ]
         raise ArgumentError(
             f"partition.place: {len(alone)} parameter(s) are matched by none of rules.\n"
-            f"{listed(lines)}\n\n"
+            f"{format_lines(lines)}\n\n"
             "Each parameter has a placement.\n\n"
             f"Add a rule such as ({alone[0]!r}, partition.Replicate()), or a placement for "
             "the rest: Rules(..., otherwise=partition.Replicate())."
         )
 
 
-def _followed(entry: Entry, params: Sequence[Entry]) -> Entry | None:
-    """The parameter that a leaf of an optimizer's state belongs to."""
+def _find_parameter(entry: Entry, params: Sequence[Entry]) -> Entry | None:
+    """Return the parameter to which a leaf of optimizer state belongs; None if there is none."""
     own = f"/{entry.leaf.path}"
     fitting = [
         p
         for p in params
-        if p.leaf.shape == entry.leaf.shape and own.endswith(f"/{_tail(p.leaf.path, own)}")
+        if p.leaf.shape == entry.leaf.shape and own.endswith(f"/{_common_tail(p.leaf.path, own)}")
     ]
-    return max(fitting, key=lambda p: len(_tail(p.leaf.path, own)), default=None)
+    return max(fitting, key=lambda p: len(_common_tail(p.leaf.path, own)), default=None)
 
 
-def _tail(path: str, own: str) -> str:
-    """The longest end of a parameter's path that the other path ends with, without its root.
-
-    In one pytree of both, parameters stand under a name (`params`) that the state has not.
-    """
+def _common_tail(path: str, own: str) -> str:
+    """Return the longest end of a parameter's path that is also the end of the path `own`."""
+    # In one pytree of both, the paths of parameters start with a name (`params`) that the paths
+    # of the state do not contain. So drop segments from the start.
     parts = path.split("/")
     for start in range(len(parts)):
         tail = "/".join(parts[start:])
@@ -205,8 +221,9 @@ def _tail(path: str, own: str) -> str:
     return path
 
 
-def _placed(entry: Entry, found: Resolved, layout: ReplicaMesh) -> Any:
+def _place_leaf(entry: Entry, found: ResolvedPlacement, layout: ReplicaMesh) -> Any:
     value = entry.value
+    # The array may be sharded for another strategy.
     if isinstance(value, Sharded):
         value = value.whole()
     if isinstance(value, jax.core.Tracer):
@@ -218,17 +235,18 @@ def _placed(entry: Entry, found: Resolved, layout: ReplicaMesh) -> Any:
         )
     cut = found.cut
     if isinstance(value, jax.ShapeDtypeStruct):
-        shape = found.padded(tuple(value.shape), layout)
+        shape = found.padded_shape(tuple(value.shape), layout)
         abstract = jax.ShapeDtypeStruct(shape, value.dtype, sharding=found.sharding)
         return abstract if cut is None else Sharded(abstract, *cut)
     layout.check_is_there(f"partition.place of an array ({entry.leaf})")
     try:
         if cut is None:
+            # See Note [Who owns host memory]
             return jax.device_put(owned(value), found.sharding)
         padded = pad_dim(jnp.asarray(value), cut.dim, cut.padding(cut.pieces(layout)))
         return Sharded(jax.device_put(padded, found.sharding), *cut)
     except (TypeError, RuntimeError) as error:
-        # What is no array for JAX, and what a donated step has taken.
+        # A value that is no array for JAX, or an array that a step has donated.
         raise ArgumentError(
             f"partition.place cannot put {entry.leaf} on devices: {error}\n\n"
             "It places arrays of numbers that no step has taken by donation.\n\n"
@@ -236,7 +254,7 @@ def _placed(entry: Entry, found: Resolved, layout: ReplicaMesh) -> Any:
         ) from error
 
 
-def _checked_layout(strategy: Any) -> ReplicaMesh:
+def _layout_of(strategy: Any) -> ReplicaMesh:
     layout = getattr(strategy, "layout", None)
     if not isinstance(layout, ReplicaMesh):
         raise ArgumentTypeError(

@@ -1,4 +1,4 @@
-"""Where a rule puts a leaf."""
+"""Placements that a rule can give a leaf."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ REPLICA, LOGICAL = "replica", "logical"
 
 @dataclasses.dataclass(frozen=True)
 class Replicate:
-    """Every device holds the whole leaf.
+    """Placement of a leaf that every device holds whole.
 
     Example:
         >>> partition.Replicate()
@@ -22,13 +22,14 @@ class Replicate:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Tensor parallelism: one dim is split over the logical devices of each replica.
+    """Placement for tensor parallelism: one dim is split over the logical devices of a replica.
 
-    The leaf stays an ordinary array, the same on all replicas; within a replica XLA partitions
-    what is computed from it. With one logical device it is `Replicate()`.
+    The leaf stays an ordinary array, equal on all replicas. Within a replica XLA partitions what
+    is computed from it. With one logical device it is `Replicate()`.
 
     Args:
-        dim: The dim, which the logical devices have to divide; negative counts from the end.
+        dim: The dim, whose size must be a multiple of the number of logical devices; a negative
+            number counts from the end.
 
     Raises:
         ArgumentTypeError: `dim` is no integer.
@@ -46,20 +47,21 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Fully sharded (FSDP, ZeRO-3): each replica holds a piece, gathered where it is used.
+    """Placement for FSDP (ZeRO-3): each replica holds a piece, and a layer that uses it gathers.
 
     The leaf becomes a `Sharded` value. With one replica it is `Replicate()`, or `Split(split)`.
 
     Args:
-        dim: The dim that is cut, which the replicas have to divide. None takes the largest one
-            that they divide; where there is none, the one that needs least padding, at most half
-            as much again, and else the leaf stays whole.
-        split: Another dim, split over the logical devices besides.
-        axes: Of several replica axes those that it is cut over (within a slice); over the others
-            it is replicated, and the gradient is all-reduced over them. None is all of them.
-        pad: Whether `dim` may be padded where the replicas do not divide it.
-        min_bytes: Leaves with fewer bytes (in float32) stay whole; None takes the size from
-            which cutting pays, by the latency of a collective, as `sharded_update` does.
+        dim: The dim to shard, whose size must be a multiple of the number of replicas. None takes
+            the largest such dim. If there is none, it takes the dim that needs least padding, at
+            most half of its size; otherwise the leaf is replicated.
+        split: Another dim, which is split over the logical devices.
+        axes: The replica axes to shard over, if there are several (those within a slice, for
+            instance). Over the others the leaf is replicated, and its gradient is all-reduced.
+            None is all of them.
+        pad: Whether to pad `dim` if its size is no multiple of the number of replicas.
+        min_bytes: Leaves with fewer bytes (in float32) are replicated. None takes the size from
+            which sharding is faster, by the latency of a collective, as `sharded_update` does.
 
     Raises:
         ArgumentTypeError: `dim` or `split` is no integer, `axes` are no names, `min_bytes` is no
@@ -89,6 +91,8 @@ class Shard:
                 f"Pass another split, or leave dim out, Shard(split={self.split}): the largest of "
                 "the other dims is cut."
             )
+        # A frozen dataclass sets its own fields with `object.__setattr__`. A string is iterable,
+        # so `tuple("data")` would be four axes.
         if isinstance(self.axes, str):
             object.__setattr__(self, "axes", (self.axes,))
         elif self.axes is not None:
@@ -108,14 +112,14 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class ByNames:
-    """By the names that the leaf gives its dims, as Flax's metadata has them.
+    """Placement by the names of a leaf's dims, as in Flax's metadata.
 
     A module names the dims of its variables: `nnx.Linear(4, 8, kernel_metadata={"out_sharding":
     ("embed", "mlp")}, rngs=rngs)`.
 
     Args:
-        axes: For each name of a dim: `"replica"` (cut over the replicas), `"logical"` (split over
-            the logical devices), an axis of the strategy's mesh, or None (neither).
+        axes: For each name of a dim: `"replica"` (sharded over the replicas), `"logical"` (split
+            over the logical devices), an axis of the strategy's mesh, or None (neither).
 
     Raises:
         ArgumentTypeError: No mapping, or a value that is no axis.
@@ -148,6 +152,7 @@ class ByNames:
                     'Give "replica", "logical", the name of an axis of the mesh, or None.'
                 )
 
+    # The hash that the dataclass makes would hash the mapping, and a dict has none.
     def __hash__(self) -> int:
         return hash(tuple(sorted(self.axes)))
 
@@ -162,7 +167,7 @@ _AXES = (
 
 
 def check_placement(caller: str, name: str, value: Any) -> Placement:
-    """`value`, if it is a placement."""
+    """Check that `value` is a placement, and return it."""
     if isinstance(value, (Replicate, Split, Shard, ByNames)):
         return value
     raise ArgumentTypeError(

@@ -1,9 +1,10 @@
-"""Rules that are ready to use."""
+"""Predefined rules."""
 
 from jaxdist._validate import Renamed
 from jaxdist.partition._placements import Placement, Replicate, Shard, Split
 from jaxdist.partition._rules import Rules
 
+# Several names for each kind of layer, since libraries of models name them differently.
 _ATTENTION_IN = "*att*/{query,key,value,q_proj,k_proj,v_proj}"
 _ATTENTION_OUT = "*att*/{out,o_proj}"
 _MLP_IN = "{up,gate,wi,wi_0,wi_1,fc1,up_proj,gate_proj}"
@@ -12,7 +13,7 @@ _VOCABULARY = "{unembed,lm_head}"
 
 
 def replicated() -> Rules:
-    """Rules of data parallelism: every device holds every parameter.
+    """Return the rules of data parallelism: every device holds every parameter.
 
     Example:
         >>> partition.replicated().placement_of("layers/0/mlp/up/kernel")
@@ -22,15 +23,15 @@ def replicated() -> Rules:
 
 
 def fsdp(*, min_bytes: float | None = None, axes: tuple[str, ...] | None = None) -> Rules:
-    """Rules of fully sharded data parallelism (ZeRO-3).
+    """Return the rules of fully sharded data parallelism (ZeRO-3).
 
-    Each parameter lies in pieces over the replicas, cut along the largest dim that they divide;
-    gradients and the optimizer's state too. Small ones stay whole.
+    Each parameter is sharded over the replicas along the largest dim that they divide. Gradients
+    and the optimizer state are sharded in the same way. Small parameters are replicated.
 
     Args:
-        min_bytes: Leaves with fewer bytes (in float32) stay whole; None takes the size from
-            which cutting pays.
-        axes: Of several replica axes those that are cut over; None is all of them.
+        min_bytes: Leaves with fewer bytes (in float32) are replicated; None takes the size from
+            which sharding is faster.
+        axes: The replica axes to shard over, if there are several; None is all of them.
 
     Example:
         >>> partition.fsdp(min_bytes=0).placement_of("embed/embedding")
@@ -44,14 +45,14 @@ def fsdp(*, min_bytes: float | None = None, axes: tuple[str, ...] | None = None)
 
 
 def tensor_parallel() -> Rules:
-    """Rules of tensor parallelism for attention and MLP blocks.
+    """Return the rules of tensor parallelism for attention and MLP blocks.
 
     The kernels into a block (`query`, `key`, `value`; `up`, `gate`) are split by their outputs,
-    the kernels out of it (`out`; `down`) by their inputs, so that one all-reduce at the end of
-    each block is all that a forward pass needs. The projection to the vocabulary is split by its
-    outputs, the rest is replicated. Heads must be divided by the logical devices. Kernels of
-    layers that are stacked in one array (`nnx.scan`) have one dim more in front, and need rules
-    of their own.
+    and the kernels out of it (`out`; `down`) by their inputs. So a forward pass needs only one
+    all-reduce at the end of each block. The projection to the vocabulary is split by its outputs,
+    and the rest is replicated. The number of heads must be a multiple of the number of logical
+    devices. Kernels of layers that are stacked in one array (`nnx.scan`) have one more dim in
+    front, and need rules of their own.
 
     Example:
         >>> rules = partition.tensor_parallel()
@@ -63,15 +64,17 @@ def tensor_parallel() -> Rules:
     Source:
         Megatron-LM, arXiv:1909.08053.
     """
-    return Rules(_blocks(Split(1), Split(0)), otherwise=Replicate(), must_match=False)
+    # Not every model has all of these layers, so a rule may match nothing.
+    return Rules(_rules_of_blocks(Split(1), Split(0)), otherwise=Replicate(), must_match=False)
 
 
 def fsdp_tensor_parallel(
     *, min_bytes: float | None = None, axes: tuple[str, ...] | None = None
 ) -> Rules:
-    """Rules of `tensor_parallel` and `fsdp` together.
+    """Return the rules of `tensor_parallel` and `fsdp` together.
 
-    What is split over the logical devices is also cut over the replicas, along its other dim.
+    A kernel that is split over the logical devices is also sharded over the replicas, along its
+    other dim.
 
     Args:
         min_bytes: As for `fsdp`.
@@ -87,11 +90,13 @@ def fsdp_tensor_parallel(
         with Renamed("partition.Shard", "partition.fsdp_tensor_parallel"):
             return Shard(None, split, axes, min_bytes=min_bytes)
 
-    return Rules(_blocks(shard(1), shard(0)), otherwise=shard(None), must_match=False)
+    return Rules(_rules_of_blocks(shard(1), shard(0)), otherwise=shard(None), must_match=False)
 
 
-def _blocks(by_outputs: Placement, by_inputs: Placement) -> list[tuple[str, Placement]]:
-    """Kernels, and the biases of what is split by its outputs."""
+def _rules_of_blocks(by_outputs: Placement, by_inputs: Placement) -> list[tuple[str, Placement]]:
+    """Return the rules for kernels, and for the biases of kernels that are split by outputs."""
+    # The bias of a kernel that is split by its inputs is added to the sum over the logical
+    # devices, so it is not split: `otherwise` places it.
     into = [_ATTENTION_IN, _MLP_IN, _VOCABULARY]
     return [
         *((f"{name}/kernel", by_outputs) for name in into),

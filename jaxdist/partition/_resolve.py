@@ -1,4 +1,4 @@
-"""One placement for one leaf on one mesh: a layout, or an error that says what would fit."""
+"""Resolution of a placement: the sharding of one leaf on one mesh, or an error with a remedy."""
 
 import dataclasses
 import math
@@ -20,19 +20,19 @@ from jaxdist.partition._placements import (
     Split,
 )
 
-# A dim is not cut without being asked for where padding would make the leaf longer than this.
+# A dim that the user did not name is not sharded if padding would make it longer than this factor.
 _MOST_PADDING = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Resolved:
-    """Where a leaf goes."""
+class ResolvedPlacement:
+    """The sharding of a leaf, and its `Cut` if it becomes a `Sharded` value."""
 
     sharding: NamedSharding
-    cut: Cut | None = None  # of one that is held in pieces
+    cut: Cut | None = None
 
-    def padded(self, shape: tuple[int, ...], layout: ReplicaMesh) -> tuple[int, ...]:
-        """The shape with padding."""
+    def padded_shape(self, shape: tuple[int, ...], layout: ReplicaMesh) -> tuple[int, ...]:
+        """Return the shape with padding."""
         if self.cut is None:
             return shape
         more = self.cut.padding(self.cut.pieces(layout))
@@ -41,7 +41,7 @@ class Resolved:
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """What is looked at of a leaf."""
+    """The properties of a leaf that decide its placement."""
 
     path: str
     shape: tuple[int, ...]
@@ -52,27 +52,31 @@ class Leaf:
         return f"{self.path}, {self.dtype}{list(self.shape)}"
 
 
-def resolve(leaf: Leaf, placement: Placement, layout: ReplicaMesh) -> Resolved:
-    """The layout of `leaf`.
+def resolve(leaf: Leaf, placement: Placement, layout: ReplicaMesh) -> ResolvedPlacement:
+    """Return the sharding of `leaf` by `placement`.
 
     Raises:
-        ShapeError: A dim that is not there, or that does not divide.
-        ArgumentError: Axes or names that are not there.
+        ShapeError: A dim does not exist, or the devices do not divide it.
+        ArgumentError: Axes or names do not exist.
     """
-    said = _by_names(leaf, placement, layout) if isinstance(placement, ByNames) else placement
-    if not leaf.shape or isinstance(said, Replicate):
-        return Resolved(layout.replicated)
-    if isinstance(said, Split):
-        split = _split(leaf, said, _dim(leaf, said, said.dim), layout)
-        return Resolved(_sharding(leaf, layout, None, split))
+    chosen = (
+        _resolve_names(leaf, placement, layout) if isinstance(placement, ByNames) else placement
+    )
+    if not leaf.shape or isinstance(chosen, Replicate):
+        return ResolvedPlacement(layout.replicated)
+    if isinstance(chosen, Split):
+        split = _resolve_split(leaf, chosen, _resolve_dim(leaf, chosen, chosen.dim), layout)
+        return ResolvedPlacement(_make_sharding(leaf, layout, None, split))
     split = None
-    if said.split is not None:
-        split = _split(leaf, said, _dim(leaf, said, said.split), layout)
-    cut = _cut(leaf, said, split, layout)
-    return Resolved(_sharding(leaf, layout, cut, split), cut)
+    if chosen.split is not None:
+        split = _resolve_split(leaf, chosen, _resolve_dim(leaf, chosen, chosen.split), layout)
+    cut = _resolve_cut(leaf, chosen, split, layout)
+    return ResolvedPlacement(_make_sharding(leaf, layout, cut, split), cut)
 
 
-def _sharding(leaf: Leaf, layout: ReplicaMesh, cut: Cut | None, split: int | None) -> NamedSharding:
+def _make_sharding(
+    leaf: Leaf, layout: ReplicaMesh, cut: Cut | None, split: int | None
+) -> NamedSharding:
     entries: list[Any] = [None] * len(leaf.shape)
     if cut is not None:
         axes = cut.over(layout)
@@ -80,12 +84,14 @@ def _sharding(leaf: Leaf, layout: ReplicaMesh, cut: Cut | None, split: int | Non
     if split is not None:
         logical = layout.logical_axes
         entries[split] = logical[0] if len(logical) == 1 else logical
+    # JAX compares specs entry by entry: with trailing Nones an equal sharding would be another
+    # one, and a step would be compiled twice.
     while entries and entries[-1] is None:
         entries.pop()
     return NamedSharding(layout.mesh, PartitionSpec(*entries))
 
 
-def _dim(leaf: Leaf, placement: Placement, dim: int) -> int:
+def _resolve_dim(leaf: Leaf, placement: Placement, dim: int) -> int:
     rank = len(leaf.shape)
     if not -rank <= dim < rank:
         raise ShapeError(
@@ -100,18 +106,22 @@ def _dim(leaf: Leaf, placement: Placement, dim: int) -> int:
     return dim % rank
 
 
-def _split(leaf: Leaf, placement: Placement, dim: int, layout: ReplicaMesh) -> int | None:
+def _resolve_split(leaf: Leaf, placement: Placement, dim: int, layout: ReplicaMesh) -> int | None:
     count = layout.num_logical
     if count == 1:
         return None
     if leaf.shape[dim] % count:
         others = [d for d, n in enumerate(leaf.shape) if n % count == 0]
         remedy = f"Split dim {' or '.join(map(str, others))}" if others else "Replicate it"
-        raise ShapeError(_does_not_divide(leaf, placement, dim, count, "logical devices", remedy))
+        raise ShapeError(
+            _describe_indivisible(leaf, placement, dim, count, "logical devices", remedy)
+        )
     return dim
 
 
-def _cut(leaf: Leaf, placement: Shard, split: int | None, layout: ReplicaMesh) -> Cut | None:
+def _resolve_cut(
+    leaf: Leaf, placement: Shard, split: int | None, layout: ReplicaMesh
+) -> Cut | None:
     axes = placement.axes
     unknown = [a for a in axes or () if a not in layout.replica_axes]
     if unknown:
@@ -128,13 +138,16 @@ def _cut(leaf: Leaf, placement: Shard, split: int | None, layout: ReplicaMesh) -
         axes = None if axes == layout.replica_axes else axes
     count = Cut(0, 1, axes).pieces(layout)
     least = placement.min_bytes
+    # The size from which `sharded_update` shards, so that both choose the same leaves.
     if least is None:
         least = cost.pack_below(cost.links_of(layout).inner)
     size = math.prod(leaf.shape)
+    # 4 bytes for each element whatever the dtype is, so that a bfloat16 parameter and its float32
+    # moments are placed alike.
     if layout.num_replicas == 1 or count == 1 or not size or 4 * size < least:
         return None
     if placement.dim is not None:
-        dim = _dim(leaf, placement, placement.dim)
+        dim = _resolve_dim(leaf, placement, placement.dim)
         if dim == split:
             raise ShapeError(
                 f"{leaf}: {placement!r} cuts and splits dim {dim}.\n\n"
@@ -145,17 +158,18 @@ def _cut(leaf: Leaf, placement: Shard, split: int | None, layout: ReplicaMesh) -
             others = [d for d, n in enumerate(leaf.shape) if n % count == 0 and d != split]
             cure = "Pad it, Shard(..., pad=True)"
             remedy = f"Shard dim {' or '.join(map(str, others))}, or pad" if others else cure
-            raise ShapeError(_does_not_divide(leaf, placement, dim, count, "replicas", remedy))
+            raise ShapeError(_describe_indivisible(leaf, placement, dim, count, "replicas", remedy))
         return Cut(dim, leaf.shape[dim], axes, split)
     free = [d for d in range(len(leaf.shape)) if d != split]
     longer = {d: math.ceil(leaf.shape[d] / count) * count / leaf.shape[d] for d in free}
     if not free or min(longer.values()) > _MOST_PADDING:
         return None
+    # Least padding first; then the largest dim; then the first one, so that the choice is stable.
     dim = min(free, key=lambda d: (longer[d], -leaf.shape[d], d))
     return Cut(dim, leaf.shape[dim], axes, split)
 
 
-def _does_not_divide(
+def _describe_indivisible(
     leaf: Leaf, placement: Placement, dim: int, count: int, what: str, remedy: str
 ) -> str:
     size = leaf.shape[dim]
@@ -172,8 +186,10 @@ def _does_not_divide(
     )
 
 
-def _by_names(leaf: Leaf, placement: ByNames, layout: ReplicaMesh) -> Replicate | Split | Shard:
-    """The placement that the names of a leaf's dims say."""
+def _resolve_names(
+    leaf: Leaf, placement: ByNames, layout: ReplicaMesh
+) -> Replicate | Split | Shard:
+    """Return the placement that the names of a leaf's dims choose."""
     if not leaf.shape:
         return Replicate()
     if leaf.names is None or len(leaf.names) != len(leaf.shape):

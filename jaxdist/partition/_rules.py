@@ -1,12 +1,19 @@
-"""Rules: which leaf of a model goes where, by its path."""
+"""Rules that choose the placement of each leaf of a model by its path.
+
+# Note [Rules have no order]
+Each parameter matches exactly one rule, or `otherwise`. Each rule matches at least one parameter,
+unless `must_match=False`. In libraries where the first match wins, a layer that is renamed falls
+through to a later rule, and its layout is lost without a message. Here it is an error. So patterns
+need not be sorted, and lists of rules can be joined.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
 from jaxdist._validate import Renamed, as_flag, as_list, check_has_arrays, shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError
-from jaxdist.partition._activations import checked_activation, constrain
-from jaxdist.partition._patterns import matches, nearest
+from jaxdist.partition._activations import check_activation, constrain
+from jaxdist.partition._patterns import find_nearest, is_match
 from jaxdist.partition._placements import ByNames, Placement, check_placement
 
 _MOST_LISTED = 10
@@ -18,22 +25,22 @@ class Rules:
     """Patterns over paths, each with a placement.
 
     A pattern is matched against the end of a path such as `layers/0/mlp/up/kernel`, segment by
-    segment: `mlp/up/kernel` and `{up,down}/kernel` match it, `*` is any one segment, `**` any
-    number of them, and a pattern that starts with `/` has to match all of the path. The state
-    that an optimizer keeps for a parameter follows the parameter.
+    segment: `mlp/up/kernel` and `{up,down}/kernel` match it. `*` is any one segment, `**` any
+    number of segments. A pattern that starts with `/` has to match the whole path. The optimizer
+    state of a parameter is placed as the parameter is.
 
-    Each parameter matches one rule. Scalars need none: they are replicated.
+    Each parameter matches one rule. Scalars need no rule: they are replicated.
 
     Args:
         rules: `(pattern, placement)` pairs, or a mapping.
-        otherwise: Placement of the parameters that no rule matches; None is an error for them.
-        activations: `(pattern, placement)` pairs for names of activations; `rules.constrain(x,
-            name)` in the model lays an activation out. `Split` and `Replicate` only.
+        otherwise: Placement of the parameters that no rule matches; with None they are an error.
+        activations: `(pattern, placement)` pairs for names of activations, which
+            `rules.constrain(x, name)` in the model applies. `Split` and `Replicate` only.
         must_match: Whether a rule that matches nothing is an error.
 
     Raises:
-        ArgumentTypeError: What is no pattern, or no placement.
-        ArgumentError: A pattern that is given twice.
+        ArgumentTypeError: A value is no pattern, or no placement.
+        ArgumentError: A pattern is given twice.
 
     Example:
         >>> rules = partition.Rules(
@@ -53,17 +60,17 @@ class Rules:
         activations: Iterable[tuple[str, Placement]] | Mapping[str, Placement] = (),
         must_match: bool = True,
     ) -> None:
-        self.rules = _pairs("rules", rules)
-        self.activations = _pairs("activations", activations)
+        self.rules = _as_pairs("rules", rules)
+        self.activations = _as_pairs("activations", activations)
         for pattern, placement in self.activations:
-            checked_activation(f"{_CALLER}(activations=[({pattern!r}, ...)])", placement)
+            check_activation(f"{_CALLER}(activations=[({pattern!r}, ...)])", placement)
         self.otherwise = (
             None if otherwise is None else check_placement(_CALLER, "otherwise", otherwise)
         )
         self.must_match = as_flag(_CALLER, "must_match", must_match)
 
     def placement_of(self, path: str) -> Placement | None:
-        """What the rules say of one path; None where none matches and there is no `otherwise`.
+        """Return the placement of one path; None if no rule matches and there is no `otherwise`.
 
         Raises:
             ArgumentError: Two rules match.
@@ -72,40 +79,40 @@ class Rules:
             >>> print(partition.Rules([("bias", partition.Replicate())]).placement_of("a/kernel"))
             None
         """
-        path = _checked_path("Rules.placement_of", "path", path)
-        found = [(p, placement) for p, placement in self.rules if matches(p, path)]
+        path = _check_path("Rules.placement_of", "path", path)
+        found = [(p, placement) for p, placement in self.rules if is_match(p, path)]
         if len(found) > 1:
-            raise ArgumentError(two_rules([(path, [p for p, _ in found])]))
+            raise ArgumentError(describe_conflicts([(path, [p for p, _ in found])]))
         return found[0][1] if found else self.otherwise
 
     def constrain(self, value: Any, name: str) -> Any:
-        """Lay out an activation by its name.
+        """Return an activation with the layout that the rules give its name.
 
         Shapes:
-            As it is: what one replica sees.
+            Unchanged: the shape that one replica sees.
 
         Cost:
-            What moving it into that layout costs; nothing with one logical device.
+            The communication that changes the layout; nothing with one logical device.
 
         Args:
-            value: An array inside a step; outside it comes back as it is.
+            value: An array inside a step; outside of a step it is returned unchanged.
             name: The activation's name, which one of the rules for activations matches.
 
         Raises:
-            ArgumentError: No rule matches the name, or two.
+            ArgumentError: No rule or two rules match the name.
 
         Example:
             >>> rules = partition.Rules([], activations=[("mlp/hidden", partition.Split(-1))])
             >>> rules.constrain(jnp.ones((2, 4)), "layers/0/mlp/hidden").shape
             (2, 4)
         """
-        name = _checked_path("Rules.constrain", "name", name)
+        name = _check_path("Rules.constrain", "name", name)
         check_has_arrays("Rules.constrain", "value", value)
-        found = [(p, placement) for p, placement in self.activations if matches(p, name)]
+        found = [(p, placement) for p, placement in self.activations if is_match(p, name)]
         if len(found) > 1:
-            raise ArgumentError(two_rules([(name, [p for p, _ in found])]))
+            raise ArgumentError(describe_conflicts([(name, [p for p, _ in found])]))
         if not found:
-            known = nearest(name, [p for p, _ in self.activations])
+            known = find_nearest(name, [p for p, _ in self.activations])
             raise ArgumentError(
                 f"Rules.constrain was given name={name!r}, which no rule for activations matches."
                 "\n\n"
@@ -122,10 +129,11 @@ class Rules:
         return "\n".join(["Rules(", *lines, ")"])
 
 
-def checked_rules(caller: str, rules: Any) -> Rules:
-    """`rules`, also given as pairs, as a mapping, or as one placement for all leaves."""
+def as_rules(caller: str, rules: Any) -> Rules:
+    """Convert pairs, a mapping, or one `ByNames` for all leaves to `Rules`."""
     if isinstance(rules, Rules):
         return rules
+    # Errors name the function that the user called.
     if isinstance(rules, (Mapping, list, tuple)):
         with Renamed(f"{_CALLER} ", f"{caller} "):
             return Rules(rules)
@@ -139,25 +147,25 @@ def checked_rules(caller: str, rules: Any) -> Rules:
     )
 
 
-def two_rules(found: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """The message for leaves that more than one rule matches."""
+def describe_conflicts(found: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Return the message for leaves that more than one rule matches."""
     lines = [f"{path}: {' and '.join(map(repr, patterns))}" for path, patterns in found]
     return (
         f"partition.Rules: {len(found)} leaf or leaves are matched by more than one rule.\n"
-        f"{listed(lines)}\n\n"
+        f"{format_lines(lines)}\n\n"
         "Each leaf has one placement, and the order of rules does not matter.\n\n"
         "Make the patterns longer, so that each leaf matches one of them. For the rest pass "
         "Rules(..., otherwise=...)."
     )
 
 
-def listed(lines: Sequence[str]) -> str:
-    """The first lines, and how many there are more."""
+def format_lines(lines: Sequence[str]) -> str:
+    """Return the first lines of a message, and the number of the others."""
     more = len(lines) - _MOST_LISTED
     return "\n".join([*lines[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
 
 
-def _checked_path(caller: str, name: str, path: Any) -> str:
+def _check_path(caller: str, name: str, path: Any) -> str:
     if isinstance(path, str):
         return path
     raise ArgumentTypeError(
@@ -166,7 +174,7 @@ def _checked_path(caller: str, name: str, path: Any) -> str:
     )
 
 
-def _pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
+def _as_pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
     is_mapping = isinstance(rules, Mapping)
     given = as_list(
         _CALLER,
@@ -185,6 +193,7 @@ def _pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
                 'Write for instance ("mlp/up/kernel", partition.Split(1)).'
             )
         pairs.append((pair[0], check_placement(_CALLER, f"{name}[{pair[0]!r}]", pair[1])))
+    # A mapping cannot hold a pattern twice, but a list can. See Note [Rules have no order].
     patterns = [p for p, _ in pairs]
     twice = sorted({p for p in patterns if patterns.count(p) > 1})
     if twice:

@@ -1,4 +1,4 @@
-"""Sharing out global batches: every example once, and what a wrong batch gets."""
+"""Splitting of global batches: every example once, and the errors for wrong batches."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

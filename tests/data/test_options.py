@@ -1,4 +1,4 @@
-"""`InputOptions`: documented defaults, and combinations that do not go together."""
+"""`InputOptions`: documented defaults, and combinations that raise."""
 
 from typing import Any
 

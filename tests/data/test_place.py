@@ -1,4 +1,4 @@
-"""What a batch holds belongs to it: sources may overwrite their arrays."""
+"""A batch does not change when its source overwrites an array."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The thread that reads ahead: how far, and that none is ever left."""
+"""The prefetch thread: how far it reads ahead, and that it always ends."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""What a pass says of its uneven batches is what it gives; the passes themselves are the oracle."""
+"""A pass announces exactly the uneven batches that it returns; the passes are the oracle."""
 
 import random
 from typing import Any
@@ -36,7 +36,7 @@ def _rows(batch: Any) -> tuple[int, ...]:
 
 
 def _pass(iterator: Any, most: int = 100) -> tuple[list[tuple[int, ...]], set[Ahead]]:
-    """The rows of the replicas in each step, and what the batches say."""
+    """Return the rows of the replicas in each step, and the steps that the batches announce."""
     rows: list[tuple[int, ...]] = []
     told: set[Ahead] = set()
     for batch in iterator:
@@ -48,7 +48,7 @@ def _pass(iterator: Any, most: int = 100) -> tuple[list[tuple[int, ...]], set[Ah
 
 
 def _check(rows: list[tuple[int, ...]], told: set[Ahead], before: int, *, ends: bool) -> Ahead:
-    """Each claim is what came; returns the claims."""
+    """Check each announced step against the pass, and return the announced steps."""
     (ahead,) = told
     for step in ahead:
         index = step.number - 1 - before

@@ -29,7 +29,7 @@ def _locals(batch: Any) -> list[Any]:
     return [np.asarray(v).tolist() for v in values]
 
 
-# What `tf.distribute` gives for these, from TF_SEMANTICS 2.9 and TensorFlow 2.21 itself.
+# The results of `tf.distribute` for these batches, from TensorFlow 2.21.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Parameters in pieces in a step: gathered where they are used; the gradient is the mean."""
+"""Sharded parameters in a step: a layer gathers those that it uses; the gradient is the mean."""
 
 import itertools
 from typing import Any

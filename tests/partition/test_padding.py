@@ -44,7 +44,7 @@ def in_pieces(strategy: jaxdist.MirroredStrategy) -> dict[str, Sharded]:
 
 
 def numbers(tree: Any) -> np.ndarray:
-    """What is in the one leaf, whether it stands in a node or not."""
+    """Return the value of the only leaf, which may be in a node."""
     leaf = tree["w"]
     return np.asarray(leaf.held if isinstance(leaf, Sharded) and not leaf.shape else leaf)
 

@@ -1,4 +1,4 @@
-"""What an optimizer does with pieces is what it does with the arrays, or it is refused."""
+"""An optimizer gives the same results on pieces as on whole arrays, or raises an error."""
 
 from typing import Any
 
@@ -106,7 +106,7 @@ def counted(length: int) -> jax.Array:
     return rows
 
 
-# What functions of pytrees do that hangs on the shape of an array, or on where its elements are.
+# Functions of pytrees whose results depend on the shape of an array or on positions in it.
 BY_SHAPE: dict[str, Any] = {
     "size": lambda w: w * w.size,
     "a dim": lambda w: w / w.shape[-1],

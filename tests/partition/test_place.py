@@ -1,4 +1,4 @@
-"""`place`: models, optimizers and abstract shapes in their places."""
+"""`place`: models, optimizers and abstract shapes get the layout of their rules."""
 
 import contextlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""Patterns, rules, and what is said of rules that do not fit."""
+"""Patterns, rules, and the errors for rules that do not fit."""
 
 import fnmatch
 from typing import Any
@@ -17,7 +17,7 @@ import jaxdist
 from jaxdist import PerReplica, partition
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 from jaxdist.partition import ByNames, Replicate, Rules, Shard, Split
-from jaxdist.partition._patterns import matches, nearest
+from jaxdist.partition._patterns import find_nearest, is_match
 from tests.tables import examples
 
 PATH = "layers/0/mlp/up/kernel"
@@ -45,7 +45,7 @@ def shapes() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "is_match"),
+    ("pattern", "expected"),
     [
         (PATH, True),
         ("mlp/up/kernel", True),
@@ -65,8 +65,8 @@ def shapes() -> dict[str, Any]:
         ("{down,gate}/kernel", False),
     ],
 )
-def test_pattern_matches_whole_segments_at_the_end_of_a_path(pattern: str, is_match: bool) -> None:
-    assert matches(pattern, PATH) is is_match
+def test_pattern_matches_whole_segments_at_the_end_of_a_path(pattern: str, expected: bool) -> None:
+    assert is_match(pattern, PATH) is expected
 
 
 @settings(deadline=None, max_examples=examples(100))
@@ -80,14 +80,14 @@ def test_pattern_without_double_stars_is_file_name_matching_of_the_last_segments
     parts = [p.replace("**", "*") for p in pattern]
     end = path[-len(parts) :]
     wanted = len(end) == len(parts) and all(map(fnmatch.fnmatchcase, end, parts))
-    assert matches("/".join(parts), "/".join(path)) is wanted
+    assert is_match("/".join(parts), "/".join(path)) is wanted
 
 
 def test_nearest_path_is_the_one_that_differs_by_a_slip() -> None:
     known = ["layers/0/mlp/up/kernel", "layers/0/attention/query/kernel", "norm/scale"]
-    assert nearest("mlp/upp/kernel", known) == known[0]
-    assert nearest("attn/query/kernel", known) == known[1]
-    assert nearest("x", []) is None
+    assert find_nearest("mlp/upp/kernel", known) == known[0]
+    assert find_nearest("attn/query/kernel", known) == known[1]
+    assert find_nearest("x", []) is None
 
 
 @pytest.mark.parametrize(
@@ -227,10 +227,10 @@ def test_largest_dim_that_the_replicas_divide_is_cut_and_else_the_least_padding(
 
 
 def test_small_leaves_stay_whole_as_for_the_sharded_update() -> None:
-    from jaxdist._update.cuts import worth_cutting
+    from jaxdist._update.cuts import min_bytes_to_cut
 
     strategy = grid(4, 1)
-    least = worth_cutting(strategy.layout)
+    least = min_bytes_to_cut(strategy.layout)
     size = 4 * (int(least / 4 / 4) + 4)
     found = specs(strategy, partition.fsdp(), large=(size,), small=(size - 8 * 4,))
     assert found["large"][0] == PartitionSpec("replica")

@@ -70,7 +70,7 @@ def _by_leaves(name: str) -> Any:
 
 
 def _of_state(kind: str) -> Any:
-    """State that hangs on shapes: where it starts, or what it counts."""
+    """State whose first value or whose count depends on shapes."""
 
     def init(params: Any) -> Any:
         if kind == "places":

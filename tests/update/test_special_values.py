@@ -1,4 +1,4 @@
-"""`sharded_update` hands nan and infinity on, wherever they stand and however large the array is.
+"""`sharded_update` keeps nan and infinity, at any position and in arrays of any size.
 
 XLA on CPU leaves nan out of a maximum of many elements, and of one over devices; NumPy does not.
 """

@@ -1,20 +1,23 @@
-"""The rows of batches that were not read yet, where a dataset tells."""
+"""Row counts of batches that were not read yet, for datasets that know them.
+
+See Note [Batches to come].
+"""
 
 import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from jaxdist._values import Ahead, UnevenStep
-from jaxdist.data._reading.partial_batch import shares
+from jaxdist.data._reading.partial_batch import split_rows
 
 
 @dataclasses.dataclass(frozen=True)
 class RowsAhead:
-    """The elements of a pass that come next.
+    """The elements of a pass that were not read yet.
 
     Attributes:
-        count: How many there are; None where they have no end.
-        rows: The rows of an element by its number, counted from 0; None where it has none.
+        count: Number of them; None if the pass has no end.
+        rows: A function from an element's number, from 0, to its rows; None if it has no rows.
         first_short: The first element with fewer rows than a full one, if there is one.
     """
 
@@ -23,56 +26,64 @@ class RowsAhead:
     first_short: int | None
 
 
-class TellsRows(abc.ABC):
-    """An iterator that knows the rows of the elements to come."""
+class HasRowsAhead(abc.ABC):
+    """An iterator that knows the rows of the elements that it will return."""
 
     @abc.abstractmethod
     def rows_ahead(self) -> RowsAhead:
-        """The rows of the elements that come next."""
+        """Return the row counts of the elements that were not read yet."""
 
 
-def of_splits(ahead: Sequence[RowsAhead], num_replicas: int, done: int) -> Ahead:
-    """The uneven steps where all replicas share one element, after `done` steps."""
+def find_uneven_splits(ahead: Sequence[RowsAhead], num_replicas: int, done: int) -> Ahead:
+    """Return the uneven steps after `done` steps, if all replicas share one element per step."""
     (source,) = ahead
 
     def rows_of(step: int) -> list[int] | None:
         rows = source.rows(step)
-        return None if rows is None else [s.stop - s.start for s in shares(rows, num_replicas)]
+        return None if rows is None else [s.stop - s.start for s in split_rows(rows, num_replicas)]
 
-    return _uneven([source.first_short], source.count, rows_of, done)
+    return _find_uneven([source.first_short], source.count, rows_of, done)
 
 
-def of_groups(ahead: Sequence[RowsAhead], num_replicas: int, done: int) -> Ahead:
-    """The uneven steps where each replica takes an element of its own: of one source, or of its.
+def find_uneven_groups(ahead: Sequence[RowsAhead], num_replicas: int, done: int) -> Ahead:
+    """Return the uneven steps after `done` steps, if each replica takes an element of its own.
 
-    Where a source has ended, its replicas have no rows.
+    The elements come from one source for all replicas, or from one source for each replica. A
+    replica whose source has ended has no rows.
     """
+    # A step takes this many elements of each source.
     per_step = num_replicas // len(ahead)
 
     def rows_of(step: int) -> list[int] | None:
         numbers = range(step * per_step, (step + 1) * per_step)
-        rows = [_rows_or_none_left(s, i) for s in ahead for i in numbers]
+        rows = [_rows_or_zero(s, i) for s in ahead for i in numbers]
         return None if None in rows else [r for r in rows if r is not None]
 
+    # A step can be uneven because an element is short, or because one source ends before others.
     first_short = min((s.first_short for s in ahead if s.first_short is not None), default=None)
     ends = [s.count for s in ahead if s.count is not None]
     is_finite = len(ends) == len(ahead)
     numbers = [first_short, min(ends, default=None)]
     steps = [None if n is None else n // per_step for n in numbers]
-    return _uneven(steps, -(-max(ends) // per_step) if is_finite else None, rows_of, done)
+    return _find_uneven(steps, -(-max(ends) // per_step) if is_finite else None, rows_of, done)
 
 
-def _rows_or_none_left(source: RowsAhead, number: int) -> int | None:
+def _rows_or_zero(source: RowsAhead, number: int) -> int | None:
     return 0 if source.count is not None and number >= source.count else source.rows(number)
 
 
-def _uneven(
+def _find_uneven(
     candidates: Iterable[int | None],
     count: int | None,
     rows_of: Callable[[int], list[int] | None],
     done: int,
 ) -> Ahead:
-    """Those of these steps, of the next one and of the last of the pass that are uneven."""
+    """Return the uneven ones among the candidates, the next step and the last step of the pass.
+
+    Steps with the same row counts are returned once: they need one trace.
+    """
+    # Only these few steps are looked at. A pass may have millions of steps, and all others have
+    # the rows of a full batch.
     last = None if count is None else count - 1
     known = {c for c in (0, *candidates, last) if c is not None}
     found: list[UnevenStep] = []

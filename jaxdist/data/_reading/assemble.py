@@ -1,4 +1,4 @@
-"""From elements of a dataset to batches of a strategy: what the two ways have in common."""
+"""Common parts of `Splitter` and `Grouper`, which turn elements into batches of a strategy."""
 
 import logging
 from collections.abc import Sequence
@@ -18,38 +18,39 @@ _LOG = logging.getLogger("jaxdist")
 
 
 class Assembler(Protocol):
-    """Makes the batch of one step out of what a reader read."""
+    """A function that makes the batch of one step from the elements that a reader read."""
 
     @property
     def padded_rows(self) -> int:
-        """Rows that every batch is padded to; 0 where none is, or where that is not known yet."""
+        """Rows to which every batch is padded; 0 without padding, or if that is not known yet."""
 
     def uneven_steps(self, ahead: Sequence[RowsAhead], done: int) -> Ahead:
-        """Those of a pass with these elements to come, after `done` steps."""
+        """Return the uneven steps of a pass with these elements left, after `done` steps."""
 
     def __call__(self, raw: Any, index: int) -> PyTree:
-        """The batch made of the reader's answer number `index`, or `Dropped`."""
+        """Return the batch made from the reader's result number `index`, or `Dropped`."""
 
 
 class Dropped:
-    """Stands for a batch that is left out."""
+    """A marker in the place of a batch that is dropped."""
 
     __slots__ = ("is_last",)
 
     def __init__(self, *, is_last: bool) -> None:
-        self.is_last = is_last  # whether no later batch of the pass can be whole
+        self.is_last = is_last  # whether no later batch of the pass can be full
 
 
 class Drops:
-    """Batches of one dataset that are left out, over all passes."""
+    """A log of the dropped batches of one dataset, over all passes."""
 
     def __init__(self, caller: str, num_replicas: int) -> None:
         self._caller = caller
         self._num_replicas = num_replicas
         self._was_logged = False
 
-    def leave_out(self, examples: int, index: int, *, is_last: bool = False) -> Dropped:
-        """Log the first batch that is left out; the next pass would say it all again."""
+    def drop(self, examples: int, index: int, *, is_last: bool = False) -> Dropped:
+        """Return a `Dropped`, and log the first one."""
+        # Every epoch drops the same batches, so one message for a dataset is enough.
         if not self._was_logged:
             self._was_logged = True
             _LOG.warning(
@@ -64,12 +65,12 @@ class Drops:
         return Dropped(is_last=is_last)
 
 
-# An endless dataset of uneven batches must not be read for ever.
+# A dataset without end, all of whose batches are uneven, must not be read for ever.
 MAX_DROPPED_IN_A_ROW = 1000
 
 
-def nothing_left(count: int, *, is_all: bool) -> ShapeError:
-    """Nothing remains after batches were left out: of a pass, or of very many in a row."""
+def nothing_left_error(count: int, *, is_all: bool) -> ShapeError:
+    """Return the error for a pass, or for `count` batches in a row, that was dropped entirely."""
     what = (
         f"the whole dataset: {count} batch(es), none of which the replicas can share evenly"
         if is_all
@@ -85,10 +86,10 @@ def nothing_left(count: int, *, is_all: bool) -> ShapeError:
 
 
 def spec_of(batch: PyTree) -> PyTree:
-    """Shapes and dtypes of what one replica gets of a batch."""
+    """Return the shapes and dtypes of replica 0's part of a batch."""
 
-    def of(leaf: Any) -> jax.ShapeDtypeStruct:
+    def leaf_spec(leaf: Any) -> jax.ShapeDtypeStruct:
         local = leaf.values[0] if isinstance(leaf, PerReplica) else leaf
         return jax.ShapeDtypeStruct(local.shape, local.dtype)
 
-    return jax.tree.map(of, batch, is_leaf=lambda x: isinstance(x, PerReplica))
+    return jax.tree.map(leaf_spec, batch, is_leaf=lambda x: isinstance(x, PerReplica))

@@ -1,4 +1,4 @@
-"""Global batches of arrays that are in memory."""
+"""A dataset of global batches from arrays in memory."""
 
 from collections.abc import Iterator
 from typing import Any, TypedDict
@@ -9,19 +9,21 @@ from jax.tree_util import keystr
 
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, as_integer, shown
-from jaxdist.data._reading.ahead import RowsAhead, TellsRows
+from jaxdist.data._reading.ahead import HasRowsAhead, RowsAhead
 from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY
 from jaxdist.data._reading.elements import check_not_traced
-from jaxdist.data._reading.host import own_rows
+from jaxdist.data._reading.host import copy_rows
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
 class BatchesState(TypedDict):
-    """Where a pass over `batches` stands; plain values that any checkpoint can hold."""
+    """The position of a pass over `batches`; plain values that any checkpoint can hold."""
 
+    # The position is a number of examples, not of batches. So a pass can be resumed with another
+    # batch size, and no example is lost or returned twice.
     epoch: int  # counted from 0
-    index: int  # examples of that epoch that were given already
-    num_examples: int  # with `shuffle` and `seed`, what tells this data from other data
+    index: int  # examples of that epoch that were returned already
+    num_examples: int  # with `shuffle` and `seed`, to refuse a state of other data
     shuffle: bool
     seed: int
 
@@ -35,30 +37,30 @@ def batches(
     drop_remainder: bool = False,
     repeat: int | None = 1,
 ) -> "Batches":
-    """Batches of arrays that are in memory, as a dataset for `experimental_distribute_dataset`.
+    """Return a dataset of batches from arrays in memory, for `experimental_distribute_dataset`.
 
     Shapes:
         In: every leaf `[N, ...]`, the same `N`.
-        Out: every leaf `[batch_size, ...]`; the last of an epoch has the `N % batch_size`
-        examples that are left, unless `drop_remainder`.
+        Out: every leaf `[batch_size, ...]`; the last batch of an epoch has the remaining
+        `N % batch_size` examples, unless `drop_remainder`.
 
     Cost:
         One copy of each batch; with `shuffle`, 8 bytes per example to hold the order.
 
     Guarantees:
-        Each example is given exactly once per epoch (with `drop_remainder`: at most once).
-        The order depends on `seed` and on the epoch alone: not on the number of replicas, and not
-        on the batch size.
-        Each further pass (`for` over the same object) shuffles anew, as the next epoch.
+        An epoch returns each example exactly once (with `drop_remainder`: at most once).
+        The order depends on `seed` and the epoch only. It does not depend on the number of
+        replicas or on the batch size.
+        Each later pass (`for` over the same object) is shuffled differently, as the next epoch.
         A batch is a copy: changing the arrays later does not change it.
 
     Args:
         arrays: Pytree of arrays; NumPy, JAX, or anything that NumPy can read.
-        batch_size: Examples in one global batch.
+        batch_size: Number of examples in one global batch.
         shuffle: Whether each epoch has an order of its own.
-        seed: What the orders are made from.
-        drop_remainder: Whether the incomplete last batch of an epoch is left out.
-        repeat: Epochs in one pass; `None` for no end.
+        seed: Seed of the orders.
+        drop_remainder: Whether to drop the incomplete last batch of an epoch.
+        repeat: Number of epochs in one pass; `None` for no end.
 
     Raises:
         ShapeError: A leaf is a scalar, leaves have different numbers of examples, or there are
@@ -72,8 +74,8 @@ def batches(
         [[0, 1, 2, 3], [4, 5]]
 
     Source:
-        `Dataset.from_tensor_slices(...).shuffle(N).batch(...).repeat(...)` of `tf.data`; a batch
-        never crosses the border of an epoch.
+        `Dataset.from_tensor_slices(...).shuffle(N).batch(...).repeat(...)` of `tf.data`; all
+        examples of a batch are of one epoch.
     """
     _check_count("batch_size", batch_size, at_least=1)
     _check_count("seed", seed, at_least=0)
@@ -83,13 +85,14 @@ def batches(
     as_flag("batches", "drop_remainder", drop_remainder)
     num_examples = check_arrays("data.batches", arrays)
     if num_examples < (batch_size if drop_remainder else 1):
-        raise _too_few(num_examples, batch_size)
+        raise _too_few_error(num_examples, batch_size)
+    # Once here, and not once in each batch: JAX arrays on a device are copied to the host.
     host = jax.tree.map(np.asarray, arrays)
     return Batches(host, num_examples, batch_size, shuffle, seed, drop_remainder, repeat)
 
 
 class Batches:
-    """What `batches` returns: an iterable that can be passed over again and again."""
+    """The dataset that `batches` returns; it can be iterated over any number of times."""
 
     def __init__(
         self,
@@ -112,7 +115,7 @@ class Batches:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches in one epoch.
+        """Number of batches in one epoch.
 
         Example:
             >>> batches(np.zeros(10), 4).batches_per_epoch
@@ -123,13 +126,13 @@ class Batches:
 
     @property
     def cardinality(self) -> int:
-        """Batches in one pass, or `INFINITE_CARDINALITY`."""
+        """Number of batches in one pass, or `INFINITE_CARDINALITY`."""
         if self.repeat is None:
             return INFINITE_CARDINALITY
         return self.batches_per_epoch * self.repeat
 
     def cardinality_of_multiples(self, divisor: int) -> int:
-        """Batches in one pass whose number of examples is a multiple of `divisor`."""
+        """Return the number of batches in one pass whose size is a multiple of `divisor`."""
         whole, rest = divmod(self.num_examples, self.batch_size)
         count = whole * (self.batch_size % divisor == 0)
         count += not self.drop_remainder and rest > 0 and rest % divisor == 0
@@ -138,7 +141,7 @@ class Batches:
         return count * self.repeat
 
     def restarted(self) -> "Batches":
-        """The same data with epochs counted from 0, apart from passes over this object."""
+        """Return a dataset of the same arrays whose count of epochs starts at 0."""
         return Batches(
             self.arrays,
             self.num_examples,
@@ -150,10 +153,11 @@ class Batches:
         )
 
     def order(self, epoch: int) -> np.ndarray | None:
-        """Which example comes when in `epoch`; None where that is as they are stored."""
+        """Return the order of the examples in `epoch`; None if it is the order of the arrays."""
         if not self.shuffle:
             return None
-        # Raw bits, sorted: NumPy promises them for ever, and does not for `permutation`.
+        # NumPy guarantees that these raw bits never change. It gives no such guarantee for
+        # `Generator.permutation`, so an upgrade could break a resumed pass.
         bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch]))
         keys: np.ndarray = bits.random_raw(self.num_examples)
         return np.argsort(keys, kind="stable")
@@ -171,7 +175,7 @@ class Batches:
         return self.cardinality
 
     def __bool__(self) -> bool:
-        # `len` is an error where there is no end.
+        # Without this, Python calls __len__, which raises for a dataset without end.
         return True
 
     def __repr__(self) -> str:
@@ -182,8 +186,8 @@ class Batches:
         )
 
 
-class BatchesIterator(Iterator[PyTree], TellsRows):
-    """One pass over `Batches`, with a position that can be saved and returned to."""
+class BatchesIterator(Iterator[PyTree], HasRowsAhead):
+    """One pass over `Batches`, whose position can be saved and restored."""
 
     def __init__(self, source: Batches) -> None:
         self._source = source
@@ -193,7 +197,8 @@ class BatchesIterator(Iterator[PyTree], TellsRows):
         self._claim_pass()
 
     def _claim_pass(self) -> None:
-        """Decide where this pass ends; the next pass over the same object begins there."""
+        """Set the epoch where this pass ends; the next pass over the same object starts there."""
+        # Rounded to a multiple of `repeat`, since a restored pass may start in the middle.
         span = self._source.repeat or 1
         end = (self._epoch // span + 1) * span
         self._source.next_epoch = end
@@ -201,6 +206,8 @@ class BatchesIterator(Iterator[PyTree], TellsRows):
 
     def __next__(self) -> PyTree:
         source = self._source
+        # Advance to the next epoch at the start of a call and not at the end of the one before:
+        # `order` sorts all examples, and the pass may end here.
         size = min(source.batch_size, source.num_examples - self._index)
         if size == 0 or (source.drop_remainder and size < source.batch_size):
             if self._epoch + 1 == self._end_epoch:
@@ -210,12 +217,12 @@ class BatchesIterator(Iterator[PyTree], TellsRows):
             size = min(source.batch_size, source.num_examples)
         where = slice(self._index, self._index + size)
         rows = where if self._order is None else self._order[where]
-        batch = jax.tree.map(lambda leaf: own_rows(leaf, rows), source.arrays)
+        batch = jax.tree.map(lambda leaf: copy_rows(leaf, rows), source.arrays)
         self._index += size
         return batch
 
     def rows_ahead(self) -> RowsAhead:
-        """The rows of the batches that come next.
+        """Return the row counts of the batches that come next.
 
         Example:
             >>> ahead = iter(batches(np.arange(6), 4)).rows_ahead()
@@ -227,6 +234,7 @@ class BatchesIterator(Iterator[PyTree], TellsRows):
         now = left // size if source.drop_remainder else -(-left // size)
         epochs = None if self._end_epoch is None else self._end_epoch - self._epoch - 1
 
+        # The epoch in progress may be shorter than the others: a resumed pass starts within it.
         def rows(number: int) -> int:
             examples = left
             if number >= now:
@@ -241,7 +249,7 @@ class BatchesIterator(Iterator[PyTree], TellsRows):
         return RowsAhead(None if epochs is None else now + epochs * per_epoch, rows, short)
 
     def get_state(self) -> BatchesState:
-        """Where this pass stands.
+        """Return the position of this pass.
 
         Example:
             >>> it = iter(batches(np.arange(6), 4))
@@ -259,32 +267,32 @@ class BatchesIterator(Iterator[PyTree], TellsRows):
         }
 
     def set_state(self, state: BatchesState) -> None:
-        """Go on after the last example that was given when `state` was taken.
+        """Continue after the last example that was returned when `state` was taken.
 
-        The batch size may be another one: no example is lost and none given twice.
+        The batch size may differ: no example is lost and none is returned twice.
 
         Raises:
-            ArgumentError: `state` was taken from other data, another order, or is not a state.
+            ArgumentError: `state` was taken from other data or another order, or is no state.
         """
-        mine = self.get_state()
-        _check_state(mine, state)
+        own_state = self.get_state()
+        _check_state(own_state, state)
         self._epoch, self._index = state["epoch"], state["index"]
         self._order = self._source.order(self._epoch)
         self._claim_pass()
 
 
-def _check_state(mine: BatchesState, state: Any) -> None:
-    if not isinstance(state, dict) or set(state) != set(mine):
+def _check_state(own_state: BatchesState, state: Any) -> None:
+    if not isinstance(state, dict) or set(state) != set(own_state):
         raise ArgumentError(
             f"set_state of an iterator of data.batches was given state={shown(state)}.\n\n"
-            f"A state of data.batches is a dict with {sorted(mine)}.\n\n"
+            f"A state of data.batches is a dict with {sorted(own_state)}.\n\n"
             "Pass what get_state() returned."
         )
     fixed = ("num_examples", "shuffle", "seed")
-    differing = [k for k in fixed if state[k] != mine[k]]  # type: ignore[literal-required]
+    differing = [k for k in fixed if state[k] != own_state[k]]  # type: ignore[literal-required]
     if differing:
         found = ", ".join(f"{k}={state[k]!r}" for k in differing)
-        here = ", ".join(f"{k}={mine[k]!r}" for k in differing)  # type: ignore[literal-required]
+        here = ", ".join(f"{k}={own_state[k]!r}" for k in differing)  # type: ignore[literal-required]
         raise ArgumentError(
             "set_state of an iterator of data.batches was given a state that was taken with "
             f"{found}, and this dataset has {here}.\n\n"
@@ -292,12 +300,13 @@ def _check_state(mine: BatchesState, state: Any) -> None:
             "Build the dataset as it was when the state was saved, or start from the beginning."
         )
     epoch, index = state["epoch"], state["index"]
+    most = own_state["num_examples"]
     is_sound = isinstance(epoch, int) and isinstance(index, int)
-    if not is_sound or epoch < 0 or not 0 <= index <= mine["num_examples"]:
+    if not is_sound or epoch < 0 or not 0 <= index <= most:
         raise ArgumentError(
             "set_state of an iterator of data.batches was given a damaged state: "
-            f"epoch={epoch!r}, index={index!r}, for {mine['num_examples']} examples.\n\n"
-            f"epoch is an integer from 0 up, and index one from 0 to {mine['num_examples']}.\n\n"
+            f"epoch={epoch!r}, index={index!r}, for {most} examples.\n\n"
+            f"epoch is an integer from 0 up, and index one from 0 to {most}.\n\n"
             "Start from the beginning of an epoch: index=0."
         )
 
@@ -307,10 +316,10 @@ def _check_count(name: str, value: Any, *, at_least: int) -> None:
 
 
 def check_arrays(caller: str, arrays: PyTree, name: str = "arrays") -> int:
-    """The number of examples that all leaves have."""
+    """Check that all leaves have the same number of examples, and return it."""
     check_not_traced(f"{caller} was given", name, arrays)
     for path, leaf in jax.tree.leaves_with_path(arrays):
-        # Arrays on disk are not read for their dtype.
+        # `np.asarray` of an array on disk would read all of it, so prefer its own dtype.
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
         if getattr(dtype, "hasobject", False):
             raise ArgumentTypeError(
@@ -324,11 +333,11 @@ def check_arrays(caller: str, arrays: PyTree, name: str = "arrays") -> int:
     scalars = [name for name, shape in shapes.items() if not shape]
     counts = {shape[0] for shape in shapes.values() if shape}
     if scalars or len(counts) != 1:
-        raise _no_common_count(caller, name, shapes, scalars)
+        raise _no_common_count_error(caller, name, shapes, scalars)
     return int(counts.pop())
 
 
-def _no_common_count(
+def _no_common_count_error(
     caller: str, name: str, shapes: dict[str, tuple[int, ...]], scalars: list[str]
 ) -> ShapeError:
     if not shapes:
@@ -349,7 +358,7 @@ def _no_common_count(
     )
 
 
-def _too_few(num_examples: int, batch_size: int) -> ShapeError:
+def _too_few_error(num_examples: int, batch_size: int) -> ShapeError:
     if num_examples == 0:
         return ShapeError(
             "data.batches was given arrays with 0 examples on dim 0.\n\n"

@@ -1,4 +1,4 @@
-"""How many elements a dataset has, where it says so."""
+"""Number of elements of a dataset, if the dataset reports it."""
 
 import sys
 from collections.abc import Sequence
@@ -10,16 +10,17 @@ INFINITE_CARDINALITY = -1  # the values of `tf.data`
 UNKNOWN_CARDINALITY = -2
 
 
-_LONGEST_LEN = sys.maxsize  # what Grain gives as the length of a dataset without end
+_LONGEST_LEN = sys.maxsize  # Grain's `len` of a dataset without end
 
 
 def cardinality_of(dataset: Any) -> int:
-    """Elements in one pass over `dataset`; `UNKNOWN_CARDINALITY` where it does not tell."""
+    """Return the number of elements in one pass; `UNKNOWN_CARDINALITY` if it is not reported."""
     own = getattr(dataset, "cardinality", None)
     if isinstance(own, int):
         return own
     if callable(own):  # a tf.data dataset
         return int(own())
+    # PyTorch's loaders have `__len__` and raise TypeError if their dataset has none.
     try:
         count = len(dataset)
     except (TypeError, NotImplementedError):
@@ -28,19 +29,20 @@ def cardinality_of(dataset: Any) -> int:
 
 
 def cardinality_of_steps(elements: Sequence[int], per_step: int, policy: PartialBatch) -> int:
-    """Steps in one pass over datasets with that many elements, read side by side.
+    """Return the number of steps in one pass over several datasets that are read in parallel.
 
     Args:
         elements: The cardinality of each dataset.
-        per_step: Elements that a step takes of each.
-        policy: What becomes of an incomplete step.
+        per_step: Elements that a step takes of each dataset.
+        policy: What to do with an incomplete step.
     """
     if any(count == UNKNOWN_CARDINALITY for count in elements):
         return UNKNOWN_CARDINALITY
+    # UNEVEN and PAD continue until the last dataset ends; ERROR ends with the first one.
     keeps_all = policy in (PartialBatch.UNEVEN, PartialBatch.PAD)
     finite = [count for count in elements if count != INFINITE_CARDINALITY]
     if not finite or (keeps_all and len(finite) < len(elements)):
         return INFINITE_CARDINALITY
     if policy is PartialBatch.DROP:
-        return UNKNOWN_CARDINALITY  # shapes decide
+        return UNKNOWN_CARDINALITY  # depends on the shapes of the elements
     return -(-max(finite) // per_step) if keeps_all else min(finite) // per_step

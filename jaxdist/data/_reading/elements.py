@@ -1,4 +1,4 @@
-"""Reading one element of a dataset: which leaves it has, and whether they are what they were."""
+"""Reading of one element of a dataset, with checks of its structure against earlier elements."""
 
 import dataclasses
 import functools
@@ -18,21 +18,21 @@ MAX_LISTED = 10
 
 @dataclasses.dataclass(frozen=True)
 class Element:
-    """One element: arrays, and the structure that they fill."""
+    """One element of a dataset: its arrays and their pytree structure."""
 
     leaves: list[Leaf]
     treedef: PyTreeDef
-    # Of all leaves but scalars; None where there are scalars alone.
+    # Rows of all leaves that are no scalars; None if all leaves are scalars.
     rows: int | None
 
     def names(self) -> list[str]:
-        """What each leaf is called in messages."""
+        """Return the name of each leaf in messages."""
         index = self.treedef.unflatten(range(len(self.leaves)))
         return [leaf_name(path) for path, _ in jax.tree.leaves_with_path(index)]
 
 
 class ElementReader:
-    """Turns elements into arrays, and refuses one that is not built like those before it."""
+    """A function that turns elements into arrays and checks that all have one structure."""
 
     def __init__(self, caller: str) -> None:
         self._caller = caller
@@ -40,27 +40,29 @@ class ElementReader:
         self._dtypes: list[Any] = []
 
     def __call__(self, raw: Any, index: int) -> Element:
-        """The arrays of element number `index`."""
+        """Return the arrays of element number `index`."""
         leaves, treedef = jax.tree.flatten(raw)
+        # This runs for every batch. So the common case is one comparison of `treedef` and dtypes,
+        # and the slow checks run for the first element and for one that differs.
         arrays = [x if type(x) is np.ndarray else as_array(x) for x in leaves]
         if any(isinstance(x, jax.core.Tracer) for x in arrays):
             start = f"{self._caller}: element {index} of the dataset holds"
             check_not_traced(start, "batch", raw)
         is_first = self._treedef is None
         if is_first or treedef != self._treedef or [a.dtype for a in arrays] != self._dtypes:
-            self._meet(raw, arrays, treedef, index)
+            self._check_structure(raw, arrays, treedef, index)
         counts = {a.shape[0] for a in arrays if a.ndim}
         element = Element(arrays, treedef, next(iter(counts), None))
         if len(counts) > 1:
-            raise _rows_differ(self._caller, element, index)
+            raise _rows_differ_error(self._caller, element, index)
         return element
 
-    def _meet(self, raw: Any, arrays: list[Any], treedef: PyTreeDef, index: int) -> None:
+    def _check_structure(self, raw: Any, arrays: list[Any], treedef: PyTreeDef, index: int) -> None:
         _check_numeric(self._caller, raw, arrays, index)
         dtypes = [a.dtype for a in arrays]
         if self._treedef is not None and not self._is_same_on_devices(treedef, dtypes):
-            before = _describe(self._treedef, self._dtypes)
-            raise _changed(self._caller, before, _describe(treedef, dtypes), index)
+            before = _describe_structure(self._treedef, self._dtypes)
+            raise _changed_error(self._caller, before, _describe_structure(treedef, dtypes), index)
         if not arrays:
             raise ShapeError(
                 f"{self._caller}: element {index} of the dataset holds no arrays: {raw!r}.\n\n"
@@ -70,53 +72,58 @@ class ElementReader:
         self._treedef, self._dtypes = treedef, dtypes
 
     def _is_same_on_devices(self, treedef: PyTreeDef, dtypes: list[Any]) -> bool:
-        """Whether only float64 and float32, or the like, differ that devices hold alike."""
+        """Whether the structures are equal, and the dtypes are equal on devices.
+
+        With x64 off, float64 and float32 are both float32 on devices, for instance.
+        """
         if treedef != self._treedef:
             return False
-        return [on_device(d) for d in dtypes] == [on_device(d) for d in self._dtypes]
+        return [device_dtype(d) for d in dtypes] == [device_dtype(d) for d in self._dtypes]
 
 
-def on_device(dtype: Any) -> Any:
-    """The dtype that JAX gives arrays of `dtype`: 32 bits for 64, unless x64 is on."""
+def device_dtype(dtype: Any) -> Any:
+    """Return JAX's dtype for arrays of `dtype`: 32 bits in place of 64, unless x64 is on."""
+    # `canonicalize_dtype` refuses the dtypes of random keys.
     is_typed_key = jnp.issubdtype(dtype, jax.dtypes.extended)
     return dtype if is_typed_key else jax.dtypes.canonicalize_dtype(dtype)
 
 
 def as_array(leaf: Any) -> Any:
-    """A leaf as an array: JAX arrays stay where they are, the rest goes through NumPy.
+    """Return a leaf as an array: a JAX array as it is, anything else as a NumPy array.
 
-    Tensors of other libraries have `__array__`, or `numpy()` alone; PyTorch's bfloat16 ones
-    refuse both, and can be exchanged.
+    Tensors of other libraries have `__array__`, or `numpy()` only.
     """
     if isinstance(leaf, jax.Array):
         return leaf
+    # PyTorch's bfloat16 tensors raise in both methods, but they can be copied by DLPack.
     try:
         has_only_numpy = hasattr(leaf, "numpy") and not hasattr(leaf, "__array__")
         return np.asarray(leaf.numpy() if has_only_numpy else leaf)
     except Exception:
-        return _exchanged(leaf)
+        return _copy_by_dlpack(leaf)
 
 
-def _exchanged(leaf: Any) -> np.ndarray:
-    """A copy of a tensor through DLPack; an object array where that is not possible."""
+def _copy_by_dlpack(leaf: Any) -> np.ndarray:
+    """Return a copy of a tensor by DLPack; an object array if that is not possible."""
     try:
         return np.array(jax.dlpack.from_dlpack(leaf))
-    except Exception:  # what it is will be said with its name
+    # `_check_numeric` then raises an error that names the leaf and its type.
+    except Exception:
         return np.asarray(None)
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
-    """How messages call a leaf."""
+    """Return the name of a leaf in messages."""
     return "batch" + keystr(path)
 
 
-def brief(leaf: Any) -> str:
-    """`float32[30, 4]`."""
+def describe_array(leaf: Any) -> str:
+    """Return the dtype and the shape of an array as text: `float32[30, 4]`."""
     return f"{leaf.dtype}{[*leaf.shape]}"
 
 
-def listed(lines: list[str]) -> str:
-    """Lines of a message, at most ten of them."""
+def format_lines(lines: list[str]) -> str:
+    """Return at most ten indented lines for a message, and the number of the others."""
     more = len(lines) - MAX_LISTED
     shown = [f"  {line}" for line in lines[:MAX_LISTED]]
     return "\n".join(shown + ([f"  and {more} more"] if more > 0 else []))
@@ -127,7 +134,7 @@ def is_numeric(dtype: Any) -> bool:
     """Whether devices can hold arrays of `dtype`."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return True
-    # NumPy's long doubles count as numbers and no device has them.
+    # NumPy counts long doubles as numbers, but no device has them.
     if dtype.name in ("float128", "complex256") or dtype.kind in "mM":
         return False
     return bool(jnp.issubdtype(dtype, np.number)) or dtype == np.bool_
@@ -143,7 +150,7 @@ def _check_numeric(caller: str, raw: Any, arrays: list[Any], index: int) -> None
     if bad:
         raise ArgumentTypeError(
             f"{caller} cannot put element {index} of the dataset on devices.\n"
-            f"{listed(bad)}\n\n"
+            f"{format_lines(bad)}\n\n"
             "Devices hold numbers: bool, int, float or complex arrays.\n\n"
             "Encode such leaves as numbers (np.unique(x, return_inverse=True) for names), or "
             "leave them out of the batch."
@@ -151,10 +158,10 @@ def _check_numeric(caller: str, raw: Any, arrays: list[Any], index: int) -> None
 
 
 def check_not_traced(start: str, name: str, tree: Any) -> None:
-    """Refuse values that somebody traces or traced: a dataset needs the numbers.
+    """Check that no leaf is a tracer, since a dataset needs the numbers.
 
     Raises:
-        ContextError: Some leaf is one; the message starts with `start`.
+        ContextError: A leaf is a tracer; the message starts with `start`.
     """
     found = [
         f"{name}{keystr(path)} is {leaf.aval.str_short()}"
@@ -163,7 +170,7 @@ def check_not_traced(start: str, name: str, tree: Any) -> None:
     ]
     if found:
         raise ContextError(
-            f"{start} traced values.\n{listed(found)}\n\n"
+            f"{start} traced values.\n{format_lines(found)}\n\n"
             "A traced value has a number only while the compiled function runs; a dataset needs "
             "the numbers. A step, or a function under jax.jit, kept it in a list, an attribute or "
             "a global, or made the dataset.\n\n"
@@ -171,7 +178,7 @@ def check_not_traced(start: str, name: str, tree: Any) -> None:
         )
 
 
-def _rows_differ(caller: str, element: Element, index: int) -> ShapeError:
+def _rows_differ_error(caller: str, element: Element, index: int) -> ShapeError:
     named = [
         (name, leaf)
         for name, leaf in zip(element.names(), element.leaves, strict=True)
@@ -179,13 +186,15 @@ def _rows_differ(caller: str, element: Element, index: int) -> ShapeError:
     ]
     (first, like), count = named[0], named[0][1].shape[0]
     others = [(name, leaf) for name, leaf in named if leaf.shape[0] != count]
-    lines = [f"{name} is {brief(x)}: {x.shape[0]} rows" for name, x in [(first, like), *others]]
+    lines = [
+        f"{name} is {describe_array(x)}: {x.shape[0]} rows" for name, x in [(first, like), *others]
+    ]
     other, rows = others[0][0], others[0][1].shape[0]
     longer, shorter = (first, other) if count > rows else (other, first)
     fewer, more = sorted((count, rows))
     return ShapeError(
         f"{caller}: the leaves of element {index} of the dataset have different numbers of "
-        f"rows.\n{listed(lines)}\n\n"
+        f"rows.\n{format_lines(lines)}\n\n"
         "Row i of every leaf is example i, so all leaves have the same dim 0.\n\n"
         f"Give {shorter} {more} rows, or cut {longer} to {fewer}. What is no example (a table, a "
         "weight of each class) is an argument of the step: strategy.run(step, (batch, table)). "
@@ -193,12 +202,12 @@ def _rows_differ(caller: str, element: Element, index: int) -> ShapeError:
     )
 
 
-def _describe(treedef: PyTreeDef, dtypes: list[Any]) -> str:
-    return repr(treedef.unflatten([_Shown(str(d)) for d in dtypes]))
+def _describe_structure(treedef: PyTreeDef, dtypes: list[Any]) -> str:
+    return repr(treedef.unflatten([_DtypeLabel(str(d)) for d in dtypes]))
 
 
-class _Shown:
-    """A leaf of a structure that is printed."""
+class _DtypeLabel:
+    """A dtype in a structure that is printed, without the quotes of a string."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -207,7 +216,7 @@ class _Shown:
         return self.text
 
 
-def _changed(caller: str, before: str, now: str, index: int) -> ShapeError:
+def _changed_error(caller: str, before: str, now: str, index: int) -> ShapeError:
     return ShapeError(
         f"{caller}: element {index} of the dataset is not built like the elements before it.\n"
         f"  before:       {before}\n"

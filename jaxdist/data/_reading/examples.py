@@ -1,4 +1,4 @@
-"""Single examples of arrays that are in memory."""
+"""A dataset of single examples from arrays in memory."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
@@ -13,7 +13,7 @@ from jaxdist.data._reading.batches import Batches, batches, check_arrays
 
 
 class Examples:
-    """Arrays in memory, example by example; what `experimental_make_numpy_dataset` gives.
+    """A dataset of single examples; `experimental_make_numpy_dataset` makes it.
 
     Example:
         >>> examples = MirroredStrategy().experimental_make_numpy_dataset({"x": np.arange(3)})
@@ -37,7 +37,7 @@ class Examples:
         seed: int = 0,
         repeat: int | None = 1,
     ) -> Batches:
-        """Batches of these examples, as `jaxdist.data.batches` makes them.
+        """Return batches of these examples, as `jaxdist.data.batches` does.
 
         Example:
             >>> examples = MirroredStrategy().experimental_make_numpy_dataset(np.arange(5))
@@ -57,6 +57,7 @@ class Examples:
             )
 
     def __iter__(self) -> Iterator[PyTree]:
+        # A copy, so that writing to an example does not change the dataset.
         for i in range(self.num_examples):
             yield jax.tree.map(lambda leaf, i=i: np.array(leaf[i]), self.arrays)
 

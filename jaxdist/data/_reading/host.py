@@ -1,4 +1,4 @@
-"""Host memory that JAX may keep: aligned, and referred to by nobody else."""
+"""Copies in aligned host memory that nobody else refers to, so that JAX may keep it."""
 
 from typing import Any
 
@@ -7,26 +7,27 @@ import numpy as np
 from jaxdist._values import aligned_empty
 
 
-def own(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """A copy in memory of our own, as `dtype`."""
+def copy_aligned(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return an aligned copy of the array, with `dtype`. See Note [Who owns host memory]."""
     copy = aligned_empty(array.shape, dtype)
+    # `unsafe` lets float64 become float32, which JAX does with it as well.
     np.copyto(copy, array, casting="unsafe")
     return copy
 
 
-def own_padded(array: np.ndarray, dtype: np.dtype[Any], rows: int) -> np.ndarray:
-    """A copy of `rows` rows in memory of our own, as `dtype`; those that are missing are zero."""
+def copy_padded(array: np.ndarray, dtype: np.dtype[Any], rows: int) -> np.ndarray:
+    """Return an aligned copy with `rows` rows, as `dtype`; rows beyond the array's are zero."""
     copy = aligned_empty((rows, *array.shape[1:]), dtype)
     copy[array.shape[0] :] = np.zeros((), dtype)
     np.copyto(copy[: array.shape[0]], array, casting="unsafe")
     return copy
 
 
-def own_rows(array: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
-    """A copy of some rows, in memory of our own."""
+def copy_rows(array: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
+    """Return an aligned copy of some rows."""
     if isinstance(rows, slice):
-        return own(array[rows], array.dtype)
+        return copy_aligned(array[rows], array.dtype)
     copy = aligned_empty((len(rows), *array.shape[1:]), array.dtype)
-    # 'clip' lets NumPy write into `copy` at once; 'raise' goes through a second buffer.
+    # With 'clip' NumPy writes into `copy` directly; with 'raise' it uses a second buffer.
     np.take(array, rows, axis=0, out=copy, mode="clip")
     return copy

@@ -1,28 +1,29 @@
-"""What becomes of a batch that the replicas cannot share evenly."""
+"""Policies for a batch that cannot be split evenly over the replicas."""
 
 import enum
 
 
 class PartialBatch(enum.Enum):
-    """What becomes of a batch that the replicas cannot share evenly.
+    """Choice of what to do with a batch that cannot be split evenly over the replicas.
 
-    Most often that is the last one of an epoch. `InputOptions(partial_batch=...)` takes it.
+    Most often that is the last batch of an epoch. `InputOptions(partial_batch=...)` takes it.
 
     Shapes:
         For a global batch of `B` rows and `R` replicas.
         `UNEVEN`: local `[ceil(B/R), ...]` on the first replicas, then one with the rest, then
-        `[0, ...]`; the leaves are `PerReplica` that hold the values one by one.
+        `[0, ...]`; the leaves are `PerReplica` with one array for each replica.
         `PAD`: every batch, the full ones too, is `(batch, mask)`. Leaves are global
         `[P, ...]`, where `P` is the size of the first batch rounded up to a multiple of `R`; the
-        mask is a boolean `[P]`, true for the rows that are real. The other rows are zero.
+        mask is a boolean `[P]`, true for real rows. The other rows are zero.
 
     Cost:
         `UNEVEN`: `R` copies from the host for each leaf in place of one, and the step is
         compiled for each distinct local shape. `PAD`: nothing more, and one compilation.
 
     Guarantees:
-        `UNEVEN` and `PAD` give each example exactly once per pass, `DROP` at most once, and
-        `ERROR` exactly once or raises `ShapeError`. So they do after resuming from a state.
+        `UNEVEN` and `PAD` return each example exactly once per pass. `DROP` returns it at most
+        once. `ERROR` returns it exactly once or raises `ShapeError`. The same holds after a pass
+        is resumed from a state.
 
     Example:
         >>> strategy = MirroredStrategy(["cpu:0", "cpu:1", "cpu:2", "cpu:3"])
@@ -38,29 +39,33 @@ class PartialBatch(enum.Enum):
         [True, False]
 
     Source:
-        `UNEVEN` is what `tf.distribute` does (its `AutoShardPolicy.AUTO`), but for an incomplete
-        last group of static shapes, which it drops.
+        `tf.distribute` does the same as `UNEVEN` (its `AutoShardPolicy.AUTO`), except that it
+        drops an incomplete last group of static shapes.
     """
 
     UNEVEN = "UNEVEN"  # replicas get different numbers of rows
-    PAD = "PAD"  # one shape for all batches, and a mask of the rows that are real
-    DROP = "DROP"  # it is left out, which is logged once
-    ERROR = "ERROR"  # ShapeError, with the sizes that would do
+    PAD = "PAD"  # one shape for all batches, and a mask of the real rows
+    DROP = "DROP"  # the batch is dropped, which is logged once
+    ERROR = "ERROR"  # ShapeError, which names the sizes that are possible
 
 
-def shares(rows: int, num_replicas: int) -> list[slice]:
-    """The rows of each replica: `ceil(rows / num_replicas)` each, until none are left.
+def split_rows(rows: int, num_replicas: int) -> list[slice]:
+    """Return the rows of each replica: `ceil(rows / num_replicas)` each, until none are left.
+
+    This is how TensorFlow splits a batch (`PartialBatch` has the source).
 
     Example:
-        >>> from jaxdist.data._reading.partial_batch import shares
-        >>> [s.stop - s.start for s in shares(10, 4)], [s.stop - s.start for s in shares(9, 4)]
-        ([3, 3, 3, 1], [3, 3, 3, 0])
+        >>> from jaxdist.data._reading.partial_batch import split_rows
+        >>> [s.stop - s.start for s in split_rows(10, 4)]
+        [3, 3, 3, 1]
+        >>> [s.stop - s.start for s in split_rows(9, 4)]
+        [3, 3, 3, 0]
     """
     size = -(-rows // num_replicas)
     ends = [min(i * size, rows) for i in range(num_replicas + 1)]
     return [slice(ends[i], ends[i + 1]) for i in range(num_replicas)]
 
 
-def rounded_up(rows: int, multiple: int) -> int:
-    """The next multiple of `multiple`, or `rows` itself where it is one."""
+def round_up(rows: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is at least `rows`."""
     return rows + -rows % multiple

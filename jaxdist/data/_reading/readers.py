@@ -1,4 +1,4 @@
-"""Reading datasets element by element, with positions that can be returned to."""
+"""Readers that read datasets element by element and can return to a saved position."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -6,42 +6,42 @@ from typing import Any, Protocol
 
 import jax
 
-from jaxdist.data._reading.ahead import RowsAhead, TellsRows
+from jaxdist.data._reading.ahead import HasRowsAhead, RowsAhead
 from jaxdist.data._reading.cardinality import UNKNOWN_CARDINALITY
 from jaxdist.errors import ArgumentError, ArgumentTypeError, JaxdistError
 
-Keep = Callable[[Any], Any]
+Snapshot = Callable[[Any], Any]
 
 
 class Reader(Protocol):
     """One pass over a dataset."""
 
     def read(self) -> Any:
-        """The next element, or `StopIteration`."""
+        """Return the next element, or raise `StopIteration`."""
 
     def rows_ahead(self) -> list[RowsAhead] | None:
-        """The rows of the elements that come next, of each source; None where one cannot tell."""
+        """Return the row counts of the next elements of each source; None if one is unknown."""
 
     def position(self) -> Any:
-        """What `seek` takes to come back here; None where the dataset cannot tell."""
+        """Return the position as `seek` takes it; None if the dataset cannot report it."""
 
     def check_can_seek(self) -> None:
-        """Refuse where `seek` is not possible."""
+        """Check that `seek` is possible."""
 
     def seek(self, position: Any) -> None:
-        """Go where `position` was taken."""
+        """Continue the pass from `position`."""
 
     def close(self) -> None:
-        """Let go of what the pass holds."""
+        """Release what the pass holds."""
 
 
 class SingleReader:
     """A pass over one dataset.
 
     Args:
-        make: Makes the iterator of the pass.
-        length: Elements of the dataset; with it, a position of another dataset is noticed.
-        is_own: Whether the iterator is ours to close.
+        make: A function that makes the iterator of the pass.
+        length: Number of elements of the dataset, to detect the position of another dataset.
+        is_own: Whether the reader closes the iterator.
     """
 
     def __init__(self, make: Callable[[], Iterator[Any]], length: int, *, is_own: bool) -> None:
@@ -50,20 +50,20 @@ class SingleReader:
         self._is_own = is_own
         self._iterator: Any = make()
         self._kind = type(self._iterator).__name__
-        self._can_tell = hasattr(self._iterator, "get_state")
+        self._has_position = hasattr(self._iterator, "get_state")
         self._can_seek = hasattr(self._iterator, "set_state")
 
     def read(self) -> Any:
-        """The next element, or `StopIteration`."""
+        """Return the next element, or raise `StopIteration`."""
         return next(self._iterator)
 
     def rows_ahead(self) -> list[RowsAhead] | None:
-        """What the iterator knows of the elements that come next."""
-        return [self._iterator.rows_ahead()] if isinstance(self._iterator, TellsRows) else None
+        """Return the row counts that the iterator knows; None if it knows none."""
+        return [self._iterator.rows_ahead()] if isinstance(self._iterator, HasRowsAhead) else None
 
     def position(self) -> Any:
-        """What the iterator's own `get_state` gives; None where it has none."""
-        if not self._can_tell:
+        """Return the state of the iterator's own `get_state`; None if it has no such method."""
+        if not self._has_position:
             return None
         state = self._iterator.get_state()
         if self._length == UNKNOWN_CARDINALITY:
@@ -71,17 +71,19 @@ class SingleReader:
         return {"elements": self._length, "state": state}
 
     def check_can_seek(self) -> None:
-        """Refuse where the iterator has no `set_state`."""
+        """Check that the iterator has a `set_state`."""
         if not self._can_seek:
-            raise _cannot_seek(self._kind)
+            raise _cannot_seek_error(self._kind)
 
     def seek(self, position: Any) -> None:
-        """Go where `position` was taken, by the iterator's own `set_state`."""
+        """Continue from `position`, by the iterator's own `set_state`."""
         if self._length != UNKNOWN_CARDINALITY:
-            position = _checked_position(position, self._length)
+            position = _check_position(position, self._length)
+        # `close` dropped the iterator if the pass had ended.
         if self._iterator is None:
             self._iterator = self._make()
         iterator: Any = self._iterator
+        # A `set_state` of another library may raise anything for a state that it does not know.
         try:
             iterator.set_state(position)
         except JaxdistError:
@@ -95,8 +97,8 @@ class SingleReader:
             ) from error
 
     def close(self) -> None:
-        """Let go of an iterator that was made for this pass, and of the threads that it has."""
-        # A generator that the user handed over stays the user's, open where we stopped.
+        """Close an iterator that was made for this pass, and end the threads that it has."""
+        # A generator that the user passed in stays open, so that the user can read the rest.
         if self._is_own and self._iterator is not None:
             iterator, self._iterator = self._iterator, None
             close = getattr(iterator, "close", None)
@@ -104,8 +106,8 @@ class SingleReader:
                 close()
 
 
-class ListIterator(Iterator[Any], TellsRows):
-    """A pass over a list, with a position."""
+class ListIterator(Iterator[Any], HasRowsAhead):
+    """An iterator over a list that has `get_state` and `set_state`."""
 
     def __init__(self, elements: Sequence[Any]) -> None:
         self._elements = elements
@@ -118,16 +120,17 @@ class ListIterator(Iterator[Any], TellsRows):
         return self._elements[self._index - 1]
 
     def rows_ahead(self) -> RowsAhead:
-        """The rows of the last element; those before it are not looked at."""
+        """Return the row counts of the elements that are left."""
+        # `first_short` stays None: to find it, every element of the list would be read.
         elements, done = self._elements, self._index
         return RowsAhead(len(elements) - done, lambda i: _rows_of(elements[done + i]), None)
 
     def get_state(self) -> int:
-        """How many elements were given."""
+        """Return the number of elements that were returned."""
         return self._index
 
     def set_state(self, state: int) -> None:
-        """Go on after that many elements."""
+        """Continue after that many elements."""
         if not 0 <= state <= len(self._elements):
             raise ArgumentError(
                 f"set_state was given the position {state}, and the list has "
@@ -139,39 +142,40 @@ class ListIterator(Iterator[Any], TellsRows):
 
 
 class GroupReader:
-    """Elements `count` at a time, in order, from one pass; fewer in the last group.
+    """A reader of groups of `count` consecutive elements of one pass; the last may be smaller.
 
-    Each goes through `keep` before the next is asked for, since a source may use its arrays
-    again.
+    Each element goes through `snapshot` before the next one is read, since a source may reuse its
+    arrays. See Note [Who owns a batch].
     """
 
-    def __init__(self, reader: SingleReader, count: int, keep: Keep) -> None:
+    def __init__(self, reader: SingleReader, count: int, snapshot: Snapshot) -> None:
         self._reader = reader
         self._count = count
-        self._keep = keep
+        self._snapshot = snapshot
 
     def read(self) -> list[Any]:
-        """The next group, or `StopIteration`."""
-        group = [self._keep(self._reader.read())]
+        """Return the next group, or raise `StopIteration`."""
+        # The first read is outside of `suppress`: if it ends, the pass has ended.
+        group = [self._snapshot(self._reader.read())]
         with contextlib.suppress(StopIteration):
             while len(group) < self._count:
-                group.append(self._keep(self._reader.read()))
+                group.append(self._snapshot(self._reader.read()))
         return group
 
     def rows_ahead(self) -> list[RowsAhead] | None:
-        """The rows of the elements that come next."""
+        """Return the row counts of the next elements; None if they are unknown."""
         return self._reader.rows_ahead()
 
     def position(self) -> Any:
-        """The position of the pass."""
+        """Return the position of the pass."""
         return self._reader.position()
 
     def check_can_seek(self) -> None:
-        """Refuse where the pass cannot."""
+        """Check that the pass can seek."""
         self._reader.check_can_seek()
 
     def seek(self, position: Any) -> None:
-        """Go where `position` was taken."""
+        """Continue from `position`."""
         self._reader.seek(position)
 
     def close(self) -> None:
@@ -180,17 +184,21 @@ class GroupReader:
 
 
 class ParallelReader:
-    """One element of each of several passes at a time; fewer where some have ended."""
+    """A reader of several passes, one element of each at a time."""
 
     def __init__(
-        self, readers: list[SingleReader], devices: list[jax.Device | None], keep: Keep
+        self, readers: list[SingleReader], devices: list[jax.Device | None], snapshot: Snapshot
     ) -> None:
         self._readers = readers
         self._devices = devices
-        self._keep = keep
+        self._snapshot = snapshot
 
     def read(self) -> list[Any]:
-        """One element of each pass, None where it has ended; `StopIteration` where all have."""
+        """Return one element of each pass, with `ENDED` for a pass that has ended.
+
+        Raises:
+            StopIteration: All passes have ended.
+        """
         group = [self._read_one(r, d) for r, d in zip(self._readers, self._devices, strict=True)]
         if all(element is ENDED for element in group):
             raise StopIteration
@@ -199,52 +207,54 @@ class ParallelReader:
     def _read_one(self, reader: SingleReader, device: jax.Device | None) -> Any:
         with jax.default_device(device) if device is not None else contextlib.nullcontext():
             try:
-                return self._keep(reader.read())
+                return self._snapshot(reader.read())
             except StopIteration:
                 return ENDED
 
     def rows_ahead(self) -> list[RowsAhead] | None:
-        """The rows of the elements that come next in each pass."""
-        told = [r.rows_ahead() for r in self._readers]
-        known = [one for of_pass in told if of_pass is not None for one in of_pass]
+        """Return the row counts of the next elements of each pass; None if one is unknown."""
+        rows_of_passes = [r.rows_ahead() for r in self._readers]
+        known = [one for of_pass in rows_of_passes if of_pass is not None for one in of_pass]
         return known if len(known) == len(self._readers) else None
 
     def position(self) -> Any:
-        """The positions of all passes; None where one cannot tell."""
+        """Return the positions of all passes; None if one cannot report it."""
         positions = [r.position() for r in self._readers]
         return None if any(p is None for p in positions) else positions
 
     def check_can_seek(self) -> None:
-        """Refuse where one pass cannot."""
+        """Check that all passes can seek."""
         for reader in self._readers:
             reader.check_can_seek()
 
     def seek(self, position: Any) -> None:
-        """Go where `position` was taken."""
+        """Continue from `position`."""
         for reader, one in zip(self._readers, position, strict=True):
             reader.seek(one)
 
     def close(self) -> None:
-        """Close every pass, also where closing one fails."""
+        """Close every pass, even if closing one of them raises."""
         with contextlib.ExitStack() as stack:
             for reader in self._readers:
                 stack.callback(reader.close)
 
 
 def _rows_of(element: Any) -> int | None:
-    """The rows of an element whose leaves tell without being read."""
+    """Return the rows of an element by the shapes of its leaves; None if no leaf has rows."""
+    # Only `.shape`, since `np.asarray` of a leaf on disk or of a tensor may read all of it.
     shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(element)]
     return next((int(s[0]) for s in shapes if s), None)
 
 
 class _Ended:
-    """Stands for the element of a pass that has ended."""
+    """A marker in the place of an element of a pass that has ended."""
 
 
+# Not None, which a dataset may have as an element (an empty pytree).
 ENDED = _Ended()
 
 
-def _checked_position(position: Any, length: int) -> Any:
+def _check_position(position: Any, length: int) -> Any:
     if not isinstance(position, dict) or set(position) != {"elements", "state"}:
         raise ArgumentError(
             "DistributedIterator.set_state was given a state whose source is "
@@ -262,7 +272,7 @@ def _checked_position(position: Any, length: int) -> Any:
     return position["state"]
 
 
-def _cannot_seek(kind: str) -> ArgumentTypeError:
+def _cannot_seek_error(kind: str) -> ArgumentTypeError:
     return ArgumentTypeError(
         f"DistributedIterator.set_state was called, and {kind} has no set_state.\n\n"
         "Lists, jaxdist.data.batches and Grain datasets go back to a position, and so do iterators "

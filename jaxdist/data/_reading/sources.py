@@ -1,4 +1,4 @@
-"""What a user may give as a dataset."""
+"""The kinds of datasets that a user may pass."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,68 +18,72 @@ from jaxdist.errors import ArgumentTypeError, ContextError
 
 
 class Source:
-    """A user's dataset; each `open` is a new pass over it."""
+    """A user's dataset; each `open` starts a new pass over it."""
 
     def __init__(self, caller: str, dataset: Any) -> None:
         name = "dataset" if caller == SPLIT_CALLER else "dataset_fn()"
         check_dataset(caller, dataset, name)
         _check_is_batched(caller, dataset)
         self._caller = caller
-        # A dataset of ours counts epochs; two strategies that share one count apart.
+        # `Batches` counts epochs, so each pass shuffles differently. Two strategies over one
+        # object must not advance each other's count.
         self._dataset: Any = dataset.restarted() if isinstance(dataset, Batches) else dataset
         self._is_one_shot = isinstance(dataset, Iterator) and iter(dataset) is dataset
         self._is_spent = False
 
     @property
-    def gives_up_memory(self) -> bool:
-        """Whether nobody else refers to the arrays of an element."""
+    def has_exclusive_arrays(self) -> bool:
+        """Whether nobody else refers to the arrays of an element. See Note [Who owns a batch]."""
         return isinstance(self._dataset, Batches)
 
     @property
     def batch_size(self) -> int:
-        """Rows of the largest element where the dataset tells; else 0."""
+        """Rows of the largest element if the dataset reports it; else 0."""
         data = self._dataset
         return min(data.batch_size, data.num_examples) if isinstance(data, Batches) else 0
 
     @property
     def cardinality(self) -> int:
-        """Elements of one pass."""
+        """Number of elements of one pass."""
         if self._is_one_shot or not _is_container(self._dataset):
             return UNKNOWN_CARDINALITY
         return cardinality_of(self._dataset)
 
     def cardinality_of_multiples(self, divisor: int) -> int:
-        """Elements of one pass whose rows are a multiple of `divisor`."""
+        """Return the number of elements of one pass whose rows are a multiple of `divisor`."""
         data = self._dataset
         is_known = isinstance(data, Batches)
         return data.cardinality_of_multiples(divisor) if is_known else UNKNOWN_CARDINALITY
 
     def open(self) -> SingleReader:
-        """Begin a pass."""
+        """Start a pass."""
+        # A generator can be read once. A second pass would be empty without an error.
         if self._is_one_shot:
             if self._is_spent:
-                raise _spent(self._caller, self._dataset)
+                raise _spent_error(self._caller, self._dataset)
             self._is_spent = True
             return SingleReader(lambda: self._dataset, UNKNOWN_CARDINALITY, is_own=False)
-        # Positions in our own datasets tell how long they are themselves.
-        length = UNKNOWN_CARDINALITY if self.gives_up_memory else self.cardinality
+        # The state of a `Batches` iterator holds the number of examples already, and it stays
+        # valid for another batch size, which changes the number of elements.
+        length = UNKNOWN_CARDINALITY if self.has_exclusive_arrays else self.cardinality
         return SingleReader(self._new_iterator, length, is_own=True)
 
     def _new_iterator(self) -> Iterator[Any]:
         data = self._dataset
         if hasattr(data, "as_numpy_iterator"):  # tf.data: arrays in place of its tensors
-            made: Iterator[Any] = data.as_numpy_iterator()
-            return made
+            iterator: Iterator[Any] = data.as_numpy_iterator()
+            return iterator
+        # A list's own iterator has no `set_state`.
         if isinstance(data, (list, range)):
             return ListIterator(data)
-        made_now = data if isinstance(data, Iterable) else data()
-        if not isinstance(made_now, Iterable):
+        dataset = data if isinstance(data, Iterable) else data()
+        if not isinstance(dataset, Iterable):
             raise ArgumentTypeError(
                 f"{self._caller} was given dataset={shown(data)}, and calling it gave "
-                f"{shown(made_now)}.\n\nA dataset is an iterable of batches, or a function that "
+                f"{shown(dataset)}.\n\nA dataset is an iterable of batches, or a function that "
                 "makes one for each pass.\n\nPass for instance jaxdist.data.batches(arrays, 32)."
             )
-        return iter(made_now)
+        return iter(dataset)
 
     def __repr__(self) -> str:
         if isinstance(self._dataset, Batches):
@@ -88,7 +92,7 @@ class Source:
 
 
 def _is_container(dataset: Any) -> bool:
-    """Whether it is a dataset, and not a function that makes one."""
+    """Whether `dataset` is a dataset, and not a function that makes one."""
     return isinstance(dataset, Iterable) or hasattr(dataset, "as_numpy_iterator")
 
 
@@ -102,7 +106,8 @@ def _check_is_batched(caller: str, dataset: Any) -> None:
 
 
 def check_dataset(caller: str, dataset: Any, name: str) -> None:
-    """Refuse what is not a dataset, or is one example of a common mistake."""
+    """Check that `dataset` is a dataset, and none of the values that are passed by mistake."""
+    # Arrays, mappings and tuples are iterable, so the loop would run over rows, keys or leaves.
     if isinstance(dataset, (np.ndarray, jax.Array, Mapping, tuple, PerReplica)):
         what = f"{type(dataset).__name__}"
         raise ArgumentTypeError(
@@ -138,7 +143,7 @@ def _check_needs_no_arguments(caller: str, function: Callable[..., Any]) -> None
         ) from None
 
 
-def _spent(caller: str, dataset: Any) -> ContextError:
+def _spent_error(caller: str, dataset: Any) -> ContextError:
     name = getattr(dataset, "__name__", type(dataset).__name__)
     return ContextError(
         f"{caller}: this dataset was passed over already, and {name} of type "
