@@ -32,7 +32,7 @@ class DriftChecks:
                 "every is the number of calls from one comparison to the next: an integer from 1 "
                 "up.\n\nPass for instance every=100."
             )
-        plain = jax.tree.map(_without_graph, state, is_leaf=_is_graph)
+        plain = jax.tree.map(_extract_arrays, state, is_leaf=_is_graph)
         leaves, treedef = jax.tree_util.tree_flatten_with_path(plain, is_leaf=_is_per_replica)
         self._calls[treedef] += 1
         if (self._calls[treedef] - 1) % every:
@@ -40,7 +40,7 @@ class DriftChecks:
         mirrored = [(p, x) for p, x in leaves if self._is_mirrored(x)]
         if self._layout.num_places == 1 or not mirrored:
             return False
-        sums = _checksums(tuple(x for _, x in mirrored), self._layout)
+        sums = _compute_checksums(tuple(x for _, x in mirrored), self._layout)
         table = np.asarray(sums).reshape(self._layout.num_places, len(mirrored), 2)
         drifted = {
             keystr(path): np.flatnonzero((table[:, i] != table[0, i]).any(axis=-1)).tolist()
@@ -48,7 +48,7 @@ class DriftChecks:
             if (table[:, i] != table[0, i]).any()
         }
         if drifted:
-            raise ReplicaDriftError(_drift_message(drifted, len(mirrored)))
+            raise ReplicaDriftError(_format_drift(drifted, len(mirrored)))
         return True
 
     def _is_mirrored(self, leaf: Any) -> bool:
@@ -68,16 +68,16 @@ def _is_graph(x: Any) -> bool:
     return isinstance(x, (PerReplica, nnx.Pytree))
 
 
-def _without_graph(x: Any) -> Any:
+def _extract_arrays(x: Any) -> Any:
     return nnx.to_pure_dict(nnx.state(x)) if isinstance(x, nnx.Pytree) else x
 
 
 @functools.partial(jax.jit, static_argnums=(1,))
-def _checksums(arrays: tuple[jax.Array, ...], layout: ReplicaMesh) -> jax.Array:
+def _compute_checksums(arrays: tuple[jax.Array, ...], layout: ReplicaMesh) -> jax.Array:
     """Two 32-bit sums of every array, of each replica's own copy: `[R * n, 2]`."""
 
     def replica(*local: jax.Array) -> jax.Array:
-        return jnp.stack([_checksum(x) for x in local])
+        return jnp.stack([_compute_checksum(x) for x in local])
 
     return jax.shard_map(
         replica,
@@ -89,7 +89,7 @@ def _checksums(arrays: tuple[jax.Array, ...], layout: ReplicaMesh) -> jax.Array:
     )(*arrays)
 
 
-def _checksum(x: jax.Array) -> jax.Array:
+def _compute_checksum(x: jax.Array) -> jax.Array:
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     if x.dtype == jnp.bool_:
@@ -103,7 +103,7 @@ def _checksum(x: jax.Array) -> jax.Array:
     return jnp.stack([words.sum(dtype=jnp.uint32), weighted.sum(dtype=jnp.uint32)])
 
 
-def _drift_message(drifted: dict[str, list[int]], count: int) -> str:
+def _format_drift(drifted: dict[str, list[int]], count: int) -> str:
     rows = [f"state{name}: replicas {who} differ from replica 0" for name, who in drifted.items()]
     more = f"\nand {len(rows) - 10} more" if len(rows) > 10 else ""
     return (

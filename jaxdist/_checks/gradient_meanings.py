@@ -24,7 +24,7 @@ def is_near(a: float, b: float) -> bool:
     return abs(a - b) <= _SAME_FACTOR * abs(b)
 
 
-def meanings(setting: Setting, factor: float | None, *, has_local_state: bool) -> list[str]:
+def explain_factor(setting: Setting, factor: float | None, *, has_local_state: bool) -> list[str]:
     """Sentences on what a difference usually comes from; `factor` is None where none is common."""
     count = setting.num_replicas
     said: list[str] = []
@@ -65,7 +65,7 @@ def meanings(setting: Setting, factor: float | None, *, has_local_state: bool) -
             "all-reduce them first, grads = context.all_reduce('mean', grads)."
         )
     else:
-        said.append(_not_uniform(setting))
+        said.append(_explain_without_factor(setting))
     if setting.strategies:
         said.append(
             f"The step closes over a strategy ({', '.join(setting.strategies)}). Where it reads "
@@ -82,7 +82,7 @@ _UNEVEN = (
 )
 
 
-def _not_uniform(setting: Setting) -> str:
+def _explain_without_factor(setting: Setting) -> str:
     why = []
     if setting.is_uneven:
         why.append(_UNEVEN)

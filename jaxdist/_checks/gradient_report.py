@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._checks.gradient_meanings import Setting, is_near, meanings
+from jaxdist._checks.gradient_meanings import Setting, explain_factor, is_near
 from jaxdist.errors import StateDivergenceError
 
 # Rounding of sums, in units of the last place of what was summed.
@@ -53,28 +53,28 @@ def compare(
         return LeafComparison(name, is_equal=False, remark=found)
     exact = np.issubdtype(one.dtype, np.integer) or one.dtype == bool
     noise = 0.0
-    a, b = _numbers(many), _numbers(one)
+    a, b = _as_float64(many), _as_float64(one)
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         same = bool(np.array_equal(a, b, equal_nan=True))
         return LeafComparison(name, is_equal=same, remark="not finite")
     if before is not None:
-        start = _numbers(before)
+        start = _as_float64(before)
         if not exact:
-            noise = _ROUNDING * _eps(one.dtype) * max(_largest(x) for x in (start, a, b))
+            noise = _ROUNDING * _eps(one.dtype) * max(_max_abs(x) for x in (start, a, b))
         a, b = a - start, b - start
-    scale = max(_largest(a), _largest(b))
+    scale = max(_max_abs(a), _max_abs(b))
     bound = 0.0 if exact else rtol * scale + noise
-    is_equal = _largest(a - b) <= bound
-    chosen = np.abs(b) > max(0.01 * _largest(b), noise)
+    is_equal = _max_abs(a - b) <= bound
+    chosen = np.abs(b) > max(0.01 * _max_abs(b), noise)
     if not chosen.any():
         return LeafComparison(name, is_equal, None, False, scale, noise)
     factor = float(np.median((a[chosen] / b[chosen]).real))
-    off = _largest(a - factor * b)
-    is_uniform = off <= rtol * max(_largest(a), _largest(b) * abs(factor)) + noise * (1 + factor**2)
+    off = _max_abs(a - factor * b)
+    is_uniform = off <= rtol * max(_max_abs(a), _max_abs(b) * abs(factor)) + noise * (1 + factor**2)
     return LeafComparison(name, is_equal, factor, bool(is_uniform), scale, noise)
 
 
-def without_rounding(leaves: Sequence[LeafComparison]) -> tuple[LeafComparison, ...]:
+def raise_noise_floor(leaves: Sequence[LeafComparison]) -> tuple[LeafComparison, ...]:
     """Leaves of one argument, with those taken as unmoved that hold the rounding of the others.
 
     The gradient of some parameters is zero (the bias of attention keys), and what is computed of
@@ -88,7 +88,7 @@ def without_rounding(leaves: Sequence[LeafComparison]) -> tuple[LeafComparison, 
     )
 
 
-def _numbers(x: np.ndarray) -> np.ndarray:
+def _as_float64(x: np.ndarray) -> np.ndarray:
     wide = np.complex128 if np.issubdtype(x.dtype, np.complexfloating) else np.float64
     return x.astype(wide)
 
@@ -97,7 +97,7 @@ def _eps(dtype: Any) -> float:
     return float(jnp.finfo(dtype).eps)
 
 
-def _largest(x: np.ndarray) -> float:
+def _max_abs(x: np.ndarray) -> float:
     return float(np.abs(x).max()) if x.size else 0.0
 
 
@@ -188,13 +188,15 @@ class GradientReport:
         if still:
             lines.append(f"  moved by no more than rounding, so nothing to compare: {still}")
         if self.not_compared:
-            lines.append(f"  different on each replica, not compared: {_listed(self.not_compared)}")
+            lines.append(
+                f"  different on each replica, not compared: {_format_names(self.not_compared)}"
+            )
         if self.setting.is_adaptive:
             lines += ["", _ADAPTIVE]
         if not self.is_equal:
             lines += [
                 "",
-                *meanings(
+                *explain_factor(
                     self.setting, self._common_factor(), has_local_state=self._has_local_state
                 ),
             ]
@@ -224,6 +226,6 @@ _ADAPTIVE = (
 )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return ", ".join(names[:10]) + more

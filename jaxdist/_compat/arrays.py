@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax._src import core as _core
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import xla_client as _xla_client
@@ -65,3 +66,19 @@ def pieces_of(array: jax.Array) -> list[Any]:
 @functools.lru_cache(maxsize=256)
 def _on_one_device(shape: tuple[int, ...], dtype: Any, device: jax.Device) -> tuple[Any, Any]:
     return _core.ShapedArray(shape, dtype), jax.sharding.SingleDeviceSharding(device)
+
+
+def set_variables(variables: Sequence[nnx.Variable[Any]], values: Sequence[Any]) -> None:
+    """Give NNX variables new values, a tenth of the time of `set_raw_value` on each.
+
+    `set_raw_value` compares the trace of the caller with that of the variable every time; one
+    variable is checked here for all. Waits for a way to set many variables at once.
+    """
+    plain = nnx.Variable.set_raw_value
+    checked = False
+    for variable, value in zip(variables, values, strict=True):
+        if checked and type(variable).set_raw_value is plain:
+            object.__setattr__(variable, "_raw_value", value)
+        else:
+            variable.set_raw_value(value)
+            checked = True

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from jaxdist._planning.needs import Needs
-from jaxdist.explain import SlicePlan, Memory, size
+from jaxdist.explain import Memory, SlicePlan, size
 
 # Batches that a search for the largest one may try. The compiler refuses one that does not fit
 # before it writes code, which is nearly all of the time: those that fit are few.

@@ -23,14 +23,14 @@ from jaxdist._strategies.extended.strategy_v1 import StrategyMethodsV1
 from jaxdist._strategies.properties import StrategyProperties
 from jaxdist._strategies.scope import Scope
 from jaxdist._strategies.where_called import (
-    BEFORE,
+    CALL_BEFORE_RUN,
+    advise_replica_method,
     check_across,
     check_lower,
     check_next,
     check_not_in_function,
     check_run,
     check_scope,
-    instead,
 )
 from jaxdist._typing import PyTree
 from jaxdist._validate import Renamed, call_arguments, is_callable, tell_without_effect
@@ -394,7 +394,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.reduce`.
         """
-        frame = check_across(self, "reduce", instead("all_reduce"))
+        frame = check_across(self, "reduce", advise_replica_method("all_reduce"))
         value = variables_as_values(value)
         op = _collectives.reduce_op("Strategy.reduce", reduce_op)
         in_merge = frame is not None and frame.in_merge
@@ -440,7 +440,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.gather`.
         """
-        frame = check_across(self, "gather", instead("all_gather"))
+        frame = check_across(self, "gather", advise_replica_method("all_gather"))
         value = variables_as_values(value)
         chosen = self.communication.asked("Strategy.gather", options, experimental_hints)
         ops = self.communication.ops
@@ -468,7 +468,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.experimental_local_results`.
         """
         check_not_in_function(self, "experimental_local_results")
-        return local.results(variables_as_values(value), self.layout)
+        return local.list_results(variables_as_values(value), self.layout)
 
     @final
     def experimental_distribute_values_from_function(
@@ -503,10 +503,10 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.experimental_distribute_values_from_function`.
         """
-        check_across(self, "experimental_distribute_values_from_function", BEFORE)
+        check_across(self, "experimental_distribute_values_from_function", CALL_BEFORE_RUN)
         is_callable("experimental_distribute_values_from_function", value_fn, "value_fn")
         with _replica.entered(None):
-            return local.from_function(value_fn, self.layout, unwrap=self._unwraps)
+            return local.make_from_function(value_fn, self.layout, unwrap=self._unwraps)
 
     # Whether shapes are known when a program is made for the devices, as XLA on TPUs needs.
     _requires_static_shapes = False
@@ -555,7 +555,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.experimental_distribute_dataset`.
         """
-        check_across(self, "experimental_distribute_dataset", BEFORE)
+        check_across(self, "experimental_distribute_dataset", CALL_BEFORE_RUN)
         return data.distribute_dataset(dataset, self.layout, options, check_context=check_next)
 
     @final
@@ -597,10 +597,10 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.distribute_datasets_from_function`.
         """
-        check_across(self, "distribute_datasets_from_function", BEFORE)
+        check_across(self, "distribute_datasets_from_function", CALL_BEFORE_RUN)
         is_callable("distribute_datasets_from_function", dataset_fn, "dataset_fn")
         options = data.checked_options("distribute_datasets_from_function", options)
-        if self._unwraps and _asks_per_replica(options):
+        if self._unwraps and _is_per_replica_input(options):
             raise UnsupportedError(
                 f"{type(self).__name__}.distribute_datasets_from_function was given "
                 "InputReplicationMode.PER_REPLICA, and it has one replica.\n\n"
@@ -638,6 +638,6 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         return f"{type(self).__name__}({self.layout!r})"
 
 
-def _asks_per_replica(options: data.InputOptions | None) -> bool:
+def _is_per_replica_input(options: data.InputOptions | None) -> bool:
     mode = data.InputReplicationMode.PER_REPLICA
     return options is not None and options.experimental_replication_mode is mode

@@ -1,14 +1,52 @@
 """Which strategy, and which side of it, the caller is in."""
 
+import contextlib
 import functools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NoReturn, final
 
-from jaxdist import _replica
+import jax
+
+from jaxdist import _mesh, _replica
 from jaxdist._replica import ReplicaContext
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.default import DefaultStrategy
+from jaxdist._strategies.where_called import refuse_mixing
 from jaxdist._validate import check_instance, shown
 from jaxdist.errors import ContextError, MixedStrategyError
+
+
+@final
+class DefaultStrategy(Strategy):
+    """One replica on JAX's default device; `get_strategy()` outside every scope."""
+
+    @property
+    def _unwraps(self) -> bool:
+        return True
+
+    def __init__(self) -> None:
+        self._set_up(_mesh.build([jax.local_devices()[0]]))
+
+    @contextlib.contextmanager
+    def _in_scope(self) -> Iterator[Strategy]:
+        """A block in which nothing changes; refused under another strategy's scope."""
+        frame = _replica.current_frame()
+        if frame is not None and frame.strategy is not self:
+            refuse_mixing(self, "scope", frame)
+        yield self
+
+    def __copy__(self) -> NoReturn:
+        raise _make_copy_error("copy.copy")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise _make_copy_error("copy.deepcopy")
+
+
+def _make_copy_error(copy: str) -> ContextError:
+    return ContextError(
+        f"{copy} was called on the DefaultStrategy.\n\n"
+        "The default strategy is one object for the whole process.\n\n"
+        "Use jaxdist.get_strategy() wherever it is needed."
+    )
 
 
 @functools.cache

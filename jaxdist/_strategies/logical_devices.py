@@ -25,53 +25,55 @@ from jaxdist._values import (
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 
-_WHOLE = (PerReplica, Sharded, Variable)
+_LEAF_TYPES = (PerReplica, Sharded, Variable)
 
 
 def split(strategy: Any, caller: str, value: PyTree, partition_dimensions: Any) -> PyTree:
     """Every leaf of `value` in parts over the logical devices."""
-    parts = _checked_parts(caller, partition_dimensions)
+    parts = _validate_parts(caller, partition_dimensions)
     layout: ReplicaMesh = strategy.layout
 
     def check(name: str, shape: tuple[int, ...], dtype: Any) -> tuple[int, ...]:
         check_parts(f"{caller}: {name}, {dtype}{list(shape)},", shape, parts, layout.num_logical)
         return parts
 
-    return _each(strategy, caller, value, check)
+    return _map_leaves(strategy, caller, value, check)
 
 
 def replicate(strategy: Any, caller: str, value: PyTree) -> PyTree:
     """Every leaf of `value` whole on each of the logical devices."""
-    return _each(strategy, caller, value, lambda _, shape, __: (1,) * len(shape))
+    return _map_leaves(strategy, caller, value, lambda _, shape, __: (1,) * len(shape))
 
 
 def assign(strategy: Any, caller: str, value: PyTree, device: Any) -> PyTree:
     """Every leaf of `value` computed on one logical device."""
-    number = _checked_device(strategy, caller, device)
-    layout = _layout_here(strategy, caller)
+    number = _validate_device(strategy, caller, device)
+    layout = _require_layout(strategy, caller)
 
     def one(path: Any, leaf: Any) -> Any:
         name = "tensor" + jax.tree_util.keystr(path)
         if isinstance(leaf, (PerReplica, Sharded)):
-            raise _not_an_array(caller, name, leaf)
+            raise _make_type_error(caller, name, leaf)
         array = _as_array(caller, name, leaf.value() if isinstance(leaf, Variable) else leaf)
         return array if layout.num_logical == 1 else assigned(array, number)
 
-    return jax.tree_util.tree_map_with_path(one, value, is_leaf=lambda x: isinstance(x, _WHOLE))
+    return jax.tree_util.tree_map_with_path(
+        one, value, is_leaf=lambda x: isinstance(x, _LEAF_TYPES)
+    )
 
 
 def on_logical_device(
     strategy: Any, caller: str, device: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator that puts calls of a function on one logical device."""
-    number = _checked_device(strategy, caller, device)
+    number = _validate_device(strategy, caller, device)
 
     def decorated(fn: Callable[..., Any]) -> Callable[..., Any]:
         is_callable(caller, fn)
         placed = on_device(fn, number)
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            layout = _layout_here(strategy, caller)
+            layout = _require_layout(strategy, caller)
             return (fn if layout.num_logical == 1 else placed)(*args, **kwargs)
 
         return called
@@ -79,7 +81,7 @@ def on_logical_device(
     return decorated
 
 
-def _checked_device(strategy: Any, caller: str, device: Any) -> int:
+def _validate_device(strategy: Any, caller: str, device: Any) -> int:
     count = strategy.layout.num_logical
     is_number = isinstance(device, (int, np.integer)) and not isinstance(device, bool)
     if not is_number:
@@ -108,8 +110,8 @@ def _checked_device(strategy: Any, caller: str, device: Any) -> int:
     return int(device)
 
 
-def _layout_here(strategy: Any, caller: str) -> ReplicaMesh:
-    layout = layout_in_step(strategy, caller)
+def _require_layout(strategy: Any, caller: str) -> ReplicaMesh:
+    layout = find_layout_in_step(strategy, caller)
     if layout is None:
         raise ContextError(
             f"{caller} was called outside of a step.\n\n"
@@ -121,7 +123,7 @@ def _layout_here(strategy: Any, caller: str) -> ReplicaMesh:
     return layout
 
 
-def layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
+def find_layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
     """The layout of the step that is being traced around the caller, or None outside of steps.
 
     `check_gradients` runs a step of this strategy on one device.
@@ -148,48 +150,52 @@ def layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
 Check = Callable[[str, tuple[int, ...], Any], tuple[int, ...]]
 
 
-def _each(strategy: Any, caller: str, value: PyTree, check: Check) -> PyTree:
-    inside = layout_in_step(strategy, caller)
+def _map_leaves(strategy: Any, caller: str, value: PyTree, check: Check) -> PyTree:
+    inside = find_layout_in_step(strategy, caller)
 
     def one(path: Any, leaf: Any) -> Any:
         name = "tensor" + jax.tree_util.keystr(path)
         if isinstance(leaf, Variable):
             leaf = leaf.value()
         if inside is not None:
-            return _marked(caller, name, leaf, check, inside)
-        return _placed(caller, name, leaf, check, strategy.layout)
+            return _constrain_in_step(caller, name, leaf, check, inside)
+        return _place_outside_step(caller, name, leaf, check, strategy.layout)
 
-    return jax.tree_util.tree_map_with_path(one, value, is_leaf=lambda x: isinstance(x, _WHOLE))
+    return jax.tree_util.tree_map_with_path(
+        one, value, is_leaf=lambda x: isinstance(x, _LEAF_TYPES)
+    )
 
 
-def _marked(caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh) -> Any:
+def _constrain_in_step(caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh) -> Any:
     if isinstance(leaf, (PerReplica, Sharded)):
-        raise _not_an_array(caller, name, leaf)
+        raise _make_type_error(caller, name, leaf)
     array = _as_array(caller, name, leaf)
     parts = check(name, array.shape, array.dtype)
     return array if layout.num_logical == 1 else laid_out(array, parts, layout)
 
 
-def _placed(caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh) -> Any:
+def _place_outside_step(
+    caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh
+) -> Any:
     if isinstance(leaf, Sharded):
-        raise _not_an_array(caller, name, leaf)
+        raise _make_type_error(caller, name, leaf)
     if isinstance(leaf, PerReplica):
         leaf = checked_per_replica(name, leaf, layout)
         scalars = leaf.form is Form.SCALARS
-        rows = _of_each_replica(caller, name, leaf.array, check, layout, scalars=scalars)
+        rows = _place_rows(caller, name, leaf.array, check, layout, scalars=scalars)
         shared = layout.replicas_per_place
         return PerReplica.of_global(rows, scalars=scalars, replicas_per_shard=shared)
     if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         leaf = np.asarray(leaf)
         if not _is_numeric(leaf.dtype):
-            raise _not_an_array(caller, name, leaf)
+            raise _make_type_error(caller, name, leaf)
     if placement_of(leaf, layout).kind is Kind.PER_REPLICA:
-        return _of_each_replica(caller, name, leaf, check, layout, scalars=False)
+        return _place_rows(caller, name, leaf, check, layout, scalars=False)
     parts = check(name, leaf.shape, leaf.dtype)
     return _put(caller, name, leaf, parts, layout.tiles(parts), layout)
 
 
-def _of_each_replica(
+def _place_rows(
     caller: str, name: str, array: Any, check: Check, layout: ReplicaMesh, *, scalars: bool
 ) -> Any:
     """The rows of the replicas, those of each over its own logical devices."""
@@ -236,7 +242,7 @@ def _put(
     return jax.device_put(array, sharding)
 
 
-def _checked_parts(caller: str, given: Any) -> tuple[int, ...]:
+def _validate_parts(caller: str, given: Any) -> tuple[int, ...]:
     entries = given.tolist() if isinstance(given, np.ndarray) else given
     if not isinstance(entries, (list, tuple)) or not all(
         isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in entries
@@ -258,7 +264,7 @@ def check_parts(
             f"{what} has {len(shape)} dim(s), and partition_dimensions={list(parts)} is for "
             f"{len(parts)}.\n\n"
             "There is one number for each dim, 1 for a dim that is not split.\n\n"
-            f"{_for_instance(shape, num_logical)}"
+            f"{_suggest_parts(shape, num_logical)}"
         )
     for dim, (size, count) in enumerate(zip(shape, parts, strict=True)):
         if count < 1:
@@ -266,14 +272,14 @@ def check_parts(
                 f"{what} has {size} element(s) in dim {dim}, and "
                 f"partition_dimensions={list(parts)} wants {count} parts of dim {dim}.\n\n"
                 "A dim is split into one part (not at all) or more.\n\n"
-                f"{_for_instance(shape, num_logical)}"
+                f"{_suggest_parts(shape, num_logical)}"
             )
         if size < count:
             raise ShapeError(
                 f"{what} has {size} element(s) in dim {dim}, and "
                 f"partition_dimensions={list(parts)} splits it into {count} parts.\n\n"
                 "No part may be empty.\n\n"
-                f"{_for_instance(shape, num_logical)}"
+                f"{_suggest_parts(shape, num_logical)}"
             )
     product = math.prod(parts)
     if product != num_logical:
@@ -282,11 +288,11 @@ def check_parts(
             f"partition_dimensions={list(parts)}, and a replica has {num_logical} logical "
             "device(s).\n\n"
             "Each logical device gets one part.\n\n"
-            f"{_for_instance(shape, num_logical)}"
+            f"{_suggest_parts(shape, num_logical)}"
         )
 
 
-def _for_instance(shape: tuple[int, ...], num_logical: int) -> str:
+def _suggest_parts(shape: tuple[int, ...], num_logical: int) -> str:
     """A split that fits, along the largest dim."""
     largest = max(range(len(shape)), key=shape.__getitem__, default=None)
     if largest is None or shape[largest] < num_logical:
@@ -301,7 +307,7 @@ def _for_instance(shape: tuple[int, ...], num_logical: int) -> str:
 def _as_array(caller: str, name: str, leaf: Any) -> jax.Array:
     is_array = isinstance(leaf, jax.Array) or hasattr(leaf, "__jax_array__")
     if not is_array and not _is_numeric(np.asarray(leaf).dtype):
-        raise _not_an_array(caller, name, leaf)
+        raise _make_type_error(caller, name, leaf)
     return jnp.asarray(leaf)
 
 
@@ -309,7 +315,7 @@ def _is_numeric(dtype: Any) -> bool:
     return dtype == np.bool_ or jnp.issubdtype(dtype, np.number)
 
 
-def _not_an_array(caller: str, name: str, leaf: Any) -> ArgumentTypeError:
+def _make_type_error(caller: str, name: str, leaf: Any) -> ArgumentTypeError:
     kind = type(leaf).__name__
     what = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"of type {kind}"
     return ArgumentTypeError(

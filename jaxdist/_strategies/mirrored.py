@@ -10,7 +10,7 @@ from jaxdist import _mesh as meshes
 from jaxdist._collectives import communication_of
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.deterministic import with_virtual_replicas
+from jaxdist._strategies.deterministic import add_virtual_replicas
 from jaxdist._strategies.processes import check_one_process
 from jaxdist.errors import ArgumentError
 
@@ -85,7 +85,7 @@ class MirroredStrategy(Strategy):
                 )
             layout = meshes.adopt(mesh, replica_axes)
             check_one_process("MirroredStrategy", layout, were_chosen=True)
-            layout = with_virtual_replicas("MirroredStrategy", layout, deterministic)
+            layout = add_virtual_replicas("MirroredStrategy", layout, deterministic)
             self._set_up(layout, communication)
             return
         if replica_axes is not None:
@@ -101,5 +101,5 @@ class MirroredStrategy(Strategy):
         named = runtime.distinct_devices("MirroredStrategy", given)
         layout = meshes.build(named or runtime.default_devices())
         check_one_process("MirroredStrategy", layout, were_chosen=bool(named))
-        layout = with_virtual_replicas("MirroredStrategy", layout, deterministic)
+        layout = add_virtual_replicas("MirroredStrategy", layout, deterministic)
         self._set_up(layout, communication)

@@ -8,7 +8,7 @@ from jaxdist import _mesh
 from jaxdist._collectives import communication_of
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.deterministic import with_virtual_replicas
+from jaxdist._strategies.deterministic import add_virtual_replicas
 from jaxdist._strategies.processes import check_one_process
 
 
@@ -50,7 +50,7 @@ class OneDeviceStrategy(Strategy):
     ) -> None:
         layout = _mesh.build([runtime.device_from_name(device, "OneDeviceStrategy(device=...)")])
         check_one_process("OneDeviceStrategy", layout, were_chosen=True)
-        layout = with_virtual_replicas("OneDeviceStrategy", layout, deterministic)
+        layout = add_virtual_replicas("OneDeviceStrategy", layout, deterministic)
         self._set_up(
             layout, communication_of("OneDeviceStrategy", None, options, experimental_hints)
         )

@@ -8,7 +8,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist.errors import SeveralProcessesError
 
 _LOG = logging.getLogger("jaxdist")
-_UNTIL_THEN = (
+_INSTEAD = (
     "MultiWorkerMirroredStrategy, which trains with all processes, is not there yet. Until then: "
     "one process with all devices of the machine (each sees all of them when it is started alone), "
 )
@@ -36,21 +36,21 @@ def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) ->
             f"{count}.\n\n"
             f"{caller} works on the devices of one process: datasets, variables and values that "
             "each process makes for itself would differ between them.\n\n"
-            f"{_UNTIL_THEN}or, for a strategy of this process alone, its own devices: "
-            f"{_own(caller)}."
+            f"{_INSTEAD}or, for a strategy of this process alone, its own devices: "
+            f"{_format_own_devices(caller)}."
         )
     if not were_chosen:
         raise SeveralProcessesError(
             f"{caller}() was made in process {me} of a job of {count} processes, and works on the "
             "devices of this process alone.\n\n"
             f"Each of the {count} processes would train its own model, without the batches of the "
-            f"others.\n\n{_UNTIL_THEN}or, where each process is meant to work on its own, "
-            f"its devices by name: {_own(caller)}."
+            f"others.\n\n{_INSTEAD}or, where each process is meant to work on its own, "
+            f"its devices by name: {_format_own_devices(caller)}."
         )
-    say_alone(caller)
+    warn_if_alone(caller)
 
 
-def say_alone(caller: str) -> None:
+def warn_if_alone(caller: str) -> None:
     """Log that a strategy of this process is one of several, where that is so."""
     count = jax.process_count()
     if count > 1:
@@ -64,6 +64,6 @@ def say_alone(caller: str) -> None:
         )
 
 
-def _own(caller: str) -> str:
+def _format_own_devices(caller: str) -> str:
     one = caller == "OneDeviceStrategy"
     return f"{caller}(jax.local_devices(){'[0]' if one else ''})"

@@ -18,7 +18,7 @@ class Scope(contextlib.ContextDecorator, Generic[T]):
 
     def __init__(self, enter: Callable[[], contextlib.AbstractContextManager[T]]) -> None:
         self._enter = enter
-        self._here = threading.local()
+        self._local = threading.local()
 
     def __enter__(self) -> T:
         block = self._enter()
@@ -37,7 +37,7 @@ class Scope(contextlib.ContextDecorator, Generic[T]):
     @property
     def _entered(self) -> list[contextlib.AbstractContextManager[T]]:
         """The blocks of this thread that were entered and not left, the last one at the end."""
-        if not hasattr(self._here, "entered"):
-            self._here.entered = []
-        entered: list[contextlib.AbstractContextManager[T]] = self._here.entered
+        if not hasattr(self._local, "entered"):
+            self._local.entered = []
+        entered: list[contextlib.AbstractContextManager[T]] = self._local.entered
         return entered

@@ -7,7 +7,7 @@ from jaxdist import _mesh as meshes
 from jaxdist._collectives import communication_of
 from jaxdist._strategies import logical_devices
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.processes import say_alone
+from jaxdist._strategies.processes import warn_if_alone
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, shown
 from jaxdist.cluster_resolver import TPUClusterResolver
@@ -74,7 +74,7 @@ class TPUStrategy(Strategy):
         system = system_of(
             resolver.tpu_name, f"TPUStrategy(tpu_cluster_resolver={tpu_cluster_resolver!r})"
         )
-        assignment = _checked(resolver, system, experimental_device_assignment)
+        assignment = _validate_assignment(resolver, system, experimental_device_assignment)
         self._resolver, self._assignment = resolver, assignment
         grid = system.device_grid(assignment.core_assignment)
         described = resolver.tpu_name if system.is_described else None
@@ -85,7 +85,7 @@ class TPUStrategy(Strategy):
             spmd=spmd,
         )
         if described is None and layout.is_local:
-            say_alone("TPUStrategy")
+            warn_if_alone("TPUStrategy")
         self._set_up(layout, communication_of("TPUStrategy", None, options, experimental_hints))
 
     _requires_static_shapes = True
@@ -315,7 +315,7 @@ def check_assignment(name: str, assignment: Any) -> None:
         )
 
 
-def _checked(
+def _validate_assignment(
     resolver: TPUClusterResolver, system: TPUSystem, assignment: DeviceAssignment | None
 ) -> DeviceAssignment:
     if assignment is None:

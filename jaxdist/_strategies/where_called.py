@@ -7,10 +7,10 @@ from jaxdist._strategies.properties import StrategyProperties
 from jaxdist._values import current_binding
 from jaxdist.errors import ContextError, InputContextError, MixedStrategyError
 
-BEFORE = "Call it before strategy.run, and pass what it gives as an argument of the step."
+CALL_BEFORE_RUN = "Call it before strategy.run, and pass what it gives as an argument of the step."
 
 
-def instead(method: str) -> str:
+def advise_replica_method(method: str) -> str:
     """The advice to use this method of the replica."""
     return f"Inside a replica use jaxdist.get_replica_context().{method}, or merge_call."
 
@@ -23,14 +23,14 @@ def refuse_mixing(strategy: StrategyProperties, what: str, frame: _replica.Frame
     """
     raise MixedStrategyError(
         f"{type(strategy).__name__}.{what} was called {frame.describe()}.\n\n"
-        f"{_apart(strategy, frame.strategy)}\n\n"
+        f"{_explain_conflict(strategy, frame.strategy)}\n\n"
         f"Leave the scope of that {type(frame.strategy).__name__} first (or call "
         "jaxdist.experimental_set_strategy(None) if it was set that way), or use "
         "jaxdist.get_strategy() inside it."
     )
 
 
-def _apart(called: StrategyProperties, current: StrategyProperties) -> str:
+def _explain_conflict(called: StrategyProperties, current: StrategyProperties) -> str:
     """What tells the strategy of a call from the current one."""
     if repr(called) == repr(current):
         return (
@@ -58,7 +58,7 @@ def check_across(strategy: StrategyProperties, what: str, remedy: str) -> _repli
     if frame.strategy is not strategy:
         refuse_mixing(strategy, what, frame)
     if frame.replica is not None:
-        _refuse_here(strategy, what, frame, remedy)
+        _refuse_context(strategy, what, frame, remedy)
     return frame
 
 
@@ -75,7 +75,7 @@ def check_scope(strategy: StrategyProperties) -> None:
     if frame.strategy is not strategy:
         refuse_mixing(strategy, "scope", frame)
     if frame.inside_step:
-        _refuse_here(strategy, "scope", frame, "Enter the scope outside strategy.run.")
+        _refuse_context(strategy, "scope", frame, "Enter the scope outside strategy.run.")
 
 
 def check_run(strategy: StrategyProperties) -> _replica.Frame | None:
@@ -95,7 +95,7 @@ def check_run(strategy: StrategyProperties) -> _replica.Frame | None:
         refuse_mixing(strategy, "run", frame)
     if frame.replica is not None:
         remedy = "A step cannot start another; call the function itself: fn(*args)."
-        _refuse_here(strategy, "run", frame, remedy)
+        _refuse_context(strategy, "run", frame, remedy)
     return frame if frame.in_merge else None
 
 
@@ -108,7 +108,7 @@ def check_lower(strategy: StrategyProperties) -> None:
     """
     frame = check_run(strategy)
     if frame is not None:
-        _refuse_here(strategy, "lower", frame, "Call it outside strategy.run.")
+        _refuse_context(strategy, "lower", frame, "Call it outside strategy.run.")
 
 
 def check_not_in_function(strategy: StrategyProperties, what: str) -> None:
@@ -141,7 +141,7 @@ def check_next() -> None:
     )
 
 
-def _refuse_here(
+def _refuse_context(
     strategy: StrategyProperties, what: str, frame: _replica.Frame, remedy: str
 ) -> NoReturn:
     raise ContextError(

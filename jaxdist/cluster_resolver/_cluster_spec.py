@@ -42,7 +42,9 @@ class ClusterSpec:
                 "cluster is a dict from jobs to tasks.\n\nPass for instance {'worker': "
                 "['host0:2222', 'host1:2222']}."
             )
-        self._jobs = {str(job): dict(_tasks(str(job), tasks)) for job, tasks in cluster.items()}
+        self._jobs = {
+            str(job): dict(_parse_tasks(str(job), tasks)) for job, tasks in cluster.items()
+        }
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
         """Jobs as lists of addresses; as dicts where the numbers of the tasks have gaps.
@@ -73,7 +75,7 @@ class ClusterSpec:
             >>> jaxdist.cluster_resolver.ClusterSpec({"worker": ["a:1", "b:1"]}).num_tasks("worker")
             2
         """
-        return len(self._of("num_tasks", job_name))
+        return len(self._get_tasks("num_tasks", job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
         """Numbers of the tasks of a job, in order.
@@ -85,7 +87,7 @@ class ClusterSpec:
             >>> jaxdist.cluster_resolver.ClusterSpec({"ps": {3: "c:1"}}).task_indices("ps")
             [3]
         """
-        return sorted(self._of("task_indices", job_name))
+        return sorted(self._get_tasks("task_indices", job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
         """The address of a task.
@@ -99,7 +101,7 @@ class ClusterSpec:
             'b:1'
         """
         caller = "ClusterSpec.task_address"
-        tasks = self._of("task_address", job_name)
+        tasks = self._get_tasks("task_address", job_name)
         task_index = as_integer(
             caller, "task_index", task_index, remedy=f"Pass one of {sorted(tasks)}."
         )
@@ -121,7 +123,7 @@ class ClusterSpec:
             >>> jaxdist.cluster_resolver.ClusterSpec({"ps": {1: "c:1"}}).job_tasks("ps")
             [None, 'c:1']
         """
-        tasks = self._of("job_tasks", job_name)
+        tasks = self._get_tasks("job_tasks", job_name)
         if not tasks:
             raise NotFoundError(
                 f"ClusterSpec.job_tasks was given job_name={job_name!r}, and this job has no tasks."
@@ -130,7 +132,7 @@ class ClusterSpec:
             )
         return [tasks.get(i) for i in range(max(tasks) + 1)]
 
-    def _of(self, method: str, job_name: str) -> dict[int, str]:
+    def _get_tasks(self, method: str, job_name: str) -> dict[int, str]:
         caller = f"ClusterSpec.{method}"
         remedy = f"Pass one of {self.jobs}."
         check_instance(caller, "job_name", job_name, str, "the name of a job", remedy)
@@ -160,9 +162,9 @@ class ClusterSpec:
         return f"ClusterSpec({{{', '.join(f'{job!r}: {jobs[job]!r}' for job in sorted(jobs))}}})"
 
 
-def _tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
+def _parse_tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
     if isinstance(tasks, Mapping):
-        pairs = [(_number(job, i), address) for i, address in tasks.items()]
+        pairs = [(_parse_index(job, i), address) for i, address in tasks.items()]
     elif isinstance(tasks, (list, tuple)):
         pairs = list(enumerate(tasks))
     else:
@@ -180,7 +182,7 @@ def _tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
         yield index, address
 
 
-def _number(job: str, index: Any) -> int:
+def _parse_index(job: str, index: Any) -> int:
     try:
         return int(index)
     except (TypeError, ValueError):

@@ -54,7 +54,7 @@ def experimental_connect_to_cluster(
         task_index = as_integer(caller, "task_index", task_index, least=0)
     if chips.is_connected():
         return
-    tasks = _in_order(resolver)
+    tasks = _list_training_tasks(resolver)
     if getattr(resolver, "tpu_name", None) == "local":
         hosts = [job for job, _ in tasks if job == resolver.task_type]
         if len(hosts) > 1 or int(os.environ.get("MEGASCALE_NUM_SLICES") or 1) > 1:
@@ -86,7 +86,7 @@ def _own(task_index: int | None, task_id: int | None) -> int | None:
     return task_id if task_index is None else task_index
 
 
-def _in_order(resolver: ClusterResolver) -> dict[tuple[Any, Any], str]:
+def _list_training_tasks(resolver: ClusterResolver) -> dict[tuple[Any, Any], str]:
     """Addresses of the tasks that train together: the chief first, then the workers."""
     spec = resolver.cluster_spec()
     jobs = dict.fromkeys(["chief", resolver.task_type or "worker", "worker"])

@@ -8,7 +8,7 @@ from jaxdist._validate import as_integer, check_instance, tell_without_effect
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 
 
-def tell_unused(config_proto: Any, task_type: Any = None, task_id: Any = None) -> None:
+def log_unused_arguments(config_proto: Any, task_type: Any = None, task_id: Any = None) -> None:
     """Log once which arguments of `num_accelerators` have no effect, if they were given."""
     if config_proto is not None:
         tell_without_effect("num_accelerators", "config_proto", "JAX has no sessions")
@@ -64,7 +64,7 @@ class ClusterResolver(abc.ABC):
             task_id: The number of the task, which is its process.
             config_proto: Settings of a TensorFlow session; JAX has none, and it changes nothing.
         """
-        tell_unused(config_proto)
+        log_unused_arguments(config_proto)
         return chips.accelerators(None if task_type is None else task_id)
 
     @property

@@ -8,8 +8,8 @@ from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import (
     ClusterResolver,
     check_task,
+    log_unused_arguments,
     master_url,
-    tell_unused,
 )
 from jaxdist.errors import ArgumentTypeError
 
@@ -112,7 +112,7 @@ class SimpleClusterResolver(ClusterResolver):
     ) -> dict[str, int]:
         """The numbers that it was told."""
         check_task(f"{_CALLER}.num_accelerators", task_type, task_id)
-        tell_unused(config_proto, task_type, task_id)
+        log_unused_arguments(config_proto, task_type, task_id)
         return dict(self._num_accelerators)
 
     @property

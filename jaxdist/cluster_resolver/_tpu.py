@@ -10,8 +10,8 @@ from jaxdist.cluster_resolver._connect import experimental_connect_to_cluster
 from jaxdist.cluster_resolver._resolver import (
     ClusterResolver,
     check_task,
+    log_unused_arguments,
     master_url,
-    tell_unused,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
 from jaxdist.tpu import TPUSystem, slice_of, system_of, topology_of_bytes
@@ -101,9 +101,9 @@ class TPUClusterResolver(ClusterResolver):
         for name in without_effect:
             why = "the TPU is that of this machine, and no Cloud service is asked"
             tell_without_effect("TPUClusterResolver", name, why)
-        self._name = _checked_name(tpu, os.environ)
+        self._name = _resolve_name(tpu, os.environ)
         self._task_type = job_name
-        self._task_id = _own_number(os.environ)
+        self._task_id = _find_task_id(os.environ)
         self._coordinator = (coordinator_name, coordinator_address)
         self._topology: Topology | None = None
 
@@ -164,7 +164,7 @@ class TPUClusterResolver(ClusterResolver):
         They stand in `TPU_PROCESS_ADDRESSES` or `TPU_WORKER_HOSTNAMES`. With a
         `coordinator_name`, also that job.
         """
-        hosts = _hosts(os.environ) if self.is_local else []
+        hosts = _list_hosts(os.environ) if self.is_local else []
         name, address = self._coordinator
         jobs: dict[str, list[str]] = {}
         if len(hosts) > 1 and self.task_type:
@@ -232,7 +232,7 @@ class TPUClusterResolver(ClusterResolver):
         config_proto: Any = None,
     ) -> dict[str, int]:
         """Number of TPU cores of each host; all hosts have equally many."""
-        tell_unused(config_proto, task_type, task_id)
+        log_unused_arguments(config_proto, task_type, task_id)
         check_task("TPUClusterResolver.num_accelerators", task_type, task_id)
         return {"TPU": self.tpu_system.topology.num_tpus_per_task}
 
@@ -250,7 +250,7 @@ def _is_default(credentials: Any) -> bool:
     return isinstance(credentials, str) and credentials == "default"
 
 
-def _checked_name(tpu: Any, environ: Mapping[str, str]) -> str:
+def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
     if tpu is not None and not isinstance(tpu, str):
         raise ArgumentTypeError(
             f"TPUClusterResolver was given tpu={shown(tpu)}.\n\ntpu is a text or None.\n\n"
@@ -283,12 +283,12 @@ def _checked_name(tpu: Any, environ: Mapping[str, str]) -> str:
     )
 
 
-def _hosts(environ: Mapping[str, str]) -> list[str]:
+def _list_hosts(environ: Mapping[str, str]) -> list[str]:
     listed = environ.get("TPU_PROCESS_ADDRESSES") or environ.get("TPU_WORKER_HOSTNAMES") or ""
     return [host.strip().split(":")[0] for host in listed.split(",") if host.strip()]
 
 
-def _own_number(environ: Mapping[str, str]) -> int:
+def _find_task_id(environ: Mapping[str, str]) -> int:
     for name in ("TPU_WORKER_ID", "CLOUD_TPU_TASK_ID"):
         if environ.get(name, "").isdigit():
             return int(environ[name])

@@ -8,8 +8,8 @@ import numpy as np
 from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CoordinateError, TopologyError
 from jaxdist.tpu import _build
-from jaxdist.tpu._order_mode import DeviceOrderMode
-from jaxdist.tpu._topology import Topology, check_job, integers, topology_of_bytes
+from jaxdist.tpu._options import DeviceOrderMode
+from jaxdist.tpu._topology import Topology, as_integers, check_job, topology_of_bytes
 
 # The core assignment of one replica on one core.
 SINGLE_CORE_ASSIGNMENT: Final = [[[0, 0, 0, 0]]]
@@ -48,7 +48,7 @@ class DeviceAssignment:
 
     def __init__(self, topology: Topology, core_assignment: Any) -> None:
         _check_topology("DeviceAssignment", topology)
-        cores = integers("DeviceAssignment: core_assignment", core_assignment)
+        cores = as_integers("DeviceAssignment: core_assignment", core_assignment)
         if cores.ndim != 3 or cores.shape[2] != topology.mesh_rank:
             raise TopologyError(
                 f"DeviceAssignment: core_assignment has shape {list(cores.shape)}.\n\n"
@@ -57,12 +57,12 @@ class DeviceAssignment:
             )
         self._topology = topology
         self._cores = cores
-        self._check_places()
+        self._check_cores()
 
-    def _check_places(self) -> None:
+    def _check_cores(self) -> None:
         """Every core is there, and runs one logical device."""
         places = self._cores.reshape(-1, self._cores.shape[2])
-        if _are_all_there(self._topology, places):
+        if _are_distinct_and_present(self._topology, places):
             return
         seen: dict[tuple[int, ...], tuple[int, int]] = {}
         for replica, logical in np.ndindex(*self._cores.shape[:2]):
@@ -137,7 +137,7 @@ class DeviceAssignment:
                 f"{', '.join(f'DeviceOrderMode.{m.name} ({m.value})' for m in DeviceOrderMode)}."
                 "\n\nPass one of them, or leave it out for AUTO."
             ) from None
-        cores = _build.core_assignment(
+        cores = _build.compute_core_assignment(
             topology, computation_shape, computation_stride, num_replicas, mode
         )
         return DeviceAssignment(topology, cores)
@@ -287,7 +287,7 @@ class DeviceAssignment:
         )
 
 
-def _are_all_there(topology: Topology, places: np.ndarray) -> bool:
+def _are_distinct_and_present(topology: Topology, places: np.ndarray) -> bool:
     """Whether places are inside the mesh, have devices, and are all different."""
     if not len(places):
         return True

@@ -69,7 +69,7 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
             "A TPU device has coords, core_on_chip and process_index.\n\n"
             f"{_REMEDY}"
         )
-    places = _places(devices)
+    places = _compute_coordinates(devices)
     by_task: dict[int, list[int]] = {}
     for i, device in enumerate(devices):
         by_task.setdefault(device.process_index, []).append(i)
@@ -85,9 +85,9 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     return topology, [[devices[i] for i in of_task] for of_task in tasks]
 
 
-def _places(devices: Sequence[HasPlace]) -> np.ndarray:
+def _compute_coordinates(devices: Sequence[HasPlace]) -> np.ndarray:
     """Coordinates in one mesh for all slices, `[devices, 4]`."""
-    places = np.array([(*_three(d.coords), d.core_on_chip) for d in devices], np.int32)
+    places = np.array([(*_pad_coordinates(d.coords), d.core_on_chip) for d in devices], np.int32)
     slices = np.array([getattr(d, "slice_index", None) or 0 for d in devices])
     for index in np.unique(slices):
         mine = slices == index
@@ -97,5 +97,5 @@ def _places(devices: Sequence[HasPlace]) -> np.ndarray:
     return places
 
 
-def _three(coords: Sequence[int]) -> tuple[int, ...]:
+def _pad_coordinates(coords: Sequence[int]) -> tuple[int, ...]:
     return (*coords, 0, 0)[:3]

@@ -22,12 +22,14 @@ class TopologyFields(NamedTuple):
 
 def write(fields: TopologyFields) -> bytes:
     """The message for `fields`, byte for byte what TensorFlow writes."""
-    shape, coordinates = _packed(fields.mesh_shape), _packed(fields.coordinates)
+    shape, coordinates = _pack(fields.mesh_shape), _pack(fields.coordinates)
     parts = [
-        _varint(_MESH_SHAPE << 3 | _BYTES) + _varint(len(shape)) + shape if shape else b"",
-        _number(_NUM_TASKS, fields.num_tasks),
-        _number(_DEVICES_PER_TASK, fields.devices_per_task),
-        _varint(_COORDINATES << 3 | _BYTES) + _varint(len(coordinates)) + coordinates
+        _encode_varint(_MESH_SHAPE << 3 | _BYTES) + _encode_varint(len(shape)) + shape
+        if shape
+        else b"",
+        _encode_number(_NUM_TASKS, fields.num_tasks),
+        _encode_number(_DEVICES_PER_TASK, fields.devices_per_task),
+        _encode_varint(_COORDINATES << 3 | _BYTES) + _encode_varint(len(coordinates)) + coordinates
         if coordinates
         else b"",
     ]
@@ -58,24 +60,24 @@ def _read(message: bytes) -> TopologyFields:
     shape: list[int] = []
     coordinates: list[int] = []
     numbers = {_NUM_TASKS: 0, _DEVICES_PER_TASK: 0}
-    for field, value in _fields(message):
+    for field, value in _iterate_fields(message):
         if field in (_MESH_SHAPE, _COORDINATES):
             into = shape if field == _MESH_SHAPE else coordinates
-            into += _unpacked(value) if isinstance(value, bytes) else [value]
+            into += _unpack(value) if isinstance(value, bytes) else [value]
         elif field in numbers and isinstance(value, int):
             numbers[field] = value
     return TopologyFields(shape, numbers[_NUM_TASKS], numbers[_DEVICES_PER_TASK], coordinates)
 
 
-def _packed(numbers: Iterable[int]) -> bytes:
-    return b"".join(map(_varint, numbers))
+def _pack(numbers: Iterable[int]) -> bytes:
+    return b"".join(map(_encode_varint, numbers))
 
 
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3 | _VARINT) + _varint(value) if value else b""
+def _encode_number(field: int, value: int) -> bytes:
+    return _encode_varint(field << 3 | _VARINT) + _encode_varint(value) if value else b""
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     value &= 2**64 - 1
     out = bytearray()
     while value > 0x7F:
@@ -85,14 +87,14 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _unpacked(packed: bytes) -> Iterator[int]:
+def _unpack(packed: bytes) -> Iterator[int]:
     at = 0
     while at < len(packed):
         value, at = _read_varint(packed, at)
         yield value
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _iterate_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     at = 0
     while at < len(message):
         key, at = _read_varint(message, at)

@@ -160,7 +160,9 @@ def slice_of(name: str) -> Slice:
         )
     odd = [size for size in (x, y) if size > 1 and size % 2]
     if odd:
-        nearest = ["x".join(map(str, (*_even(x, y, up), *sizes[2:]))) for up in (False, True)]
+        nearest = [
+            "x".join(map(str, (*_round_to_even(x, y, up), *sizes[2:]))) for up in (False, True)
+        ]
         raise TopologyError(
             f"tpu.slice_of was given name={name!r}, in which {odd[0]} is odd.\n\n"
             "A slice is made of hosts with 2x2 chips each.\n\n"
@@ -170,5 +172,5 @@ def slice_of(name: str) -> Slice:
     return Slice(match["generation"], (x, y, z), count)
 
 
-def _even(x: int, y: int, up: bool) -> tuple[int, ...]:
+def _round_to_even(x: int, y: int, up: bool) -> tuple[int, ...]:
     return tuple(s if s == 1 or s % 2 == 0 else s + (1 if up else -1) for s in (x, y))

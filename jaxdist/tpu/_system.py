@@ -99,13 +99,13 @@ def find(name: str, caller: str) -> TPUSystem:
         MissingExtraError: A description needs libtpu, which is not installed.
     """
     if name.startswith(VIRTUAL):
-        return _virtual(name)
-    devices = _described(name) if name.startswith(DESCRIBED) else _on_this_machine(caller)
+        return _find_virtual(name)
+    devices = _find_described(name) if name.startswith(DESCRIBED) else _find_local(caller)
     topology, grid = topology_of(devices)
     return TPUSystem(name, topology, tuple(map(tuple, grid)))
 
 
-def _virtual(name: str) -> TPUSystem:
+def _find_virtual(name: str) -> TPUSystem:
     layout = slice_of(name.removeprefix(VIRTUAL))
     cpus = chips.cpus()
     if len(cpus) < layout.num_cores:
@@ -120,7 +120,7 @@ def _virtual(name: str) -> TPUSystem:
     return TPUSystem(name, topology, tuple(tuple(cpus[c.id] for c in task) for task in grid))
 
 
-def _described(name: str) -> list[Any]:
+def _find_described(name: str) -> list[Any]:
     layout = slice_of(name.removeprefix(DESCRIBED))
     try:
         return chips.described(layout.name, layout.num_slices)
@@ -132,7 +132,7 @@ def _described(name: str) -> list[Any]:
         ) from None
 
 
-def _on_this_machine(caller: str) -> list[Any]:
+def _find_local(caller: str) -> list[Any]:
     devices, reason = chips.tpus()
     if not devices:
         raise NotFoundError(

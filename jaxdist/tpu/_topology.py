@@ -65,7 +65,7 @@ class Topology:
                     "The bytes hold mesh_shape and device_coordinates already.\n\n"
                     "Pass serialized alone, or the other two."
                 )
-            mesh_shape, device_coordinates = _parsed("Topology(serialized=...)", serialized)
+            mesh_shape, device_coordinates = _parse("Topology(serialized=...)", serialized)
         elif mesh_shape is None or device_coordinates is None:
             missing = "mesh_shape" if mesh_shape is None else "device_coordinates"
             raise ArgumentTypeError(
@@ -73,9 +73,9 @@ class Topology:
                 "It needs serialized, or mesh_shape and device_coordinates.\n\nPass for instance "
                 "Topology(mesh_shape=[1, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0]]])."
             )
-        self._mesh_shape = _checked_mesh(mesh_shape)
-        self._coordinates = _checked_coordinates(device_coordinates, self._mesh_shape)
-        self._tasks, self._ordinals = _inverted(self._mesh_shape, self._coordinates)
+        self._mesh_shape = _validate_mesh(mesh_shape)
+        self._coordinates = _validate_coordinates(device_coordinates, self._mesh_shape)
+        self._tasks, self._ordinals = _invert(self._mesh_shape, self._coordinates)
         self._missing = np.argwhere(self._tasks < 0)
         for array in (self._tasks, self._ordinals, self._missing):
             array.setflags(write=False)
@@ -147,7 +147,7 @@ class Topology:
             (array([1, 1], dtype=int32), array([0, 3], dtype=int32))
         """
         caller = "Topology.tasks_and_ordinals"
-        given = integers(f"{caller}: places", places)
+        given = as_integers(f"{caller}: places", places)
         sizes = self._mesh_shape
         if not given.ndim or given.shape[-1] != len(sizes):
             raise CoordinateError(
@@ -180,7 +180,7 @@ class Topology:
         """
         place = self.present("cpu_device_name_at_coordinates", device_coordinates)
         check_job("cpu_device_name_at_coordinates", job)
-        return f"{_job(job)}/task:{self._tasks[place]}/device:CPU:0"
+        return f"{_format_job(job)}/task:{self._tasks[place]}/device:CPU:0"
 
     def tpu_device_name_at_coordinates(
         self, device_coordinates: Sequence[int], job: str | None = None
@@ -197,7 +197,7 @@ class Topology:
         """
         place = self.present("tpu_device_name_at_coordinates", device_coordinates)
         check_job("tpu_device_name_at_coordinates", job)
-        return f"{_job(job)}/task:{self._tasks[place]}/device:TPU:{self._ordinals[place]}"
+        return f"{_format_job(job)}/task:{self._tasks[place]}/device:TPU:{self._ordinals[place]}"
 
     def serialized(self) -> bytes:
         """The topology as bytes, which TensorFlow reads as well.
@@ -213,7 +213,7 @@ class Topology:
 
     def place(self, caller: str, coordinates: Sequence[int]) -> tuple[int, ...]:
         """`coordinates` as an index into the mesh, or an error that names `caller`."""
-        given = integers(f"{caller}: device_coordinates", coordinates)
+        given = as_integers(f"{caller}: device_coordinates", coordinates)
         place = tuple(given.ravel().tolist())
         sizes = tuple(self._mesh_shape.tolist())
         if given.ndim != 1 or len(place) != len(sizes) or not _is_inside(place, sizes):
@@ -261,7 +261,7 @@ class Topology:
 
 def topology_of_bytes(caller: str, serialized: Any) -> Topology:
     """The topology of bytes that a call other than `Topology` was given."""
-    mesh_shape, coordinates = _parsed(caller, serialized)
+    mesh_shape, coordinates = _parse(caller, serialized)
     return Topology(mesh_shape=mesh_shape, device_coordinates=coordinates)
 
 
@@ -271,7 +271,7 @@ def check_job(caller: str, job: Any) -> None:
         check_text(caller, "job", job, "worker")
 
 
-def _job(job: str | None) -> str:
+def _format_job(job: str | None) -> str:
     return "" if job is None else f"/job:{job}"
 
 
@@ -279,7 +279,7 @@ def _is_inside(place: Sequence[int], sizes: Sequence[int]) -> bool:
     return all(0 <= c < size for c, size in zip(place, sizes, strict=True))
 
 
-def integers(name: str, value: Any) -> np.ndarray:
+def as_integers(name: str, value: Any) -> np.ndarray:
     """`value` as a frozen int32 array of its own, or an error that names it."""
     try:
         array = np.asarray(value)
@@ -310,8 +310,8 @@ def integers(name: str, value: Any) -> np.ndarray:
     return array
 
 
-def _checked_mesh(mesh_shape: Any) -> np.ndarray:
-    shape = integers("Topology: mesh_shape", mesh_shape)
+def _validate_mesh(mesh_shape: Any) -> np.ndarray:
+    shape = as_integers("Topology: mesh_shape", mesh_shape)
     if shape.shape != (4,) or (shape < 1).any():
         raise TopologyError(
             f"Topology: mesh_shape is {np.asarray(mesh_shape).tolist()}.\n\n"
@@ -327,8 +327,8 @@ def _checked_mesh(mesh_shape: Any) -> np.ndarray:
     return shape
 
 
-def _checked_coordinates(device_coordinates: Any, mesh_shape: np.ndarray) -> np.ndarray:
-    coordinates = integers("Topology: device_coordinates", device_coordinates)
+def _validate_coordinates(device_coordinates: Any, mesh_shape: np.ndarray) -> np.ndarray:
+    coordinates = as_integers("Topology: device_coordinates", device_coordinates)
     if coordinates.ndim != 3:
         raise CoordinateError(
             f"Topology: device_coordinates has shape {list(coordinates.shape)}.\n\n"
@@ -353,7 +353,7 @@ def _checked_coordinates(device_coordinates: Any, mesh_shape: np.ndarray) -> np.
     return coordinates
 
 
-def _inverted(mesh_shape: np.ndarray, coordinates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _invert(mesh_shape: np.ndarray, coordinates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     tasks = np.full(mesh_shape, -1, np.int32)
     ordinals = np.full(mesh_shape, -1, np.int32)
     for task, of_task in enumerate(coordinates.tolist()):
@@ -368,7 +368,7 @@ def _inverted(mesh_shape: np.ndarray, coordinates: np.ndarray) -> tuple[np.ndarr
     return tasks, ordinals
 
 
-def _parsed(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
+def _parse(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
     if not isinstance(serialized, bytes):
         raise ArgumentTypeError(
             f"{caller} was given {shown(serialized)}.\n\n"
@@ -376,7 +376,7 @@ def _parsed(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
             "Pass what Topology.serialized() returned."
         )
     fields = _serialized.read(caller, serialized)
-    rank = len(_checked_mesh(fields.mesh_shape))
+    rank = len(_validate_mesh(fields.mesh_shape))
     if fields.num_tasks < 0 or fields.devices_per_task < 0:
         raise TopologyError(
             f"{caller} holds {fields.num_tasks} tasks of "

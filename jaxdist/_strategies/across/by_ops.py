@@ -14,7 +14,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import Form, Kind, PerReplica, checked_per_replica, placement_of
 
 
-class ReducedByOps:
+class OpsReducer:
     """Reduces the per-replica leaves of one call; the others are not theirs to reduce."""
 
     def __init__(
@@ -24,7 +24,7 @@ class ReducedByOps:
         self._layout = layout
         self._options = options
 
-    def takes(self, leaf: Any) -> bool:
+    def can_reduce(self, leaf: Any) -> bool:
         """Whether `leaf` has a value for each replica."""
         if isinstance(leaf, jax.core.Tracer):
             return False
@@ -43,7 +43,7 @@ class ReducedByOps:
         counts: list[int] = [1] * len(values)
         if axis is not None:
             pairs = zip(named, values, strict=True)
-            sums = [self._summed(op, name, v, axis) for name, v in pairs]
+            sums = [self._sum_locally(op, name, v, axis) for name, v in pairs]
             values, counts = [s for s, _ in sums], [c for _, c in sums]
         placed = [
             checked_per_replica(name, v, self._layout)
@@ -56,9 +56,9 @@ class ReducedByOps:
             for name, v in given.items():
                 _collectives.check_sum(name, v, axis)
         if not own_sums:
-            placed = [_tied_to_nothing(v) for v in placed]
+            placed = [_make_uncommitted(v) for v in placed]
         across = op if axis is None else ReduceOp.SUM
-        shapes = [_local_shape(v) for v in placed]
+        shapes = [_get_local_shape(v) for v in placed]
         results = self._ops.batch_reduce(across, [(v, v) for v in placed], self._options)
         results = _collectives.checked_results(self._ops, results, shapes)
         settled = [_collectives.settled(r) for r in results]
@@ -69,11 +69,11 @@ class ReducedByOps:
     def gather(self, name: str, leaf: Any, axis: int) -> Any:
         """One leaf, by a class that says itself how values are gathered."""
         value = leaf if isinstance(leaf, PerReplica) else PerReplica.of_global(leaf)
-        value = _tied_to_nothing(value) if value.is_global else value
+        value = _make_uncommitted(value) if value.is_global else value
         found = _collectives.gathered_by(self._ops, name, value, axis, self._layout, self._options)
         return _collectives.settled(found)
 
-    def _summed(
+    def _sum_locally(
         self, op: ReduceOp, name: str, value: PerReplica, axis: Any
     ) -> tuple[PerReplica, int]:
         """The sum on each replica over dims of its value, and how many were added in all."""
@@ -90,17 +90,19 @@ class ReducedByOps:
         local = () if scalars else (whole.shape[0] // replicas, *whole.shape[1:])
         on = _collectives.reduced_dims(name, jax.ShapeDtypeStruct(local, whole.dtype), axis)
         dtype = _collectives.result_dtype(op, whole.dtype)
-        sums = _local_sums(self._layout)(whole, (replicas, *local), tuple(d + 1 for d in on), dtype)
+        sums = _make_local_sums(self._layout)(
+            whole, (replicas, *local), tuple(d + 1 for d in on), dtype
+        )
         count = replicas * math.prod(local[d] for d in on)
         return _as_per_replica(sums, replicas), count
 
 
-def _tied_to_nothing(value: PerReplica) -> PerReplica:
+def _make_uncommitted(value: PerReplica) -> PerReplica:
     """The values as a user can put them together: JAX does so with what is tied to no device."""
     return PerReplica([_collectives.settled(x) for x in value.values])
 
 
-def _local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:
+def _get_local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:
     """What each replica has of a value."""
     first = value.values[0]
     return jax.ShapeDtypeStruct(first.shape, first.dtype)
@@ -115,7 +117,7 @@ def _as_per_replica(sums: jax.Array, replicas: int) -> PerReplica:
 
 
 @functools.lru_cache(maxsize=64)
-def _local_sums(layout: ReplicaMesh) -> Any:
+def _make_local_sums(layout: ReplicaMesh) -> Any:
     def sums(whole: Any, shape: tuple[int, ...], over: tuple[int, ...], dtype: Any) -> Any:
         return jnp.sum(whole.reshape(shape), axis=over, dtype=dtype)
 

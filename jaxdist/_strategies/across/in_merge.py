@@ -58,13 +58,13 @@ def reduce(
         name = "value" + keystr(path)
         results.append(leaf)
         if _collectives.is_slices(leaf):
-            results[number] = _reduced_slices(op, leaf, layout)
+            results[number] = _reduce_slices(op, leaf, layout)
         # A traced value that the function closed over may differ between replicas like any other.
         elif not isinstance(leaf, (PerReplica, jax.core.Tracer)):
             results[number] = _collectives.reduce_across(op, name, leaf, axis, layout)
         else:
             own = own_value(leaf, layout) if isinstance(leaf, PerReplica) else leaf
-            local[number] = _over_dims(op, name, own, axis)
+            local[number] = _reduce_dims(op, name, own, axis)
     if local:
         caller = "Strategy.reduce"
         given = list(local.values())
@@ -74,7 +74,7 @@ def reduce(
     return jax.tree.unflatten(treedef, results)
 
 
-def _over_dims(op: ReduceOp, name: str, local: Any, axis: Any) -> Any:
+def _reduce_dims(op: ReduceOp, name: str, local: Any, axis: Any) -> Any:
     """What a replica has, reduced over dims of its own."""
     _collectives.check_numeric("Strategy.reduce", name, local)
     if axis is None:
@@ -86,7 +86,7 @@ def _over_dims(op: ReduceOp, name: str, local: Any, axis: Any) -> Any:
     return jnp.sum(local, axis=dims, dtype=dtype)
 
 
-def _reduced_slices(op: ReduceOp, leaf: Any, layout: ReplicaMesh) -> Any:
+def _reduce_slices(op: ReduceOp, leaf: Any, layout: ReplicaMesh) -> Any:
     own = jax.tree.map(
         lambda x: own_value(x, layout) if isinstance(x, PerReplica) else x,
         leaf,
@@ -116,10 +116,10 @@ def gather(
         dim = _collectives.gather_dim("Strategy.gather", name, local, axis)
         return _collectives.gathered(local, dim, layout.replica_axes)
 
-    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_whole)
+    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_leaf)
 
 
-def _is_whole(x: Any) -> bool:
+def _is_leaf(x: Any) -> bool:
     return _is_per_replica(x) or _collectives.is_slices(x) or _collectives.is_sparse(x)
 
 

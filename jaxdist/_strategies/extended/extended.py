@@ -261,7 +261,7 @@ class StrategyExtended(ExtendedV1):
             `tf.distribute.StrategyExtended.update`.
         """
         caller = "StrategyExtended.update"
-        _must_be_variable(caller, var, "var")
+        _check_variable(caller, var, "var")
         is_callable(caller, fn)
         call_arguments(caller, args, kwargs)
         return self._update_copies(fn, var, args, kwargs, as_flag(caller, "group", group), caller)
@@ -292,7 +292,7 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.compat.v1.distribute.StrategyExtended.read_var`.
         """
-        _must_be_variable("StrategyExtended.read_var", v)
+        _check_variable("StrategyExtended.read_var", v)
         return v.read_value()
 
     def variable_created_in_scope(self, v: Variable) -> bool:
@@ -311,7 +311,7 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.distribute.StrategyExtended.variable_created_in_scope`.
         """
-        _must_be_variable("StrategyExtended.variable_created_in_scope", v)
+        _check_variable("StrategyExtended.variable_created_in_scope", v)
         return v.distribute_strategy is self._strategy
 
     @contextlib.contextmanager
@@ -375,7 +375,7 @@ class StrategyExtended(ExtendedV1):
         remedy = "Pass for instance var_list=[variable], or [] where there is none."
         listed = as_list(caller, "var_list", var_list, "a list of variables", remedy)
         for number, v in enumerate(listed):
-            _must_be_variable(caller, v, f"var_list[{number}]")
+            _check_variable(caller, v, f"var_list[{number}]")
         return self.worker_devices
 
     def call_for_each_replica(
@@ -412,7 +412,7 @@ class StrategyExtended(ExtendedV1):
         return f"StrategyExtended({self._strategy!r})"
 
 
-def _must_be_variable(caller: str, value: Any, name: str = "v") -> None:
+def _check_variable(caller: str, value: Any, name: str = "v") -> None:
     if not isinstance(value, Variable):
         raise ArgumentTypeError(
             f"{caller} was given {name}={shown(value)}.\n\n"

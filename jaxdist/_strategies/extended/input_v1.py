@@ -32,7 +32,7 @@ def check_per_worker(caller: str, mode: Any) -> None:
         )
 
 
-def dataset_of(
+def make_dataset_fn(
     input_fn: Callable[[InputContext], Any],
 ) -> Callable[[InputContext], Any]:
     """`input_fn` as a function of a dataset: it may also return a function of one element."""
@@ -41,13 +41,13 @@ def dataset_of(
         made = input_fn(context)
         is_function = inspect.isfunction(made) or inspect.ismethod(made)
         if is_function and not inspect.isgeneratorfunction(made):
-            return lambda: _called_again_and_again(made)
+            return lambda: _call_repeatedly(made)
         return made
 
     return dataset_fn
 
 
-def _called_again_and_again(function: Callable[[], PyTree]) -> Iterator[PyTree]:
+def _call_repeatedly(function: Callable[[], PyTree]) -> Iterator[PyTree]:
     while True:
         try:
             element = function()
@@ -56,7 +56,7 @@ def _called_again_and_again(function: Callable[[], PyTree]) -> Iterator[PyTree]:
         yield element
 
 
-def examples(caller: str, numpy_input: PyTree, session: Any) -> Examples:
+def make_examples(caller: str, numpy_input: PyTree, session: Any) -> Examples:
     """Arrays in memory as single examples."""
     if session is not None:
         tell_without_effect(caller, "session", "there are no sessions")

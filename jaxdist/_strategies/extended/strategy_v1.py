@@ -147,7 +147,7 @@ class StrategyMethodsV1:
         is_callable(caller, input_fn, "input_fn")
         input_v1.check_per_worker(caller, replication_mode)
         name = "distribute_datasets_from_function"
-        make = input_v1.dataset_of(input_fn)
+        make = input_v1.make_dataset_fn(input_fn)
         with Renamed(f"{name} was given dataset_fn", f"{caller} was given input_fn"):
             dataset = self._strategy.distribute_datasets_from_function(make)
             iterator: data.DistributedIterator = iter(dataset)
@@ -180,7 +180,9 @@ class StrategyMethodsV1:
         Source:
             `tf.compat.v1.distribute.Strategy.experimental_make_numpy_dataset`.
         """
-        return input_v1.examples("Strategy.experimental_make_numpy_dataset", numpy_input, session)
+        return input_v1.make_examples(
+            "Strategy.experimental_make_numpy_dataset", numpy_input, session
+        )
 
     def experimental_run(
         self, fn: Callable[..., Any], input_iterator: data.DistributedIterator | None = None

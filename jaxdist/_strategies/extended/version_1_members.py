@@ -12,7 +12,7 @@ from jaxdist._devices import runtime
 from jaxdist._program import UpdateOfCopies
 from jaxdist._strategies.extended import input_v1
 from jaxdist._strategies.extended.multi_step_context import MultiStepContext
-from jaxdist._strategies.where_called import BEFORE, check_across
+from jaxdist._strategies.where_called import CALL_BEFORE_RUN, check_across
 from jaxdist._typing import PyTree
 from jaxdist._validate import Noted, Renamed, as_flag, call_arguments, is_callable
 from jaxdist._values import Variable
@@ -172,7 +172,7 @@ class ExtendedV1:
             `tf.compat.v1.distribute.StrategyExtended.experimental_run_steps_on_iterator`.
         """
         caller = "StrategyExtended.experimental_run_steps_on_iterator"
-        check_across(self._strategy, "extended.experimental_run_steps_on_iterator", BEFORE)
+        check_across(self._strategy, "extended.experimental_run_steps_on_iterator", CALL_BEFORE_RUN)
         is_callable(caller, fn)
         input_v1.check_iterator(caller, "iterator", iterator)
         _check_iterations(caller, iterations)
@@ -200,7 +200,7 @@ class ExtendedV1:
         Source:
             `tf.compat.v1.distribute.StrategyExtended.experimental_make_numpy_dataset`.
         """
-        return input_v1.examples(
+        return input_v1.make_examples(
             "StrategyExtended.experimental_make_numpy_dataset", numpy_input, session
         )
 

@@ -50,7 +50,7 @@ class Strategy(_strategies.Strategy):
             reduce_op, value, axis, options, experimental_hints=experimental_hints
         )
 
-    def _run_as(self, other: _strategies.Strategy) -> None:
+    def _copy_setup(self, other: _strategies.Strategy) -> None:
         self._set_up(other.layout, other.communication)
 
 
@@ -78,7 +78,7 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str | jax.Device] | None = None,
         cross_device_ops: Any = None,
     ) -> None:
-        self._run_as(_strategies.MirroredStrategy(devices, cross_device_ops))
+        self._copy_setup(_strategies.MirroredStrategy(devices, cross_device_ops))
 
 
 @final
@@ -100,7 +100,7 @@ class OneDeviceStrategy(Strategy):
     """
 
     def __init__(self, device: str | jax.Device) -> None:
-        self._run_as(_strategies.OneDeviceStrategy(device))
+        self._copy_setup(_strategies.OneDeviceStrategy(device))
 
     @property
     def _unwraps(self) -> bool:
@@ -140,10 +140,10 @@ class TPUStrategy(Strategy):
         steps_per_run: int | None = None,
         device_assignment: DeviceAssignment | None = None,
     ) -> None:
-        self._steps_per_run = _checked_steps(steps_per_run)
+        self._steps_per_run = _validate_steps(steps_per_run)
         check_assignment("device_assignment", device_assignment)
         self._newer = _strategies.TPUStrategy(tpu_cluster_resolver, device_assignment)
-        self._run_as(self._newer)
+        self._copy_setup(self._newer)
 
     @property
     def steps_per_run(self) -> int:
@@ -171,7 +171,7 @@ class TPUStrategy(Strategy):
         return other
 
 
-def _checked_steps(steps: Any) -> int:
+def _validate_steps(steps: Any) -> int:
     if steps is None:
         return 1
     if not isinstance(steps, int) or isinstance(steps, bool):
