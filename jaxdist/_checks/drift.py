@@ -1,4 +1,4 @@
-"""Finding replicas whose copies of one value are no longer the same bits."""
+"""A check that the replicas still hold bit-equal copies of mirrored state."""
 
 import functools
 from collections import Counter
@@ -18,14 +18,14 @@ from jaxdist.errors import ArgumentError, ReplicaDriftError
 
 
 class DriftChecks:
-    """Compares checksums across the replicas of one strategy, at every n-th call."""
+    """Comparison of checksums across the replicas of one strategy, at every n-th call."""
 
     def __init__(self, layout: ReplicaMesh) -> None:
         self._layout = layout
         self._calls: Counter[Any] = Counter()
 
     def check(self, state: PyTree, every: int) -> bool:
-        """Compare, if it is the turn; whether anything was compared."""
+        """Compare the state at every `every`-th call; return whether anything was compared."""
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ArgumentError(
                 f"check_replicas was given every={every!r}.\n\n"
@@ -34,6 +34,7 @@ class DriftChecks:
             )
         plain = jax.tree.map(_extract_arrays, state, is_leaf=_is_graph)
         leaves, treedef = jax.tree_util.tree_flatten_with_path(plain, is_leaf=_is_per_replica)
+        # Calls are counted per structure: a program may check a model and an optimizer in turn.
         self._calls[treedef] += 1
         if (self._calls[treedef] - 1) % every:
             return False
@@ -52,6 +53,7 @@ class DriftChecks:
         return True
 
     def _is_mirrored(self, leaf: Any) -> bool:
+        # The checksums are copied to this host, so all shards have to be in this process.
         if not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
             return False
         if leaf.is_deleted() or not leaf.size:
@@ -74,11 +76,13 @@ def _extract_arrays(x: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(1,))
 def _compute_checksums(arrays: tuple[jax.Array, ...], layout: ReplicaMesh) -> jax.Array:
-    """Two 32-bit sums of every array, of each replica's own copy: `[R * n, 2]`."""
+    """Return two 32-bit sums of each replica's own copy of every array: `[R * n, 2]`."""
 
     def replica(*local: jax.Array) -> jax.Array:
         return jnp.stack([_compute_checksum(x) for x in local])
 
+    # The specs claim that the arrays are replicated, which is what this check doubts. With
+    # `check_vma=False` JAX does not verify it, and each device reads its own copy.
     return jax.shard_map(
         replica,
         mesh=layout.mesh,
@@ -98,7 +102,7 @@ def _compute_checksum(x: jax.Array) -> jax.Array:
         x = jnp.stack([x.real, x.imag])
     words = jax.lax.bitcast_convert_type(x.ravel(), jnp.uint8).ravel().astype(jnp.uint32)
     place = jnp.arange(words.size, dtype=jnp.uint32)
-    # The second sum depends on the order, so that two elements that changed places are seen.
+    # The second sum depends on the order, so two swapped elements change it.
     weighted = words * (place * jnp.uint32(2654435761) + jnp.uint32(1))
     return jnp.stack([words.sum(dtype=jnp.uint32), weighted.sum(dtype=jnp.uint32)])
 

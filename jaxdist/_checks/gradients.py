@@ -1,4 +1,4 @@
-"""One step on R replicas, and the same on one device with the same global batch."""
+"""`check_gradients`: a step on R replicas against the step on one device, same global batch."""
 
 import dataclasses
 import re
@@ -34,7 +34,7 @@ from jaxdist._validate import Renamed
 from jaxdist._values import Kind, PerReplica, any_variable, is_sharded, placement_of
 from jaxdist.errors import ArgumentError, ContextError, ShapeError
 
-# State of optimizers that divide by the size of past gradients.
+# Names in the state of Optax optimizers that divide by the magnitude of past gradients.
 _ADAPTIVE = frozenset({"nu", "nu_max", "v_row", "v_col", "sum_of_squares", "e_g", "e_x"})
 
 
@@ -46,7 +46,7 @@ def check_gradients(
     options: RunOptions | None,
     rtol: float,
 ) -> GradientReport:
-    """Run `fn` both ways on copies, and compare; see `Strategy.check_gradients`."""
+    """Run `fn` on the replicas and on one device, and compare; see `Strategy.check_gradients`."""
     layout: ReplicaMesh = strategy.layout
     if not isinstance(rtol, float) or not 0 < rtol < 1:
         raise ArgumentError(
@@ -63,8 +63,11 @@ def check_gradients(
             f"({layout.num_replicas}), then the same step on a MirroredStrategy."
         )
     if options is not None:
+        # The arguments are used twice, and by the caller afterwards, so nothing may be donated.
         with Renamed("strategy.run ", "Strategy.check_gradients "):
             options = checked(options)._replace(donate_argnums=())
+    # Lowering costs a trace. It is needed only to find the variables that the step uses, so it is
+    # skipped while no variable exists.
     if any_variable():
         with Renamed("strategy.lower ", "Strategy.check_gradients "):
             program = strategy.lower(fn, args, kwargs, options)
@@ -80,7 +83,7 @@ def check_gradients(
     with Renamed("strategy.run ", "Strategy.check_gradients "):
         many = strategy.run(fn, on_many.args, on_many.kwargs, options)
     twin = _make_single_device_twin(strategy)
-    # The strategy's own scope would refuse another strategy.
+    # Inside the scope of `strategy` another strategy cannot run.
     with _replica.entered(None):
         one = twin.run(fn, joined[0], joined[1], options)
     leaves = [*on_many.compare_with(on_one, rtol)]
@@ -99,6 +102,8 @@ def check_gradients(
         )
     strategies = tuple(name for name, value in closed_over(fn).items() if value is strategy)
     setting = _describe_step(args, kwargs, layout, on_many.kinds, strategies)
+    # The update of an adaptive optimizer hides a wrong scale; its state shows it. The hint about
+    # adaptive optimizers is dropped if that state was compared and is equal.
     seen = any(_ADAPTIVE & set(re.findall(r"\w+", x.name)) for x in leaves if x.is_resolved)
     if setting.is_adaptive and seen and all(not x.differs for x in leaves):
         setting = dataclasses.replace(setting, is_adaptive=False)
@@ -119,11 +124,12 @@ def _check_no_variables(program: Program) -> None:
 
 
 def _make_single_device_twin(strategy: Any) -> Any:
-    """A strategy of the same type and the same axis names on the first device alone."""
+    """Return a strategy of the same type and axis names on the first device only."""
     layout: ReplicaMesh = strategy.layout
     names = layout.mesh.axis_names
     grid = np.asarray(layout.devices[:1], dtype=object).reshape((1,) * len(names))
     mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+    # The constructor would search for devices again; the type is kept, since a step may ask for it.
     twin = object.__new__(type(strategy))
     twin._set_up(ReplicaMesh(mesh, layout.replica_axes))
     twin.stands_for = strategy
@@ -135,7 +141,7 @@ def _name(path: Any) -> str:
 
 
 def _concatenate_rows(name: str, value: PerReplica) -> Any:
-    """The rows of all replicas, one after the other."""
+    """Concatenate the rows of all replicas on dim 0."""
     is_scalar = not value.is_global and np.ndim(value.values[0]) == 0
     if not is_scalar and value.is_global:
         is_scalar = value.values[0].ndim == 0
@@ -153,7 +159,7 @@ def _concatenate_rows(name: str, value: PerReplica) -> Any:
 
 
 class _CallCopy:
-    """Arguments of a call with NNX objects of their own, so that the caller's stay as they are."""
+    """A copy of the arguments of a call; the step updates its NNX objects, not the caller's."""
 
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         flat, treedef = jax.tree_util.tree_flatten_with_path(
@@ -165,7 +171,7 @@ class _CallCopy:
             if isinstance(leaf, nnx.Pytree) and id(leaf) not in nodes:
                 nodes[id(leaf)] = leaf
                 self._names.append(_name(path))
-        # Split and merged together, so that what they share stays shared.
+        # All objects are split and merged together, so that variables they share stay shared.
         graphdef, state = nnx.split(tuple(nodes.values()))
         own_variables = jax.tree.map(lambda x: x, state)
         self._nodes: tuple[Any, ...] = nnx.merge(graphdef, own_variables)
@@ -191,17 +197,17 @@ class _CallCopy:
         return found
 
     def assemble(self) -> None:
-        """Make arrays in pieces whole, for one replica."""
+        """Assemble `Sharded` variables for one replica."""
         for _, value in nnx.iter_graph(self._nodes):
             if isinstance(value, nnx.Variable) and is_sharded(value.get_raw_value()):
                 value.set_raw_value(split_for_one_replica(value.get_raw_value()))
 
-    def compare_with(self, other: "_Copy", rtol: float) -> list[LeafComparison]:
-        """Each variable's movement here against that in `other`."""
+    def compare_with(self, other: "_CallCopy", rtol: float) -> list[LeafComparison]:
+        """Compare the movement of each variable with its movement in `other`."""
         theirs = other._values()
         groups: dict[str, list[LeafComparison]] = {}
         for name, (kind, many) in self._values().items():
-            # Batch statistics and random streams are per replica by their own rules.
+            # Batch statistics and random streams differ between replicas by design.
             if issubclass(kind, (nnx.BatchStat, nnx.RngState)):
                 continue
             before = self._before[name][1]
@@ -247,7 +253,7 @@ def _is_key(x: Any) -> bool:
 
 
 def _count_by_mask(leaves: Sequence[Any], layout: ReplicaMesh) -> tuple[int, int] | None:
-    """Real examples and rows, from a mask: a vector of booleans with a part for each replica."""
+    """Return the numbers of real examples and of rows, read from a per-replica boolean vector."""
     for leaf in leaves:
         if not is_per_replica(leaf) and not isinstance(leaf, jax.Array):
             continue

@@ -1,4 +1,4 @@
-"""Results of a step on the replicas, paired with those on one device."""
+"""Comparison of the results of a step on the replicas with its results on one device."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,14 +18,14 @@ from jaxdist.errors import ArgumentError
 def compare_results(
     given: PyTree, many: PyTree, one: PyTree, layout: ReplicaMesh, rtol: float
 ) -> tuple[list[LeafComparison], list[str]]:
-    """Each result that is the same on all replicas, and the names of the others.
+    """Compare every result that is equal on all replicas; also return the names of the others.
 
     Args:
-        given: What the step was called with.
-        many: What it returned on the replicas.
-        one: What it returned on one device.
+        given: The arguments of the step.
+        many: The results on the replicas.
+        one: The results on one device.
         layout: The replicas.
-        rtol: How far a leaf may be off.
+        rtol: The largest relative difference that counts as equal.
     """
     if _structure(many) != _structure(one):
         raise ArgumentError(
@@ -48,7 +48,7 @@ def _structure(tree: PyTree) -> Any:
 
 
 class _ResultComparer:
-    """Goes through the results, largest parts first, and finds what each part was before."""
+    """Visitor of the results, largest subtrees first; matches each subtree with an argument."""
 
     def __init__(self, given: PyTree, layout: ReplicaMesh, rtol: float) -> None:
         self._layout = layout
@@ -60,13 +60,15 @@ class _ResultComparer:
         self.not_compared: list[str] = []
 
     def _list_parts(self, tree: PyTree) -> None:
+        # Index every subtree by its structure: a step may return a part of its arguments only,
+        # for instance the new parameters out of a `TrainState`.
         leaves, treedef = jax.tree.flatten(tree, is_leaf=is_argument_leaf)
         self._parts.setdefault(treedef, []).append(leaves)
         for _, child in _children(tree, is_argument_leaf):
             self._list_parts(child)
 
     def visit(self, name: str, many: PyTree, one: PyTree) -> None:
-        """Compare one part of the results, as a whole or child by child."""
+        """Compare one subtree of the results, as a whole or child by child."""
         before = self._find_previous(many)
         children = _children(many, is_per_replica)
         if before is None and children:
@@ -76,6 +78,9 @@ class _ResultComparer:
             return
         found, rest = _pair_leaves(name, before, many, one)
         self.leaves += _compare_pairs(found, self._rtol)
+        # A new state has to be mirrored, so a per-replica leaf in it is a difference. A per-replica
+        # leaf elsewhere (a local loss) is legitimate and has no single value to compare. One leaf
+        # alone is no evidence of a state: its shape may match an argument by chance.
         if before is not None and len(found) + len(rest) > 1:
             remark = "different on each replica"
             self.leaves += [LeafComparison(n, is_equal=False, remark=remark) for n in rest]
@@ -83,12 +88,14 @@ class _ResultComparer:
             self.not_compared += rest
 
     def _find_previous(self, result: PyTree) -> list[Any] | None:
-        """The leaves of the part of the arguments that `result` carries on, if there is one."""
+        """Return the leaves of the argument whose new value `result` is; None if there is none."""
         leaves, treedef = jax.tree.flatten(result, is_leaf=is_per_replica)
         if not any(map(_is_result, leaves)):
             return None
         for before in self._parts.get(treedef, ()):
             pairs = list(zip(before, leaves, strict=True))
+            # Each array is the previous value of one result only: of two results with the structure
+            # of the parameters, one is the new state and the other one is the gradients.
             if any(id(x) in self._matched for x in before if is_number(x)):
                 continue
             if all(_can_be_previous(a, b, self._layout) for a, b in pairs):
@@ -98,13 +105,14 @@ class _ResultComparer:
 
 
 def _children(tree: PyTree, is_leaf: Callable[[Any], bool]) -> list[tuple[Any, Any]]:
-    """The parts that a pytree node directly holds, with their keys; none for a leaf."""
+    """Return the direct children of a pytree node with their keys; an empty list for a leaf."""
     if is_leaf(tree) or jax.tree_util.all_leaves([tree]):
         return []
     return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)[0]
 
 
 def _can_be_previous(before: Any, after: Any, layout: ReplicaMesh) -> bool:
+    """Whether `after` can be the new value of `before`: mirrored, same shape and kind of number."""
     local = after.values[0] if isinstance(after, PerReplica) else after
     if not is_number(local):
         return not is_number(before)
@@ -137,10 +145,11 @@ def _pair_leaves(
 
 
 def _compare_pairs(pairs: list[_Pair], rtol: float) -> list[LeafComparison]:
-    """Compare results as new state where they may be that, and as values.
+    """Compare results as values and, where an argument matches, also as new state.
 
-    Gradients have the structure of the parameters too, and which of the two a result is shows in
-    which way of looking at it gives factors. Equal is what is equal in both.
+    Gradients and new parameters have the same structure, so the structure cannot tell which one a
+    result is. The reading that explains more leaves by one factor wins. Results count as equal
+    only if they are equal in both readings.
     """
     values = raise_noise_floor([compare(n, None, a, b, rtol) for n, _, a, b in pairs])
     if all(start is None for _, start, _, _ in pairs):
@@ -162,29 +171,29 @@ def _is_result(x: Any) -> bool:
 
 
 def is_number(x: Any) -> bool:
-    """Whether `x` is an array that can be subtracted, and no random key."""
+    """Whether `x` is an array that can be subtracted (a random key cannot)."""
     if not isinstance(x, (jax.Array, np.ndarray, np.generic)):
         return False
     return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def copy_to_host(x: Any) -> np.ndarray:
-    """A copy of the whole array in the memory of the host."""
+    """Return a copy of the whole array in host memory."""
     return np.asarray(x)
 
 
 def is_per_replica(x: Any) -> bool:
-    """Whether `x` is a value for each replica."""
+    """Whether `x` is a `PerReplica`."""
     return isinstance(x, PerReplica)
 
 
 def is_argument_leaf(x: Any) -> bool:
-    """Whether flattening of arguments stops at `x`."""
+    """Whether arguments are not flattened below `x`."""
     return isinstance(x, (PerReplica, nnx.Pytree))
 
 
 def split_for_one_replica(tree: PyTree) -> PyTree:
-    """The same arrays, each cut for one replica."""
+    """Return the tree with each `Sharded` array rebuilt for one replica."""
     return jax.tree.map(
         lambda x: Sharded(np.asarray(x.whole()), *x.cut) if is_sharded(x) else x,
         tree,
@@ -193,7 +202,7 @@ def split_for_one_replica(tree: PyTree) -> PyTree:
 
 
 def assemble_sharded(tree: PyTree, layout: ReplicaMesh) -> PyTree:
-    """Plain mirrored arrays in the place of those in pieces."""
+    """Return the tree with each `Sharded` array replaced by a plain mirrored array."""
     return jax.tree.map(
         lambda x: jax.device_put(x.whole(), layout.replicated) if is_sharded(x) else x,
         tree,

@@ -1,6 +1,7 @@
-"""The one room that knows which JAX is installed; every use of private JAX or Flax is here.
+"""Everything that depends on the version of JAX, and every use of private JAX or Flax.
 
-Each entry says what it waits for. Works with JAX 0.10.2 to 0.12.
+Each docstring names the change in JAX that makes the entry unnecessary. Works with JAX 0.10.2 to
+0.12.
 """
 
 from jaxdist._compat.arrays import DELETED_ARE_REFUSED as DELETED_ARE_REFUSED

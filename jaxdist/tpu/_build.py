@@ -194,7 +194,7 @@ def make_ring(width: int, height: int, depth: int) -> list[Place]:
     With an odd size above 1 there may be no such order; then x runs fastest, which is logged.
 
     Example:
-        >>> ring(2, 2, 1)
+        >>> make_ring(2, 2, 1)
         [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0)]
 
     Source:
