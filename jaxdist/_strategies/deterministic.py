@@ -11,13 +11,14 @@ DEFAULT_VIRTUAL_REPLICAS = 8
 def add_virtual_replicas(
     caller: str, layout: ReplicaMesh, deterministic: bool | int
 ) -> ReplicaMesh:
-    """The mesh with as many virtual replicas as `deterministic` says; as it is for False.
+    """Return the mesh with the number of virtual replicas in `deterministic`; False adds none.
 
     Raises:
         ArgumentTypeError: `deterministic` is neither a boolean nor an integer.
         ArgumentError: The number is no power of two, or the devices do not divide it, or there
             are several replica axes or logical devices.
     """
+    # A `bool` is an `int`: this accepts both.
     if not isinstance(deterministic, int):
         raise ArgumentTypeError(
             f"{caller} was given deterministic={deterministic!r} of type "

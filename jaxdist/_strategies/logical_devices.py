@@ -1,4 +1,4 @@
-"""Splitting values over the logical devices of a replica, and computing them on one."""
+"""Functions that split values over the logical devices of a replica, or compute them on one."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ _LEAF_TYPES = (PerReplica, Sharded, Variable)
 
 
 def split(strategy: Any, caller: str, value: PyTree, partition_dimensions: Any) -> PyTree:
-    """Every leaf of `value` in parts over the logical devices."""
+    """Split every leaf of `value` over the logical devices."""
     parts = _validate_parts(caller, partition_dimensions)
     layout: ReplicaMesh = strategy.layout
 
@@ -41,12 +41,12 @@ def split(strategy: Any, caller: str, value: PyTree, partition_dimensions: Any) 
 
 
 def replicate(strategy: Any, caller: str, value: PyTree) -> PyTree:
-    """Every leaf of `value` whole on each of the logical devices."""
+    """Replicate every leaf of `value` to all logical devices."""
     return _map_leaves(strategy, caller, value, lambda _, shape, __: (1,) * len(shape))
 
 
 def assign(strategy: Any, caller: str, value: PyTree, device: Any) -> PyTree:
-    """Every leaf of `value` computed on one logical device."""
+    """Mark every leaf of `value` to be computed on one logical device."""
     number = _validate_device(strategy, caller, device)
     layout = _require_layout(strategy, caller)
 
@@ -65,7 +65,7 @@ def assign(strategy: Any, caller: str, value: PyTree, device: Any) -> PyTree:
 def on_logical_device(
     strategy: Any, caller: str, device: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator that puts calls of a function on one logical device."""
+    """Return a decorator that computes calls of a function on one logical device."""
     number = _validate_device(strategy, caller, device)
 
     def decorated(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,6 +73,7 @@ def on_logical_device(
         placed = on_device(fn, number)
 
         def called(*args: Any, **kwargs: Any) -> Any:
+            # Decided at the call: `check_gradients` runs the same function on a one-device twin.
             layout = _require_layout(strategy, caller)
             return (fn if layout.num_logical == 1 else placed)(*args, **kwargs)
 
@@ -124,9 +125,9 @@ def _require_layout(strategy: Any, caller: str) -> ReplicaMesh:
 
 
 def find_layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
-    """The layout of the step that is being traced around the caller, or None outside of steps.
+    """Return the layout of the step around the caller, or None outside of steps.
 
-    `check_gradients` runs a step of this strategy on one device.
+    The layout may be that of a one-device twin, on which `check_gradients` runs the step.
 
     Raises:
         ContextError: A step of another strategy, or a merge function.
@@ -183,6 +184,7 @@ def _place_outside_step(
         leaf = checked_per_replica(name, leaf, layout)
         scalars = leaf.form is Form.SCALARS
         rows = _place_rows(caller, name, leaf.array, check, layout, scalars=scalars)
+        # With virtual replicas, one shard holds the rows of several replicas.
         shared = layout.replicas_per_place
         return PerReplica.of_global(rows, scalars=scalars, replicas_per_shard=shared)
     if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
@@ -198,7 +200,7 @@ def _place_outside_step(
 def _place_rows(
     caller: str, name: str, array: Any, check: Check, layout: ReplicaMesh, *, scalars: bool
 ) -> Any:
-    """The rows of the replicas, those of each over its own logical devices."""
+    """Split the rows of each replica over its own logical devices."""
     rows = array.shape[0] // layout.num_replicas
     local = () if scalars else (rows, *array.shape[1:])
     parts = check(name, local, array.dtype)
@@ -224,6 +226,7 @@ def _put(
     sharding: NamedSharding,
     layout: ReplicaMesh,
 ) -> Any:
+    # Under an outer `jax.jit` the array is traced, and XLA pads uneven parts, as inside a step.
     if isinstance(array, jax.core.Tracer):
         return jax.lax.with_sharding_constraint(array, sharding)
     for dim, (size, count) in enumerate(zip(array.shape, parts, strict=True)):
@@ -258,7 +261,7 @@ def _validate_parts(caller: str, given: Any) -> tuple[int, ...]:
 def check_parts(
     what: str, shape: tuple[int, ...], parts: tuple[int, ...], num_logical: int
 ) -> None:
-    """Refuse parts that do not fit an array, or the number of logical devices."""
+    """Raise an error if the parts do not fit the array or the number of logical devices."""
     if len(parts) != len(shape):
         raise ShapeError(
             f"{what} has {len(shape)} dim(s), and partition_dimensions={list(parts)} is for "
@@ -293,7 +296,7 @@ def check_parts(
 
 
 def _suggest_parts(shape: tuple[int, ...], num_logical: int) -> str:
-    """A split that fits, along the largest dim."""
+    """Suggest a valid split, along the largest dim."""
     largest = max(range(len(shape)), key=shape.__getitem__, default=None)
     if largest is None or shape[largest] < num_logical:
         return (

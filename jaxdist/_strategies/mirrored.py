@@ -1,4 +1,4 @@
-"""A replica on every device of one process."""
+"""`MirroredStrategy`: a replica on each device of one process."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -17,28 +17,29 @@ from jaxdist.errors import ArgumentError
 
 @final
 class MirroredStrategy(Strategy):
-    """A replica on each device; state is mirrored and stays the same by all-reduced updates.
+    """A replica on each device; state is mirrored, and all-reduced updates keep it equal.
 
-    In a job of several processes it has to be told that one process alone is meant:
+    In a job of several processes, name the devices of one process explicitly:
     `MirroredStrategy(jax.local_devices())`.
 
     Args:
-        devices: Names or `jax.Device`s; None or `[]` is all accelerators of this process, or all
-            CPU devices where there are none.
-        cross_device_ops: Who reduces, inside `run` and in `reduce`; None is XLA
-            (`experimental.CollectiveAllReduce`).
-        mesh: A mesh of your own instead of `devices`; its axis names stay.
-        replica_axes: With `mesh`: the axes over which replicas run. The others are the logical
-            devices of each replica, for GSPMD to partition over.
-        options: `experimental.CommunicationOptions` that hold where a call does not say otherwise.
+        devices: Names or `jax.Device`s; None or `[]` means all accelerators of this process, or
+            all CPU devices if there are no accelerators.
+        cross_device_ops: The implementation of reductions, inside `run` and in `reduce`; None is
+            XLA (`experimental.CollectiveAllReduce`).
+        mesh: Your own mesh instead of `devices`; its axis names are kept.
+        replica_axes: With `mesh`: the axes over which replicas run. The other axes are the logical
+            devices of each replica; GSPMD partitions over them.
+        options: Default `experimental.CommunicationOptions` of calls that pass none.
         experimental_hints: The older name of `options`.
         deterministic: Whether training gives the same bits on any number of devices that divides
-            the virtual replicas: True is 8 of them, an integer their number, a power of two. They
-            are the replicas that a step sees, and devices run several of them in turn. See
-            `docs/deterministic.md`.
+            the number of virtual replicas. True means 8 virtual replicas; an integer is their
+            number, a power of two. A step sees the virtual replicas, and each device runs several
+            of them one after the other. See `docs/deterministic.md`.
 
     Raises:
-        SeveralProcessesError: In a job of several processes, devices of others, or no devices.
+        SeveralProcessesError: In a job of several processes, devices of other processes, or
+            default devices.
         DeviceError: Devices that do not exist, are listed twice, or are of different kinds.
         ArgumentError: Both `devices` and `mesh`, axes that the mesh does not have, devices that
             do not divide the virtual replicas, or `cross_device_ops` with `deterministic`.

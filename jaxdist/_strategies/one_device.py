@@ -1,4 +1,4 @@
-"""One replica on one device."""
+"""`OneDeviceStrategy`: one replica on one device."""
 
 from typing import Any, final
 
@@ -14,22 +14,22 @@ from jaxdist._strategies.processes import check_one_process
 
 @final
 class OneDeviceStrategy(Strategy):
-    """One replica on one device: the same code as on many, and the oracle for it.
+    """One replica on one device: the reference for the same code on many devices.
 
-    In a job of several processes each has its own, which is logged.
+    In a job of several processes, each process has its own strategy, which is logged.
 
     Args:
         device: `"cpu:0"`, `"GPU:1"`, a full documented name, or a `jax.Device`.
-        options: Communication options. With one replica nothing is communicated, so they have no
-            effect, which is logged.
+        options: Communication options. One replica communicates nothing, so they have no effect,
+            which is logged.
         experimental_hints: The older name of `options`.
-        deterministic: As for `MirroredStrategy`: virtual replicas, which this device runs in turn,
-            and the bits that a `MirroredStrategy` with as many of them gives.
+        deterministic: As for `MirroredStrategy`: this device runs the virtual replicas one after
+            the other, and gives the bits of a `MirroredStrategy` with the same number of them.
 
     Raises:
         DeviceError: No such device.
         SeveralProcessesError: A device of another process.
-        ArgumentError: A number of virtual replicas that is no power of two.
+        ArgumentError: The number of virtual replicas is no power of two.
 
     Example:
         >>> strategy = OneDeviceStrategy("cpu:1")

@@ -1,4 +1,4 @@
-"""Strategies of one process, in a job that has several."""
+"""Checks for strategies of one process in a job of several processes."""
 
 import logging
 
@@ -15,16 +15,17 @@ _INSTEAD = (
 
 
 def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) -> None:
-    """Refuse a strategy of one process that could be meant for all of them.
+    """Raise an error for a strategy of one process that may be meant for all processes.
 
     Args:
-        caller: The strategy.
-        layout: Its mesh.
-        were_chosen: Whether the caller said which devices.
+        caller: The name of the strategy class.
+        layout: The mesh of the strategy.
+        were_chosen: Whether the user named the devices.
 
     Raises:
-        SeveralProcessesError: Devices of other processes, or devices that nobody chose.
+        SeveralProcessesError: Devices of other processes, or default devices.
     """
+    # A described slice runs nothing, so it may be planned in any process.
     count = jax.process_count()
     if count == 1 or layout.described is not None:
         return
@@ -39,6 +40,7 @@ def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) ->
             f"{_INSTEAD}or, for a strategy of this process alone, its own devices: "
             f"{_format_own_devices(caller)}."
         )
+    # Default devices would make every process train a model of its own without an error.
     if not were_chosen:
         raise SeveralProcessesError(
             f"{caller}() was made in process {me} of a job of {count} processes, and works on the "
@@ -51,7 +53,7 @@ def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) ->
 
 
 def warn_if_alone(caller: str) -> None:
-    """Log that a strategy of this process is one of several, where that is so."""
+    """Log a warning if the job has other processes: the strategy does not communicate with them."""
     count = jax.process_count()
     if count > 1:
         _LOG.warning(

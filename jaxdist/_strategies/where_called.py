@@ -1,4 +1,4 @@
-"""Where a method of a strategy may be called: what is refused elsewhere, and with which advice."""
+"""Checks of the context in which a method of a strategy is called, with their advice."""
 
 from typing import NoReturn
 
@@ -11,12 +11,12 @@ CALL_BEFORE_RUN = "Call it before strategy.run, and pass what it gives as an arg
 
 
 def advise_replica_method(method: str) -> str:
-    """The advice to use this method of the replica."""
+    """Return the advice to use this method of the replica context."""
     return f"Inside a replica use jaxdist.get_replica_context().{method}, or merge_call."
 
 
 def refuse_mixing(strategy: StrategyProperties, what: str, frame: _replica.Frame) -> NoReturn:
-    """Another strategy is current.
+    """Raise the error that another strategy is current.
 
     Raises:
         MixedStrategyError: Always.
@@ -31,7 +31,7 @@ def refuse_mixing(strategy: StrategyProperties, what: str, frame: _replica.Frame
 
 
 def _explain_conflict(called: StrategyProperties, current: StrategyProperties) -> str:
-    """What tells the strategy of a call from the current one."""
+    """Explain why the called strategy and the current one do not mix."""
     if repr(called) == repr(current):
         return (
             f"Two strategies were made with the same arguments, {called!r}. They do not mix: each "
@@ -44,13 +44,14 @@ def _explain_conflict(called: StrategyProperties, current: StrategyProperties) -
 
 
 def check_across(strategy: StrategyProperties, what: str, remedy: str) -> _replica.Frame | None:
-    """The current frame, refused inside a replica and under another strategy.
+    """Return the current frame; raise an error inside a replica or under another strategy.
 
     Raises:
         ContextError: Inside a replica.
         MixedStrategyError: Another strategy is current.
     """
     frame = _replica.current_frame()
+    # While a step is traced, a described slice may be used: a trace needs no real devices.
     if frame is None or not frame.inside_step:
         strategy.layout.check_is_there(f"strategy.{what}")
     if frame is None:
@@ -63,7 +64,7 @@ def check_across(strategy: StrategyProperties, what: str, remedy: str) -> _repli
 
 
 def check_scope(strategy: StrategyProperties) -> None:
-    """Refuse `scope` inside a step, and under another strategy.
+    """Raise an error if `scope` is called inside a step or under another strategy.
 
     Raises:
         ContextError: Inside a replica.
@@ -79,10 +80,10 @@ def check_scope(strategy: StrategyProperties) -> None:
 
 
 def check_run(strategy: StrategyProperties) -> _replica.Frame | None:
-    """Refuse `run` inside a replica, and under another strategy.
+    """Raise an error if `run` is called inside a replica or under another strategy.
 
     Returns:
-        The frame of the merge function that calls it, if one does.
+        The frame of the calling merge function, or None outside of one.
 
     Raises:
         ContextError: Inside a replica.
@@ -100,7 +101,7 @@ def check_run(strategy: StrategyProperties) -> _replica.Frame | None:
 
 
 def check_lower(strategy: StrategyProperties) -> None:
-    """Refuse `lower` inside a step, and under another strategy.
+    """Raise an error if `lower` is called inside a step or under another strategy.
 
     Raises:
         ContextError: Inside a replica, or in a merge function.
@@ -112,10 +113,10 @@ def check_lower(strategy: StrategyProperties) -> None:
 
 
 def check_not_in_function(strategy: StrategyProperties, what: str) -> None:
-    """Refuse values of single replicas inside a `jaxdist.function`.
+    """Raise an error if values of single replicas are read inside a `jaxdist.function`.
 
     Raises:
-        ContextError: Inside one.
+        ContextError: Inside a `jaxdist.function`.
     """
     if current_binding() is not None:
         raise ContextError(
@@ -126,10 +127,10 @@ def check_not_in_function(strategy: StrategyProperties, what: str) -> None:
 
 
 def check_next() -> None:
-    """Refuse the next batch of a distributed dataset inside a step.
+    """Raise an error if the next batch of a distributed dataset is read inside a step.
 
     Raises:
-        InputContextError: Inside one.
+        InputContextError: Inside a step.
     """
     frame = _replica.current_frame()
     if frame is None or not frame.inside_step:

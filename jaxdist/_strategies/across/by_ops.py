@@ -1,4 +1,4 @@
-"""`Strategy.reduce` by the `CrossDeviceOps` that the strategy was given."""
+"""`Strategy.reduce` and `gather` by the user's `CrossDeviceOps`."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ from jaxdist._values import Form, Kind, PerReplica, checked_per_replica, placeme
 
 
 class OpsReducer:
-    """Reduces the per-replica leaves of one call; the others are not theirs to reduce."""
+    """Reduction of the per-replica leaves of one call by the `CrossDeviceOps` of a strategy."""
 
     def __init__(
         self, ops: CrossDeviceOps, layout: ReplicaMesh, options: CommunicationOptions
@@ -25,7 +25,7 @@ class OpsReducer:
         self._options = options
 
     def can_reduce(self, leaf: Any) -> bool:
-        """Whether `leaf` has a value for each replica."""
+        """Whether `leaf` is a per-replica value that is not traced."""
         if isinstance(leaf, jax.core.Tracer):
             return False
         if isinstance(leaf, PerReplica):
@@ -34,13 +34,15 @@ class OpsReducer:
         return is_array and placement_of(leaf, self._layout).kind is Kind.PER_REPLICA
 
     def reduce(self, op: ReduceOp, named: dict[str, Any], axis: Any) -> list[Any]:
-        """The leaves by their names, all in one batch."""
+        """Reduce the leaves, given by name, in one batch."""
         given = {
             name: v if isinstance(v, PerReplica) else PerReplica.of_global(v)
             for name, v in named.items()
         }
         values = list(given.values())
         counts: list[int] = [1] * len(values)
+        # `CrossDeviceOps` only know sums over replicas. Dims of a local value are summed first, and
+        # the mean divides by the number of all elements, which may differ between replicas.
         if axis is not None:
             pairs = zip(named, values, strict=True)
             sums = [self._sum_locally(op, name, v, axis) for name, v in pairs]
@@ -51,6 +53,8 @@ class OpsReducer:
         ]
         for name, v in zip(named, placed, strict=True):
             _collectives.check_numeric("Strategy.reduce", name, v.array)
+        # Classes of jaxdist work on the global array of all replicas. A class of the user gets one
+        # uncommitted array per replica: JAX refuses to combine arrays of different devices.
         own_sums = isinstance(self._ops, _collectives.AlgorithmicOps)
         if op is ReduceOp.SUM and own_sums:
             for name, v in given.items():
@@ -67,7 +71,7 @@ class OpsReducer:
         return [r / jnp.asarray(c, r.dtype) for r, c in zip(settled, counts, strict=True)]
 
     def gather(self, name: str, leaf: Any, axis: int) -> Any:
-        """One leaf, by a class that says itself how values are gathered."""
+        """Gather one leaf with the user's `gather_implementation`."""
         value = leaf if isinstance(leaf, PerReplica) else PerReplica.of_global(leaf)
         value = _make_uncommitted(value) if value.is_global else value
         found = _collectives.gathered_by(self._ops, name, value, axis, self._layout, self._options)
@@ -76,8 +80,9 @@ class OpsReducer:
     def _sum_locally(
         self, op: ReduceOp, name: str, value: PerReplica, axis: Any
     ) -> tuple[PerReplica, int]:
-        """The sum on each replica over dims of its value, and how many were added in all."""
+        """Sum dims of the value on each replica; return the sums and the number of all summands."""
         if not value.is_global:
+            # Values of different shapes are no global array, so the host sums them one by one.
             rows = [np.asarray(v) for v in value.values]
             dims = [_collectives.reduced_dims(name, r, axis) for r in rows]
             dtype = _collectives.result_dtype(op, jnp.asarray(rows[0]).dtype)
@@ -98,18 +103,18 @@ class OpsReducer:
 
 
 def _make_uncommitted(value: PerReplica) -> PerReplica:
-    """The values as a user can put them together: JAX does so with what is tied to no device."""
+    """Return the values as uncommitted arrays, which JAX can combine."""
     return PerReplica([_collectives.settled(x) for x in value.values])
 
 
 def _get_local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:
-    """What each replica has of a value."""
+    """Return the shape and dtype of the value of one replica."""
     first = value.values[0]
     return jax.ShapeDtypeStruct(first.shape, first.dtype)
 
 
 def _as_per_replica(sums: jax.Array, replicas: int) -> PerReplica:
-    """`[replicas, ...]` as what each replica has of it."""
+    """Convert an array `[replicas, ...]` to a `PerReplica`."""
     if sums.ndim == 1:
         return PerReplica.of_global(sums, scalars=True)
     flat = (replicas * sums.shape[1], *sums.shape[2:])

@@ -1,4 +1,13 @@
-"""What a strategy does inside a merge function, where every value is a traced handle."""
+"""Methods of a strategy inside a merge function, on traced values.
+
+# Note [Merge functions]
+`ReplicaContext.merge_call` calls a merge function in the cross-replica context while the step is
+traced. TensorFlow waits there until all replicas have arrived. jaxdist traces one replica only, so
+no replica waits: a per-replica value is a `Handle`, which holds the traced value of "this"
+replica. `Strategy.reduce` and `gather` then become collectives over the replica axes of the same
+program, and `Strategy.run` calls its function directly. Outside of a step the same methods work on
+concrete arrays (`reduce_and_gather.py`). `Frame.in_merge` selects between the two.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +32,7 @@ def run(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
 ) -> PyTree:
-    """`Strategy.run`: `fn` with what each replica has, and its results as handles."""
+    """Call `fn` with this replica's values, and return its arrays as handles: `Strategy.run`."""
     layout: ReplicaMesh = strategy.layout
     own_args, own_kwargs = jax.tree.map(
         lambda x: own_value(x, layout) if _is_per_replica(x) else x,
@@ -48,7 +57,7 @@ def reduce(
     communication: Communication,
     options: CommunicationOptions,
 ) -> PyTree:
-    """`Strategy.reduce` on handles: one all-reduce of all leaves."""
+    """Reduce handles by one all-reduce of all leaves: `Strategy.reduce`."""
     leaves, treedef = jax.tree.flatten_with_path(
         value, is_leaf=lambda x: _is_per_replica(x) or _collectives.is_slices(x)
     )
@@ -59,7 +68,8 @@ def reduce(
         results.append(leaf)
         if _collectives.is_slices(leaf):
             results[number] = _reduce_slices(op, leaf, layout)
-        # A traced value that the function closed over may differ between replicas like any other.
+        # A concrete array is equal on all replicas. A traced value that the function closes over
+        # may differ between them, so it is reduced like a handle.
         elif not isinstance(leaf, (PerReplica, jax.core.Tracer)):
             results[number] = _collectives.reduce_across(op, name, leaf, axis, layout)
         else:
@@ -75,7 +85,7 @@ def reduce(
 
 
 def _reduce_dims(op: ReduceOp, name: str, local: Any, axis: Any) -> Any:
-    """What a replica has, reduced over dims of its own."""
+    """Reduce dims of the value of one replica."""
     _collectives.check_numeric("Strategy.reduce", name, local)
     if axis is None:
         return local
@@ -102,7 +112,7 @@ def gather(
     own: CrossDeviceOps | None,
     options: CommunicationOptions,
 ) -> PyTree:
-    """`Strategy.gather` on handles: an all-gather, or what a class of the user's own does."""
+    """Gather handles by an all-gather or by the user's `CrossDeviceOps`: `Strategy.gather`."""
 
     def leaf_of(path: Any, leaf: Any) -> Any:
         name = "value" + keystr(path)
@@ -124,7 +134,7 @@ def _is_leaf(x: Any) -> bool:
 
 
 def broadcast(value: PyTree) -> PyTree:
-    """Every replica gets the value, which has to be one value and not one for each replica."""
+    """Return the value for every replica; raise an error for a `PerReplica`."""
 
     def leaf_of(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):

@@ -1,4 +1,4 @@
-"""`Strategy.reduce` and `Strategy.gather` outside of a step, on arrays that are there."""
+"""`Strategy.reduce` and `Strategy.gather` outside of a step, on concrete arrays."""
 
 from typing import Any
 
@@ -21,9 +21,10 @@ def reduce(
     communication: Communication,
     options: CommunicationOptions,
 ) -> PyTree:
-    """Combine the values of all replicas, by the strategy's own `CrossDeviceOps` if it has any."""
+    """Reduce the values of all replicas, with the user's `CrossDeviceOps` if there are any."""
     ops = communication.ops
     value = _collectives.slices_of_all(value)
+    # One `PerReplica` is the common case (a loss): it skips the pytree functions below.
     if isinstance(value, PerReplica) and ops is None:
         return _collectives.reduce_across(op, "value", value, axis, layout)
     leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_leaf)
@@ -31,6 +32,7 @@ def reduce(
         inner = open_containers(value, "value", is_leaf=_is_leaf)
         return close_containers(reduce(op, inner, axis, layout, communication, options))
     named = {"value" + keystr(path): _collectives.slices_of_all(leaf) for path, leaf in leaves}
+    # All leaves are checked before the first one is reduced, so that an error names all of them.
     for leaf in named.values():
         _collectives.refuse_sparse("Strategy.reduce", leaf)
     _collectives.check_reducible(named, axis)
@@ -61,7 +63,7 @@ def gather(
     own: CrossDeviceOps | None,
     options: CommunicationOptions,
 ) -> PyTree:
-    """Concatenate the values of all replicas, by a class of the user's own if there is one."""
+    """Concatenate the values of all replicas, by `own.gather_implementation` if `own` is given."""
     if isinstance(value, PerReplica) and own is None:
         _collectives.refuse_slices("Strategy.gather", "value", value)
         return _collectives.gather_across("value", value, axis, layout)

@@ -1,4 +1,4 @@
-"""Methods of strategies that come from version 1 of `tf.distribute`."""
+"""Methods of strategies from version 1 of `tf.distribute`."""
 
 import contextlib
 import warnings
@@ -15,11 +15,12 @@ from jaxdist._values import Variable
 
 
 class StrategyMethodsV1:
-    """What strategies of version 1 had, and those of version 2 still have."""
+    """The methods from version 1 that strategies of version 2 still have."""
 
+    # A mixin: type checkers do not know that `self` is a `Strategy`, so `Any` is returned.
     @property
     def _strategy(self) -> Any:
-        """This object, whose class has the other methods."""
+        """This strategy."""
         return self
 
     def experimental_distribute_datasets_from_function(
@@ -27,7 +28,7 @@ class StrategyMethodsV1:
         dataset_fn: Callable[[data.InputContext], Any],
         options: data.InputOptions | None = None,
     ) -> data.DistributedDataset:
-        """`distribute_datasets_from_function` under its older name, which is deprecated.
+        """Call `distribute_datasets_from_function`; this older name is deprecated.
 
         Example:
             >>> import warnings
@@ -55,7 +56,7 @@ class StrategyMethodsV1:
         return distributed
 
     def unwrap(self, value: PyTree) -> tuple[Any, ...]:
-        """`experimental_local_results` under its older name.
+        """Call `experimental_local_results`; this is its older name.
 
         Example:
             >>> MirroredStrategy(["cpu:0", "cpu:1"]).unwrap(PerReplica([1, 2]))
@@ -68,17 +69,17 @@ class StrategyMethodsV1:
             return self._strategy.experimental_local_results(value)
 
     def group(self, value: PyTree, name: str | None = None) -> Any:
-        """What has to be there for all replicas to be done: the values of this process's replicas.
+        """Return the values of the replicas in this process, to wait for all of them.
 
-        In a graph this was one operation that ran those of all replicas. Steps here run when they
-        are called; `jax.block_until_ready(strategy.group(value))` waits for them.
+        In a TensorFlow graph this is one operation that runs those of all replicas. In jaxdist
+        steps run when they are called; `jax.block_until_ready(strategy.group(value))` waits.
 
         Args:
             value: A value of all replicas, or a pytree of such values.
             name: Has no effect, which is logged: there are no operations to name.
 
         Returns:
-            The value itself where there is one, else a tuple of those of the replicas.
+            The value itself if there is one replica, else a tuple of the replicas' values.
 
         Raises:
             ArgumentTypeError: `name` is no string.
@@ -100,7 +101,7 @@ class StrategyMethodsV1:
         return values[0] if len(values) == 1 else values
 
     def make_dataset_iterator(self, dataset: Any) -> data.DistributedIterator:
-        """The iterator of `experimental_distribute_dataset(dataset)`.
+        """Return the iterator of `experimental_distribute_dataset(dataset)`.
 
         Example:
             >>> iterator = MirroredStrategy(["cpu:0", "cpu:1"]).make_dataset_iterator([np.zeros(4)])
@@ -156,13 +157,13 @@ class StrategyMethodsV1:
     def experimental_make_numpy_dataset(
         self, numpy_input: PyTree, session: Any = None
     ) -> data.Examples:
-        """Arrays in memory as a dataset of single examples; `.batch(size)` makes batches.
+        """Return arrays in memory as a dataset of single examples; `.batch(size)` makes batches.
 
         Shapes:
             Leaves `[N, ...]`, the same `N`; an example has leaves `[...]`.
 
         Cost:
-            None: arrays are kept as they are, and batches are copies.
+            None: arrays are not copied, and batches are copies.
 
         Args:
             numpy_input: Pytree of arrays.
@@ -187,7 +188,7 @@ class StrategyMethodsV1:
     def experimental_run(
         self, fn: Callable[..., Any], input_iterator: data.DistributedIterator | None = None
     ) -> Any:
-        """`run(fn, args=(input_iterator.get_next(),))`; without an iterator `run(fn)`.
+        """Call `run(fn, args=(input_iterator.get_next(),))`; without an iterator `run(fn)`.
 
         Raises:
             OutOfRangeError: The iterator has no batch left.
@@ -211,7 +212,7 @@ class StrategyMethodsV1:
     def colocate_vars_with(
         self, colocate_with_variable: Variable
     ) -> contextlib.AbstractContextManager[None]:
-        """`extended.colocate_vars_with` under its older name.
+        """Call `extended.colocate_vars_with`; this is its older name.
 
         Example:
             >>> strategy = MirroredStrategy()
@@ -235,7 +236,7 @@ class StrategyMethodsV1:
 
 
 def get_loss_reduction() -> ReduceOp:
-    """How losses are reduced over replicas when nobody says: by sum.
+    """Return the default reduction of losses over replicas: sum.
 
     Example:
         >>> jaxdist.compat.v1.get_loss_reduction()

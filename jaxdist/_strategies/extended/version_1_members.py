@@ -1,4 +1,4 @@
-"""What `tf.compat.v1.distribute.StrategyExtended` has beside the newer one."""
+"""Members of `tf.compat.v1.distribute.StrategyExtended` that version 2 does not have."""
 
 import collections as containers
 import dataclasses
@@ -22,7 +22,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 @dataclasses.dataclass(frozen=True)
 class _WithoutVariable:
-    """`fn` of the arguments alone, where a function of a variable is called."""
+    """Adapter that drops the variable argument of a function call."""
 
     fn: Callable[..., Any]
 
@@ -49,21 +49,21 @@ class ExtendedV1:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Call `fn(*args, **kwargs)` once on each replica, for state that is of no variable.
+        """Call `fn(*args, **kwargs)` once on each replica, for state that belongs to no variable.
 
         Cost:
             A step; no collective of its own, but inside a step `group=False` is an all-gather.
 
         Args:
-            colocate_with: What `non_slot_devices` gave, or a variable of this strategy.
+            colocate_with: The result of `non_slot_devices`, or a variable of this strategy.
             fn: Function of the arguments.
-            args: Positional arguments; of a `PerReplica` each call gets its own value.
+            args: Positional arguments; each call gets its own value of a `PerReplica`.
             kwargs: Keyword arguments, in the same way.
-            group: Whether the results come back as one value, as from `run`.
+            group: Whether to return the results as one value, as `run` does.
 
         Returns:
-            What `fn` returned, as `run` would return it; with `group=False`, a tuple with one
-            entry for each replica.
+            The results of `fn`, as `run` returns them; with `group=False`, a tuple with one entry
+            for each replica.
 
         Raises:
             ArgumentError: `colocate_with` is not all the devices of this strategy.
@@ -116,6 +116,8 @@ class ExtendedV1:
         frame = _replica.innermost_explicit_frame()
         step: Any = UpdateOfCopies(fn)
         if frame is None or not frame.inside_step:
+            # The user's arguments are nested in those of the internal step. Errors about them are
+            # rewritten to name the user's arguments.
             with (
                 Renamed("strategy.run was given args[1]", f"{caller} was given args"),
                 Renamed("strategy.run cannot take args[1]", f"{caller} cannot take args"),
@@ -147,15 +149,15 @@ class ExtendedV1:
         Args:
             fn: Function of a context and of a batch, called across replicas; it may call `run`,
                 and `context.set_last_step_output`.
-            iterator: What `iter(distributed_dataset)` or `make_dataset_iterator` gave.
-            iterations: How many batches.
-            initial_loop_values: Outputs that are there before the first step, by their names.
+            iterator: The result of `iter(distributed_dataset)` or `make_dataset_iterator`.
+            iterations: Number of batches.
+            initial_loop_values: Initial outputs, by name.
 
         Returns:
             The context: `last_step_outputs`, `non_tensor_outputs`.
 
         Raises:
-            OutOfRangeError: The iterator ends earlier; what `fn` did before stays done.
+            OutOfRangeError: The iterator ends earlier; effects of earlier calls of `fn` remain.
             ArgumentError: `iterations` is below 0.
             ArgumentTypeError: No iterator of a distributed dataset, or no mapping of outputs.
             ContextError: Inside a replica.
@@ -191,7 +193,7 @@ class ExtendedV1:
         return context
 
     def experimental_make_numpy_dataset(self, numpy_input: PyTree, session: Any = None) -> Examples:
-        """`Strategy.experimental_make_numpy_dataset`.
+        """Call `Strategy.experimental_make_numpy_dataset`.
 
         Example:
             >>> len(MirroredStrategy().extended.experimental_make_numpy_dataset(np.zeros((5, 2))))
@@ -206,7 +208,7 @@ class ExtendedV1:
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each worker builds a program of its own: no.
+        """Whether each worker builds its own program: False.
 
         Example:
             >>> MirroredStrategy().extended.experimental_between_graph
@@ -216,7 +218,7 @@ class ExtendedV1:
 
     @property
     def experimental_should_init(self) -> bool:
-        """Whether this process makes the first values of variables: each does.
+        """Whether this process initializes variables: True in every process.
 
         Example:
             >>> MirroredStrategy().extended.experimental_should_init
@@ -228,7 +230,7 @@ class ExtendedV1:
     def should_checkpoint(self) -> bool:
         """Whether this process should write checkpoints.
 
-        True but in the later processes of a `TPUStrategy` that spans several.
+        True, except in processes after the first of a `TPUStrategy` over several processes.
 
         Example:
             >>> MirroredStrategy().extended.should_checkpoint
@@ -238,7 +240,7 @@ class ExtendedV1:
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process should write metrics, as for `should_checkpoint`.
+        """Whether this process should write metrics; equal to `should_checkpoint`.
 
         Example:
             >>> MirroredStrategy().extended.should_save_summary
@@ -248,7 +250,7 @@ class ExtendedV1:
 
     @property
     def num_hosts(self) -> int:
-        """Hosts whose devices replicas run on.
+        """Number of hosts of the replicas' devices.
 
         Example:
             >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x4")
@@ -259,7 +261,7 @@ class ExtendedV1:
 
     @property
     def num_replicas_per_host(self) -> int:
-        """Replicas of the host that has most of them.
+        """Number of replicas on the host with the most replicas.
 
         Example:
             >>> MirroredStrategy(["cpu:0", "cpu:1"]).extended.num_replicas_per_host
