@@ -226,7 +226,7 @@ def _put(
     sharding: NamedSharding,
     layout: ReplicaMesh,
 ) -> Any:
-    # Under an outer `jax.jit` the array is traced, and XLA pads uneven parts, as inside a step.
+    # Under an outer `jax.jit` the array is traced, so a constraint takes the place of `device_put`.
     if isinstance(array, jax.core.Tracer):
         return jax.lax.with_sharding_constraint(array, sharding)
     for dim, (size, count) in enumerate(zip(array.shape, parts, strict=True)):

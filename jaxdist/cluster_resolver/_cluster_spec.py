@@ -1,4 +1,4 @@
-"""Which tasks a job has, and where they are."""
+"""`ClusterSpec`: the tasks of each job and their addresses."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, final
@@ -14,11 +14,11 @@ class ClusterSpec:
     """The tasks of each job of a cluster, and their addresses.
 
     Args:
-        cluster: For each job a list of addresses, or a dict from the number of a task to its
-            address; or another `ClusterSpec`.
+        cluster: A dict that contains for each job a list of addresses, or a dict from task numbers
+            to addresses; or another `ClusterSpec`.
 
     Raises:
-        ArgumentTypeError: Something else, or an address that is no string.
+        ArgumentTypeError: `cluster` is of another type, or an address is no string.
 
     Example:
         >>> from jaxdist.cluster_resolver import ClusterSpec
@@ -47,7 +47,7 @@ class ClusterSpec:
         }
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Jobs as lists of addresses; as dicts where the numbers of the tasks have gaps.
+        """Return a list of addresses per job, or a dict if the task numbers have gaps.
 
         Example:
             >>> jaxdist.cluster_resolver.ClusterSpec({"worker": {0: "a:1", 2: "b:1"}}).as_dict()
@@ -62,11 +62,11 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """Names of the jobs, in the order given."""
+        """Names of the jobs, in insertion order."""
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """Number of tasks of a job.
+        """Return the number of tasks of a job.
 
         Raises:
             NotFoundError: No such job.
@@ -78,7 +78,7 @@ class ClusterSpec:
         return len(self._get_tasks("num_tasks", job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """Numbers of the tasks of a job, in order.
+        """Return the task numbers of a job, sorted.
 
         Raises:
             NotFoundError: No such job.
@@ -90,7 +90,7 @@ class ClusterSpec:
         return sorted(self._get_tasks("task_indices", job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """The address of a task.
+        """Return the address of a task.
 
         Raises:
             NotFoundError: No such job or task.
@@ -114,10 +114,10 @@ class ClusterSpec:
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Addresses of a job by the number of the task; None for numbers without a task.
+        """Return the addresses of a job, indexed by task number; None for numbers without a task.
 
         Raises:
-            NotFoundError: No such job, or one without tasks.
+            NotFoundError: No such job, or a job without tasks.
 
         Example:
             >>> jaxdist.cluster_resolver.ClusterSpec({"ps": {1: "c:1"}}).job_tasks("ps")
@@ -148,6 +148,7 @@ class ClusterSpec:
         return bool(self._jobs)
 
     def __eq__(self, other: object) -> bool:
+        # As in TensorFlow, a spec equals the dict from which it is made.
         if isinstance(other, Mapping):
             try:
                 other = ClusterSpec(other)
@@ -155,6 +156,7 @@ class ClusterSpec:
                 return False
         return isinstance(other, ClusterSpec) and self._jobs == other._jobs
 
+    # A spec equals a dict, which has no hash, so it cannot have one.
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
@@ -183,6 +185,7 @@ def _parse_tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
 
 
 def _parse_index(job: str, index: Any) -> int:
+    # JSON, and so `TF_CONFIG`, has only strings as keys.
     try:
         return int(index)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Where TPU chips sit, and which of them each replica runs on."""
+"""TPU topologies, device assignments and systems."""
 
 from jaxdist.tpu import experimental as experimental
 from jaxdist.tpu._device_assignment import SINGLE_CORE_ASSIGNMENT as SINGLE_CORE_ASSIGNMENT

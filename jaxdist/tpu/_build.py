@@ -1,4 +1,4 @@
-"""Which cores make up each replica: TensorFlow's layout, as a pure function."""
+"""`compute_core_assignment`: the cores of each replica, in TensorFlow's order; pure functions."""
 
 import itertools
 import logging
@@ -26,7 +26,7 @@ def compute_core_assignment(
     num_replicas: int,
     mode: DeviceOrderMode,
 ) -> np.ndarray:
-    """Coordinates of the cores of every replica, `[replicas, cores of a replica, 4]`."""
+    """Return the coordinates of the cores of every replica, `[replicas, cores of a replica, 4]`."""
     mesh = topology.mesh_shape
     shape = _parse_sizes("computation_shape", computation_shape)
     stride = _parse_sizes("computation_stride", computation_stride)
@@ -39,10 +39,13 @@ def compute_core_assignment(
             "A replica must fit into the mesh.\n\n"
             f"Make each product of shape and stride at most {mesh.tolist()}."
         )
+    # With a stride, the gaps between the cores of one replica hold other replicas.
     copies = mesh // footprint * stride
     _check_number(num_replicas, int(np.prod(copies)), shape, stride, mesh)
     if len(topology.missing_devices):
         return _place_on_present_devices(topology, shape, stride, num_replicas, mode)
+    # A ring of replicas visits all chips of a box, so it needs contiguous replicas of whole chips,
+    # and as many as fit.
     can_ring = shape[3] == mesh[3] and (stride == 1).all() and num_replicas == int(np.prod(copies))
     if mode is DeviceOrderMode.RING and not can_ring:
         raise TopologyError(_explain_missing_ring(shape, stride, num_replicas, copies, mesh))
@@ -116,10 +119,10 @@ def _explain_missing_ring(
 
 
 def _replicas_per_dim(num_replicas: int, copies: Sequence[int]) -> list[int]:
-    """Replicas in each dim: as close to a cube as fits, the tightest dim first.
+    """Return the number of replicas in each dim: as close to a cube as fits, tightest dim first.
 
-    Among dims that are equally tight the cores of a chip come first, then x, y, z, so that
-    neighbours share a chip, then a host.
+    Among equally tight dims the cores of a chip come first, then x, y, z, so that neighbours share
+    a chip, then a host.
     """
     box = [0] * 4
     if num_replicas == 0:
@@ -143,12 +146,17 @@ def _place_on_rings(shape: np.ndarray, box: Sequence[int]) -> np.ndarray:
 def _place_along_axes(
     shape: np.ndarray, stride: np.ndarray, footprint: np.ndarray, num_replicas: int, box: list[int]
 ) -> np.ndarray:
-    """The core runs fastest over replicas, then x, y, z; within one, the core, then z, y, x."""
+    """Place replicas along the axes of the mesh.
+
+    From replica to replica the core varies fastest, then x, y, z. Within one replica the core
+    varies fastest, then z, y, x.
+    """
     inner = np.asarray(list(itertools.product(*map(range, shape.tolist()))), np.int32) * stride
     digits = np.empty((num_replicas, 4), np.int32)
     left = np.arange(num_replicas)
     for dim in (3, 0, 1, 2):
         digits[:, dim], left = left % max(box[dim], 1), left // max(box[dim], 1)
+    # `digits // stride` selects the footprint, and `digits % stride` the position in its gaps.
     offsets = digits // stride * footprint + digits % stride
     return offsets[:, None] + inner
 
@@ -160,7 +168,7 @@ def _place_on_present_devices(
     num_replicas: int,
     mode: DeviceOrderMode,
 ) -> np.ndarray:
-    """Where devices are missing there are no boxes: devices are dealt out, task by task."""
+    """Assign devices task by task: boxes of replicas do not fit a mesh with missing devices."""
     cores = int(np.prod(shape))
     devices = topology.device_coordinates.reshape(-1, 4)
     missing = len(topology.missing_devices)
@@ -189,9 +197,10 @@ def _place_on_present_devices(
 
 
 def make_ring(width: int, height: int, depth: int) -> list[Place]:
-    """Every `(x, y, z)` of a box once, each one step from the one before, the last from the first.
+    """Return every `(x, y, z)` of a box once, in a closed path of neighbours.
 
-    With an odd size above 1 there may be no such order; then x runs fastest, which is logged.
+    Each place is one step from the previous one, and the last is one step from the first. With an
+    odd size above 1 there may be no such path; then x varies fastest, which is logged.
 
     Example:
         >>> make_ring(2, 2, 1)
@@ -213,6 +222,8 @@ def make_ring(width: int, height: int, depth: int) -> list[Place]:
         return [(0, 0, 0), *((0, y, z) for y, z in _make_loop(height, depth))]
     if height == 1:
         return [(0, 0, 0), *((x, 0, z) for x, z in _make_loop(width, depth))]
+    # Each layer visits all places except (0, 0), alternately forward and backward. The column at
+    # (0, 0) stays free for the way back from the last layer to the first.
     plane = _make_loop(width, height)
     path = [(0, 0, 0)]
     for z in range(depth):
@@ -221,7 +232,10 @@ def make_ring(width: int, height: int, depth: int) -> list[Place]:
 
 
 def _make_loop(width: int, height: int) -> list[tuple[int, int]]:
-    """A ring through a plane of even sizes from (0, 0), which is left out, and back next to it."""
+    """Return a path through a plane of even sizes, without (0, 0), from one neighbour to another.
+
+    The path starts and ends next to (0, 0).
+    """
     path: list[tuple[int, int]] = []
     for y in range(0, height, 2):
         path += [(x, y) for x in range(1, width)]

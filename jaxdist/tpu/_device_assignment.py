@@ -1,4 +1,4 @@
-"""Which cores each replica runs on."""
+"""`DeviceAssignment`: the cores of each replica."""
 
 import functools
 from typing import Any, Final, final
@@ -17,9 +17,9 @@ SINGLE_CORE_ASSIGNMENT: Final = [[[0, 0, 0, 0]]]
 
 @final
 class DeviceAssignment:
-    """Which core of a topology is logical device l of replica r.
+    """The core of each logical device of each replica, in a topology.
 
-    Prefer `DeviceAssignment.build`, which lays replicas out over the slice.
+    Prefer `DeviceAssignment.build`, which places replicas over the slice.
 
     Shapes:
         `core_assignment` is `[replicas, logical devices of a replica, 4]`.
@@ -60,8 +60,9 @@ class DeviceAssignment:
         self._check_cores()
 
     def _check_cores(self) -> None:
-        """Every core is there, and runs one logical device."""
+        """Raise an error if a core is missing or runs two logical devices."""
         places = self._cores.reshape(-1, self._cores.shape[2])
+        # This test is vectorized, for thousands of cores; the loop below only finds the message.
         if _are_distinct_and_present(self._topology, places):
             return
         seen: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -80,7 +81,7 @@ class DeviceAssignment:
 
     @functools.cached_property
     def _replicas_of(self) -> dict[tuple[int, int], list[int]]:
-        """The replicas whose logical device is on a task, by task and logical device."""
+        """Replicas by `(task, logical device)`: those whose logical device is on the task."""
         tasks, _ = self._topology.tasks_and_ordinals(self._cores)
         found: dict[tuple[int, int], list[int]] = {}
         for (replica, logical), task in np.ndenumerate(tasks):
@@ -95,25 +96,25 @@ class DeviceAssignment:
         num_replicas: int = 1,
         device_order_mode: DeviceOrderMode | int = DeviceOrderMode.AUTO,
     ) -> "DeviceAssignment":
-        """Lay replicas out over a slice, those that follow each other close together.
+        """Place replicas over a slice so that consecutive replicas are close together.
 
-        Where devices are missing, devices are dealt out to replicas task by task.
+        If devices are missing, replicas get devices task by task.
 
         Args:
             topology: The slice, or its `serialized()` bytes.
             computation_shape: Cores of one replica in x, y, z and on a chip; None is one core.
             computation_stride: Distance between two cores of one replica in each dim; None is 1.
-            num_replicas: Number of replicas; cores that they do not need stay unused.
-            device_order_mode: How replicas, and cores in each, follow each other.
+            num_replicas: Number of replicas; other cores stay unused.
+            device_order_mode: The order of replicas, and of the cores of each replica.
 
         Returns:
             The assignment.
 
         Raises:
-            TopologyError: Sizes that are not 4 positive ones, a replica larger than the mesh,
-                more replicas than fit, or no ring where one was asked for.
+            TopologyError: Sizes that are not 4 positive numbers, a replica larger than the mesh,
+                more replicas than fit, or `DeviceOrderMode.RING` if there is no ring.
             ArgumentError: A negative number of replicas, or no order mode.
-            ArgumentTypeError: Something that is no integer.
+            ArgumentTypeError: A value that is no integer.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v5e:4x2").topology
@@ -159,11 +160,11 @@ class DeviceAssignment:
 
     @property
     def core_assignment(self) -> np.ndarray:
-        """Coordinates of every core that is used; int32 `[replicas, logical devices, 4]`."""
+        """Coordinates of every used core; int32 `[replicas, logical devices, 4]`."""
         return self._cores
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
-        """The coordinates of logical device `logical_core` of `replica`.
+        """Return the coordinates of logical device `logical_core` of `replica`.
 
         Raises:
             CoordinateError: No such replica or logical device.
@@ -177,10 +178,10 @@ class DeviceAssignment:
         return self._at("coordinates", replica, logical_core)
 
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
-        """The replicas whose logical device `logical_core` is on a device of task `task_id`.
+        """Return the replicas whose logical device `logical_core` is on task `task_id`.
 
         Raises:
-            TopologyError: There is none.
+            TopologyError: No replica has it there.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
@@ -204,7 +205,7 @@ class DeviceAssignment:
         return list(found)
 
     def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
-        """Which device of its task a logical device is.
+        """Return the index of a logical device among the devices of its task.
 
         Raises:
             CoordinateError: No such replica or logical device.
@@ -220,7 +221,7 @@ class DeviceAssignment:
         return self._topology.tpu_device_ordinal_at_coordinates(place)
 
     def host_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """The name of the host of a logical device.
+        """Return the name of the host of a logical device.
 
         Raises:
             CoordinateError: No such replica or logical device.
@@ -236,7 +237,7 @@ class DeviceAssignment:
         return self._topology.cpu_device_name_at_coordinates(place, job)
 
     def tpu_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """The name of the TPU core of a logical device.
+        """Return the name of the TPU core of a logical device.
 
         Raises:
             CoordinateError: No such replica or logical device.
@@ -288,7 +289,7 @@ class DeviceAssignment:
 
 
 def _are_distinct_and_present(topology: Topology, places: np.ndarray) -> bool:
-    """Whether places are inside the mesh, have devices, and are all different."""
+    """Whether all places are inside the mesh, have a device, and are distinct."""
     if not len(places):
         return True
     if (places < 0).any() or (places >= topology.mesh_shape).any():

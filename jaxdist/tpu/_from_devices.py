@@ -1,4 +1,4 @@
-"""The topology of devices that say where they are."""
+"""`topology_of`: the topology of devices that have coordinates."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -11,21 +11,21 @@ from jaxdist.tpu._topology import Topology
 
 
 class HasPlace(Protocol):
-    """What a TPU device of JAX says of itself; `slice_index` only where there are slices."""
+    """The coordinates of a TPU device of JAX; it may also have `slice_index`."""
 
     @property
     def process_index(self) -> int:
-        """The process that drives it."""
+        """The process of the device."""
         ...
 
     @property
     def coords(self) -> Sequence[int]:
-        """The chip: x, y, z."""
+        """The coordinates of the chip: x, y, z."""
         ...
 
     @property
     def core_on_chip(self) -> int:
-        """Which core of the chip."""
+        """The index of the core on the chip."""
         ...
 
 
@@ -34,20 +34,19 @@ _REMEDY = "Pass TPU devices: jax.devices('tpu'), or those of a topology descript
 
 
 def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT]]]:
-    """The topology of `devices`, and the devices as `[task][ordinal]` of it.
+    """Return the topology of `devices`, and the devices as `[task][ordinal]` of it.
 
-    Processes are the tasks. Coordinates count from the first chip that is there. Several slices
-    lie behind one another in z, in the order of their `slice_index`; there is no wire between
-    them.
+    Processes are the tasks. Coordinates count from the lowest coordinates of the devices. Several
+    slices are stacked in z, in the order of their `slice_index`; no wires connect them.
 
     Args:
         devices: TPU devices of JAX, or anything with their `coords`, `core_on_chip` and
             `process_index`.
 
     Raises:
-        TopologyError: No device, processes with different numbers of devices, or two devices at
-            one place.
-        ArgumentTypeError: Devices that do not say where they are.
+        TopologyError: No device, processes with different numbers of devices, or two devices with
+            the same coordinates.
+        ArgumentTypeError: Devices without coordinates.
 
     Example:
         >>> cores = jaxdist.tpu.slice_of("v5e:4x2").cores
@@ -86,10 +85,11 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
 
 
 def _compute_coordinates(devices: Sequence[HasPlace]) -> np.ndarray:
-    """Coordinates in one mesh for all slices, `[devices, 4]`."""
+    """Return coordinates in one mesh for all slices, `[devices, 4]`."""
     places = np.array([(*_pad_coordinates(d.coords), d.core_on_chip) for d in devices], np.int32)
     slices = np.array([getattr(d, "slice_index", None) or 0 for d in devices])
     for index in np.unique(slices):
+        # A process may see a part of a slice only; each slice counts from its own first chip.
         mine = slices == index
         places[mine, :3] -= places[mine, :3].min(0)
     depth = int(places[:, 2].max()) + 1

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class DeviceOrderMode(enum.IntEnum):
-    """In which order `DeviceAssignment.build` lists replicas, and the cores of each.
+    """The order in which `DeviceAssignment.build` places replicas, and the cores of each.
 
     Example:
         >>> topology = jaxdist.tpu.slice_of("v5e:2x2").topology
@@ -19,25 +19,25 @@ class DeviceOrderMode(enum.IntEnum):
     """
 
     AUTO = 0
-    """A ring where there is one, else along the axes."""
+    """A ring if there is one, else along the axes."""
 
     RING = 1
-    """Each a neighbour of the one before, the last of the first; an error where there is none."""
+    """A closed path: each is a neighbour of the previous one. No ring is an error."""
 
     MESH = 2
     """Along the axes: the cores of a chip, then x, y, z."""
 
 
 class XLAOptions(NamedTuple):
-    """What `RunOptions(experimental_xla_options=...)` takes.
+    """The type of `RunOptions(experimental_xla_options=...)`.
 
     Args:
-        use_spmd_for_xla_partitioning: Has no effect: XLA partitions a replica by SPMD always.
+        use_spmd_for_xla_partitioning: Has no effect: XLA always partitions a replica by SPMD.
         enable_xla_dynamic_padder: Has no effect: programs have static shapes.
-        use_shardy_partitioner: Has no effect: JAX's own setting
-            `jax_use_shardy_partitioner` says so.
+        use_shardy_partitioner: Has no effect: JAX's setting `jax_use_shardy_partitioner` selects
+            the partitioner.
 
-    Another value than the default is logged when a step runs with it.
+    A step with another value than the default logs it.
 
     Example:
         >>> options = RunOptions(experimental_xla_options=jaxdist.tpu.XLAOptions())

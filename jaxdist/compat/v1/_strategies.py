@@ -1,4 +1,4 @@
-"""Strategies of version 1: those of version 2, but `reduce` may leave `axis` out."""
+"""Strategies of version 1: those of version 2, with `axis=None` as a default of `reduce`."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -16,7 +16,7 @@ from jaxdist.tpu.experimental import DeviceAssignment
 
 
 class Strategy(_strategies.Strategy):
-    """A strategy as version 1 of `tf.distribute` has it; made through its subclasses.
+    """The base class of strategies with the interface of version 1 of `tf.distribute`.
 
     Example:
         >>> strategy = jaxdist.compat.v1.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -36,7 +36,7 @@ class Strategy(_strategies.Strategy):
         *,
         experimental_hints: Any = None,
     ) -> PyTree:
-        """As `jaxdist.Strategy.reduce`; `axis` may be left out.
+        """Reduce as `jaxdist.Strategy.reduce`; `axis` may be omitted.
 
         Example:
             >>> strategy = jaxdist.compat.v1.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -50,6 +50,8 @@ class Strategy(_strategies.Strategy):
             reduce_op, value, axis, options, experimental_hints=experimental_hints
         )
 
+    # `jaxdist.MirroredStrategy` and the others are final, so a strategy of version 1 cannot be a
+    # subclass of them. It takes over the mesh of an instance instead.
     def _copy_setup(self, other: _strategies.Strategy) -> None:
         self._set_up(other.layout, other.communication)
 
@@ -112,14 +114,14 @@ class TPUStrategy(Strategy):
     """`jaxdist.TPUStrategy` with the methods of version 1, without those for logical devices.
 
     Args:
-        tpu_cluster_resolver: Which TPUs; None is those of this machine.
-        steps_per_run: Steps that Estimator and `fit` run on the TPUs before they come back to
-            the host; None is 1. `run` is one step whatever it says (`jaxdist.multi_step` makes
-            one of several), and a number other than 1 is logged.
-        device_assignment: Which core each logical device of each replica is.
+        tpu_cluster_resolver: The TPUs; None means those of this machine.
+        steps_per_run: Steps that Estimator and `fit` run on the TPUs before they return to the
+            host; None is 1. It has no effect on `run`, which is one step (`jaxdist.multi_step`
+            joins several), and a number other than 1 is logged.
+        device_assignment: The core of each logical device of each replica.
 
     Raises:
-        NotFoundError: There is no TPU.
+        NotFoundError: No TPU was found.
         ArgumentError: `steps_per_run` is below 1.
 
     Example:
@@ -147,7 +149,7 @@ class TPUStrategy(Strategy):
 
     @property
     def steps_per_run(self) -> int:
-        """Steps that Estimator and `fit` run before they come back to the host.
+        """Steps that Estimator and `fit` run before they return to the host.
 
         Example:
             >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2")
@@ -165,6 +167,7 @@ class TPUStrategy(Strategy):
         return self._newer._hosts_of_replicas()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TPUStrategy":
+        # The base class copies the mesh only; this one also needs `_newer` and its resolver.
         resolver, assignment = self._newer.cluster_resolver, self._newer.device_assignment
         other = TPUStrategy(resolver, self._steps_per_run, assignment)
         memo[id(self)] = other
