@@ -246,7 +246,6 @@ class TPUClusterResolver(ClusterResolver):
         return f"TPUClusterResolver({self._name!r})"
 
 
-# `credentials` may be an object whose `__eq__` raises an error or returns an array.
 def _is_default(credentials: Any) -> bool:
     return isinstance(credentials, str) and credentials == "default"
 
