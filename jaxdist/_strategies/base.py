@@ -279,6 +279,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         check_lower(self)
         call_arguments("strategy.lower", args, kwargs)
         is_callable("strategy.lower", fn)
+        # The runner's errors begin with `strategy.run`; the user called `strategy.lower`.
         with Renamed("strategy.run ", "strategy.lower "):
             program = self._runner.program(fn, args, kwargs, options)
         return dataclasses.replace(program, planner=self._planner(fn, options))
@@ -286,6 +287,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     def _planner(
         self, fn: Callable[..., Any], options: RunOptions | None
     ) -> Callable[..., explain.SlicePlan]:
+        # Planning is a higher room, so it is called through a hook.
         return functools.partial(COMPILE_FOR, self, fn, options)
 
     @final
@@ -348,6 +350,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         check_across(self, "check_gradients", "Call it outside strategy.run, on the step.")
         call_arguments("strategy.check_gradients", args, kwargs)
         is_callable("strategy.check_gradients", fn)
+        # Options of another type are rejected in `check_gradients`.
         if isinstance(options, RunOptions) and options.donate_argnums:
             why = "both steps run on copies"
             tell_without_effect("strategy.check_gradients", "donate_argnums", why)
@@ -515,6 +518,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         """
         check_across(self, "experimental_distribute_values_from_function", CALL_BEFORE_RUN)
         is_callable("experimental_distribute_values_from_function", value_fn, "value_fn")
+        # As documented, `value_fn` runs outside every strategy: each call makes the value of one
+        # replica, not of all.
         with _replica.entered(None):
             return local.make_from_function(value_fn, self.layout, unwrap=self._unwraps)
 
@@ -639,6 +644,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Strategy":
+        # Constructors of subclasses have different parameters. The copy has the same devices, and
+        # compiles its own programs.
         other: Strategy = object.__new__(type(self))
         memo[id(self)] = other
         other._set_up(self.layout, self.communication)

@@ -55,6 +55,7 @@ def assign(strategy: Any, caller: str, value: PyTree, device: Any) -> PyTree:
         if isinstance(leaf, (PerReplica, Sharded)):
             raise _make_type_error(caller, name, leaf)
         array = _as_array(caller, name, leaf.value() if isinstance(leaf, Variable) else leaf)
+        # With one logical device (also on the twin of `check_gradients`) a mark has no effect.
         return array if layout.num_logical == 1 else assigned(array, number)
 
     return jax.tree_util.tree_map_with_path(
@@ -91,6 +92,7 @@ def _validate_device(strategy: Any, caller: str, device: Any) -> int:
             f"Logical devices are numbered from 0 to {count - 1}, the same for every replica.\n\n"
             "Pass for instance logical_device_id=0."
         )
+    # Under SPMD no number is valid, so the advice of the range check below would be wrong.
     if strategy.layout.spmd:
         raise ArgumentError(
             f"{caller}: the strategy was made with experimental_spmd_xla_partitioning=True, and "
@@ -132,6 +134,7 @@ def find_layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
     Raises:
         ContextError: A step of another strategy, or a merge function.
     """
+    # An ambient strategy is never a step, so only explicit frames matter.
     frame = _replica.innermost_explicit_frame()
     if frame is None or not frame.inside_step:
         return None
@@ -168,6 +171,8 @@ def _map_leaves(strategy: Any, caller: str, value: PyTree, check: Check) -> PyTr
 
 
 def _constrain_in_step(caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh) -> Any:
+    # Values in a step belong to one replica. A `PerReplica` or `Sharded` is a closed-over value of
+    # all replicas.
     if isinstance(leaf, (PerReplica, Sharded)):
         raise _make_type_error(caller, name, leaf)
     array = _as_array(caller, name, leaf)
@@ -212,6 +217,7 @@ def _place_rows(
             "replica hold all rows of that replica.\n\n"
             "Split another dim here, or split dim 0 in the step."
         )
+    # Dim 0 of the global array is split over the replicas, not over logical devices.
     whole = (1, *parts[1:])
     tiles = layout.tiles(whole)
     spec = PartitionSpec(layout.replica_spec[0], *tuple(tiles.spec)[1:])
@@ -230,6 +236,7 @@ def _put(
     if isinstance(array, jax.core.Tracer):
         return jax.lax.with_sharding_constraint(array, sharding)
     for dim, (size, count) in enumerate(zip(array.shape, parts, strict=True)):
+        # JAX arrays outside of a program have shards of equal size.
         if size % count:
             sizes = [s for s in (size - size % count, size + -size % count) if s]
             raise ShapeError(

@@ -77,6 +77,7 @@ class MirroredStrategy(Strategy):
                 "Virtual replicas are added up by one tree, whatever the devices.\n\n"
                 "Leave one of them out."
             )
+        # The user's mesh is kept, with its axis names: the step may name them in `jax.lax.psum`.
         if mesh is not None:
             if devices is not None:
                 raise ArgumentError(
@@ -96,6 +97,7 @@ class MirroredStrategy(Strategy):
                 "Pass the mesh too, MirroredStrategy(mesh=mesh, replica_axes=mesh.axis_names[:1]), "
                 "or leave replica_axes out."
             )
+        # A string is a sequence of letters, which would be read as names of devices.
         if isinstance(devices, (str, jax.Device)):
             devices = [devices]
         given: Sequence[str | jax.Device] = [] if devices is None else devices

@@ -55,6 +55,7 @@ class OneDeviceStrategy(Strategy):
             layout, communication_of("OneDeviceStrategy", None, options, experimental_hints)
         )
 
+    # With virtual replicas the device has several replicas, so values stay `PerReplica`.
     @property
     def _unwraps(self) -> bool:
         return self.layout.num_virtual is None

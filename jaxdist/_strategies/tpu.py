@@ -86,6 +86,7 @@ class TPUStrategy(Strategy):
             described=described,
             spmd=spmd,
         )
+        # A strategy over several processes communicates, and a described one does not run.
         if described is None and layout.is_local:
             warn_if_alone("TPUStrategy")
         self._set_up(layout, communication_of("TPUStrategy", None, options, experimental_hints))
@@ -303,6 +304,7 @@ class TPUStrategy(Strategy):
         caller = "TPUStrategy.on_logical_device"
         return logical_devices.on_logical_device(self, caller, logical_device_id)
 
+    # The base class copies what `_set_up` sets; the other attributes are immutable and shared.
     def __deepcopy__(self, memo: dict[int, Any]) -> "TPUStrategy":
         other: Any = super().__deepcopy__(memo)
         other._resolver, other._assignment = self._resolver, self._assignment
@@ -330,6 +332,7 @@ def _validate_assignment(
         every_core = system.topology.device_coordinates.reshape(-1, 1, 4)
         return DeviceAssignment(system.topology, every_core)
     check_assignment("experimental_device_assignment", assignment)
+    # `DeviceAssignment.build(num_replicas=0)` is valid, as in TensorFlow; an empty mesh is not.
     if assignment.num_replicas == 0 or assignment.num_cores_per_replica == 0:
         raise TopologyError(
             f"TPUStrategy was given a device assignment that has {assignment.num_replicas} "

@@ -32,6 +32,7 @@ def refuse_mixing(strategy: StrategyProperties, what: str, frame: _replica.Frame
 
 def _explain_conflict(called: StrategyProperties, current: StrategyProperties) -> str:
     """Explain why the called strategy and the current one do not mix."""
+    # Equal names of two strategies would make the second message contradict itself.
     if repr(called) == repr(current):
         return (
             f"Two strategies were made with the same arguments, {called!r}. They do not mix: each "
@@ -92,6 +93,7 @@ def check_run(strategy: StrategyProperties) -> _replica.Frame | None:
     frame = _replica.current_frame()
     if frame is None:
         return None
+    # This check is first: inside a replica of another strategy the advice below would be wrong.
     if frame.strategy is not strategy:
         refuse_mixing(strategy, "run", frame)
     if frame.replica is not None:

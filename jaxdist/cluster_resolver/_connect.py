@@ -52,12 +52,14 @@ def experimental_connect_to_cluster(
         check_text(caller, "job_name", job_name, "worker")
     if task_index is not None:
         task_index = as_integer(caller, "task_index", task_index, least=0)
+    # `jax.distributed.initialize` raises an error at its second call.
     if chips.is_connected():
         return
     # The environment of a TPU VM lists its hosts, so JAX connects them without an address.
     tasks = _list_training_tasks(resolver)
     if getattr(resolver, "tpu_name", None) == "local":
         hosts = [job for job, _ in tasks if job == resolver.task_type]
+        # The list of hosts contains one slice only, so the number of slices counts as well.
         if len(hosts) > 1 or int(os.environ.get("MEGASCALE_NUM_SLICES") or 1) > 1:
             chips.connect()
         elif not hosts:

@@ -35,6 +35,7 @@ class ClusterResolver(abc.ABC):
         `tf.distribute.cluster_resolver.ClusterResolver`.
     """
 
+    # Class attributes: a user's subclass need not call `super().__init__()`.
     _task_type: str | None = None
     _task_id: int | None = None
 

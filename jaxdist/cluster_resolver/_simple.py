@@ -96,6 +96,7 @@ class SimpleClusterResolver(ClusterResolver):
         caller = f"{_CALLER}.master"
         check_task(caller, task_type, task_id, rpc_layer)
         if task_type is not None and task_id is not None:
+            # Errors of the spec are rewritten to name the arguments of this method.
             inner = "ClusterSpec.task_address was given"
             with (
                 Renamed(f"{inner} job_name", f"{caller} was given task_type"),

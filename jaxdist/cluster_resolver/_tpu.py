@@ -167,6 +167,7 @@ class TPUClusterResolver(ClusterResolver):
         hosts = _list_hosts(os.environ) if self.is_local else []
         name, address = self._coordinator
         jobs: dict[str, list[str]] = {}
+        # One host needs no address; `master` returns '' for it.
         if len(hosts) > 1 and self.task_type:
             jobs[self.task_type] = [f"{host}:{_PORT}" for host in hosts]
         if name and address:

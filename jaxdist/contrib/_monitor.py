@@ -53,6 +53,7 @@ class Monitor:
         while num_steps is None or done < num_steps:
             try:
                 self._step()
+            # A plain Python iterator ends with `StopIteration`.
             except (OutOfRangeError, StopIteration):
                 return
             done += 1

@@ -128,6 +128,8 @@ def _replicas_per_dim(num_replicas: int, copies: Sequence[int]) -> list[int]:
     if num_replicas == 0:
         return box
     remaining = num_replicas
+    # These formulas, floating-point root included, are TensorFlow's: assignments must be equal to
+    # those of `tf.tpu.experimental.DeviceAssignment.build` (`tests/tpu/` compares them).
     order = sorted(range(4), key=lambda dim: (copies[dim], (dim + 1) % 4))
     for left, dim in zip((4, 3, 2, 1), order, strict=True):
         wanted = math.ceil(remaining ** (1.0 / left))
@@ -172,6 +174,7 @@ def _place_on_present_devices(
     cores = int(np.prod(shape))
     devices = topology.device_coordinates.reshape(-1, 4)
     missing = len(topology.missing_devices)
+    # Without boxes, neighbours and distances have no meaning.
     if (stride != 1).any() or mode is DeviceOrderMode.RING:
         what = (
             "DeviceOrderMode.RING"

@@ -68,6 +68,7 @@ class DeviceAssignment:
         seen: dict[tuple[int, ...], tuple[int, int]] = {}
         for replica, logical in np.ndindex(*self._cores.shape[:2]):
             name = f"DeviceAssignment: core_assignment[{replica}][{logical}]"
+            # Raises an error for a core outside of the mesh or a missing one.
             place = self._topology.present(name, self._cores[replica, logical].tolist())
             if place in seen:
                 first = "][".join(map(str, seen[place]))
@@ -126,6 +127,7 @@ class DeviceAssignment:
         Source:
             `tf.tpu.experimental.DeviceAssignment.build`.
         """
+        # As in TensorFlow, a serialized topology may be passed.
         if isinstance(topology, bytes):
             topology = topology_of_bytes("DeviceAssignment.build(topology=...)", topology)
         _check_topology("DeviceAssignment.build", topology)

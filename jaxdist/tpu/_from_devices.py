@@ -73,6 +73,7 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     for i, device in enumerate(devices):
         by_task.setdefault(device.process_index, []).append(i)
     tasks = [by_task[task] for task in sorted(by_task)]
+    # A topology is a rectangular array `[tasks, devices]`.
     counts = {task: len(by_task[task]) for task in sorted(by_task)}
     if len(set(counts.values())) > 1:
         raise TopologyError(
@@ -92,6 +93,7 @@ def _compute_coordinates(devices: Sequence[HasPlace]) -> np.ndarray:
         # A process may see a part of a slice only; each slice counts from its own first chip.
         mine = slices == index
         places[mine, :3] -= places[mine, :3].min(0)
+    # The indices of slices may have gaps, so a slice is moved by the rank of its index.
     depth = int(places[:, 2].max()) + 1
     places[:, 2] += np.searchsorted(np.unique(slices), slices) * depth
     return places

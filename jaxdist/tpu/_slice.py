@@ -54,6 +54,7 @@ class Slice:
     num_slices: int = 1
 
     def __post_init__(self) -> None:
+        # `jaxdist.tpu.Slice` is public, so it validates what `slice_of` has validated by name.
         if not isinstance(self.generation, str) or self.generation not in CORES_PER_CHIP:
             raise TopologyError(
                 f"tpu.Slice was given generation={shown(self.generation)}.\n\n"
@@ -158,6 +159,7 @@ def slice_of(name: str) -> Slice:
             f"Slices of {generation} have chips in x and y only.\n\nUse {generation}:{x}x{y * z} "
             f"for as many chips, or {generation}:{x}x{y}*{z * count} for slices of {x}x{y}."
         )
+    # A size of 1 is a part of one host; every larger size is made of whole hosts.
     odd = [size for size in (x, y) if size > 1 and size % 2]
     if odd:
         nearest = [

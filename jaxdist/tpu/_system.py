@@ -85,6 +85,7 @@ class TPUSystem:
     def hardware_feature(self) -> HardwareFeature:
         """The features of the chips beside matrix products."""
         prefix, _, rest = self.name.partition(":")
+        # CPU devices have another `device_kind`, so the name of the slice decides.
         if prefix + ":" in (VIRTUAL, DESCRIBED):
             return HardwareFeature(slice_of(rest).generation)
         return HardwareFeature(self.devices[0][0].device_kind)
@@ -116,6 +117,7 @@ def _find_virtual(name: str) -> TPUSystem:
             "Right after the imports call "
             f"jaxdist.testing.virtual_devices({layout.num_cores})."
         )
+    # CPU devices have no coordinates. CPU device i takes the place of core i of the slice.
     topology, grid = topology_of(layout.cores)
     return TPUSystem(name, topology, tuple(tuple(cpus[c.id] for c in task) for task in grid))
 

@@ -285,6 +285,7 @@ def as_integers(name: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ArgumentTypeError as error:
+        # Types of jaxdist (a `PerReplica`) raise it when NumPy converts them.
         raise ArgumentTypeError(
             f"{name} was given as {shown(value)}.\n\nIt is made of integers.\n\n"
             "Pass a list or an array of integers."
@@ -306,6 +307,7 @@ def as_integers(name: str, value: Any) -> np.ndarray:
             f"Coordinates and sizes of a slice are at most {_LARGEST}.\n\n"
             "Pass smaller numbers."
         )
+    # A copy: the caller may change the given array later.
     array = array.astype(np.int32)
     array.setflags(write=False)
     return array
@@ -392,5 +394,6 @@ def _parse(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
             f"{wanted}.\n\nEach device has {rank} coordinates.\n\nPass what Topology.serialized() "
             "returned."
         )
+    # Wide integers: the bytes may hold numbers beyond int32, which `as_integers` rejects.
     shape = (fields.num_tasks, fields.devices_per_task, rank)
     return fields.mesh_shape, np.asarray(fields.coordinates, np.int64).reshape(shape)

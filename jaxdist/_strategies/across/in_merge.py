@@ -39,6 +39,7 @@ def run(
         (tuple(args), dict(kwargs or {})),
         is_leaf=lambda x: isinstance(x, DistributedValues),
     )
+    # The surrounding step collects the variables that are read and assigned here, too.
     context = ReplicaContext(strategy)
     with entered(Frame(strategy, replica=context, variables=frame.variables)):
         result = fn(*own_args, **own_kwargs)
@@ -75,6 +76,7 @@ def reduce(
         else:
             own = own_value(leaf, layout) if isinstance(leaf, PerReplica) else leaf
             local[number] = _reduce_dims(op, name, own, axis)
+    # One call for all leaves, so that small leaves share a collective.
     if local:
         caller = "Strategy.reduce"
         given = list(local.values())

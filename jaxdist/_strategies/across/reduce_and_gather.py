@@ -75,6 +75,7 @@ def gather(
     for name, leaf in named.items():
         _collectives.refuse_slices("Strategy.gather", name, leaf)
     _collectives.check_gatherable("Strategy.gather", named, axis)
+    # Leaves that are no per-replica values do not concern the user's class.
     by_ops = None if own is None else OpsReducer(own, layout, options)
 
     def gathered(name: str, leaf: Any) -> Any:

@@ -131,6 +131,7 @@ class StrategyExtended(ExtendedV1):
         reduce_op = _collectives.reduce_op(caller, reduce_op)
         target = _collectives.target_in_strategy(caller, destinations, self._strategy.layout)
         chosen = _collectives.hints_of(caller, options, experimental_hints, packs=True)
+        # Errors of `Strategy.reduce` begin with its name; the user called this method.
         with Renamed("Strategy.reduce", caller):
             reduced = self._strategy.reduce(reduce_op, value, axis=None, options=chosen)
         return self._put(reduced, target)
@@ -176,6 +177,7 @@ class StrategyExtended(ExtendedV1):
         chosen = _collectives.hints_of(caller, options, experimental_hints, packs=True)
         layout = self._strategy.layout
         targets = [_collectives.target_in_strategy(caller, d, layout) for _, d in pairs]
+        # The list is one pytree, so one `reduce` can pack all values.
         values = [v for v, _ in pairs]
         with Renamed("Strategy.reduce", caller):
             reduced = self._strategy.reduce(reduce_op, values, axis=None, options=chosen)
@@ -209,6 +211,7 @@ class StrategyExtended(ExtendedV1):
             self._strategy, "extended.broadcast_to", "Inside a replica call it in a merge_call."
         )
         target = _collectives.target_in_strategy(caller, destinations, self._strategy.layout)
+        # See Note [Merge functions].
         if frame is not None and frame.in_merge:
             tensor = merged.broadcast(tensor)
         tensor = as_arrays(caller, "tensor", tensor)
@@ -335,6 +338,7 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.distribute.StrategyExtended.colocate_vars_with`.
         """
+        # An ambient strategy counts too: variables are mirrored under it, as in a scope.
         frame = _replica.current_frame()
         name = type(self._strategy).__name__
         if frame is None or frame.strategy is not self._strategy or frame.inside_step:

@@ -87,6 +87,8 @@ class MultiStepContext:
                 f"{caller} was given the name {name!r}, of type {type(name).__name__}.\n\n"
                 "Outputs are found by their names.\n\nPass a string."
             )
+        # A traced value must not leave its step: JAX would raise `UnexpectedTracerError` later,
+        # without the name of the output.
         frame = _replica.current_frame()
         if frame is not None and frame.inside_step:
             raise ContextError(

@@ -49,6 +49,7 @@ class StrategyMethodsV1:
             stacklevel=2,
         )
         name = "distribute_datasets_from_function"
+        # Errors of the newer method begin with its name; the user called the older one.
         with Renamed(name, f"experimental_{name}"):
             distributed: data.DistributedDataset = self._strategy.distribute_datasets_from_function(
                 dataset_fn, options
@@ -124,11 +125,11 @@ class StrategyMethodsV1:
         input_fn: Callable[[data.InputContext], Any],
         replication_mode: data.InputReplicationMode = data.InputReplicationMode.PER_WORKER,
     ) -> data.DistributedIterator:
-        """The iterator of what `input_fn` makes: consecutive elements go to the replicas.
+        """Return an iterator that distributes consecutive elements of `input_fn` to the replicas.
 
         Args:
             input_fn: Function of an `InputContext`. It returns a dataset, as for
-                `distribute_datasets_from_function`, or a function without arguments that gives
+                `distribute_datasets_from_function`, or a function without arguments that returns
                 the next element at each call, until it raises `StopIteration` or
                 `errors.OutOfRangeError`.
             replication_mode: `InputReplicationMode.PER_WORKER`.
@@ -229,6 +230,7 @@ class StrategyMethodsV1:
         )
         return block
 
+    # Type checkers must not see this method: they would accept every misspelled member.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:

@@ -89,6 +89,7 @@ class ExtendedV1:
         if isinstance(given, Variable):
             is_ours = given.distribute_strategy is strategy
         else:
+            # Names and devices mix, and the order has no meaning: sets of devices are compared.
             listed = [given] if isinstance(given, (str, jax.Device)) else given
             is_list = isinstance(listed, (list, tuple))
             devices = runtime.distinct_devices(caller, listed, "colocate_with") if is_list else []
@@ -126,9 +127,11 @@ class ExtendedV1:
             ):
                 result = strategy.run(step, (variable, tuple(args), dict(kwargs or {})))
             return result if group else strategy.experimental_local_results(result)
+        # A step is being traced, so the update becomes a part of it instead of a step of its own.
         result = step(variable, args, kwargs)
         if group:
             return result
+        # In a trace a replica has its own result only; a tuple of all results needs a collective.
         axes, count = strategy.layout.replica_axes, strategy.layout.num_replicas
         rows = jax.tree.map(lambda x: jax.lax.all_gather(jax.numpy.asarray(x), axes), result)
         return tuple(jax.tree.map(lambda x, r=r: x[r], rows) for r in range(count))
@@ -186,6 +189,7 @@ class ExtendedV1:
                 "Pass a dict such as {'loss': 0.0}, or None."
             )
         context = MultiStepContext(self._strategy, dict(initial_loop_values or {}))
+        # A note on an error that ends the loop early: it names the number of steps requested.
         note = f"{caller} was given iterations={iterations}."
         with self._strategy.scope(), Noted(note):
             for _ in range(iterations):
@@ -236,6 +240,7 @@ class ExtendedV1:
             >>> MirroredStrategy().extended.should_checkpoint
             True
         """
+        # A strategy of one process trains a model of its own, which nobody else writes.
         return bool(self._strategy.layout.is_local or jax.process_index() == 0)
 
     @property
