@@ -52,7 +52,7 @@ def put_uncommitted(array: np.ndarray) -> jax.Array:
     # `jax_default_device` may be the name of a platform, which only `device_put` resolves.
     if isinstance(device, str):
         return jax.device_put(array)
-    aval, layout = _on_one_device(array.shape, array.dtype, device)
+    aval, layout = _get_aval_and_sharding(array.shape, array.dtype, device)
     placed: jax.Array = _pxla.batched_device_put(aval, layout, [array], [device], committed=False)
     return placed
 
@@ -69,7 +69,9 @@ def pieces_of(array: jax.Array) -> list[Any]:
 
 
 @functools.lru_cache(maxsize=256)
-def _on_one_device(shape: tuple[int, ...], dtype: Any, device: jax.Device) -> tuple[Any, Any]:
+def _get_aval_and_sharding(
+    shape: tuple[int, ...], dtype: Any, device: jax.Device
+) -> tuple[Any, Any]:
     return _core.ShapedArray(shape, dtype), jax.sharding.SingleDeviceSharding(device)
 
 

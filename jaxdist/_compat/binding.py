@@ -25,18 +25,18 @@ def rewritten_derivatives(
     mesh = None if traced_in is None else traced_in.ctx.cur_abstract_mesh
     for name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk"):
         if name in params:
-            changed[name] = _rewritten_rule(params[name], rewrite, mesh)
+            changed[name] = _rewrite_rule(params[name], rewrite, mesh)
     return changed
 
 
-def _rewritten_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any], mesh: Any) -> Any:
-    def traced(*zeros: Any) -> Any:
-        with contextlib.nullcontext() if mesh is None else _over(mesh):
+def _rewrite_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any], mesh: Any) -> Any:
+    def trace_rule(*zeros: Any) -> Any:
+        with contextlib.nullcontext() if mesh is None else _use_mesh(mesh):
             jaxpr, consts, *rest = rule.call_wrapped(*zeros)
         closed = rewrite(jaxpr, consts)
         return closed.jaxpr, closed.consts, *rest
 
-    return _linear_util.wrap_init(traced, debug_info=rule.debug_info)
+    return _linear_util.wrap_init(trace_rule, debug_info=rule.debug_info)
 
 
 def rewritten_jvp(rule: Any, rewrite: Callable[[Any, Any, Any], Any]) -> Any:
@@ -47,16 +47,16 @@ def rewritten_jvp(rule: Any, rewrite: Callable[[Any, Any, Any], Any]) -> Any:
     another program.
     """
 
-    def traced(*zeros: Any) -> Any:
+    def trace_rule(*zeros: Any) -> Any:
         jaxpr, consts, out_zeros = rule.call_wrapped(*zeros)
         closed = rewrite(ClosedJaxpr(jaxpr, consts), zeros, out_zeros)
         return closed.jaxpr, closed.consts, out_zeros
 
-    return _linear_util.wrap_init(traced, debug_info=rule.debug_info)
+    return _linear_util.wrap_init(trace_rule, debug_info=rule.debug_info)
 
 
 @contextlib.contextmanager
-def _over(mesh: Any) -> Iterator[None]:
+def _use_mesh(mesh: Any) -> Iterator[None]:
     """Trace over this mesh; the public context manager rejects another number of devices."""
     around = _MESH_CONTEXT.swap_local(mesh)
     try:
@@ -90,7 +90,7 @@ def bind_here(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     with (
         _source_info.user_context(eqn.source_info.traceback, name_stack=names),
         eqn.ctx.manager,
-        _over(here),
+        _use_mesh(here),
     ):
         return eqn.primitive.bind(*operands, **params)
 

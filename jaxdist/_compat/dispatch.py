@@ -89,8 +89,14 @@ def fast_call_record(
     return _pxla.MeshExecutableFastpathData(
         executable.xla_executable,
         out_tree,
-        [_physical(s, a) for s, a in pairs(executable._in_shardings, executable.in_avals)],
-        [_physical(s, a) for s, a in pairs(executable._out_shardings, executable.out_avals)],
+        [
+            _get_physical_sharding(s, a)
+            for s, a in pairs(executable._in_shardings, executable.in_avals)
+        ],
+        [
+            _get_physical_sharding(s, a)
+            for s, a in pairs(executable._out_shardings, executable.out_avals)
+        ],
         [o.aval for o in outputs],
         [o._committed for o in outputs],
         kept,
@@ -113,7 +119,7 @@ def call_with_any_layout(compiled: jax.stages.Compiled, leaves: Sequence[Any]) -
     return results
 
 
-def _physical(sharding: Any, aval: Any) -> Any:
+def _get_physical_sharding(sharding: Any, aval: Any) -> Any:
     """Return the sharding of the raw bits, which differs for typed random keys."""
     if aval is _core.abstract_token or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return sharding

@@ -67,7 +67,7 @@ class HeldTracer(_core.Tracer[Any]):
         return format(self.held, spec)
 
 
-def _of_held(name: str) -> property:
+def _forward_to_held(name: str) -> property:
     return property(lambda self: getattr(self.held, name))
 
 
@@ -77,4 +77,4 @@ for _name in (
     "global_shards is_deleted is_fully_addressable is_fully_replicated on_device_size_in_bytes "
     "unsafe_buffer_pointer __dlpack__ __dlpack_device__ __reduce__"
 ).split():
-    setattr(HeldTracer, _name, _of_held(_name))
+    setattr(HeldTracer, _name, _forward_to_held(_name))

@@ -88,7 +88,7 @@ def constrain_tiles(
     physical = _core.physical_aval(aval)
     parts = (*parts, *(1,) * (physical.ndim - len(parts)))
     if _config.use_shardy_partitioner.value:
-        return _sdy.sharding_constraint(value, _tiles(parts, axis, mesh_shape))
+        return _sdy.sharding_constraint(value, _make_tiles(parts, axis, mesh_shape))
     # GSPMD has no sub-axes: a mesh is described in which the axis is split into one axis per dim.
     sizes = [n for n in parts if n > 1] or [dict(mesh_shape)[axis]]
     names = [f"{axis}_{i}" for i in range(len(sizes))]
@@ -108,7 +108,7 @@ def constrain_tiles(
     return _mlir.wrap_with_sharding_op(context, value, aval, proto, unspecified_dims=open_dims)
 
 
-def _tiles(parts: Sequence[int], axis: str, mesh_shape: tuple[Any, ...]) -> Any:
+def _make_tiles(parts: Sequence[int], axis: str, mesh_shape: tuple[Any, ...]) -> Any:
     mesh = _sdy.MeshAttr.get([_sdy.MeshAxisAttr.get(n, s) for n, s in mesh_shape], [])
     size = dict(mesh_shape)[axis]
     dims = []

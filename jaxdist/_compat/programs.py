@@ -72,7 +72,7 @@ def call_traced(
     jaxpr = closed.jaxpr.replace(eqns=[*closed.jaxpr.eqns[:-1], last], outvars=results)
     # JAX 0.12 has one class for open and closed jaxprs.
     program = jaxpr if closed.jaxpr is closed else closed.replace(jaxpr=jaxpr)
-    bound = _jitted_params(program, len(arguments), len(results))
+    bound = _make_jit_params(program, len(arguments), len(results))
     return list(_jit_equation().primitive.bind(*arguments, **bound))
 
 
@@ -82,7 +82,7 @@ def _jit_equation() -> Any:
     return jax.make_jaxpr(jax.jit(lambda x: x + 1))(0).jaxpr.eqns[-1]
 
 
-def _jitted_params(program: Any, num_arguments: int, num_results: int) -> dict[str, Any]:
+def _make_jit_params(program: Any, num_arguments: int, num_results: int) -> dict[str, Any]:
     params = dict(_jit_equation().params, jaxpr=program, name="step")
     # Shardings, layouts and so on have one entry per argument or per result; the template has one
     # argument and one result.
@@ -105,13 +105,13 @@ def without_placeholders(program: Any, primitive: Any) -> tuple[Any, dict[int, A
 
 def with_inputs(jaxpr: Any, variables: Sequence[Any]) -> Any:
     """Return an open program with these variables appended to its inputs."""
-    return _replaced_inputs(jaxpr, [*jaxpr.invars, *variables])
+    return _replace_inputs(jaxpr, [*jaxpr.invars, *variables])
 
 
 def with_constants_as_inputs(jaxpr: Any) -> ClosedJaxpr:
     """Return a program that takes its constants as its first inputs."""
     inputs = [*jaxpr.constvars, *jaxpr.invars]
-    return ClosedJaxpr(_replaced_inputs(jaxpr.replace(constvars=[]), inputs), ())
+    return ClosedJaxpr(_replace_inputs(jaxpr.replace(constvars=[]), inputs), ())
 
 
 def body_with_inputs(
@@ -133,11 +133,11 @@ def body_with_inputs(
     last = eqn.replace(params=params, invars=[*eqn.invars, *added])
     inputs = [*closed.jaxpr.invars, *added]
     jaxpr = closed.jaxpr.replace(eqns=[*closed.jaxpr.eqns[:-1], last])
-    jaxpr = _replaced_inputs(jaxpr, [inputs[n] for n in order])
+    jaxpr = _replace_inputs(jaxpr, [inputs[n] for n in order])
     return jaxpr if closed.jaxpr is closed else closed.replace(jaxpr=jaxpr)
 
 
-def _replaced_inputs(jaxpr: Any, variables: Sequence[Any]) -> Any:
+def _replace_inputs(jaxpr: Any, variables: Sequence[Any]) -> Any:
     # JAX checks that there are as many argument names as inputs; the old names do not fit.
     info = jaxpr.debug_info._replace(arg_names=("",) * len(variables))
     return jaxpr.replace(invars=list(variables), debug_info=info)

@@ -113,11 +113,11 @@ def hides_frames(fn: F) -> F:
     """Wrap a function so that its exceptions have no frames of jaxdist and JAX."""
 
     @functools.wraps(fn)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call_and_hide_frames(*args: Any, **kwargs: Any) -> Any:
         try:
             return fn(*args, **kwargs)
         except Exception as error:
             hide_frames(error)
             raise
 
-    return cast(F, called)
+    return cast(F, call_and_hide_frames)

@@ -50,7 +50,7 @@ def assign(strategy: Any, caller: str, value: PyTree, device: Any) -> PyTree:
     number = _validate_device(strategy, caller, device)
     layout = _require_layout(strategy, caller)
 
-    def one(path: Any, leaf: Any) -> Any:
+    def assign_leaf(path: Any, leaf: Any) -> Any:
         name = "tensor" + jax.tree_util.keystr(path)
         if isinstance(leaf, (PerReplica, Sharded)):
             raise _make_type_error(caller, name, leaf)
@@ -59,7 +59,7 @@ def assign(strategy: Any, caller: str, value: PyTree, device: Any) -> PyTree:
         return array if layout.num_logical == 1 else assigned(array, number)
 
     return jax.tree_util.tree_map_with_path(
-        one, value, is_leaf=lambda x: isinstance(x, _LEAF_TYPES)
+        assign_leaf, value, is_leaf=lambda x: isinstance(x, _LEAF_TYPES)
     )
 
 
@@ -69,7 +69,7 @@ def on_logical_device(
     """Return a decorator that computes calls of a function on one logical device."""
     number = _validate_device(strategy, caller, device)
 
-    def decorated(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
         is_callable(caller, fn)
         placed = on_device(fn, number)
 
@@ -80,7 +80,7 @@ def on_logical_device(
 
         return called
 
-    return decorated
+    return decorate
 
 
 def _validate_device(strategy: Any, caller: str, device: Any) -> int:
@@ -157,7 +157,7 @@ Check = Callable[[str, tuple[int, ...], Any], tuple[int, ...]]
 def _map_leaves(strategy: Any, caller: str, value: PyTree, check: Check) -> PyTree:
     inside = find_layout_in_step(strategy, caller)
 
-    def one(path: Any, leaf: Any) -> Any:
+    def map_leaf(path: Any, leaf: Any) -> Any:
         name = "tensor" + jax.tree_util.keystr(path)
         if isinstance(leaf, Variable):
             leaf = leaf.value()
@@ -166,7 +166,7 @@ def _map_leaves(strategy: Any, caller: str, value: PyTree, check: Check) -> PyTr
         return _place_outside_step(caller, name, leaf, check, strategy.layout)
 
     return jax.tree_util.tree_map_with_path(
-        one, value, is_leaf=lambda x: isinstance(x, _LEAF_TYPES)
+        map_leaf, value, is_leaf=lambda x: isinstance(x, _LEAF_TYPES)
     )
 
 
@@ -199,7 +199,7 @@ def _place_outside_step(
     if placement_of(leaf, layout).kind is Kind.PER_REPLICA:
         return _place_rows(caller, name, leaf, check, layout, scalars=False)
     parts = check(name, leaf.shape, leaf.dtype)
-    return _put(caller, name, leaf, parts, layout.tiles(parts), layout)
+    return _place(caller, name, leaf, parts, layout.tiles(parts), layout)
 
 
 def _place_rows(
@@ -221,10 +221,10 @@ def _place_rows(
     whole = (1, *parts[1:])
     tiles = layout.tiles(whole)
     spec = PartitionSpec(layout.replica_spec[0], *tuple(tiles.spec)[1:])
-    return _put(caller, name, array, whole, NamedSharding(tiles.mesh, spec), layout)
+    return _place(caller, name, array, whole, NamedSharding(tiles.mesh, spec), layout)
 
 
-def _put(
+def _place(
     caller: str,
     name: str,
     array: Any,

@@ -25,7 +25,7 @@ class Scope(contextlib.ContextDecorator, Generic[T]):
         block = self._enter()
         strategy = block.__enter__()
         # Appended after `__enter__`: a block that raised an error must not be exited.
-        self._entered.append(block)
+        self._open_blocks.append(block)
         return strategy
 
     def __exit__(
@@ -34,10 +34,10 @@ class Scope(contextlib.ContextDecorator, Generic[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        return self._entered.pop().__exit__(kind, error, traceback)
+        return self._open_blocks.pop().__exit__(kind, error, traceback)
 
     @property
-    def _entered(self) -> list[contextlib.AbstractContextManager[T]]:
+    def _open_blocks(self) -> list[contextlib.AbstractContextManager[T]]:
         """The open blocks of this thread, the innermost one last."""
         if not hasattr(self._local, "entered"):
             self._local.entered = []

@@ -177,7 +177,7 @@ class DeviceAssignment:
             >>> assignment.coordinates(0, 0)
             (0, 0, 0, 0)
         """
-        return self._at("coordinates", replica, logical_core)
+        return self._get_coordinates("coordinates", replica, logical_core)
 
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
         """Return the replicas whose logical device `logical_core` is on task `task_id`.
@@ -219,7 +219,7 @@ class DeviceAssignment:
             >>> assignment.tpu_ordinal(2)
             3
         """
-        place = self._at("tpu_ordinal", replica, logical_core)
+        place = self._get_coordinates("tpu_ordinal", replica, logical_core)
         return self._topology.tpu_device_ordinal_at_coordinates(place)
 
     def host_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
@@ -234,7 +234,7 @@ class DeviceAssignment:
             >>> assignment.host_device(job="worker")
             '/job:worker/task:0/device:CPU:0'
         """
-        place = self._at("host_device", replica, logical_core)
+        place = self._get_coordinates("host_device", replica, logical_core)
         check_job("host_device", job)
         return self._topology.cpu_device_name_at_coordinates(place, job)
 
@@ -250,11 +250,11 @@ class DeviceAssignment:
             >>> assignment.tpu_device()
             '/task:0/device:TPU:0'
         """
-        place = self._at("tpu_device", replica, logical_core)
+        place = self._get_coordinates("tpu_device", replica, logical_core)
         check_job("tpu_device", job)
         return self._topology.tpu_device_name_at_coordinates(place, job)
 
-    def _at(self, caller: str, replica: int, logical_core: int) -> tuple[int, ...]:
+    def _get_coordinates(self, caller: str, replica: int, logical_core: int) -> tuple[int, ...]:
         for name, index, size in (
             ("replica", replica, self.num_replicas),
             ("logical_core", logical_core, self.num_cores_per_replica),

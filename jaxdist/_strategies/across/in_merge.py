@@ -116,7 +116,7 @@ def gather(
 ) -> PyTree:
     """Gather handles by an all-gather or by the user's `CrossDeviceOps`: `Strategy.gather`."""
 
-    def leaf_of(path: Any, leaf: Any) -> Any:
+    def gather_leaf(path: Any, leaf: Any) -> Any:
         name = "value" + keystr(path)
         _collectives.refuse_slices("Strategy.gather", name, leaf)
         if not isinstance(leaf, PerReplica):
@@ -128,7 +128,7 @@ def gather(
         dim = _collectives.gather_dim("Strategy.gather", name, local, axis)
         return _collectives.gathered(local, dim, layout.replica_axes)
 
-    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_leaf)
+    return jax.tree.map_with_path(gather_leaf, value, is_leaf=_is_leaf)
 
 
 def _is_leaf(x: Any) -> bool:
@@ -138,7 +138,7 @@ def _is_leaf(x: Any) -> bool:
 def broadcast(value: PyTree) -> PyTree:
     """Return the value for every replica; raise an error for a `PerReplica`."""
 
-    def leaf_of(path: Any, leaf: Any) -> Any:
+    def check_leaf(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
             raise ArgumentTypeError(
                 f"broadcast_to was given tensor{keystr(path)}, which is a PerReplica.\n\n"
@@ -147,7 +147,7 @@ def broadcast(value: PyTree) -> PyTree:
             )
         return leaf
 
-    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_per_replica)
+    return jax.tree.map_with_path(check_leaf, value, is_leaf=_is_per_replica)
 
 
 def _is_per_replica(x: Any) -> bool:

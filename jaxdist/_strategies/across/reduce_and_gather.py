@@ -78,14 +78,14 @@ def gather(
     # Leaves that are no per-replica values do not concern the user's class.
     by_ops = None if own is None else OpsReducer(own, layout, options)
 
-    def gathered(name: str, leaf: Any) -> Any:
+    def gather_leaf(name: str, leaf: Any) -> Any:
         if isinstance(leaf, Sharded):
             return _collectives.gather_sharded(name, leaf, axis)
         if by_ops is not None and by_ops.can_reduce(leaf):
             return by_ops.gather(name, leaf, axis)
         return _collectives.gather_across(name, leaf, axis, layout)
 
-    return treedef.unflatten(gathered(name, leaf) for name, leaf in named.items())
+    return treedef.unflatten(gather_leaf(name, leaf) for name, leaf in named.items())
 
 
 def _is_leaf(x: Any) -> bool:

@@ -134,7 +134,7 @@ class StrategyExtended(ExtendedV1):
         # Errors of `Strategy.reduce` begin with its name; the user called this method.
         with Renamed("Strategy.reduce", caller):
             reduced = self._strategy.reduce(reduce_op, value, axis=None, options=chosen)
-        return self._put(reduced, target)
+        return self._put_on_target(reduced, target)
 
     def batch_reduce_to(
         self,
@@ -181,7 +181,7 @@ class StrategyExtended(ExtendedV1):
         values = [v for v, _ in pairs]
         with Renamed("Strategy.reduce", caller):
             reduced = self._strategy.reduce(reduce_op, values, axis=None, options=chosen)
-        return [self._put(v, t) for v, t in zip(reduced, targets, strict=True)]
+        return [self._put_on_target(v, t) for v, t in zip(reduced, targets, strict=True)]
 
     def broadcast_to(self, tensor: PyTree, destinations: Any) -> PyTree:
         """Copy one value to all devices in `destinations`.
@@ -220,7 +220,7 @@ class StrategyExtended(ExtendedV1):
             return jax.tree.map(lambda leaf: ops.broadcast(leaf, destinations), tensor)
         if frame is not None and frame.in_merge:
             return tensor
-        return self._put(tensor, target)
+        return self._put_on_target(tensor, target)
 
     def update(
         self,
@@ -403,7 +403,7 @@ class StrategyExtended(ExtendedV1):
         with Renamed("strategy.run ", f"{caller} "):
             return self._strategy.run(fn, args, kwargs)
 
-    def _put(self, value: PyTree, target: Any) -> PyTree:
+    def _put_on_target(self, value: PyTree, target: Any) -> PyTree:
         frame = _replica.current_frame()
         # In a merge function the result is traced and every replica has it already.
         if frame is not None and frame.in_merge:

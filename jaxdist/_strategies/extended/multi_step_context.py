@@ -93,7 +93,7 @@ class MultiStepContext:
         if frame is not None and frame.inside_step:
             raise ContextError(
                 f"{caller}({name!r}) was called {frame.describe()}.\n\n"
-                "The step is traced, and its values are not there yet.\n\n"
+                "The step is traced, and its values are unavailable while tracing.\n\n"
                 f"Return the value from the step, and call it with what strategy.run gives."
             )
 
