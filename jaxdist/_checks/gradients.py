@@ -173,6 +173,7 @@ class _CallCopy:
                 self._names.append(_name(path))
         # All objects are split and merged together, so that variables they share stay shared.
         graphdef, state = nnx.split(tuple(nodes.values()))
+        # `nnx.merge` reuses the Variable objects of the state, so the state is copied before.
         own_variables = jax.tree.map(lambda x: x, state)
         self._nodes: tuple[Any, ...] = nnx.merge(graphdef, own_variables)
         self._before = self._values()
@@ -230,6 +231,8 @@ def _describe_step(
     rows = [[len(v) if np.ndim(v) else 1 for v in x.values] for x in per_replica if len(x.values)]
     counts = next((r for r in rows if len(set(r)) > 1), None)
     real = None if counts is None else (sum(counts), max(counts) * layout.num_replicas)
+    # A padded batch has the same number of rows on all replicas; only its mask shows which are
+    # real.
     if real is None:
         real = _count_by_mask([x for _, x in flat], layout)
     names = {str(getattr(k, "name", getattr(k, "key", ""))) for path, _ in flat for k in path}

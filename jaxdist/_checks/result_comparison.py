@@ -118,6 +118,7 @@ def _can_be_previous(before: Any, after: Any, layout: ReplicaMesh) -> bool:
         return not is_number(before)
     if not is_number(before) and not isinstance(before, (int, float, complex)):
         return False
+    # A step counter and a loss are both scalars, and only their dtypes tell them apart.
     if _is_exact(before) != _is_exact(local):
         return False
     is_mirrored = placement_of(before, layout).kind is Kind.MIRRORED

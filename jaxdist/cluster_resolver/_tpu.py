@@ -285,6 +285,7 @@ def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
     )
 
 
+# Ports in `TPU_PROCESS_ADDRESSES` are those of libtpu; JAX's processes connect at `_PORT`.
 def _list_hosts(environ: Mapping[str, str]) -> list[str]:
     listed = environ.get("TPU_PROCESS_ADDRESSES") or environ.get("TPU_WORKER_HOSTNAMES") or ""
     return [host.strip().split(":")[0] for host in listed.split(",") if host.strip()]

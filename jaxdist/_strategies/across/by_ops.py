@@ -56,6 +56,7 @@ class OpsReducer:
         # Classes of jaxdist work on the global array of all replicas. A class of the user gets one
         # uncommitted array per replica: JAX refuses to combine arrays of different devices.
         own_sums = isinstance(self._ops, _collectives.AlgorithmicOps)
+        # XLA wraps integers around without an error, so sums of Python integers are checked first.
         if op is ReduceOp.SUM and own_sums:
             for name, v in given.items():
                 _collectives.check_sum(name, v, axis)
