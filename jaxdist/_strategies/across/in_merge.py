@@ -4,9 +4,9 @@
 `ReplicaContext.merge_call` calls a merge function in the cross-replica context while the step is
 traced. TensorFlow waits there until all replicas have arrived. jaxdist traces the step as one
 replica sees it, so no replica waits: a per-replica value is a `Handle`, which holds the traced
-value of that replica. `Strategy.reduce` and `gather` then become collectives over the replica axes of the same
-program, and `Strategy.run` calls its function directly. Outside of a step the same methods work on
-concrete arrays (`reduce_and_gather.py`). `Frame.in_merge` selects between the two.
+value of that replica. `Strategy.reduce` and `gather` then become collectives over the replica axes
+of the same program, and `Strategy.run` calls its function directly. Outside of a step the same
+methods work on concrete arrays (`reduce_and_gather.py`). `Frame.in_merge` selects between the two.
 """
 
 from collections.abc import Callable, Mapping, Sequence
