@@ -1,4 +1,4 @@
-"""Settings of this process, under names like those of `tf.config`."""
+"""Settings of this process, with names as in `tf.config`."""
 
 from jaxdist._program import run_eagerly as run_eagerly
 from jaxdist._program import steps_run_eagerly as steps_run_eagerly

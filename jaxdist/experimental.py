@@ -13,7 +13,7 @@ from jaxdist.cluster_resolver import TPUClusterResolver as _TPUClusterResolver
 from jaxdist.data import ValueContext as ValueContext
 from jaxdist.tpu.experimental import DeviceAssignment as _DeviceAssignment
 
-# Its older name.
+# The older name of `CommunicationImplementation`.
 CollectiveCommunication = CommunicationImplementation
 
 
@@ -21,17 +21,17 @@ def TPUStrategy(
     tpu_cluster_resolver: _TPUClusterResolver | None = None,
     device_assignment: _DeviceAssignment | None = None,
 ) -> _TPUStrategy:
-    """Make a `jaxdist.TPUStrategy`; this name of it is deprecated.
+    """Make a `jaxdist.TPUStrategy`; this name is deprecated.
 
     Args:
-        tpu_cluster_resolver: Which TPUs; None is those of this machine.
-        device_assignment: Which core each logical device of each replica is.
+        tpu_cluster_resolver: The TPUs; None means those of this machine.
+        device_assignment: The core of each logical device of each replica.
 
     Returns:
         A `jaxdist.TPUStrategy`.
 
     Raises:
-        NotFoundError: There is no TPU.
+        NotFoundError: No TPU was found.
 
     Example:
         >>> import warnings

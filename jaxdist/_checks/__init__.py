@@ -1,4 +1,4 @@
-"""Checks of a step that the user asks for: gradients against one device, replicas that differ."""
+"""Checks that the user requests: gradients against one device, and drift between replicas."""
 
 from jaxdist._checks.drift import DriftChecks as DriftChecks
 from jaxdist._checks.gradient_report import GradientReport as GradientReport

@@ -1,4 +1,4 @@
-"""Finding replicas whose copies of one value are no longer the same bits."""
+"""A check that the replicas still hold bit-equal copies of mirrored state."""
 
 import functools
 from collections import Counter
@@ -18,29 +18,31 @@ from jaxdist.errors import ArgumentError, ReplicaDriftError
 
 
 class DriftChecks:
-    """Compares checksums across the replicas of one strategy, at every n-th call."""
+    """Comparison of checksums across the replicas of one strategy, at every n-th call."""
 
     def __init__(self, layout: ReplicaMesh) -> None:
         self._layout = layout
         self._calls: Counter[Any] = Counter()
 
     def check(self, state: PyTree, every: int) -> bool:
-        """Compare, if it is the turn; whether anything was compared."""
+        """Compare the state at every `every`-th call; return whether anything was compared."""
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ArgumentError(
                 f"check_replicas was given every={every!r}.\n\n"
                 "every is the number of calls from one comparison to the next: an integer from 1 "
                 "up.\n\nPass for instance every=100."
             )
-        plain = jax.tree.map(_without_graph, state, is_leaf=_is_graph)
+        plain = jax.tree.map(_extract_arrays, state, is_leaf=_is_graph)
         leaves, treedef = jax.tree_util.tree_flatten_with_path(plain, is_leaf=_is_per_replica)
+        # Calls are counted per structure: a program may check a model and an optimizer in turn.
         self._calls[treedef] += 1
+        # The first call compares too, so that different initial values are found at once.
         if (self._calls[treedef] - 1) % every:
             return False
         mirrored = [(p, x) for p, x in leaves if self._is_mirrored(x)]
         if self._layout.num_places == 1 or not mirrored:
             return False
-        sums = _checksums(tuple(x for _, x in mirrored), self._layout)
+        sums = _compute_checksums(tuple(x for _, x in mirrored), self._layout)
         table = np.asarray(sums).reshape(self._layout.num_places, len(mirrored), 2)
         drifted = {
             keystr(path): np.flatnonzero((table[:, i] != table[0, i]).any(axis=-1)).tolist()
@@ -48,10 +50,11 @@ class DriftChecks:
             if (table[:, i] != table[0, i]).any()
         }
         if drifted:
-            raise ReplicaDriftError(_drift_message(drifted, len(mirrored)))
+            raise ReplicaDriftError(_format_drift(drifted, len(mirrored)))
         return True
 
     def _is_mirrored(self, leaf: Any) -> bool:
+        # The checksums are copied to this host, so all shards have to be in this process.
         if not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
             return False
         if leaf.is_deleted() or not leaf.size:
@@ -68,17 +71,19 @@ def _is_graph(x: Any) -> bool:
     return isinstance(x, (PerReplica, nnx.Pytree))
 
 
-def _without_graph(x: Any) -> Any:
+def _extract_arrays(x: Any) -> Any:
     return nnx.to_pure_dict(nnx.state(x)) if isinstance(x, nnx.Pytree) else x
 
 
 @functools.partial(jax.jit, static_argnums=(1,))
-def _checksums(arrays: tuple[jax.Array, ...], layout: ReplicaMesh) -> jax.Array:
-    """Two 32-bit sums of every array, of each replica's own copy: `[R * n, 2]`."""
+def _compute_checksums(arrays: tuple[jax.Array, ...], layout: ReplicaMesh) -> jax.Array:
+    """Return two 32-bit sums of each replica's own copy of every array: `[R * n, 2]`."""
 
     def replica(*local: jax.Array) -> jax.Array:
-        return jnp.stack([_checksum(x) for x in local])
+        return jnp.stack([_compute_checksum(x) for x in local])
 
+    # The specs claim that the arrays are replicated, which is what this check doubts. With
+    # `check_vma=False` JAX does not verify it, and each device reads its own copy.
     return jax.shard_map(
         replica,
         mesh=layout.mesh,
@@ -89,7 +94,7 @@ def _checksums(arrays: tuple[jax.Array, ...], layout: ReplicaMesh) -> jax.Array:
     )(*arrays)
 
 
-def _checksum(x: jax.Array) -> jax.Array:
+def _compute_checksum(x: jax.Array) -> jax.Array:
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     if x.dtype == jnp.bool_:
@@ -98,12 +103,12 @@ def _checksum(x: jax.Array) -> jax.Array:
         x = jnp.stack([x.real, x.imag])
     words = jax.lax.bitcast_convert_type(x.ravel(), jnp.uint8).ravel().astype(jnp.uint32)
     place = jnp.arange(words.size, dtype=jnp.uint32)
-    # The second sum depends on the order, so that two elements that changed places are seen.
+    # The second sum depends on the order, so two swapped elements change it.
     weighted = words * (place * jnp.uint32(2654435761) + jnp.uint32(1))
     return jnp.stack([words.sum(dtype=jnp.uint32), weighted.sum(dtype=jnp.uint32)])
 
 
-def _drift_message(drifted: dict[str, list[int]], count: int) -> str:
+def _format_drift(drifted: dict[str, list[int]], count: int) -> str:
     rows = [f"state{name}: replicas {who} differ from replica 0" for name, who in drifted.items()]
     more = f"\nand {len(rows) - 10} more" if len(rows) > 10 else ""
     return (

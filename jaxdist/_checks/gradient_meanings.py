@@ -1,31 +1,31 @@
-"""What the factor between a step on the replicas and on one device usually means."""
+"""Explanations of the factor between a step on the replicas and the step on one device."""
 
 import dataclasses
 
-# Two factors this close are one: they are medians of ratios of rounded numbers.
+# Factors are medians of ratios of rounded numbers; factors this close count as equal.
 _SAME_FACTOR = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is known of the step, to say what a factor may come from."""
+    """Facts about the step from which the cause of a factor is guessed."""
 
     num_replicas: int
-    num_real: int | None = None  # N, examples that are there
-    num_rows: int | None = None  # B, rows that all replicas would hold if they held the same
+    num_real: int | None = None  # N, the real examples
+    num_rows: int | None = None  # B, the rows of all replicas if each had as many as the largest
     is_uneven: bool = False
-    kinds: tuple[str, ...] = ()  # kinds of NNX variables, and of other leaves that tell
-    is_adaptive: bool = False  # and nothing that was compared shows the scale
+    kinds: tuple[str, ...] = ()  # types of NNX variables, and "random key"
+    is_adaptive: bool = False  # adaptive, and no compared leaf shows the scale
     strategies: tuple[str, ...] = ()  # names under which the step closes over a strategy
 
 
 def is_near(a: float, b: float) -> bool:
-    """Whether two factors are one."""
+    """Whether two factors count as equal."""
     return abs(a - b) <= _SAME_FACTOR * abs(b)
 
 
-def meanings(setting: Setting, factor: float | None, *, has_local_state: bool) -> list[str]:
-    """Sentences on what a difference usually comes from; `factor` is None where none is common."""
+def explain_factor(setting: Setting, factor: float | None, *, has_local_state: bool) -> list[str]:
+    """Return sentences on the likely cause; `factor` is None without a common factor."""
     count = setting.num_replicas
     said: list[str] = []
     if factor is not None:
@@ -52,6 +52,8 @@ def meanings(setting: Setting, factor: float | None, *, has_local_state: bool) -
                 "nn.compute_average_loss(loss, global_batch_size=all_reduce('sum', mask.sum())), "
                 "then all_reduce('sum', grads)."
             )
+        # The factor of an uneven batch depends on the data, so no number identifies it. It is
+        # named only if no exact ratio explains the factor.
         if not said and setting.is_uneven:
             said.append(f"Likely here: {_UNEVEN}.")
         elif not said:
@@ -65,7 +67,7 @@ def meanings(setting: Setting, factor: float | None, *, has_local_state: bool) -
             "all-reduce them first, grads = context.all_reduce('mean', grads)."
         )
     else:
-        said.append(_not_uniform(setting))
+        said.append(_explain_without_factor(setting))
     if setting.strategies:
         said.append(
             f"The step closes over a strategy ({', '.join(setting.strategies)}). Where it reads "
@@ -82,7 +84,7 @@ _UNEVEN = (
 )
 
 
-def _not_uniform(setting: Setting) -> str:
+def _explain_without_factor(setting: Setting) -> str:
     why = []
     if setting.is_uneven:
         why.append(_UNEVEN)

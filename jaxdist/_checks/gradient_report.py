@@ -1,4 +1,4 @@
-"""What a step does on R replicas against what it does on one device, leaf by leaf."""
+"""Comparison of a step on R replicas with the same step on one device, leaf by leaf."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,20 +7,20 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._checks.gradient_meanings import Setting, is_near, meanings
+from jaxdist._checks.gradient_meanings import Setting, explain_factor, is_near
 from jaxdist.errors import StateDivergenceError
 
-# Rounding of sums, in units of the last place of what was summed.
+# Tolerated rounding error of a sum, in units in the last place of its largest summand.
 _ROUNDING = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class LeafComparison:
-    """One array: how far it moved on R replicas against how far on one device."""
+    """The movement of one array on R replicas, compared with its movement on one device."""
 
     name: str
     is_equal: bool
-    factor: float | None = None  # median of the ratios; None where one device does not move it
+    factor: float | None = None  # median of the ratios; None if one device does not move it
     is_uniform: bool = False  # whether all its elements have that factor
     scale: float = 0.0  # the larger of the two largest movements
     noise: float = 0.0  # movements below this are rounding
@@ -28,12 +28,12 @@ class LeafComparison:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether it moves by more than rounding."""
+        """Whether the array moves by more than rounding."""
         return bool(self.remark) or self.scale > self.noise
 
     @property
     def differs(self) -> bool:
-        """Whether the two differ by more than the tolerance and than rounding."""
+        """Whether the movements differ by more than the tolerance and rounding."""
         return self.is_resolved and not self.is_equal
 
     def __repr__(self) -> str:
@@ -47,38 +47,41 @@ class LeafComparison:
 def compare(
     name: str, before: np.ndarray | None, many: np.ndarray, one: np.ndarray, rtol: float
 ) -> LeafComparison:
-    """Compare the movement from `before` (or the value, where that is None)."""
+    """Compare the movements from `before`; with `before=None` compare the values."""
     if many.shape != one.shape:
         found = f"of shape {list(many.shape)} on the replicas, {list(one.shape)} on one device"
         return LeafComparison(name, is_equal=False, remark=found)
     exact = np.issubdtype(one.dtype, np.integer) or one.dtype == bool
     noise = 0.0
-    a, b = _numbers(many), _numbers(one)
+    a, b = _as_float64(many), _as_float64(one)
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         same = bool(np.array_equal(a, b, equal_nan=True))
         return LeafComparison(name, is_equal=same, remark="not finite")
     if before is not None:
-        start = _numbers(before)
+        start = _as_float64(before)
         if not exact:
-            noise = _ROUNDING * _eps(one.dtype) * max(_largest(x) for x in (start, a, b))
+            # The difference of two large numbers carries their rounding error, however small the
+            # movement is.
+            noise = _ROUNDING * _eps(one.dtype) * max(_max_abs(x) for x in (start, a, b))
         a, b = a - start, b - start
-    scale = max(_largest(a), _largest(b))
+    scale = max(_max_abs(a), _max_abs(b))
     bound = 0.0 if exact else rtol * scale + noise
-    is_equal = _largest(a - b) <= bound
-    chosen = np.abs(b) > max(0.01 * _largest(b), noise)
+    is_equal = _max_abs(a - b) <= bound
+    # Ratios of small elements are dominated by rounding, so only large elements give the factor.
+    chosen = np.abs(b) > max(0.01 * _max_abs(b), noise)
     if not chosen.any():
         return LeafComparison(name, is_equal, None, False, scale, noise)
     factor = float(np.median((a[chosen] / b[chosen]).real))
-    off = _largest(a - factor * b)
-    is_uniform = off <= rtol * max(_largest(a), _largest(b) * abs(factor)) + noise * (1 + factor**2)
+    off = _max_abs(a - factor * b)
+    is_uniform = off <= rtol * max(_max_abs(a), _max_abs(b) * abs(factor)) + noise * (1 + factor**2)
     return LeafComparison(name, is_equal, factor, bool(is_uniform), scale, noise)
 
 
-def without_rounding(leaves: Sequence[LeafComparison]) -> tuple[LeafComparison, ...]:
-    """Leaves of one argument, with those taken as unmoved that hold the rounding of the others.
+def raise_noise_floor(leaves: Sequence[LeafComparison]) -> tuple[LeafComparison, ...]:
+    """Raise the noise level of leaves that hold only the rounding error of larger leaves.
 
-    The gradient of some parameters is zero (the bias of attention keys), and what is computed of
-    it is the rounding error of larger numbers.
+    The gradient of some parameters is mathematically zero (the bias of attention keys). The
+    computed gradient is then the rounding error of larger numbers, and must not be compared.
     """
     largest = max((x.scale for x in leaves), default=0.0)
     floor = _ROUNDING * _eps(np.dtype(np.float32)) * largest
@@ -88,7 +91,7 @@ def without_rounding(leaves: Sequence[LeafComparison]) -> tuple[LeafComparison, 
     )
 
 
-def _numbers(x: np.ndarray) -> np.ndarray:
+def _as_float64(x: np.ndarray) -> np.ndarray:
     wide = np.complex128 if np.issubdtype(x.dtype, np.complexfloating) else np.float64
     return x.astype(wide)
 
@@ -97,18 +100,18 @@ def _eps(dtype: Any) -> float:
     return float(jnp.finfo(dtype).eps)
 
 
-def _largest(x: np.ndarray) -> float:
+def _max_abs(x: np.ndarray) -> float:
     return float(np.abs(x).max()) if x.size else 0.0
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GradientReport:
-    """What `Strategy.check_gradients` found; printing it says what and why.
+    """The result of `Strategy.check_gradients`; its `repr` lists the differences and their cause.
 
     Args:
-        setting: What is known of the step.
-        leaves: Every array that was compared.
-        not_compared: Results that are different on each replica, so that there is no one value.
+        setting: Facts about the step.
+        leaves: Every compared array.
+        not_compared: Results that differ between replicas and so have no single value.
 
     Example:
         >>> def step(w, x):
@@ -131,20 +134,23 @@ class GradientReport:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the step does the same on R replicas as on one device."""
+        """Whether the step gives the same on R replicas as on one device."""
         return not self.different
 
     @property
     def is_uniform(self) -> bool:
         """Whether one factor explains every difference.
 
-        The second moment of an adaptive optimizer has the square of the factor.
+        The second moment of an adaptive optimizer has the squared factor.
         """
         return self._common_factor() is not None
 
     @property
     def factor(self) -> float | None:
-        """How many times too far the step goes: the common factor, or the median; 1.0 if equal."""
+        """The movement on R replicas over that on one device; 1.0 if equal.
+
+        It is the common factor of all differences, or their median.
+        """
         if self.is_equal:
             return 1.0
         common = self._common_factor()
@@ -157,6 +163,7 @@ class GradientReport:
         factors = [x.factor for x in self.different if x.is_uniform and x.factor]
         if not factors or len(factors) < len(self.different):
             return None
+        # The factor nearest to 1 first: `f` explains `f**2` (a second moment), not the reverse.
         for candidate in sorted(factors, key=lambda f: abs(np.log(abs(f)))):
             if all(is_near(f, candidate) or is_near(f, candidate**2) for f in factors):
                 return candidate
@@ -167,7 +174,7 @@ class GradientReport:
         return any(x.remark.startswith("different on each") for x in self.different)
 
     def raise_if_different(self) -> None:
-        """Raise where the step does not do the same on R replicas as on one device.
+        """Raise an error if the step does not give the same on R replicas as on one device.
 
         Raises:
             StateDivergenceError: Something differs; the message is the report.
@@ -188,13 +195,15 @@ class GradientReport:
         if still:
             lines.append(f"  moved by no more than rounding, so nothing to compare: {still}")
         if self.not_compared:
-            lines.append(f"  different on each replica, not compared: {_listed(self.not_compared)}")
+            lines.append(
+                f"  different on each replica, not compared: {_format_names(self.not_compared)}"
+            )
         if self.setting.is_adaptive:
             lines += ["", _ADAPTIVE]
         if not self.is_equal:
             lines += [
                 "",
-                *meanings(
+                *explain_factor(
                     self.setting, self._common_factor(), has_local_state=self._has_local_state
                 ),
             ]
@@ -224,6 +233,6 @@ _ADAPTIVE = (
 )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return ", ".join(names[:10]) + more

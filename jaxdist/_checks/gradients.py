@@ -1,4 +1,4 @@
-"""One step on R replicas, and the same on one device with the same global batch."""
+"""`check_gradients`: a step on R replicas against the step on one device, same global batch."""
 
 import dataclasses
 import re
@@ -12,21 +12,22 @@ from jax.sharding import AxisType, Mesh
 from jax.tree_util import keystr
 
 from jaxdist import _replica
-from jaxdist._checks.compared_results import (
-    compared_results,
-    is_number,
-    is_per_replica,
-    is_whole,
-    on_host,
-)
 from jaxdist._checks.gradient_report import (
     GradientReport,
     LeafComparison,
     Setting,
     compare,
-    without_rounding,
+    raise_noise_floor,
 )
-from jaxdist._checks.sharded_arrays import in_one_piece, whole_arrays
+from jaxdist._checks.result_comparison import (
+    assemble_sharded,
+    compare_results,
+    copy_to_host,
+    is_argument_leaf,
+    is_number,
+    is_per_replica,
+    split_for_one_replica,
+)
 from jaxdist._collectives import Communication
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import Program, RunOptions, checked, closed_over
@@ -34,7 +35,7 @@ from jaxdist._validate import Renamed
 from jaxdist._values import Kind, PerReplica, any_variable, is_sharded, placement_of
 from jaxdist.errors import ArgumentError, ContextError, ShapeError
 
-# State of optimizers that divide by the size of past gradients.
+# Names in the state of Optax optimizers that divide by the magnitude of past gradients.
 _ADAPTIVE = frozenset({"nu", "nu_max", "v_row", "v_col", "sum_of_squares", "e_g", "e_x"})
 
 
@@ -46,7 +47,7 @@ def check_gradients(
     options: RunOptions | None,
     rtol: float,
 ) -> GradientReport:
-    """Run `fn` both ways on copies, and compare; see `Strategy.check_gradients`."""
+    """Run `fn` on the replicas and on one device, and compare; see `Strategy.check_gradients`."""
     layout: ReplicaMesh = strategy.layout
     if not isinstance(rtol, float) or not 0 < rtol < 1:
         raise ArgumentError(
@@ -63,30 +64,33 @@ def check_gradients(
             f"({layout.num_replicas}), then the same step on a MirroredStrategy."
         )
     if options is not None:
+        # The arguments are used twice, and by the caller afterwards, so nothing may be donated.
         with Renamed("strategy.run ", "Strategy.check_gradients "):
             options = checked(options)._replace(donate_argnums=())
+    # Lowering costs a trace. It is needed only to find the variables that the step uses, so it is
+    # skipped while no variable exists.
     if any_variable():
         with Renamed("strategy.lower ", "Strategy.check_gradients "):
             program = strategy.lower(fn, args, kwargs, options)
-        _refuse_variables(program)
-    on_many = _Copy(args, kwargs)
-    on_one = _Copy(args, kwargs)
-    on_one.put_together()
+        _check_no_variables(program)
+    on_many = _CallCopy(args, kwargs)
+    on_one = _CallCopy(args, kwargs)
+    on_one.assemble()
     joined = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _joined(_name(path), leaf) if is_per_replica(leaf) else leaf,
-        in_one_piece((on_one.args, on_one.kwargs)),
-        is_leaf=is_whole,
+        lambda path, leaf: _concatenate_rows(_name(path), leaf) if is_per_replica(leaf) else leaf,
+        split_for_one_replica((on_one.args, on_one.kwargs)),
+        is_leaf=is_argument_leaf,
     )
     with Renamed("strategy.run ", "Strategy.check_gradients "):
         many = strategy.run(fn, on_many.args, on_many.kwargs, options)
-    twin = _on_first_device(strategy)
-    # The strategy's own scope would refuse another strategy.
+    twin = _make_single_device_twin(strategy)
+    # Inside the scope of `strategy` another strategy cannot run.
     with _replica.entered(None):
         one = twin.run(fn, joined[0], joined[1], options)
-    leaves = [*on_many.compared_with(on_one, rtol)]
-    given = whole_arrays((tuple(args), kwargs), layout)
-    many, one = whole_arrays(many, layout), whole_arrays(one, twin.layout)
-    results, not_compared = compared_results(given, many, one, layout, rtol)
+    leaves = [*on_many.compare_with(on_one, rtol)]
+    given = assemble_sharded((tuple(args), kwargs), layout)
+    many, one = assemble_sharded(many, layout), assemble_sharded(one, twin.layout)
+    results, not_compared = compare_results(given, many, one, layout, rtol)
     leaves += results
     if not leaves:
         raise ArgumentError(
@@ -98,14 +102,16 @@ def check_gradients(
             "Return the new state, or the all-reduced gradients."
         )
     strategies = tuple(name for name, value in closed_over(fn).items() if value is strategy)
-    setting = _setting(args, kwargs, layout, on_many.kinds, strategies)
+    setting = _describe_step(args, kwargs, layout, on_many.kinds, strategies)
+    # The update of an adaptive optimizer hides a wrong scale; its state shows it. The hint about
+    # adaptive optimizers is dropped if that state was compared and is equal.
     seen = any(_ADAPTIVE & set(re.findall(r"\w+", x.name)) for x in leaves if x.is_resolved)
     if setting.is_adaptive and seen and all(not x.differs for x in leaves):
         setting = dataclasses.replace(setting, is_adaptive=False)
     return GradientReport(setting, tuple(leaves), tuple(not_compared))
 
 
-def _refuse_variables(program: Program) -> None:
+def _check_no_variables(program: Program) -> None:
     if program.variables:
         written, read = program.variables.names
         names = [*written, *read]
@@ -118,8 +124,8 @@ def _refuse_variables(program: Program) -> None:
         )
 
 
-def _on_first_device(strategy: Any) -> Any:
-    """A strategy of the same type and the same axis names on the first device alone."""
+def _make_single_device_twin(strategy: Any) -> Any:
+    """Return a strategy of the same type and axis names on the first device only."""
     layout: ReplicaMesh = strategy.layout
     names = layout.mesh.axis_names
     grid = np.asarray(layout.devices[:1], dtype=object).reshape((1,) * len(names))
@@ -134,8 +140,8 @@ def _name(path: Any) -> str:
     return ("args", "kwargs")[path[0].idx] + keystr(path[1:])
 
 
-def _joined(name: str, value: PerReplica) -> Any:
-    """The rows of all replicas, one after the other."""
+def _concatenate_rows(name: str, value: PerReplica) -> Any:
+    """Concatenate the rows of all replicas on dim 0."""
     is_scalar = not value.is_global and np.ndim(value.values[0]) == 0
     if not is_scalar and value.is_global:
         is_scalar = value.values[0].ndim == 0
@@ -152,12 +158,12 @@ def _joined(name: str, value: PerReplica) -> Any:
     return values[0]
 
 
-class _Copy:
-    """Arguments of a call with NNX objects of their own, so that the caller's stay as they are."""
+class _CallCopy:
+    """A copy of the arguments of a call; the step updates its NNX objects, not the caller's."""
 
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         flat, treedef = jax.tree_util.tree_flatten_with_path(
-            (tuple(args), kwargs), is_leaf=is_whole
+            (tuple(args), kwargs), is_leaf=is_argument_leaf
         )
         nodes: dict[int, Any] = {}
         self._names: list[str] = []
@@ -165,8 +171,9 @@ class _Copy:
             if isinstance(leaf, nnx.Pytree) and id(leaf) not in nodes:
                 nodes[id(leaf)] = leaf
                 self._names.append(_name(path))
-        # Split and merged together, so that what they share stays shared.
+        # All objects are split and merged together, so that variables they share stay shared.
         graphdef, state = nnx.split(tuple(nodes.values()))
+        # `nnx.merge` reuses the Variable objects of the state, so the state is copied before.
         own_variables = jax.tree.map(lambda x: x, state)
         self._nodes: tuple[Any, ...] = nnx.merge(graphdef, own_variables)
         self._before = self._values()
@@ -190,42 +197,44 @@ class _Copy:
             )
         return found
 
-    def put_together(self) -> None:
-        """Make arrays in pieces whole, for one replica."""
+    def assemble(self) -> None:
+        """Assemble `Sharded` variables for one replica."""
         for _, value in nnx.iter_graph(self._nodes):
             if isinstance(value, nnx.Variable) and is_sharded(value.get_raw_value()):
-                value.set_raw_value(in_one_piece(value.get_raw_value()))
+                value.set_raw_value(split_for_one_replica(value.get_raw_value()))
 
-    def compared_with(self, other: "_Copy", rtol: float) -> list[LeafComparison]:
-        """Each variable's movement here against that in `other`."""
+    def compare_with(self, other: "_CallCopy", rtol: float) -> list[LeafComparison]:
+        """Compare the movement of each variable with its movement in `other`."""
         theirs = other._values()
         groups: dict[str, list[LeafComparison]] = {}
         for name, (kind, many) in self._values().items():
-            # Batch statistics and random streams are per replica by their own rules.
+            # Batch statistics and random streams differ between replicas by design.
             if issubclass(kind, (nnx.BatchStat, nnx.RngState)):
                 continue
             before = self._before[name][1]
             for old, a, b in zip(before, many, theirs[name][1], strict=True):
                 if is_number(a):
-                    found = compare(name, on_host(old), on_host(a), on_host(b), rtol)
+                    found = compare(name, copy_to_host(old), copy_to_host(a), copy_to_host(b), rtol)
                     groups.setdefault(name.split(".")[0], []).append(found)
-        return [leaf for leaves in groups.values() for leaf in without_rounding(leaves)]
+        return [leaf for leaves in groups.values() for leaf in raise_noise_floor(leaves)]
 
 
-def _setting(
+def _describe_step(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     layout: ReplicaMesh,
     kinds: Sequence[str],
     strategies: tuple[str, ...],
 ) -> Setting:
-    flat, _ = jax.tree_util.tree_flatten_with_path((tuple(args), kwargs), is_leaf=is_whole)
+    flat, _ = jax.tree_util.tree_flatten_with_path((tuple(args), kwargs), is_leaf=is_argument_leaf)
     per_replica = [x for _, x in flat if is_per_replica(x)]
     rows = [[len(v) if np.ndim(v) else 1 for v in x.values] for x in per_replica if len(x.values)]
     counts = next((r for r in rows if len(set(r)) > 1), None)
     real = None if counts is None else (sum(counts), max(counts) * layout.num_replicas)
+    # A padded batch has the same number of rows on all replicas; only its mask shows which are
+    # real.
     if real is None:
-        real = _by_mask([x for _, x in flat], layout)
+        real = _count_by_mask([x for _, x in flat], layout)
     names = {str(getattr(k, "name", getattr(k, "key", ""))) for path, _ in flat for k in path}
     for leaf in (x for _, x in flat if isinstance(x, nnx.Pytree)):
         names.update(str(p) for path, _ in nnx.to_flat_state(nnx.state(leaf)) for p in path)
@@ -246,14 +255,14 @@ def _is_key(x: Any) -> bool:
     return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _by_mask(leaves: Sequence[Any], layout: ReplicaMesh) -> tuple[int, int] | None:
-    """Real examples and rows, from a mask: a vector of booleans with a part for each replica."""
+def _count_by_mask(leaves: Sequence[Any], layout: ReplicaMesh) -> tuple[int, int] | None:
+    """Return the numbers of real examples and of rows, read from a per-replica boolean vector."""
     for leaf in leaves:
         if not is_per_replica(leaf) and not isinstance(leaf, jax.Array):
             continue
         if placement_of(leaf, layout).kind is not Kind.PER_REPLICA:
             continue
-        mask = _joined("mask", leaf) if isinstance(leaf, PerReplica) else leaf
+        mask = _concatenate_rows("mask", leaf) if isinstance(leaf, PerReplica) else leaf
         if mask.dtype == bool and mask.ndim == 1:
             return int(np.asarray(mask).sum()), int(mask.size)
     return None

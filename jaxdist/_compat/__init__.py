@@ -1,6 +1,7 @@
-"""The one room that knows which JAX is installed; every use of private JAX or Flax is here.
+"""Everything that depends on the version of JAX, and every use of private JAX or Flax.
 
-Each entry says what it waits for. Works with JAX 0.10.2 to 0.12.
+Each docstring names the change in JAX that makes the entry unnecessary. Works with JAX 0.10.2 to
+0.12.
 """
 
 from jaxdist._compat.arrays import DELETED_ARE_REFUSED as DELETED_ARE_REFUSED
@@ -9,6 +10,7 @@ from jaxdist._compat.arrays import as_uncommitted as as_uncommitted
 from jaxdist._compat.arrays import is_committed as is_committed
 from jaxdist._compat.arrays import pieces_of as pieces_of
 from jaxdist._compat.arrays import put_uncommitted as put_uncommitted
+from jaxdist._compat.arrays import set_variables as set_variables
 from jaxdist._compat.binding import at_source_of as at_source_of
 from jaxdist._compat.binding import bind_here as bind_here
 from jaxdist._compat.binding import bind_like as bind_like
@@ -26,7 +28,6 @@ from jaxdist._compat.held_tracer import HeldTracer as HeldTracer
 from jaxdist._compat.lowering import constrain_tiles as constrain_tiles
 from jaxdist._compat.lowering import on_host as on_host
 from jaxdist._compat.lowering import without_open_constraints as without_open_constraints
-from jaxdist._compat.nnx_variables import set_variables as set_variables
 from jaxdist._compat.op_by_op import Handler as Handler
 from jaxdist._compat.op_by_op import evaluate as evaluate
 from jaxdist._compat.op_by_op import inside as inside
@@ -52,12 +53,12 @@ from jaxdist._compat.sources import PACKAGE as PACKAGE
 from jaxdist._compat.sources import caller_of_library as caller_of_library
 from jaxdist._compat.sources import callers_line as callers_line
 from jaxdist._compat.sources import current_source as current_source
+from jaxdist._compat.sources import hide_frames as hide_frames
+from jaxdist._compat.sources import hides_frames as hides_frames
 from jaxdist._compat.sources import is_made_in as is_made_in
 from jaxdist._compat.sources import is_transposed as is_transposed
 from jaxdist._compat.sources import line_of_error as line_of_error
 from jaxdist._compat.sources import source_of as source_of
-from jaxdist._compat.tracebacks import hide_frames as hide_frames
-from jaxdist._compat.tracebacks import hides_frames as hides_frames
 from jaxdist._compat.tracing import current_trace as current_trace
 from jaxdist._compat.tracing import inside_trace as inside_trace
 from jaxdist._compat.tracing import is_disabled_jit as is_disabled_jit

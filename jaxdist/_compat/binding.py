@@ -1,4 +1,4 @@
-"""Operations applied anew, as they were traced."""
+"""Equations of a jaxpr, bound again in another trace."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,48 +14,50 @@ from jax.extend.core import ClosedJaxpr
 def rewritten_derivatives(
     params: dict[str, Any], rewrite: Callable[[Any, Sequence[Any]], Any], traced_in: Any = None
 ) -> dict[str, Any]:
-    """Parameters of a custom derivative's call in which its forward rule is rewritten too.
+    """Return the parameters of a custom-derivative call with a rewritten forward rule.
 
-    The rule is traced when the call is differentiated; over the mesh of the equation
-    `traced_in`, where that is another one than the caller's. The backward rule of a `custom_vjp`
-    is left as it is.
+    JAX traces the rule when the call is differentiated. `traced_in` is an equation of which the
+    mesh is used for that trace, if it differs from the caller's mesh. The backward rule of a
+    `custom_vjp` is not changed.
     """
     changed = dict(params)
+    # A `custom_jvp_call` has the first of the two parameters, a `custom_vjp_call` the second.
     mesh = None if traced_in is None else traced_in.ctx.cur_abstract_mesh
     for name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk"):
         if name in params:
-            changed[name] = _rewritten_rule(params[name], rewrite, mesh)
+            changed[name] = _rewrite_rule(params[name], rewrite, mesh)
     return changed
 
 
-def _rewritten_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any], mesh: Any) -> Any:
-    def traced(*zeros: Any) -> Any:
-        with contextlib.nullcontext() if mesh is None else _over(mesh):
+def _rewrite_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any], mesh: Any) -> Any:
+    def trace_rule(*zeros: Any) -> Any:
+        with contextlib.nullcontext() if mesh is None else _use_mesh(mesh):
             jaxpr, consts, *rest = rule.call_wrapped(*zeros)
         closed = rewrite(jaxpr, consts)
         return closed.jaxpr, closed.consts, *rest
 
-    return _linear_util.wrap_init(traced, debug_info=rule.debug_info)
+    return _linear_util.wrap_init(trace_rule, debug_info=rule.debug_info)
 
 
 def rewritten_jvp(rule: Any, rewrite: Callable[[Any, Any, Any], Any]) -> Any:
-    """The forward rule of a `custom_jvp_call`, rewritten when the call is differentiated.
+    """Return the forward rule of a `custom_jvp_call`, rewritten when the call is differentiated.
 
-    `rewrite` takes the program of the rule (of the operands, and of the tangents that are not
-    zero), which tangents of operands are zero, and which of results; it gives another program.
+    `rewrite` takes the program of the rule (a function of the operands and of the nonzero
+    tangents), which operand tangents are zero, and which result tangents are zero. It returns
+    another program.
     """
 
-    def traced(*zeros: Any) -> Any:
+    def trace_rule(*zeros: Any) -> Any:
         jaxpr, consts, out_zeros = rule.call_wrapped(*zeros)
         closed = rewrite(ClosedJaxpr(jaxpr, consts), zeros, out_zeros)
         return closed.jaxpr, closed.consts, out_zeros
 
-    return _linear_util.wrap_init(traced, debug_info=rule.debug_info)
+    return _linear_util.wrap_init(trace_rule, debug_info=rule.debug_info)
 
 
 @contextlib.contextmanager
-def _over(mesh: Any) -> Iterator[None]:
-    """Trace over this mesh; the public context manager refuses another number of devices."""
+def _use_mesh(mesh: Any) -> Iterator[None]:
+    """Trace over this mesh; the public context manager rejects another number of devices."""
     around = _MESH_CONTEXT.swap_local(mesh)
     try:
         yield
@@ -64,13 +66,13 @@ def _over(mesh: Any) -> Iterator[None]:
 
 
 def at_source_of(eqn: Any) -> Any:
-    """A context in which new operations stand at the source line of an equation."""
+    """Return a context in which new operations get the source line of an equation."""
     names = _source_info.current_name_stack() + eqn.source_info.name_stack
     return _source_info.user_context(eqn.source_info.traceback, name_stack=names)
 
 
 def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-    """Apply the operation of an equation anew, under its source line and configuration."""
+    """Bind the operation of an equation again, with its source line and configuration."""
     params = eqn.primitive.get_bind_params(params)
     names = _source_info.current_name_stack() + eqn.source_info.name_stack
     with (
@@ -81,19 +83,19 @@ def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
 
 
 def bind_here(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-    """`bind_like`, under the mesh of the caller instead of the one that was traced over."""
+    """Bind as `bind_like` does, under the mesh of the caller instead of that of the equation."""
     params = eqn.primitive.get_bind_params(params)
     names = _source_info.current_name_stack() + eqn.source_info.name_stack
     here = _mesh.get_abstract_mesh()
     with (
         _source_info.user_context(eqn.source_info.traceback, name_stack=names),
         eqn.ctx.manager,
-        _over(here),
+        _use_mesh(here),
     ):
         return eqn.primitive.bind(*operands, **params)
 
 
-# JAX 0.12 has it in another module.
+# JAX 0.12 moved it to another module.
 _MESH_CONTEXT: Any = (
     getattr(_mesh, "abstract_mesh_context_manager", None) or _config.abstract_mesh_context_manager
 )

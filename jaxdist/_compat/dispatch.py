@@ -1,4 +1,4 @@
-"""JAX's C++ call path for compiled programs of ours."""
+"""JAX's C++ call path, used for compiled programs of jaxdist."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -23,14 +23,13 @@ def make_dispatcher(
     static_argnames: Sequence[str] = (),
     copies: Callable[[], None] | None = None,
 ) -> Callable[..., Any]:
-    """JAX's C++ call path with our own handler for every signature that it has not seen.
+    """Return a callable on JAX's C++ call path; `miss` handles every new signature.
 
     A signature is the pytree structure and, for each leaf, dtype, shape, weak type, sharding and
-    whether it is committed, so everything that decides which program runs is checked in C++ and
-    costs no Python. `miss(args, kwargs)` returns the outputs and either what
-    `fast_call_record` made, to be used for this signature from now on, or None. Under
-    `jax.disable_jit()` every call is a miss. `copies()` is called for an array that has to be
-    copied to other devices.
+    whether it is committed. C++ checks everything that decides which program runs, without Python.
+    `miss(args, kwargs)` returns the outputs and either a result of `fast_call_record`, which later
+    calls of this signature use, or None. Under `jax.disable_jit()` every call is a miss.
+    `copies()` is called for each array that has to be copied to other devices.
 
     Waits for a public way to dispatch one function to several compiled programs.
     """
@@ -62,14 +61,16 @@ def make_dispatcher(
 def fast_call_record(
     compiled: jax.stages.Compiled, num_arguments: int, outputs: Sequence[Any], template: Any
 ) -> Any | None:
-    """What the C++ call path needs to run `compiled`, or None where it cannot.
+    """Return the record with which the C++ call path runs `compiled`, or None if it cannot.
 
     Args:
         compiled: A compiled function of flat arguments and flat results.
         num_arguments: How many arguments it takes.
         outputs: The flat results of one call of it.
-        template: The pytree that the flat results fill, with one leaf for each.
+        template: The pytree of the results, with one leaf for each flat result.
     """
+    # The C++ path handles neither mutable references, nor effects, nor host callbacks, nor results
+    # that are no plain arrays (typed random keys). Such programs stay on the Python path.
     executable = compiled._executable
     if not isinstance(executable, _pxla.MeshExecutable) or executable._mut:
         return None
@@ -81,15 +82,21 @@ def fast_call_record(
     if not all(isinstance(x, _xla_client.ArrayImpl) for x in outputs):
         return None
     const_args = executable.shard_const_args(compiled._params.const_args)
-    # One bit for each argument that is passed, also for those that the program does not use.
+    # C++ drops arguments that the compiled program does not use: one flag per passed argument.
     kept = [i in executable._kept_var_idx for i in range(len(const_args) + num_arguments)]
     pairs = functools.partial(zip, strict=True)
     _, out_tree = _tree_util.dispatch_registry.flatten(template, None)
     return _pxla.MeshExecutableFastpathData(
         executable.xla_executable,
         out_tree,
-        [_physical(s, a) for s, a in pairs(executable._in_shardings, executable.in_avals)],
-        [_physical(s, a) for s, a in pairs(executable._out_shardings, executable.out_avals)],
+        [
+            _get_physical_sharding(s, a)
+            for s, a in pairs(executable._in_shardings, executable.in_avals)
+        ],
+        [
+            _get_physical_sharding(s, a)
+            for s, a in pairs(executable._out_shardings, executable.out_avals)
+        ],
         [o.aval for o in outputs],
         [o._committed for o in outputs],
         kept,
@@ -98,13 +105,13 @@ def fast_call_record(
     )
 
 
-# Before 0.11 an array of less than a byte for each number has another layout on devices than the
-# one that compiled programs ask for, and JAX refuses it.
+# Before JAX 0.11 an array of numbers below one byte (int4) has another layout on the device than
+# the one that compiled programs expect, and JAX rejects it.
 LAYOUTS_BELOW_A_BYTE_AGREE = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
 
 
 def call_with_any_layout(compiled: jax.stages.Compiled, leaves: Sequence[Any]) -> Sequence[Any]:
-    """Run a compiled function of flat arguments without a look at the layouts of its arguments."""
+    """Run a compiled function of flat arguments without checking their layouts."""
     executable: Any = compiled._executable
     given = [*executable.shard_const_args(compiled._params.const_args), *leaves]
     kept = [x for i, x in enumerate(given) if i in executable._kept_var_idx]
@@ -112,23 +119,23 @@ def call_with_any_layout(compiled: jax.stages.Compiled, leaves: Sequence[Any]) -
     return results
 
 
-def _physical(sharding: Any, aval: Any) -> Any:
-    """The sharding of the raw bits; it differs for typed random keys."""
+def _get_physical_sharding(sharding: Any, aval: Any) -> Any:
+    """Return the sharding of the raw bits, which differs for typed random keys."""
     if aval is _core.abstract_token or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return sharding
     return _pxla.sharding_impls.physical_sharding(aval, sharding)
 
 
-# Waits for JAX to raise a public error for programs that are called as `Compiled`.
+# Waits for JAX to raise a public error when a `Compiled` program returns NaN or infinity.
 InvalidNumberError = _api_util.InternalFloatingPointError
 
 
 def checks_numbers() -> bool:
-    """Whether JAX looks for numbers that are not, in the results of every program."""
+    """Whether JAX checks the results of every program for NaN or infinity."""
     return bool(_dispatch.needs_check_special())
 
 
 def check_numbers(name: str, arrays: Sequence[Any]) -> None:
-    """Raise an error where JAX is told to look for numbers that are none, and there is one."""
+    """Raise an error for NaN or infinity in `arrays`, if `jax_debug_nans` or `_infs` is set."""
     if checks_numbers():
         _dispatch.check_special(name, arrays)

@@ -1,4 +1,4 @@
-"""Arrays that are JAX's tracers as well."""
+"""Concrete arrays that are JAX tracers too."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from jax._src import core as _core
 
 
 class HeldTracer(_core.Tracer[Any]):
-    """An array of one replica, with a mark that says where it came from.
+    """A concrete array of one replica, with a mark that names its origin.
 
-    A tracer, because JAX takes every concrete operand of `jax.lax.psum` for a constant; in all
-    else it behaves as the array that it holds.
+    It is a tracer because JAX treats every concrete operand of `jax.lax.psum` as a constant. In
+    every other respect it behaves like the array that it holds.
     """
 
     __slots__ = ("held", "mark")
@@ -67,14 +67,14 @@ class HeldTracer(_core.Tracer[Any]):
         return format(self.held, spec)
 
 
-def _of_held(name: str) -> property:
+def _forward_to_held(name: str) -> property:
     return property(lambda self: getattr(self.held, name))
 
 
-# What JAX refuses of a tracer, and a concrete array has.
+# JAX raises an error for these members of a tracer; a concrete array has them.
 for _name in (
     "addressable_data addressable_shards committed copy_to_host_async device format "
     "global_shards is_deleted is_fully_addressable is_fully_replicated on_device_size_in_bytes "
     "unsafe_buffer_pointer __dlpack__ __dlpack_device__ __reduce__"
 ).split():
-    setattr(HeldTracer, _name, _of_held(_name))
+    setattr(HeldTracer, _name, _forward_to_held(_name))

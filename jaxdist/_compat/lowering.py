@@ -1,4 +1,4 @@
-"""Lowering of programs: constraints, dims cut over parts of a mesh axis, functions on the host."""
+"""Lowering: sharding constraints, dims split over parts of a mesh axis, host computation."""
 
 import contextlib
 import threading
@@ -18,14 +18,16 @@ _NAME = "lower_with_sharding_in_types"
 
 @contextlib.contextmanager
 def without_open_constraints() -> Iterator[None]:
-    """Lower in this thread without constraints that say nothing.
+    """Lower in this thread without sharding constraints that are open in all dims.
 
-    Where some mesh axes are manual and others automatic, JAX constrains the result of nearly every
-    operation to a sharding that is open in all dims. The partitioner for TPUs takes such a copy of
-    a broadcast number for data: it computes one copy for all arrays of a shape, and sends it
-    between devices to those that lie another way. JAX has a note to leave them out; goes then.
+    If some mesh axes are manual and others automatic, JAX adds such a constraint to the result of
+    nearly every operation. The partitioner for TPUs then treats a broadcast number as data: it
+    computes one copy for all arrays of a shape, and sends it between devices to the arrays that are
+    sharded in another way. JAX plans to omit these constraints; this is unnecessary then.
     """
     _install()
+    # The patched function is global and other threads may lower at the same time, so the switch
+    # is a thread-local value.
     before = getattr(_HERE, "without", False)
     _HERE.without = True
     try:
@@ -49,15 +51,15 @@ def _install() -> None:
 
 
 def _is_open(aval: Any) -> bool:
-    """Whether no axis is one whose sharding is part of the type."""
+    """Whether no mesh axis is Explicit."""
     mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
     return mesh is not None and not mesh.empty and not mesh._any_axis_explicit
 
 
 def on_host(fn: Callable[..., Any], *args: Any) -> Any:
-    """`fn(*args)` computed by the host of the device, inside a compiled program.
+    """Compute `fn(*args)` on the host of the device, inside a compiled program.
 
-    JAX 0.10 has it under another name. Goes when 0.10 goes.
+    JAX 0.10 has another name for it. Waits for the end of JAX 0.10.
     """
     make: Any = getattr(_compute_on, "compute_on2", None) or _compute_on.compute_on
     space = jax.memory.Space
@@ -69,15 +71,15 @@ def on_host(fn: Callable[..., Any], *args: Any) -> Any:
 def constrain_tiles(
     context: Any, value: Any, parts: Sequence[int], axis: str, mesh_shape: tuple[Any, ...]
 ) -> Any:
-    """Lower the wish that dims of a value are cut into parts over one mesh axis, the first slowest.
+    """Lower a constraint that splits dims of a value over parts of one mesh axis.
 
-    Dims of 0 parts are left to the partitioner. `NamedSharding` has no names for parts of an
-    axis, and both partitioners have. Waits for those names.
+    The first dim varies slowest over the axis. The partitioner decides about dims with 0 parts.
+    `NamedSharding` cannot name parts of an axis, and both partitioners can. Waits for such names.
 
     Args:
-        context: Of the lowering rule.
-        value: What is lowered, as MLIR knows it.
-        parts: For each dim; 1 is a dim that is whole everywhere.
+        context: The context of the lowering rule.
+        value: The MLIR value.
+        parts: The number of parts of each dim; 1 is a dim that is not split.
         axis: The mesh axis.
         mesh_shape: Names and sizes of all axes of the mesh.
     """
@@ -86,7 +88,8 @@ def constrain_tiles(
     physical = _core.physical_aval(aval)
     parts = (*parts, *(1,) * (physical.ndim - len(parts)))
     if _config.use_shardy_partitioner.value:
-        return _sdy.sharding_constraint(value, _tiles(parts, axis, mesh_shape))
+        return _sdy.sharding_constraint(value, _make_tiles(parts, axis, mesh_shape))
+    # GSPMD has no sub-axes: a mesh is described in which the axis is split into one axis per dim.
     sizes = [n for n in parts if n > 1] or [dict(mesh_shape)[axis]]
     names = [f"{axis}_{i}" for i in range(len(sizes))]
     shape: dict[str, int] = {}
@@ -105,7 +108,7 @@ def constrain_tiles(
     return _mlir.wrap_with_sharding_op(context, value, aval, proto, unspecified_dims=open_dims)
 
 
-def _tiles(parts: Sequence[int], axis: str, mesh_shape: tuple[Any, ...]) -> Any:
+def _make_tiles(parts: Sequence[int], axis: str, mesh_shape: tuple[Any, ...]) -> Any:
     mesh = _sdy.MeshAttr.get([_sdy.MeshAxisAttr.get(n, s) for n, s in mesh_shape], [])
     size = dict(mesh_shape)[axis]
     dims = []

@@ -1,4 +1,4 @@
-"""An interpreter that every operation comes to."""
+"""A JAX trace that passes every operation to a handler."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 
 class _OpByOp(_core.Trace):
-    """Gives each operation to a handler."""
+    """A trace that calls a handler for each operation."""
 
     __slots__ = ("_handler", "_stage")
 
@@ -31,6 +31,7 @@ class _OpByOp(_core.Trace):
         return x.cur_qdd()
 
     def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
+        # The handler computes with JAX; under this trace its operations would return here.
         with _core.set_current_trace(_core.eval_trace):
             return self._handler(primitive, args, params)
 
@@ -42,6 +43,8 @@ class _OpByOp(_core.Trace):
         with _core.set_current_trace(_core.eval_trace):
             return self._handler(primitive, args, params)
 
+    # Under `jax.grad` JAX applies the custom rule before the call reaches this trace. So a custom
+    # function that arrives here is not differentiated, and its body alone is enough.
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any
     ) -> Any:
@@ -62,14 +65,13 @@ def op_by_op(
     axis_sizes: Sequence[tuple[str, int]],
     mesh: jax.sharding.Mesh,
 ) -> Iterator[Any]:
-    """Give every operation of the block to `handler`; yields the trace, for `HeldTracer`.
+    """Pass every operation of the block to `handler`; yield the trace, for `HeldTracer`.
 
     `stage` makes a `HeldTracer` of a host value that becomes an array (`jnp.asarray(2.0)`).
 
-    Transformations (`jax.grad`, `jax.vmap`) work as they do outside of `jit`, and collectives
-    over the axes come to the handler like every other operation. `mesh` is the one that sharding
-    constraints may name. Waits for a public way to write
-    an interpreter that JAX's own control flow does not have to be traced for.
+    Transformations (`jax.grad`, `jax.vmap`) work as they do outside of `jit`. The handler also
+    gets collectives over the axes. Sharding constraints may name `mesh`. Waits for a public way to
+    write an interpreter for which JAX does not have to trace its own control flow.
     """
     trace = _OpByOp(handler, stage)
     with (
@@ -82,13 +84,13 @@ def op_by_op(
 
 
 def inside(trace: Any, fn: Callable[..., Any], *args: Any) -> Any:
-    """Call `fn` with its operations given to `trace`."""
+    """Call `fn` under `trace`."""
     with _core.set_current_trace(trace):
         return fn(*args)
 
 
 def outside(fn: Callable[..., Any], *args: Any) -> Any:
-    """Call `fn` as if no trace, and no `shard_map`, were around the caller."""
+    """Call `fn` outside of every trace and `shard_map` of the caller."""
     with contextlib.ExitStack() as around:
         around.enter_context(_core.set_current_trace(_core.eval_trace))
         around.enter_context(_config.disable_jit(False))
@@ -98,11 +100,11 @@ def outside(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def evaluate(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
-    """One operation on concrete arrays, as JAX does it outside of `jit`.
+    """Compute one operation on concrete arrays, as JAX does outside of `jit`.
 
-    Its results have no mesh in their types. They lie on one device, and JAX finds a compiled
-    operation again by shapes and devices only: the results would have the mesh of the strategy
-    that first did this operation.
+    The types of the results contain no mesh. The results are on one device, and JAX caches compiled
+    operations by shapes and devices only. With a mesh, the results would get the mesh of the
+    strategy that first computed this operation.
     """
     with _mesh.use_abstract_mesh(_mesh.empty_abstract_mesh):
         return _core.eval_trace.process_primitive(primitive, args, params)

@@ -1,4 +1,4 @@
-"""Traced programs: taken apart, changed and staged again."""
+"""Functions that read and rewrite traced programs (jaxprs), and stage them again."""
 
 import functools
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from jax.extend.core import ClosedJaxpr
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many operands of a `scan` are constants, and how many are carried.
+    """Return the numbers of constants and of carries among the operands of a `scan`.
 
-    JAX 0.12 has them as a tree of trees; 0.10 as two numbers. Goes when 0.10 goes.
+    JAX 0.12 stores them as a tree of trees, and 0.10 as two numbers. Waits for the end of 0.10.
     """
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
@@ -27,8 +27,8 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-# Calls of one sub-program with the operands as they are, and the parameter that holds it; by the
-# names of all versions.
+# Primitives that call one sub-program with their own operands, and the parameter that holds it;
+# with the names of all supported versions of JAX.
 CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -50,17 +50,17 @@ def call_traced(
     parts: Sequence[tuple[int, int]],
     arguments: Sequence[Any],
 ) -> list[Any]:
-    """Stage a traced program, with other parameters of its last equation, without tracing it.
+    """Stage a traced program with new parameters of its last equation, without tracing it again.
 
-    Binding the equation would trace its body again: a third of the time of tracing and lowering.
-    A jitted call carries its program along as it is. Waits for a `shard_map` whose `out_specs`
-    may depend on its body.
+    To bind the equation would trace its body again: a third of the time of tracing and lowering.
+    A `jit` equation contains its program and is staged without a trace. Waits for a `shard_map` of
+    which the `out_specs` may depend on its body.
 
     Args:
         closed: A program that ends in a `shard_map` and returns its results.
         params: New parameters of that `shard_map`.
-        parts: For each result, on which dim how many local ones lie one after the other.
-        arguments: What to call it with.
+        parts: For each result, the dim on which local results are concatenated, and their number.
+        arguments: The arguments of the call.
     """
     eqn = closed.jaxpr.eqns[-1]
     results = []
@@ -70,19 +70,22 @@ def call_traced(
         results.append(_core.Var(local.update(shape=shape)))
     last = eqn.replace(params=params, outvars=results)
     jaxpr = closed.jaxpr.replace(eqns=[*closed.jaxpr.eqns[:-1], last], outvars=results)
-    # JAX 0.12 has one class for open and closed programs.
+    # JAX 0.12 has one class for open and closed jaxprs.
     program = jaxpr if closed.jaxpr is closed else closed.replace(jaxpr=jaxpr)
-    bound = _jitted_params(program, len(arguments), len(results))
+    bound = _make_jit_params(program, len(arguments), len(results))
     return list(_jit_equation().primitive.bind(*arguments, **bound))
 
 
+# The parameters of a `jit` equation differ between versions of JAX. A traced one is the template.
 @functools.cache
 def _jit_equation() -> Any:
     return jax.make_jaxpr(jax.jit(lambda x: x + 1))(0).jaxpr.eqns[-1]
 
 
-def _jitted_params(program: Any, num_arguments: int, num_results: int) -> dict[str, Any]:
+def _make_jit_params(program: Any, num_arguments: int, num_results: int) -> dict[str, Any]:
     params = dict(_jit_equation().params, jaxpr=program, name="step")
+    # Shardings, layouts and so on have one entry per argument or per result; the template has one
+    # argument and one result.
     for name, value in params.items():
         if isinstance(value, tuple) and len(value) == 1:
             params[name] = value * (num_results if name.startswith("out_") else num_arguments)
@@ -90,10 +93,10 @@ def _jitted_params(program: Any, num_arguments: int, num_results: int) -> dict[s
 
 
 def without_placeholders(program: Any, primitive: Any) -> tuple[Any, dict[int, Any]]:
-    """A program without its operations of `primitive`, and their results by their `number`.
+    """Return a program without its operations of `primitive`, and their results by `number`.
 
-    The results are free then: the caller makes them inputs. JAX has no public way to add inputs to
-    a program that is being traced.
+    These results are then free variables, which the caller makes inputs. JAX has no public way to
+    add inputs to a program while it is traced.
     """
     jaxpr = getattr(program, "jaxpr", program)
     marks = {e.params["number"]: e.outvars[0] for e in jaxpr.eqns if e.primitive is primitive}
@@ -101,26 +104,27 @@ def without_placeholders(program: Any, primitive: Any) -> tuple[Any, dict[int, A
 
 
 def with_inputs(jaxpr: Any, variables: Sequence[Any]) -> Any:
-    """An open program with these variables after its inputs."""
-    return _replaced_inputs(jaxpr, [*jaxpr.invars, *variables])
+    """Return an open program with these variables appended to its inputs."""
+    return _replace_inputs(jaxpr, [*jaxpr.invars, *variables])
 
 
 def with_constants_as_inputs(jaxpr: Any) -> ClosedJaxpr:
-    """A program that takes its constants before its inputs."""
+    """Return a program that takes its constants as its first inputs."""
     inputs = [*jaxpr.constvars, *jaxpr.invars]
-    return ClosedJaxpr(_replaced_inputs(jaxpr.replace(constvars=[]), inputs), ())
+    return ClosedJaxpr(_replace_inputs(jaxpr.replace(constvars=[]), inputs), ())
 
 
 def body_with_inputs(
     closed: Any, body: Any, new: Sequence[tuple[Any, Any]], order: Sequence[int]
 ) -> Any:
-    """A program that ends in a `shard_map`, with inputs that this body has beside the old ones.
+    """Return a program that ends in a `shard_map` of `body`, which has additional inputs.
 
     Args:
         closed: The program.
-        body: What the `shard_map` runs, with the new inputs after the old ones.
+        body: The new body of the `shard_map`; its new inputs follow the old ones.
         new: For each new input the global array as a `jax.ShapeDtypeStruct`, and its spec.
-        order: The inputs of the result, as numbers of those of `closed` and then the new ones.
+        order: The order of the inputs of the result: indices into the inputs of `closed`,
+            followed by the new ones.
     """
     eqn = closed.jaxpr.eqns[-1]
     added = [_core.Var(_core.ShapedArray(array.shape, array.dtype)) for array, _ in new]
@@ -129,35 +133,37 @@ def body_with_inputs(
     last = eqn.replace(params=params, invars=[*eqn.invars, *added])
     inputs = [*closed.jaxpr.invars, *added]
     jaxpr = closed.jaxpr.replace(eqns=[*closed.jaxpr.eqns[:-1], last])
-    jaxpr = _replaced_inputs(jaxpr, [inputs[n] for n in order])
+    jaxpr = _replace_inputs(jaxpr, [inputs[n] for n in order])
     return jaxpr if closed.jaxpr is closed else closed.replace(jaxpr=jaxpr)
 
 
-def _replaced_inputs(jaxpr: Any, variables: Sequence[Any]) -> Any:
-    # The names of arguments are those of the old ones.
+def _replace_inputs(jaxpr: Any, variables: Sequence[Any]) -> Any:
+    # JAX checks that there are as many argument names as inputs; the old names do not fit.
     info = jaxpr.debug_info._replace(arg_names=("",) * len(variables))
     return jaxpr.replace(invars=list(variables), debug_info=info)
 
 
 def is_ref(variable: Any) -> bool:
-    """Whether a variable of a program is a mutable reference. Waits for a public name."""
+    """Whether a variable of a jaxpr is a mutable reference. Waits for a public name."""
     return isinstance(variable.aval, _AbstractRef)
 
 
 def is_changed(jaxpr: Any, ref: Any) -> bool:
-    """Whether an open program writes to a mutable reference among its inputs."""
+    """Whether an open program writes to one of its inputs, a mutable reference."""
     return any(
         isinstance(e, (_WriteEffect, _AccumEffect)) and e.input is ref for e in jaxpr.effects
     )
 
 
 def without_refs(closed: Any) -> Any:
-    """A program that ends in a `shard_map`, with the refs made in its body turned into values.
+    """Return a program that ends in a `shard_map`, with references made in its body as values.
 
-    JAX does the same when it lowers a program. Waits for a public way to do it before.
+    JAX does the same when it lowers a program. Waits for a public way to do it earlier.
     """
     eqn = closed.jaxpr.eqns[-1]
     mesh, manual = eqn.params["mesh"], eqn.params["newly_manual_axes"]
+    # The body contains collectives over the axes of the mesh, so the same environment as in the
+    # trace of the `shard_map` is needed.
     with (
         _shard_map._extend_axis_env(mesh, manual),
         _mesh.use_abstract_mesh(_shard_map._as_manual_mesh(mesh, manual)),

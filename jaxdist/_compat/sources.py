@@ -1,17 +1,20 @@
-"""Which line of the user's an operation comes from."""
+"""User source lines of operations and errors, and tracebacks without frames of jaxdist."""
 
 import dataclasses
+import functools
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from jax._src import source_info_util as _source_info
+from jax._src import traceback_util as _traceback_util
 
-# The folder of the package: what is in it is no code of users.
+# The folder of the package; code in it is not user code.
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def source_of(eqn: Any) -> str:
-    """`file:line (function)` of the user's line that made an equation."""
+    """Return `file:line (function)` of the user code that made an equation."""
     for frame in _source_info.user_frames(eqn.source_info.traceback):
         if not frame.file_name.startswith(PACKAGE):
             return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
@@ -22,7 +25,7 @@ _LIBRARIES = tuple(f"site-packages{os.sep}{n}{os.sep}" for n in ("flax", "optax"
 
 
 def caller_of_library(eqn: Any) -> str:
-    """The line of `source_of`; where that is in a library of layers or losses, its caller's too."""
+    """Return the line of `source_of`; if it is in Flax, Optax or Chex, also the caller's line."""
     first = source_of(eqn)
     for frame in _source_info.user_frames(eqn.source_info.traceback):
         name = frame.file_name
@@ -33,22 +36,22 @@ def caller_of_library(eqn: Any) -> str:
 
 
 def is_made_in(eqn: Any, file: str) -> bool:
-    """Whether a function of this file made an equation, or called what made it."""
+    """Whether a function of this file made an equation, directly or in a function it calls."""
     return any(f.file_name == file for f in _source_info.user_frames(eqn.source_info.traceback))
 
 
 def is_transposed(eqn: Any) -> bool:
-    """Whether an operation was made when a gradient went backwards through another one."""
+    """Whether an operation comes from the transpose (the backward pass) of another one."""
     return "transpose(" in str(eqn.source_info.name_stack)
 
 
 def callers_line() -> str:
-    """`file:line (function)` of the user's line that the caller was called from."""
+    """Return `file:line (function)` of the user code that called the caller."""
     return source_of(_Here(_source_info.current()))
 
 
 def line_of_error(error: BaseException) -> str:
-    """`file:line (function)` of the user's line that an exception comes from."""
+    """Return `file:line (function)` of the innermost user code in a traceback."""
     found = "an unknown line"
     traceback = error.__traceback__
     while traceback is not None:
@@ -61,7 +64,7 @@ def line_of_error(error: BaseException) -> str:
 
 
 def current_source() -> Any:
-    """What an equation that was made here would note of its source."""
+    """Return the source information that an equation made here would get."""
     return _source_info.current()
 
 
@@ -70,5 +73,51 @@ class _Here:
     source_info: Any
 
 
-# The source of an operation that nobody will ask for.
+# A source for operations that no message names; to capture a real one walks the Python stack.
 NO_SOURCE = _source_info.new_source_info()
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_traceback_util.register_exclusion(PACKAGE.rstrip(os.sep))
+
+_NOTE = (
+    "--------------------\nFor simplicity, jaxdist and JAX have removed their internal frames from "
+    "the traceback of this exception. Set JAX_TRACEBACK_FILTERING=off to include these."
+)
+
+
+def hide_frames(error: BaseException) -> None:
+    """Remove the frames of jaxdist and JAX from the traceback of an exception.
+
+    It follows `jax_traceback_filtering`, as JAX's own functions do. If such functions are nested,
+    only the outermost one removes frames. Waits for a public way to register frames.
+    """
+    mode = _traceback_util._filtering_mode()
+    if mode == "off" or _traceback_util._is_under_reraiser(error):
+        return
+    traceback = error.__traceback__
+    if mode == "tracebackhide":
+        _traceback_util._add_tracebackhide_to_hidden_frames(traceback)
+    elif traceback is not None:
+        error.with_traceback(_traceback_util.filter_traceback(traceback))
+        # JAX has left the same note where the error came through one of its functions.
+        notes = getattr(error, "__notes__", [])
+        if mode == "quiet_remove_frames" and not any("internal frames" in n for n in notes):
+            # Python prints notes in order, and users read the last one: notes about the error
+            # itself follow.
+            error.__notes__ = [_NOTE, *notes]
+
+
+def hides_frames(fn: F) -> F:
+    """Wrap a function so that its exceptions have no frames of jaxdist and JAX."""
+
+    @functools.wraps(fn)
+    def call_and_hide_frames(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except Exception as error:
+            hide_frames(error)
+            raise
+
+    return cast(F, call_and_hide_frames)

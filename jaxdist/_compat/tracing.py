@@ -1,4 +1,4 @@
-"""Which trace the caller is in, and what else decides whether programs are compiled."""
+"""The trace of the caller, and the settings that decide whether programs are compiled."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from jax._src import core as _core
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 
-# They run a function at once, operation by operation, instead of keeping it for later.
+# These traces run a function immediately, operation by operation; they do not stage it.
 _RUNNING = (_ad.JVPTrace, _ad.LinearizeTrace, _batching.BatchTrace)
 
 
@@ -19,22 +19,22 @@ def inside_trace() -> bool:
 
 
 def must_interpret() -> bool:
-    """Whether nothing compiled can be called here: inside a trace, or without `jit`."""
+    """Whether compiled programs cannot be called here: inside a trace, or without `jit`."""
     return inside_trace() or is_disabled_jit()
 
 
 def current_trace() -> Any:
-    """The innermost trace that the caller is in, to be compared by identity.
+    """Return the innermost trace of the caller, which is compared by identity.
 
-    Waits for one public name: `get_opaque_trace_state` moves between 0.10 and 0.12.
+    Waits for a stable public name: `get_opaque_trace_state` moves between 0.10 and 0.12.
     """
     return _core.trace_ctx.trace
 
 
 def is_live(tracer: Any) -> bool:
-    """Whether a traced value belongs to a trace that the caller is in.
+    """Whether a traced value belongs to a trace of the caller.
 
-    Waits for JAX to know it of values that `jit` traces: there `is_valid` is always true.
+    Waits for JAX to answer it for `jit`: there `is_valid` is always true.
     """
     trace = current_trace()
     while trace is not None:
@@ -45,9 +45,9 @@ def is_live(tracer: Any) -> bool:
 
 
 def is_staged_in(outer: Any) -> bool:
-    """Whether the caller is in a program of its own (of a loop, a branch, a `jit`) inside `outer`.
+    """Whether the caller is in a nested program (a loop, a branch, a `jit`) inside `outer`.
 
-    `jax.grad` and `jax.vmap` make none: what they call runs once, where it stands.
+    `jax.grad` and `jax.vmap` make no nested program: their function runs once, in the same program.
     """
     trace = _core.trace_ctx.trace
     while trace is not outer and isinstance(trace, _RUNNING):
@@ -67,16 +67,18 @@ def is_mapped(value: Any) -> bool:
 
 
 def with_jit() -> Any:
-    """A context in which `jit` compiles, also inside `op_by_op` and `jax.disable_jit()`."""
+    """Return a context in which `jit` compiles, even inside `op_by_op` or `jax.disable_jit()`."""
     return _config.disable_jit(False)
 
 
 def settings_of_thread() -> Callable[[], None]:
-    """What the caller has set with JAX's context managers, as a function that sets it elsewhere.
+    """Return a function that sets the caller's JAX context settings in another thread.
 
-    JAX keeps `jax.enable_x64`, `jax.debug_nans`, `jax.default_matmul_precision` and so on for
-    each thread by itself. Waits for a public copy of them.
+    JAX stores `jax.enable_x64`, `jax.debug_nans`, `jax.default_matmul_precision` and so on per
+    thread. Waits for a public copy of them.
     """
+    # A setting without a local value is not copied, so that the other thread follows later changes
+    # of the global value.
     held = {}
     for holder in _config.config._value_holders.values():
         if isinstance(holder, _config.State):
@@ -95,10 +97,10 @@ _FRAMES = 4  # from the flattening function of a node up to that of the Jacobian
 
 
 def jacobian_that_asks() -> str | None:
-    """`jacrev` or `jacfwd`, where one of them flattens its arguments; called by the node.
+    """Return `jacrev` or `jacfwd` if it is flattening its arguments, else None.
 
-    Both put arrays into the structure of the arguments, and then expect nodes of the same type.
-    Waits for JAX to say so in an error of its own.
+    A pytree node calls this in its flatten function. Both put arrays into the structure of the
+    arguments, and then expect nodes of the same type. Waits for JAX to explain it in its own error.
     """
     frame = sys._getframe(1)
     for _ in range(_FRAMES):

@@ -1,4 +1,4 @@
-"""The strategies, one class a file."""
+"""The strategies, one class per file, and the functions that return the current one."""
 
 from jaxdist._checks import GradientReport as GradientReport
 from jaxdist._strategies.base import Strategy as Strategy

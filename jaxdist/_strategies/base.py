@@ -1,4 +1,4 @@
-"""What every strategy does."""
+"""`Strategy`, the base class of all strategies."""
 
 import contextlib
 import dataclasses
@@ -23,14 +23,14 @@ from jaxdist._strategies.extended.strategy_v1 import StrategyMethodsV1
 from jaxdist._strategies.properties import StrategyProperties
 from jaxdist._strategies.scope import Scope
 from jaxdist._strategies.where_called import (
-    BEFORE,
+    CALL_BEFORE_RUN,
+    advise_replica_method,
     check_across,
     check_lower,
     check_next,
     check_not_in_function,
     check_run,
     check_scope,
-    instead,
 )
 from jaxdist._typing import PyTree
 from jaxdist._validate import Renamed, call_arguments, is_callable, tell_without_effect
@@ -41,16 +41,16 @@ _ref = weakref.ref
 
 
 class Strategy(StrategyProperties, StrategyMethodsV1):
-    """Copies of a step, the replicas, that run together; made through its subclasses.
+    """The base class of strategies, which run copies of a step (the replicas) together.
 
-    Laws (`tests/strategies/` runs them on every strategy):
-        1. `run` gives each replica its own part of a per-replica value, in replica order, and
-           the whole of a mirrored one.
-        2. A result that is proved to be the same on all replicas is a plain array; every other
-           is a `PerReplica`.
-        3. `reduce` and `gather` give what NumPy gives for the values of the replicas put
-           together.
-        4. A step on R replicas gives what `OneDeviceStrategy` gives on the same global batch.
+    Laws (`tests/strategies/` checks them on every strategy):
+        1. `run` passes each replica its own part of a per-replica value, in replica order, and
+           the whole of a mirrored value.
+        2. A result that is proved to be equal on all replicas is a plain array; every other
+           result is a `PerReplica`.
+        3. `reduce` and `gather` return what NumPy returns for the concatenated values of the
+           replicas.
+        4. A step on R replicas returns what `OneDeviceStrategy` returns on the same global batch.
 
     Example:
         >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -63,7 +63,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         `tf.distribute.Strategy`.
     """
 
-    # Of one that runs the steps of another: `check_gradients` runs them on one device.
+    # The strategy whose steps this one runs: `check_gradients` runs them on a one-device twin.
     stands_for: Any = None
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -103,7 +103,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     @property
     def extended(self) -> StrategyExtended:
-        """The documented lower-level view of this strategy.
+        """The documented lower-level interface of this strategy.
 
         Example:
             >>> len(MirroredStrategy().extended.worker_devices)
@@ -115,17 +115,17 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
 
     @final
     def scope(self) -> Scope["Strategy"]:
-        """Make this the current strategy for a block; arrays made in it lie on its first device.
+        """Make this the current strategy in a block; its first device is the default device there.
 
-        A `Variable` is mirrored over all devices at once. Other arrays, those of NNX modules
-        among them, are copied to the other devices when a step first takes them, and a step that
-        takes the same array again copies nothing. JAX lets nobody choose a layout over several
-        devices for what its functions make (a mesh for all of them, `jax.set_mesh`, would refuse
-        to compute on the value of one replica). To lay arrays out at once, use
+        A `Variable` is mirrored over all devices immediately. Other arrays, including those of NNX
+        modules, are copied to the other devices when a step first takes them. A step that takes the
+        same array again copies nothing. JAX has no default sharding over several devices for the
+        results of its functions (`jax.set_mesh` sets a mesh for all functions, and then JAX refuses
+        to compute on the value of one replica). To replicate arrays immediately, use
         `jax.device_put(tree, strategy.replicated_sharding)`, or `partition.place`.
 
         Returns:
-            A context manager that gives this strategy. It may be entered several times.
+            A context manager that yields this strategy. It may be entered several times.
 
         Raises:
             MixedStrategyError: Another strategy is current.
@@ -145,7 +145,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     @contextlib.contextmanager
     def _in_scope(self) -> Iterator["Strategy"]:
         check_scope(self)
-        # A description holds no arrays: they stay where JAX puts them.
+        # The devices of a described slice cannot hold arrays, so JAX's default device stays.
         first = self.layout.devices[0] if self.layout.described is None else None
         here = jax.default_device(first) if first is not None else contextlib.nullcontext()
         with _replica.entered(_replica.Frame(self)), here:
@@ -163,32 +163,32 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     ) -> Any:
         """Run `fn` once on every replica, as one compiled program.
 
-        `fn` is traced once, for each new structure, shape, dtype and layout of its arguments. In
-        a merge function it becomes part of the step around it: arrays that it computes come back
-        as `PerReplica`, and `options` have no effect, which is logged once.
+        `fn` is traced once for each new structure, shape, dtype and sharding of its arguments. In
+        a merge function it becomes part of the surrounding step: arrays that it computes are
+        returned as `PerReplica`, and `options` have no effect, which is logged once.
 
         Shapes:
-            A `PerReplica`, or an array laid out as `per_replica_sharding`, is split: global
-            `[R*b, ...]` is `[b, ...]` in `fn`. Every other array is given whole to all replicas.
-            NNX objects are given whole and updated in place.
+            A `PerReplica`, or an array with `per_replica_sharding`, is split: global
+            `[R*b, ...]` is `[b, ...]` in `fn`. Every other array is passed whole to all replicas.
+            NNX objects are passed whole and updated in place.
 
         Cost:
-            One dispatch; the collectives that `fn` asks for and no other (NNX batch statistics
-            and metrics are combined by one each). Host arrays are copied to the devices.
+            One dispatch, and only the collectives that `fn` calls (NNX batch statistics and
+            metrics are combined by one collective each). Host arrays are copied to the devices.
 
         Args:
-            fn: The step. Booleans, strings, enums, bytes, functions and other objects that are
-                no pytrees are part of the program; numbers and arrays are traced.
+            fn: The step. Its arguments that are booleans, strings, enums, bytes, functions or
+                other objects that are no pytrees are static; numbers and arrays are traced.
             args: Positional arguments, a list or tuple.
             kwargs: Keyword arguments.
-            options: What to donate, and which numbers are part of the program.
+            options: Which arguments to donate, and which numbers are static.
 
         Returns:
-            What `fn` returned. Arrays that are proved to be the same on all replicas are plain
-            replicated arrays, all others `PerReplica`; Python constants come back as they are.
+            The results of `fn`. Arrays that are proved to be equal on all replicas are plain
+            replicated arrays, and all others are `PerReplica`. Python constants are unchanged.
 
         Raises:
-            StateDivergenceError: State would come out different on each replica.
+            StateDivergenceError: State would differ between replicas.
             DivergentCollectiveError: A collective that some replicas might not reach.
             ReplicaValueError: A `PerReplica` of another strategy, or with too few values.
             ShapeError: Per-replica values of different shapes.
@@ -205,7 +205,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.run`; `jax.jit(jax.shard_map(...))`.
         """
-        # Every line here is paid at every step, so what is usual is asked first.
+        # This method runs at every step, so the common case comes first and is inlined. An exact
+        # type check is faster than `isinstance`; other types take the slower path below.
         try:
             merging = check_run(self) if _raw_frame() is not None or _replica.ambient else None
             if type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
@@ -221,10 +222,14 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             if options is not None:
                 call = self._call_with(fn, options)
             else:
+                # Only functions are looked up here: the runner decides how other callables (bound
+                # methods, partials, NNX modules) are identified.
                 step = self._known.get(_ref(fn)) if type(fn) is FunctionType else None
                 call = self._call_of(fn) if step is None else step.call
             return call(*args, **kwargs) if kwargs else call(*args)
         except Exception as error:
+            # The C++ call path cannot name arguments, so the cause is searched after the failure,
+            # and steps that succeed do not pay for it.
             better = self._runner.explain(error, fn, args, kwargs, options)
             if better is None:
                 _compat.hide_frames(error)
@@ -259,11 +264,11 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Program:
-        """The program that `run` would execute, without running it; nothing is donated.
+        """Return the program that `run` would execute, without running it; donate nothing.
 
         Cost:
-            A trace; no compilation and no collective. `jax.ShapeDtypeStruct`s may stand for
-            arrays.
+            A trace; no compilation and no collective. Arguments may be `jax.ShapeDtypeStruct`s
+            instead of arrays.
 
         Args:
             fn: As for `run`.
@@ -290,6 +295,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         check_lower(self)
         call_arguments("strategy.lower", args, kwargs)
         is_callable("strategy.lower", fn)
+        # The runner's errors begin with `strategy.run`; the user called `strategy.lower`.
         with Renamed("strategy.run ", "strategy.lower "):
             program = self._runner.program(fn, args, kwargs, options)
         return dataclasses.replace(program, planner=self._planner(fn, options))
@@ -297,6 +303,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     def _planner(
         self, fn: Callable[..., Any], options: RunOptions | None
     ) -> Callable[..., explain.SlicePlan]:
+        # Planning is a higher room, so it is called through a hook.
         return functools.partial(COMPILE_FOR, self, fn, options)
 
     @final
@@ -312,19 +319,19 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     ) -> GradientReport:
         """Compare one step on the replicas with the same global batch on one device.
 
-        Finds gradients that are summed where they should be averaged, divided twice, or weighted
-        by replica instead of by example.
+        It finds gradients that are summed instead of averaged, divided twice, or weighted by
+        replica instead of by example.
 
         Shapes:
             Per-replica values and batches, `[b, ...]` on each replica, are `[R*b, ...]` on the
             one device.
 
         Cost:
-            A step on the replicas (`run` uses that program again) and one on the first device,
-            which has to hold the whole batch; a copy of what is compared to the host.
+            A step on the replicas (`run` reuses that program) and one on the first device, which
+            has to hold the whole batch; a copy of the compared arrays to the host.
 
         Guarantees:
-            Nothing is donated, and NNX objects stay as they are: both steps run on copies.
+            Nothing is donated, and NNX objects do not change: both steps run on copies.
 
         Args:
             fn: As for `run`: a step that updates NNX objects, returns new state, or returns
@@ -332,12 +339,13 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             args: As for `run`, for instance `(model, optimizer, batch)` or `(state, batch)`.
             kwargs: As for `run`.
             options: As for `run`; `donate_argnums` has no effect, which is logged once.
-            rtol: How far a leaf may be off, of its largest movement.
+            rtol: The largest difference that counts as equal, relative to the largest movement of
+                the leaf.
 
         Returns:
-            A `GradientReport`: print it, ask `.is_equal` and `.factor`, or call
-            `.raise_if_different()`. Of state, what is compared is how far it moved; of other
-            results, their value where it is the same on all replicas.
+            A `GradientReport`: print it, read `.is_equal` and `.factor`, or call
+            `.raise_if_different()`. For state, its movement is compared; for other results, their
+            value, if it is equal on all replicas.
 
         Raises:
             ArgumentError: Nothing to compare, or `rtol` is not between 0 and 1.
@@ -358,6 +366,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         check_across(self, "check_gradients", "Call it outside strategy.run, on the step.")
         call_arguments("strategy.check_gradients", args, kwargs)
         is_callable("strategy.check_gradients", fn)
+        # Options of another type are rejected in `check_gradients`.
         if isinstance(options, RunOptions) and options.donate_argnums:
             why = "both steps run on copies"
             tell_without_effect("strategy.check_gradients", "donate_argnums", why)
@@ -374,15 +383,15 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         *,
         experimental_hints: Any = None,
     ) -> PyTree:
-        """Combine the values of all replicas into one.
+        """Reduce the values of all replicas to one value.
 
         Shapes:
             `axis=None`: `[...]` on each replica gives `[...]`. With `axis`, those dims of each
-            local value are reduced too; the mean is over all elements, so replicas with more
-            rows count for more.
+            local value are reduced too. The mean is over all elements, so replicas with more rows
+            have more weight.
 
         Cost:
-            Small values (up to 64 KiB in all) are added on the host, without a collective;
+            Small values (up to 64 KiB in total) are added on the host, without a collective;
             larger ones in one program on the devices.
 
         Args:
@@ -393,13 +402,13 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             experimental_hints: The older name of `options`.
 
         Returns:
-            Pytree of plain arrays, tied to no device.
+            Pytree of plain, uncommitted arrays.
 
         Raises:
             ArgumentError: Unknown op, or the sum of a value that is not distributed.
             ShapeError: An axis outside the rank, or shapes or dtypes that differ between
-                replicas; all leaves that do are named.
-            ReplicaValueError: A Python integer, or a sum of them, beyond JAX's integer dtype.
+                replicas; the message names all such leaves.
+            ReplicaValueError: A Python integer, or a sum of integers, beyond JAX's integer dtype.
             ContextError: Inside a replica; use `ReplicaContext.all_reduce` there.
 
         Example:
@@ -410,10 +419,13 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.reduce`.
         """
-        frame = check_across(self, "reduce", instead("all_reduce"))
+        frame = check_across(self, "reduce", advise_replica_method("all_reduce"))
         value = variables_as_values(value)
         op = _collectives.reduce_op("Strategy.reduce", reduce_op)
+        # See Note [Merge functions].
         in_merge = frame is not None and frame.in_merge
+        # Only a collective can pack leaves. Outside of a step the strategy has none of its own, and
+        # a hint to pack would have no effect, which is logged.
         packs = in_merge or self.communication.ops is not None
         chosen = self.communication.asked(
             "Strategy.reduce", options, experimental_hints, packs=packs
@@ -434,18 +446,18 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             One copy from the devices; no collective in one process.
 
         Args:
-            value: Pytree of `PerReplica`, or arrays replicated over the strategy's devices (which
-                every replica has). A value that is not distributed comes back unchanged.
+            value: Pytree of `PerReplica`, or of arrays replicated over the strategy's devices (a
+                value of every replica). A value that is not distributed is returned unchanged.
             axis: Dim to concatenate on; negative counts from the end.
             options: Communication options; they never change the result.
             experimental_hints: The older name of `options`.
 
         Returns:
-            Pytree of plain arrays, tied to no device.
+            Pytree of plain, uncommitted arrays.
 
         Raises:
-            ShapeError: Scalars, an axis outside the rank, or dtypes, or shapes elsewhere, that
-                differ between replicas; all leaves that do are named.
+            ShapeError: Scalars, an axis outside the rank, or dtypes, or sizes of other dims, that
+                differ between replicas; the message names all such leaves.
             ContextError: Inside a replica; use `ReplicaContext.all_gather` there.
 
         Example:
@@ -456,24 +468,25 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.gather`.
         """
-        frame = check_across(self, "gather", instead("all_gather"))
+        frame = check_across(self, "gather", advise_replica_method("all_gather"))
         value = variables_as_values(value)
         chosen = self.communication.asked("Strategy.gather", options, experimental_hints)
         ops = self.communication.ops
+        # The classes of jaxdist gather as XLA does, so only a method of the user's class is called.
         own = ops if _collectives.overrides(ops, "gather_implementation") else None
         where = merged if frame is not None and frame.in_merge else reduce_and_gather
         return where.gather(value, axis, self.layout, own, chosen)
 
     @final
     def experimental_local_results(self, value: PyTree) -> tuple[Any, ...]:
-        """The values of this process's replicas, one entry for each.
+        """Return the values of the replicas in this process, one entry for each replica.
 
         Cost:
             None; inside a merge function an all-gather.
 
         Args:
-            value: Any pytree. A value that is not distributed has one entry; a pytree has one
-                for each replica.
+            value: Any pytree. A value that is not distributed gives one entry; a pytree gives one
+                entry for each replica.
 
         Example:
             >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -484,7 +497,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.experimental_local_results`.
         """
         check_not_in_function(self, "experimental_local_results")
-        return local.results(variables_as_values(value), self.layout)
+        return local.list_results(variables_as_values(value), self.layout)
 
     @final
     def experimental_distribute_values_from_function(
@@ -493,9 +506,9 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         """Make per-replica values by calling `value_fn` once for each replica of this process.
 
         Shapes:
-            Arrays `[b, ...]` of one shape and dtype are one global array `[R*b, ...]`, scalars
-            `[R]`. Arrays of different shapes, Python numbers and other objects are held as they
-            are, one for each replica.
+            Arrays `[b, ...]` of one shape and dtype become one global array `[R*b, ...]`, and
+            scalars `[R]`. Arrays of different shapes, Python numbers and other objects stay
+            separate, one for each replica.
 
         Cost:
             One copy of each array to its replica's devices; steps that take it copy nothing.
@@ -504,7 +517,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             value_fn: Function of a `ValueContext`; it runs outside every strategy.
 
         Returns:
-            A pytree like the one returned, with `PerReplica` leaves.
+            A pytree with the structure that `value_fn` returned and `PerReplica` leaves.
 
         Raises:
             ReplicaValueError: The structures returned for two replicas differ.
@@ -519,19 +532,21 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.experimental_distribute_values_from_function`.
         """
-        check_across(self, "experimental_distribute_values_from_function", BEFORE)
+        check_across(self, "experimental_distribute_values_from_function", CALL_BEFORE_RUN)
         is_callable("experimental_distribute_values_from_function", value_fn, "value_fn")
+        # As documented, `value_fn` runs outside every strategy: each call makes the value of one
+        # replica, not of all.
         with _replica.entered(None):
-            return local.from_function(value_fn, self.layout, unwrap=self._unwraps)
+            return local.make_from_function(value_fn, self.layout, unwrap=self._unwraps)
 
-    # Whether shapes are known when a program is made for the devices, as XLA on TPUs needs.
+    # Whether the devices need static shapes, as XLA on TPUs does.
     _requires_static_shapes = False
 
     def _hosts_of_replicas(self) -> list[Any]:
-        """What tells the hosts of the replicas apart, replica by replica."""
+        """Return an identifier of the host of each replica, in replica order."""
         return [device.process_index for device in self.layout.device_grid[:, 0]]
 
-    # Whether one replica's values come bare, as OneDeviceStrategy and the default strategy do.
+    # Whether per-replica values are plain values, as in OneDeviceStrategy and the default strategy.
     @property
     def _unwraps(self) -> bool:
         return False
@@ -540,11 +555,11 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
     def experimental_distribute_dataset(
         self, dataset: Any, options: data.InputOptions | None = None
     ) -> Any:
-        """Split every global batch of `dataset` over the replicas, ahead of use.
+        """Split every global batch of `dataset` over the replicas, and prefetch.
 
         Shapes:
-            Global `[B, ...]` gives a `PerReplica` of `[ceil(B/R), ...]`, of which the last
-            replicas may have fewer rows, or none; with one replica, plain arrays.
+            Global `[B, ...]` gives a `PerReplica` of `[ceil(B/R), ...]`; the last replicas may
+            have fewer rows or none. With one replica the batches are plain arrays.
 
         Cost:
             One host-to-device copy per leaf, in a background thread.
@@ -552,8 +567,8 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Args:
             dataset: Iterable of pytrees of arrays, each one global batch: arrays in memory
                 (`jaxdist.data.batches`), lists, loaders, Grain and `tf.data` datasets.
-            options: Depth of the prefetch, where batches go, and what becomes of a batch that
-                does not divide by the replicas (`PartialBatch`).
+            options: Depth of the prefetch, target of batches, and the treatment of a batch that
+                the number of replicas does not divide (`PartialBatch`).
 
         Returns:
             A `DistributedDataset`.
@@ -571,7 +586,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.experimental_distribute_dataset`.
         """
-        check_across(self, "experimental_distribute_dataset", BEFORE)
+        check_across(self, "experimental_distribute_dataset", CALL_BEFORE_RUN)
         return data.distribute_dataset(dataset, self.layout, options, check_context=check_next)
 
     @final
@@ -580,19 +595,19 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         dataset_fn: Callable[[data.InputContext], Any],
         options: data.InputOptions | None = None,
     ) -> Any:
-        """Give consecutive elements of the dataset that `dataset_fn` makes to the replicas.
+        """Distribute consecutive elements of the dataset that `dataset_fn` returns to the replicas.
 
         Shapes:
-            `R` consecutive elements `[b, ...]` give one `PerReplica` of `[b, ...]`; replicas for
-            which none is left get `[0, ...]`.
+            `R` consecutive elements `[b, ...]` give one `PerReplica` of `[b, ...]`; replicas
+            without an element in the last step get `[0, ...]`.
 
         Cost:
             One host-to-device copy per leaf, in a background thread.
 
         Args:
-            dataset_fn: Function of an `InputContext`, called once; each element of what it
-                returns is the batch of one replica.
-            options: Depth of the prefetch, where batches go, and what becomes of an incomplete
+            dataset_fn: Function of an `InputContext`, called once. It returns a dataset; each
+                element is the batch of one replica.
+            options: Depth of the prefetch, target of batches, and the treatment of an incomplete
                 last step (`PartialBatch`).
 
         Returns:
@@ -613,10 +628,10 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         Source:
             `tf.distribute.Strategy.distribute_datasets_from_function`.
         """
-        check_across(self, "distribute_datasets_from_function", BEFORE)
+        check_across(self, "distribute_datasets_from_function", CALL_BEFORE_RUN)
         is_callable("distribute_datasets_from_function", dataset_fn, "dataset_fn")
         options = data.checked_options("distribute_datasets_from_function", options)
-        if self._unwraps and _asks_per_replica(options):
+        if self._unwraps and _is_per_replica_input(options):
             raise UnsupportedError(
                 f"{type(self).__name__}.distribute_datasets_from_function was given "
                 "InputReplicationMode.PER_REPLICA, and it has one replica.\n\n"
@@ -652,6 +667,6 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         return f"{type(self).__name__}({self.layout!r})"
 
 
-def _asks_per_replica(options: data.InputOptions | None) -> bool:
+def _is_per_replica_input(options: data.InputOptions | None) -> bool:
     mode = data.InputReplicationMode.PER_REPLICA
     return options is not None and options.experimental_replication_mode is mode

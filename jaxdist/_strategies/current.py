@@ -1,16 +1,56 @@
-"""Which strategy, and which side of it, the caller is in."""
+"""The current strategy and the current context: in a replica, or across replicas."""
 
+import contextlib
 import functools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NoReturn, final
 
-from jaxdist import _replica
+import jax
+
+from jaxdist import _mesh, _replica
 from jaxdist._replica import ReplicaContext
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.default import DefaultStrategy
+from jaxdist._strategies.where_called import refuse_mixing
 from jaxdist._validate import check_instance, shown
 from jaxdist.errors import ContextError, MixedStrategyError
 
 
+@final
+class DefaultStrategy(Strategy):
+    """One replica on JAX's default device; `get_strategy()` returns it outside every scope."""
+
+    @property
+    def _unwraps(self) -> bool:
+        return True
+
+    def __init__(self) -> None:
+        self._set_up(_mesh.build([jax.local_devices()[0]]))
+
+    @contextlib.contextmanager
+    def _in_scope(self) -> Iterator[Strategy]:
+        """Yield without any change; raise an error under another strategy's scope."""
+        frame = _replica.current_frame()
+        if frame is not None and frame.strategy is not self:
+            refuse_mixing(self, "scope", frame)
+        yield self
+
+    def __copy__(self) -> NoReturn:
+        raise _make_copy_error("copy.copy")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise _make_copy_error("copy.deepcopy")
+
+
+def _make_copy_error(copy: str) -> ContextError:
+    return ContextError(
+        f"{copy} was called on the DefaultStrategy.\n\n"
+        "The default strategy is one object for the whole process.\n\n"
+        "Use jaxdist.get_strategy() wherever it is needed."
+    )
+
+
+# The strategy is made at its first use, not at import: it needs a device, and JAX's backends must
+# not start before the user configures them (`jax.distributed`, virtual devices).
 @functools.cache
 def _default() -> DefaultStrategy:
     return DefaultStrategy()
@@ -22,7 +62,7 @@ def _default_replica() -> ReplicaContext:
 
 
 def get_strategy() -> Strategy:
-    """The current strategy; outside every scope a default one with one replica.
+    """Return the current strategy; outside every scope, a default one with one replica.
 
     Example:
         >>> get_strategy().num_replicas_in_sync
@@ -37,7 +77,7 @@ def get_strategy() -> Strategy:
 
 
 def has_strategy() -> bool:
-    """Whether the caller is in the scope or in a step of a strategy other than the default one.
+    """Whether the caller is in a scope or a step of a strategy other than the default one.
 
     Example:
         >>> has_strategy()
@@ -53,16 +93,16 @@ def has_strategy() -> bool:
     return frame is not None and frame.strategy is not _default()
 
 
-# The annotation says that there may be none, and does not make each step that is checked for types
-# ask: what runs in a step has one. (The standard library writes `re.Match.group` so.)
+# The annotation is `| Any`, not `| None`: inside a step the context is never None, and a type
+# checker would make every step test for it. (`re.Match.group` is annotated in the same way.)
 def get_replica_context() -> ReplicaContext | Any:
-    """The replica that the caller runs in, or None across replicas.
+    """Return the context of the current replica, or None across replicas.
 
     Returns:
-        Inside a step its `ReplicaContext`. None in a strategy's scope, in a merge function, and
-        after `experimental_set_strategy`: the code there runs once, for all replicas, and
-        `get_strategy()` has what it needs (`reduce`, `gather`). Outside every strategy the
-        context of the default one, whose `replica_id_in_sync_group` is the Python integer 0.
+        Inside a step, its `ReplicaContext`. In a strategy's scope, in a merge function and after
+        `experimental_set_strategy`, None: code there runs once for all replicas, and uses methods
+        of `get_strategy()` (`reduce`, `gather`). Outside every strategy, the context of the default
+        strategy, whose `replica_id_in_sync_group` is the Python integer 0.
 
     Example:
         >>> MirroredStrategy().run(lambda: get_replica_context().num_replicas_in_sync)
@@ -93,7 +133,7 @@ def in_cross_replica_context() -> bool:
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
-    """Make `strategy` the current one for the whole process, without a `with`; None ends that.
+    """Make `strategy` the current one for the whole process, without a `with`; None clears it.
 
     Raises:
         MixedStrategyError: Inside a scope or a step.
@@ -127,22 +167,22 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
 def check_replicas(state: Any, every: int = 1) -> bool:
     """Compare the bits of mirrored state on all replicas of the current strategy.
 
-    What `Strategy.run` proves to be equal is equal if the devices compute alike; this finds those
-    that do not (a GPU that drifts, a promise of `assume_replicated` that was wrong).
+    The proof of `Strategy.run` that values are equal assumes that all devices compute the same.
+    This check finds violations (a GPU that drifts, or a wrong promise of `assume_replicated`).
 
     Cost:
-        One small program: every device reads its copy once and gives 8 bytes per array.
+        One small program: every device reads its copy once and returns 8 bytes per array.
 
     Args:
         state: Pytree of arrays, or NNX objects. Arrays that are not replicated over the
-            strategy's devices are passed over.
+            strategy's devices are ignored.
         every: Compare only at every `every`-th call with state of this structure.
 
     Returns:
         Whether anything was compared in this call.
 
     Raises:
-        ReplicaDriftError: Copies differ; the leaves and the replicas are named.
+        ReplicaDriftError: Copies differ; the message names the leaves and the replicas.
         ArgumentError: `every` is less than 1.
 
     Example:
@@ -155,7 +195,7 @@ def check_replicas(state: Any, every: int = 1) -> bool:
 
 
 def check_strategy(caller: str, strategy: Any) -> None:
-    """Refuse what is no strategy."""
+    """Raise an error if `strategy` is not a strategy."""
     check_instance(
         caller,
         "strategy",

@@ -8,16 +8,17 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError
 DEFAULT_VIRTUAL_REPLICAS = 8
 
 
-def with_virtual_replicas(
+def add_virtual_replicas(
     caller: str, layout: ReplicaMesh, deterministic: bool | int
 ) -> ReplicaMesh:
-    """The mesh with as many virtual replicas as `deterministic` says; as it is for False.
+    """Return the mesh with the number of virtual replicas in `deterministic`; False adds none.
 
     Raises:
         ArgumentTypeError: `deterministic` is neither a boolean nor an integer.
         ArgumentError: The number is no power of two, or the devices do not divide it, or there
             are several replica axes or logical devices.
     """
+    # A `bool` is an `int`: this accepts both.
     if not isinstance(deterministic, int):
         raise ArgumentTypeError(
             f"{caller} was given deterministic={deterministic!r} of type "
@@ -39,7 +40,7 @@ def with_virtual_replicas(
         )
     _check_axes(given, layout)
     if count % layout.num_replicas:
-        raise ArgumentError(_do_not_divide(given, layout.num_replicas, count))
+        raise ArgumentError(_explain_division(given, layout.num_replicas, count))
     return dataclasses.replace(layout, num_virtual=count)
 
 
@@ -67,7 +68,7 @@ def _check_axes(given: str, layout: ReplicaMesh) -> None:
         )
 
 
-def _do_not_divide(given: str, num_devices: int, count: int) -> str:
+def _explain_division(given: str, num_devices: int, count: int) -> str:
     fitting = [1 << k for k in range(count.bit_length())]
     below = max(n for n in fitting if n <= num_devices)
     more = f", or deterministic={num_devices}" if _is_power(num_devices) else ""

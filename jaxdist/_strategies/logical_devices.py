@@ -1,4 +1,4 @@
-"""Splitting values over the logical devices of a replica, and computing them on one."""
+"""Functions that split values over the logical devices of a replica, or compute them on one."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,61 +25,65 @@ from jaxdist._values import (
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 
-_WHOLE = (PerReplica, Sharded, Variable)
+_LEAF_TYPES = (PerReplica, Sharded, Variable)
 
 
 def split(strategy: Any, caller: str, value: PyTree, partition_dimensions: Any) -> PyTree:
-    """Every leaf of `value` in parts over the logical devices."""
-    parts = _checked_parts(caller, partition_dimensions)
+    """Split every leaf of `value` over the logical devices."""
+    parts = _validate_parts(caller, partition_dimensions)
     layout: ReplicaMesh = strategy.layout
 
     def check(name: str, shape: tuple[int, ...], dtype: Any) -> tuple[int, ...]:
         check_parts(f"{caller}: {name}, {dtype}{list(shape)},", shape, parts, layout.num_logical)
         return parts
 
-    return _each(strategy, caller, value, check)
+    return _map_leaves(strategy, caller, value, check)
 
 
 def replicate(strategy: Any, caller: str, value: PyTree) -> PyTree:
-    """Every leaf of `value` whole on each of the logical devices."""
-    return _each(strategy, caller, value, lambda _, shape, __: (1,) * len(shape))
+    """Replicate every leaf of `value` to all logical devices."""
+    return _map_leaves(strategy, caller, value, lambda _, shape, __: (1,) * len(shape))
 
 
 def assign(strategy: Any, caller: str, value: PyTree, device: Any) -> PyTree:
-    """Every leaf of `value` computed on one logical device."""
-    number = _checked_device(strategy, caller, device)
-    layout = _layout_here(strategy, caller)
+    """Mark every leaf of `value` to be computed on one logical device."""
+    number = _validate_device(strategy, caller, device)
+    layout = _require_layout(strategy, caller)
 
-    def one(path: Any, leaf: Any) -> Any:
+    def assign_leaf(path: Any, leaf: Any) -> Any:
         name = "tensor" + jax.tree_util.keystr(path)
         if isinstance(leaf, (PerReplica, Sharded)):
-            raise _not_an_array(caller, name, leaf)
+            raise _make_type_error(caller, name, leaf)
         array = _as_array(caller, name, leaf.value() if isinstance(leaf, Variable) else leaf)
+        # With one logical device (also on the twin of `check_gradients`) a mark has no effect.
         return array if layout.num_logical == 1 else assigned(array, number)
 
-    return jax.tree_util.tree_map_with_path(one, value, is_leaf=lambda x: isinstance(x, _WHOLE))
+    return jax.tree_util.tree_map_with_path(
+        assign_leaf, value, is_leaf=lambda x: isinstance(x, _LEAF_TYPES)
+    )
 
 
 def on_logical_device(
     strategy: Any, caller: str, device: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator that puts calls of a function on one logical device."""
-    number = _checked_device(strategy, caller, device)
+    """Return a decorator that computes calls of a function on one logical device."""
+    number = _validate_device(strategy, caller, device)
 
-    def decorated(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
         is_callable(caller, fn)
         placed = on_device(fn, number)
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            layout = _layout_here(strategy, caller)
+            # Decided at the call: `check_gradients` runs the same function on a one-device twin.
+            layout = _require_layout(strategy, caller)
             return (fn if layout.num_logical == 1 else placed)(*args, **kwargs)
 
         return called
 
-    return decorated
+    return decorate
 
 
-def _checked_device(strategy: Any, caller: str, device: Any) -> int:
+def _validate_device(strategy: Any, caller: str, device: Any) -> int:
     count = strategy.layout.num_logical
     is_number = isinstance(device, (int, np.integer)) and not isinstance(device, bool)
     if not is_number:
@@ -88,6 +92,7 @@ def _checked_device(strategy: Any, caller: str, device: Any) -> int:
             f"Logical devices are numbered from 0 to {count - 1}, the same for every replica.\n\n"
             "Pass for instance logical_device_id=0."
         )
+    # Under SPMD no number is valid, so the advice of the range check below would be wrong.
     if strategy.layout.spmd:
         raise ArgumentError(
             f"{caller}: the strategy was made with experimental_spmd_xla_partitioning=True, and "
@@ -108,8 +113,8 @@ def _checked_device(strategy: Any, caller: str, device: Any) -> int:
     return int(device)
 
 
-def _layout_here(strategy: Any, caller: str) -> ReplicaMesh:
-    layout = layout_in_step(strategy, caller)
+def _require_layout(strategy: Any, caller: str) -> ReplicaMesh:
+    layout = find_layout_in_step(strategy, caller)
     if layout is None:
         raise ContextError(
             f"{caller} was called outside of a step.\n\n"
@@ -121,14 +126,15 @@ def _layout_here(strategy: Any, caller: str) -> ReplicaMesh:
     return layout
 
 
-def layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
-    """The layout of the step that is being traced around the caller, or None outside of steps.
+def find_layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
+    """Return the layout of the step around the caller, or None outside of steps.
 
-    `check_gradients` runs a step of this strategy on one device.
+    The layout may be that of a one-device twin, on which `check_gradients` runs the step.
 
     Raises:
         ContextError: A step of another strategy, or a merge function.
     """
+    # An ambient strategy is never a step, so only explicit frames matter.
     frame = _replica.innermost_explicit_frame()
     if frame is None or not frame.inside_step:
         return None
@@ -148,51 +154,58 @@ def layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
 Check = Callable[[str, tuple[int, ...], Any], tuple[int, ...]]
 
 
-def _each(strategy: Any, caller: str, value: PyTree, check: Check) -> PyTree:
-    inside = layout_in_step(strategy, caller)
+def _map_leaves(strategy: Any, caller: str, value: PyTree, check: Check) -> PyTree:
+    inside = find_layout_in_step(strategy, caller)
 
-    def one(path: Any, leaf: Any) -> Any:
+    def map_leaf(path: Any, leaf: Any) -> Any:
         name = "tensor" + jax.tree_util.keystr(path)
         if isinstance(leaf, Variable):
             leaf = leaf.value()
         if inside is not None:
-            return _marked(caller, name, leaf, check, inside)
-        return _placed(caller, name, leaf, check, strategy.layout)
+            return _constrain_in_step(caller, name, leaf, check, inside)
+        return _place_outside_step(caller, name, leaf, check, strategy.layout)
 
-    return jax.tree_util.tree_map_with_path(one, value, is_leaf=lambda x: isinstance(x, _WHOLE))
+    return jax.tree_util.tree_map_with_path(
+        map_leaf, value, is_leaf=lambda x: isinstance(x, _LEAF_TYPES)
+    )
 
 
-def _marked(caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh) -> Any:
+def _constrain_in_step(caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh) -> Any:
+    # Values in a step belong to one replica. A `PerReplica` or `Sharded` is a closed-over value of
+    # all replicas.
     if isinstance(leaf, (PerReplica, Sharded)):
-        raise _not_an_array(caller, name, leaf)
+        raise _make_type_error(caller, name, leaf)
     array = _as_array(caller, name, leaf)
     parts = check(name, array.shape, array.dtype)
     return array if layout.num_logical == 1 else laid_out(array, parts, layout)
 
 
-def _placed(caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh) -> Any:
+def _place_outside_step(
+    caller: str, name: str, leaf: Any, check: Check, layout: ReplicaMesh
+) -> Any:
     if isinstance(leaf, Sharded):
-        raise _not_an_array(caller, name, leaf)
+        raise _make_type_error(caller, name, leaf)
     if isinstance(leaf, PerReplica):
         leaf = checked_per_replica(name, leaf, layout)
         scalars = leaf.form is Form.SCALARS
-        rows = _of_each_replica(caller, name, leaf.array, check, layout, scalars=scalars)
+        rows = _place_rows(caller, name, leaf.array, check, layout, scalars=scalars)
+        # With virtual replicas, one shard holds the rows of several replicas.
         shared = layout.replicas_per_place
         return PerReplica.of_global(rows, scalars=scalars, replicas_per_shard=shared)
     if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         leaf = np.asarray(leaf)
         if not _is_numeric(leaf.dtype):
-            raise _not_an_array(caller, name, leaf)
+            raise _make_type_error(caller, name, leaf)
     if placement_of(leaf, layout).kind is Kind.PER_REPLICA:
-        return _of_each_replica(caller, name, leaf, check, layout, scalars=False)
+        return _place_rows(caller, name, leaf, check, layout, scalars=False)
     parts = check(name, leaf.shape, leaf.dtype)
-    return _put(caller, name, leaf, parts, layout.tiles(parts), layout)
+    return _place(caller, name, leaf, parts, layout.tiles(parts), layout)
 
 
-def _of_each_replica(
+def _place_rows(
     caller: str, name: str, array: Any, check: Check, layout: ReplicaMesh, *, scalars: bool
 ) -> Any:
-    """The rows of the replicas, those of each over its own logical devices."""
+    """Split the rows of each replica over its own logical devices."""
     rows = array.shape[0] // layout.num_replicas
     local = () if scalars else (rows, *array.shape[1:])
     parts = check(name, local, array.dtype)
@@ -204,13 +217,14 @@ def _of_each_replica(
             "replica hold all rows of that replica.\n\n"
             "Split another dim here, or split dim 0 in the step."
         )
+    # Dim 0 of the global array is split over the replicas, not over logical devices.
     whole = (1, *parts[1:])
     tiles = layout.tiles(whole)
     spec = PartitionSpec(layout.replica_spec[0], *tuple(tiles.spec)[1:])
-    return _put(caller, name, array, whole, NamedSharding(tiles.mesh, spec), layout)
+    return _place(caller, name, array, whole, NamedSharding(tiles.mesh, spec), layout)
 
 
-def _put(
+def _place(
     caller: str,
     name: str,
     array: Any,
@@ -218,9 +232,11 @@ def _put(
     sharding: NamedSharding,
     layout: ReplicaMesh,
 ) -> Any:
+    # Under an outer `jax.jit` the array is traced, so a constraint takes the place of `device_put`.
     if isinstance(array, jax.core.Tracer):
         return jax.lax.with_sharding_constraint(array, sharding)
     for dim, (size, count) in enumerate(zip(array.shape, parts, strict=True)):
+        # JAX arrays outside of a program have shards of equal size.
         if size % count:
             sizes = [s for s in (size - size % count, size + -size % count) if s]
             raise ShapeError(
@@ -236,7 +252,7 @@ def _put(
     return jax.device_put(array, sharding)
 
 
-def _checked_parts(caller: str, given: Any) -> tuple[int, ...]:
+def _validate_parts(caller: str, given: Any) -> tuple[int, ...]:
     entries = given.tolist() if isinstance(given, np.ndarray) else given
     if not isinstance(entries, (list, tuple)) or not all(
         isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in entries
@@ -252,13 +268,13 @@ def _checked_parts(caller: str, given: Any) -> tuple[int, ...]:
 def check_parts(
     what: str, shape: tuple[int, ...], parts: tuple[int, ...], num_logical: int
 ) -> None:
-    """Refuse parts that do not fit an array, or the number of logical devices."""
+    """Raise an error if the parts do not fit the array or the number of logical devices."""
     if len(parts) != len(shape):
         raise ShapeError(
             f"{what} has {len(shape)} dim(s), and partition_dimensions={list(parts)} is for "
             f"{len(parts)}.\n\n"
             "There is one number for each dim, 1 for a dim that is not split.\n\n"
-            f"{_for_instance(shape, num_logical)}"
+            f"{_suggest_parts(shape, num_logical)}"
         )
     for dim, (size, count) in enumerate(zip(shape, parts, strict=True)):
         if count < 1:
@@ -266,14 +282,14 @@ def check_parts(
                 f"{what} has {size} element(s) in dim {dim}, and "
                 f"partition_dimensions={list(parts)} wants {count} parts of dim {dim}.\n\n"
                 "A dim is split into one part (not at all) or more.\n\n"
-                f"{_for_instance(shape, num_logical)}"
+                f"{_suggest_parts(shape, num_logical)}"
             )
         if size < count:
             raise ShapeError(
                 f"{what} has {size} element(s) in dim {dim}, and "
                 f"partition_dimensions={list(parts)} splits it into {count} parts.\n\n"
                 "No part may be empty.\n\n"
-                f"{_for_instance(shape, num_logical)}"
+                f"{_suggest_parts(shape, num_logical)}"
             )
     product = math.prod(parts)
     if product != num_logical:
@@ -282,12 +298,12 @@ def check_parts(
             f"partition_dimensions={list(parts)}, and a replica has {num_logical} logical "
             "device(s).\n\n"
             "Each logical device gets one part.\n\n"
-            f"{_for_instance(shape, num_logical)}"
+            f"{_suggest_parts(shape, num_logical)}"
         )
 
 
-def _for_instance(shape: tuple[int, ...], num_logical: int) -> str:
-    """A split that fits, along the largest dim."""
+def _suggest_parts(shape: tuple[int, ...], num_logical: int) -> str:
+    """Suggest a valid split, along the largest dim."""
     largest = max(range(len(shape)), key=shape.__getitem__, default=None)
     if largest is None or shape[largest] < num_logical:
         return (
@@ -301,7 +317,7 @@ def _for_instance(shape: tuple[int, ...], num_logical: int) -> str:
 def _as_array(caller: str, name: str, leaf: Any) -> jax.Array:
     is_array = isinstance(leaf, jax.Array) or hasattr(leaf, "__jax_array__")
     if not is_array and not _is_numeric(np.asarray(leaf).dtype):
-        raise _not_an_array(caller, name, leaf)
+        raise _make_type_error(caller, name, leaf)
     return jnp.asarray(leaf)
 
 
@@ -309,7 +325,7 @@ def _is_numeric(dtype: Any) -> bool:
     return dtype == np.bool_ or jnp.issubdtype(dtype, np.number)
 
 
-def _not_an_array(caller: str, name: str, leaf: Any) -> ArgumentTypeError:
+def _make_type_error(caller: str, name: str, leaf: Any) -> ArgumentTypeError:
     kind = type(leaf).__name__
     what = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"of type {kind}"
     return ArgumentTypeError(

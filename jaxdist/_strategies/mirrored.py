@@ -1,4 +1,4 @@
-"""A replica on every device of one process."""
+"""`MirroredStrategy`: a replica on each device of one process."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -10,35 +10,36 @@ from jaxdist import _mesh as meshes
 from jaxdist._collectives import communication_of
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.deterministic import with_virtual_replicas
+from jaxdist._strategies.deterministic import add_virtual_replicas
 from jaxdist._strategies.processes import check_one_process
 from jaxdist.errors import ArgumentError
 
 
 @final
 class MirroredStrategy(Strategy):
-    """A replica on each device; state is mirrored and stays the same by all-reduced updates.
+    """A replica on each device; state is mirrored, and all-reduced updates keep it equal.
 
-    In a job of several processes it has to be told that one process alone is meant:
+    In a job of several processes, name the devices of one process explicitly:
     `MirroredStrategy(jax.local_devices())`.
 
     Args:
-        devices: Names or `jax.Device`s; None or `[]` is all accelerators of this process, or all
-            CPU devices where there are none.
-        cross_device_ops: Who reduces, inside `run` and in `reduce`; None is XLA
-            (`experimental.CollectiveAllReduce`).
-        mesh: A mesh of your own instead of `devices`; its axis names stay.
-        replica_axes: With `mesh`: the axes over which replicas run. The others are the logical
-            devices of each replica, for GSPMD to partition over.
-        options: `experimental.CommunicationOptions` that hold where a call does not say otherwise.
+        devices: Names or `jax.Device`s; None or `[]` means all accelerators of this process, or
+            all CPU devices if there are no accelerators.
+        cross_device_ops: The implementation of reductions, inside `run` and in `reduce`; None is
+            XLA (`experimental.CollectiveAllReduce`).
+        mesh: Your own mesh instead of `devices`; its axis names are kept.
+        replica_axes: With `mesh`: the axes over which replicas run. The other axes are the logical
+            devices of each replica; GSPMD partitions over them.
+        options: Default `experimental.CommunicationOptions` of calls that pass none.
         experimental_hints: The older name of `options`.
         deterministic: Whether training gives the same bits on any number of devices that divides
-            the virtual replicas: True is 8 of them, an integer their number, a power of two. They
-            are the replicas that a step sees, and devices run several of them in turn. See
-            `docs/deterministic.md`.
+            the number of virtual replicas. True means 8 virtual replicas; an integer is their
+            number, a power of two. A step sees the virtual replicas, and each device runs several
+            of them one after the other. See `docs/deterministic.md`.
 
     Raises:
-        SeveralProcessesError: In a job of several processes, devices of others, or no devices.
+        SeveralProcessesError: In a job of several processes, devices of other processes, or
+            default devices.
         DeviceError: Devices that do not exist, are listed twice, or are of different kinds.
         ArgumentError: Both `devices` and `mesh`, axes that the mesh does not have, devices that
             do not divide the virtual replicas, or `cross_device_ops` with `deterministic`.
@@ -76,6 +77,7 @@ class MirroredStrategy(Strategy):
                 "Virtual replicas are added up by one tree, whatever the devices.\n\n"
                 "Leave one of them out."
             )
+        # The user's mesh is kept, with its axis names: the step may name them in `jax.lax.psum`.
         if mesh is not None:
             if devices is not None:
                 raise ArgumentError(
@@ -85,7 +87,7 @@ class MirroredStrategy(Strategy):
                 )
             layout = meshes.adopt(mesh, replica_axes)
             check_one_process("MirroredStrategy", layout, were_chosen=True)
-            layout = with_virtual_replicas("MirroredStrategy", layout, deterministic)
+            layout = add_virtual_replicas("MirroredStrategy", layout, deterministic)
             self._set_up(layout, communication)
             return
         if replica_axes is not None:
@@ -95,11 +97,12 @@ class MirroredStrategy(Strategy):
                 "Pass the mesh too, MirroredStrategy(mesh=mesh, replica_axes=mesh.axis_names[:1]), "
                 "or leave replica_axes out."
             )
+        # A string is a sequence of letters, which would be read as names of devices.
         if isinstance(devices, (str, jax.Device)):
             devices = [devices]
         given: Sequence[str | jax.Device] = [] if devices is None else devices
         named = runtime.distinct_devices("MirroredStrategy", given)
         layout = meshes.build(named or runtime.default_devices())
         check_one_process("MirroredStrategy", layout, were_chosen=bool(named))
-        layout = with_virtual_replicas("MirroredStrategy", layout, deterministic)
+        layout = add_virtual_replicas("MirroredStrategy", layout, deterministic)
         self._set_up(layout, communication)

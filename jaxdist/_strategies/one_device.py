@@ -1,4 +1,4 @@
-"""One replica on one device."""
+"""`OneDeviceStrategy`: one replica on one device."""
 
 from typing import Any, final
 
@@ -8,28 +8,28 @@ from jaxdist import _mesh
 from jaxdist._collectives import communication_of
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.deterministic import with_virtual_replicas
+from jaxdist._strategies.deterministic import add_virtual_replicas
 from jaxdist._strategies.processes import check_one_process
 
 
 @final
 class OneDeviceStrategy(Strategy):
-    """One replica on one device: the same code as on many, and the oracle for it.
+    """One replica on one device: the reference for the same code on many devices.
 
-    In a job of several processes each has its own, which is logged.
+    In a job of several processes, each process has its own strategy, which is logged.
 
     Args:
         device: `"cpu:0"`, `"GPU:1"`, a full documented name, or a `jax.Device`.
-        options: Communication options. With one replica nothing is communicated, so they have no
-            effect, which is logged.
+        options: Communication options. One replica communicates nothing, so they have no effect,
+            which is logged.
         experimental_hints: The older name of `options`.
-        deterministic: As for `MirroredStrategy`: virtual replicas, which this device runs in turn,
-            and the bits that a `MirroredStrategy` with as many of them gives.
+        deterministic: As for `MirroredStrategy`: this device runs the virtual replicas one after
+            the other, and gives the bits of a `MirroredStrategy` with the same number of them.
 
     Raises:
         DeviceError: No such device.
         SeveralProcessesError: A device of another process.
-        ArgumentError: A number of virtual replicas that is no power of two.
+        ArgumentError: The number of virtual replicas is no power of two.
 
     Example:
         >>> strategy = OneDeviceStrategy("cpu:1")
@@ -50,11 +50,12 @@ class OneDeviceStrategy(Strategy):
     ) -> None:
         layout = _mesh.build([runtime.device_from_name(device, "OneDeviceStrategy(device=...)")])
         check_one_process("OneDeviceStrategy", layout, were_chosen=True)
-        layout = with_virtual_replicas("OneDeviceStrategy", layout, deterministic)
+        layout = add_virtual_replicas("OneDeviceStrategy", layout, deterministic)
         self._set_up(
             layout, communication_of("OneDeviceStrategy", None, options, experimental_hints)
         )
 
+    # With virtual replicas the device has several replicas, so values stay `PerReplica`.
     @property
     def _unwraps(self) -> bool:
         return self.layout.num_virtual is None

@@ -1,4 +1,4 @@
-"""Strategies of one process, in a job that has several."""
+"""Checks for strategies of one process in a job of several processes."""
 
 import logging
 
@@ -8,23 +8,24 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist.errors import SeveralProcessesError
 
 _LOG = logging.getLogger("jaxdist")
-_UNTIL_THEN = (
+_INSTEAD = (
     "MultiWorkerMirroredStrategy, which trains with all processes, is not there yet. Until then: "
     "one process with all devices of the machine (each sees all of them when it is started alone), "
 )
 
 
 def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) -> None:
-    """Refuse a strategy of one process that could be meant for all of them.
+    """Raise an error for a strategy of one process that may be meant for all processes.
 
     Args:
-        caller: The strategy.
-        layout: Its mesh.
-        were_chosen: Whether the caller said which devices.
+        caller: The name of the strategy class.
+        layout: The mesh of the strategy.
+        were_chosen: Whether the user named the devices.
 
     Raises:
-        SeveralProcessesError: Devices of other processes, or devices that nobody chose.
+        SeveralProcessesError: Devices of other processes, or default devices.
     """
+    # A described slice runs nothing, so it may be planned in any process.
     count = jax.process_count()
     if count == 1 or layout.described is not None:
         return
@@ -36,22 +37,23 @@ def check_one_process(caller: str, layout: ReplicaMesh, *, were_chosen: bool) ->
             f"{count}.\n\n"
             f"{caller} works on the devices of one process: datasets, variables and values that "
             "each process makes for itself would differ between them.\n\n"
-            f"{_UNTIL_THEN}or, for a strategy of this process alone, its own devices: "
-            f"{_own(caller)}."
+            f"{_INSTEAD}or, for a strategy of this process alone, its own devices: "
+            f"{_format_own_devices(caller)}."
         )
+    # Default devices would make every process train a model of its own without an error.
     if not were_chosen:
         raise SeveralProcessesError(
             f"{caller}() was made in process {me} of a job of {count} processes, and works on the "
             "devices of this process alone.\n\n"
             f"Each of the {count} processes would train its own model, without the batches of the "
-            f"others.\n\n{_UNTIL_THEN}or, where each process is meant to work on its own, "
-            f"its devices by name: {_own(caller)}."
+            f"others.\n\n{_INSTEAD}or, where each process is meant to work on its own, "
+            f"its devices by name: {_format_own_devices(caller)}."
         )
-    say_alone(caller)
+    warn_if_alone(caller)
 
 
-def say_alone(caller: str) -> None:
-    """Log that a strategy of this process is one of several, where that is so."""
+def warn_if_alone(caller: str) -> None:
+    """Log a warning if the job has other processes: the strategy does not communicate with them."""
     count = jax.process_count()
     if count > 1:
         _LOG.warning(
@@ -64,6 +66,6 @@ def say_alone(caller: str) -> None:
         )
 
 
-def _own(caller: str) -> str:
+def _format_own_devices(caller: str) -> str:
     one = caller == "OneDeviceStrategy"
     return f"{caller}(jax.local_devices(){'[0]' if one else ''})"

@@ -1,4 +1,4 @@
-"""What is known of a strategy: its replicas, its mesh, its layouts."""
+"""Properties of a strategy: its replicas, its mesh, its shardings."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ class StrategyProperties:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of replicas that run a step together; with `deterministic`, of virtual ones.
+        """Number of replicas that run a step together; with `deterministic`, virtual replicas.
 
         Example:
             >>> MirroredStrategy().num_replicas_in_sync
@@ -48,7 +48,7 @@ class StrategyProperties:
 
     @property
     def replicated_sharding(self) -> NamedSharding:
-        """The layout of a mirrored value: the whole array on every device.
+        """The sharding of a mirrored value: the whole array on every device.
 
         Example:
             >>> w = jax.device_put(np.ones(3), MirroredStrategy().replicated_sharding)
@@ -59,7 +59,7 @@ class StrategyProperties:
 
     @property
     def per_replica_sharding(self) -> NamedSharding:
-        """The layout of a per-replica value: dim 0 split over the replicas.
+        """The sharding of a per-replica value: dim 0 split over the replicas.
 
         Example:
             >>> x = jax.device_put(np.ones((16, 3)), MirroredStrategy().per_replica_sharding)
@@ -70,7 +70,7 @@ class StrategyProperties:
 
     @property
     def cluster_resolver(self) -> Any | None:
-        """The resolver that this strategy was made from; None for strategies of one process.
+        """The cluster resolver of this strategy; None for strategies of one process.
 
         Example:
             >>> MirroredStrategy().cluster_resolver is None

@@ -1,4 +1,4 @@
-"""What `Strategy.scope` gives: a block that can be entered again."""
+"""`Scope`, the reusable context manager that `Strategy.scope` returns."""
 
 import contextlib
 import threading
@@ -10,20 +10,22 @@ T = TypeVar("T")
 
 
 class Scope(contextlib.ContextDecorator, Generic[T]):
-    """A block in which a strategy is the current one.
+    """A context manager in which a strategy is the current one.
 
-    One object can be entered several times, one after the other, inside itself and from several
-    threads, as that of `tf.distribute`. As a decorator it makes a function run in the block.
+    As in `tf.distribute`, one object can be entered several times: one after the other, nested in
+    itself, and from several threads. As a decorator it runs a function in the block.
     """
 
     def __init__(self, enter: Callable[[], contextlib.AbstractContextManager[T]]) -> None:
         self._enter = enter
-        self._here = threading.local()
+        self._local = threading.local()
 
     def __enter__(self) -> T:
+        # A context manager of `contextlib` can be entered once only, so each entry makes its own.
         block = self._enter()
         strategy = block.__enter__()
-        self._entered.append(block)
+        # Appended after `__enter__`: a block that raised an error must not be exited.
+        self._open_blocks.append(block)
         return strategy
 
     def __exit__(
@@ -32,12 +34,12 @@ class Scope(contextlib.ContextDecorator, Generic[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        return self._entered.pop().__exit__(kind, error, traceback)
+        return self._open_blocks.pop().__exit__(kind, error, traceback)
 
     @property
-    def _entered(self) -> list[contextlib.AbstractContextManager[T]]:
-        """The blocks of this thread that were entered and not left, the last one at the end."""
-        if not hasattr(self._here, "entered"):
-            self._here.entered = []
-        entered: list[contextlib.AbstractContextManager[T]] = self._here.entered
+    def _open_blocks(self) -> list[contextlib.AbstractContextManager[T]]:
+        """The open blocks of this thread, the innermost one last."""
+        if not hasattr(self._local, "entered"):
+            self._local.entered = []
+        entered: list[contextlib.AbstractContextManager[T]] = self._local.entered
         return entered

@@ -1,4 +1,4 @@
-"""Replicas on the cores of a slice of TPUs."""
+"""`TPUStrategy`: replicas on the cores of a TPU slice."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -7,7 +7,7 @@ from jaxdist import _mesh as meshes
 from jaxdist._collectives import communication_of
 from jaxdist._strategies import logical_devices
 from jaxdist._strategies.base import Strategy
-from jaxdist._strategies.processes import say_alone
+from jaxdist._strategies.processes import warn_if_alone
 from jaxdist._typing import PyTree
 from jaxdist._validate import as_flag, shown
 from jaxdist.cluster_resolver import TPUClusterResolver
@@ -18,23 +18,23 @@ from jaxdist.tpu.experimental import DeviceAssignment
 
 @final
 class TPUStrategy(Strategy):
-    """Replicas on TPU cores: one on each, or as a device assignment says.
+    """Replicas on TPU cores: one per core, or according to a device assignment.
 
     The mesh follows the assignment: device `[r, l]` of `strategy.mesh.devices` is the core of
     logical device l of replica r.
 
     Args:
-        tpu_cluster_resolver: Which TPUs; None is those of this machine.
-        experimental_device_assignment: Which core each logical device of each replica is; None is
+        tpu_cluster_resolver: The TPUs; None means those of this machine.
+        experimental_device_assignment: The core of each logical device of each replica; None means
             a replica on every core, in the order of JAX's devices, host by host.
         experimental_spmd_xla_partitioning: Whether every input of a step has to be split over the
-            logical devices, or replicated to them, before it is used; then nothing can be
-            assigned to one of them. XLA partitions a replica in either case.
-        options: `experimental.CommunicationOptions` that hold where a call does not say otherwise.
+            logical devices, or replicated to them, before its use; then no value can be assigned
+            to one logical device. XLA partitions a replica in either case.
+        options: Default `experimental.CommunicationOptions` of calls that pass none.
         experimental_hints: The older name of `options`.
 
     Raises:
-        NotFoundError: There is no TPU; the message says where it was looked for.
+        NotFoundError: No TPU was found; the message says where jaxdist searched.
         TopologyError: An assignment without replicas, or for cores that the TPUs do not have.
         ArgumentTypeError: No TPU resolver, or no assignment.
 
@@ -60,6 +60,8 @@ class TPUStrategy(Strategy):
         options: Any = None,
         experimental_hints: Any = None,
     ) -> None:
+        # As in TensorFlow, the strategy does not need `initialize_tpu_system` before: `system_of`
+        # finds the devices at their first use.
         resolver = TPUClusterResolver("") if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
             raise ArgumentTypeError(
@@ -74,7 +76,7 @@ class TPUStrategy(Strategy):
         system = system_of(
             resolver.tpu_name, f"TPUStrategy(tpu_cluster_resolver={tpu_cluster_resolver!r})"
         )
-        assignment = _checked(resolver, system, experimental_device_assignment)
+        assignment = _validate_assignment(resolver, system, experimental_device_assignment)
         self._resolver, self._assignment = resolver, assignment
         grid = system.device_grid(assignment.core_assignment)
         described = resolver.tpu_name if system.is_described else None
@@ -84,8 +86,9 @@ class TPUStrategy(Strategy):
             described=described,
             spmd=spmd,
         )
+        # A strategy over several processes communicates, and a described one does not run.
         if described is None and layout.is_local:
-            say_alone("TPUStrategy")
+            warn_if_alone("TPUStrategy")
         self._set_up(layout, communication_of("TPUStrategy", None, options, experimental_hints))
 
     _requires_static_shapes = True
@@ -107,7 +110,7 @@ class TPUStrategy(Strategy):
 
     @property
     def device_assignment(self) -> DeviceAssignment:
-        """Which core each logical device of each replica is.
+        """The core of each logical device of each replica.
 
         Example:
             >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2")
@@ -130,30 +133,31 @@ class TPUStrategy(Strategy):
     def experimental_split_to_logical_devices(
         self, tensor: PyTree, partition_dimensions: Sequence[int]
     ) -> PyTree:
-        """Split a tensor over the logical devices of each replica; its values stay as they are.
+        """Split a tensor over the logical devices of each replica; its values do not change.
 
-        Inside of a step it says where the value lies, and XLA partitions what it is computed from
-        and used for; its gradient lies the same way. Outside of a step it places an array.
+        Inside of a step it constrains the sharding of the value, and XLA partitions the operations
+        that compute and use it. The gradient has the same sharding. Outside of a step it places an
+        array.
 
         Shapes:
-            As they are. Logical device `i * n + j` has part (i, j) of dims split into m and n.
+            Unchanged. Logical device `i * n + j` has part (i, j) of dims split into m and n.
             Inside of a step a dim may be uneven: XLA pads the last part.
 
         Cost:
-            What moving the value there takes: nothing to split what is whole on each device.
+            The transfer of the value; none if each device has the whole value.
 
         Args:
-            tensor: An array, or a pytree of arrays that are all split alike.
+            tensor: An array, or a pytree of arrays that are all split in the same way.
             partition_dimensions: For each dim the number of parts; their product is the number of
                 logical devices.
 
         Returns:
-            The same values. A result of the step that is marked comes back split (uneven dims, and
-            dim 0 of a value for each replica, come back whole).
+            The same values. A split value that the step returns is a split array (uneven dims, and
+            dim 0 of a per-replica value, are not split in results).
 
         Raises:
-            ShapeError: Another number of dims, a dim with fewer elements than parts, or outside of
-                a step one that does not go into equal parts.
+            ShapeError: Another number of dims, a dim with fewer elements than parts, or, outside
+                of a step, a dim that the number of parts does not divide.
             ArgumentError: The product is not the number of logical devices.
             ContextError: In a merge function, or in a step of another strategy.
 
@@ -174,15 +178,16 @@ class TPUStrategy(Strategy):
         return logical_devices.split(self, caller, tensor, partition_dimensions)
 
     def experimental_replicate_to_logical_devices(self, tensor: PyTree) -> PyTree:
-        """Put a tensor whole on every logical device of each replica; its values stay.
+        """Replicate a tensor to all logical devices of each replica; its values do not change.
 
-        Inside of a step it says where the value lies. Outside of a step it places an array.
+        Inside of a step it constrains the sharding of the value. Outside of a step it places an
+        array.
 
         Shapes:
-            As they are.
+            Unchanged.
 
         Cost:
-            An all-gather over the logical devices of what was split.
+            An all-gather over the logical devices, if the tensor is split.
 
         Args:
             tensor: An array, or a pytree of arrays.
@@ -213,19 +218,19 @@ class TPUStrategy(Strategy):
     def experimental_assign_to_logical_device(
         self, tensor: PyTree, logical_device_id: int
     ) -> PyTree:
-        """Compute a tensor on one logical device of each replica; its values stay.
+        """Compute a tensor on one logical device of each replica; its values do not change.
 
-        The operation that makes the value is placed there, and backwards from it those whose
-        results go nowhere else, up to a collective or another of these calls; so are their
-        gradients. The other devices skip them. `Program.placed` of `strategy.lower` shows what
-        was placed.
+        jaxdist places the operation that produces the value on that device, together with all
+        operations whose results only it uses, and their gradients. Collectives and other marked
+        values end the region. The other devices skip these operations. `Program.placed` of
+        `strategy.lower` lists the placed operations.
 
         Shapes:
-            As they are.
+            Unchanged.
 
         Cost:
-            An all-reduce over the logical devices of what other devices use of the results, and a
-            conditional.
+            A conditional, and an all-reduce over the logical devices of the results that other
+            devices use.
 
         Args:
             tensor: A value inside of a step, or a pytree of them.
@@ -260,11 +265,11 @@ class TPUStrategy(Strategy):
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Compute calls of a function, and their gradients, on one logical device of each replica.
 
-        What `experimental_assign_to_logical_device` finds out by itself is said here: exactly the
-        function is placed.
+        `experimental_assign_to_logical_device` searches the operations to place. This decorator
+        names them: exactly the operations of the function are placed.
 
         Shapes:
-            As they are.
+            Unchanged.
 
         Cost:
             As for `experimental_assign_to_logical_device`.
@@ -273,15 +278,15 @@ class TPUStrategy(Strategy):
             logical_device_id: From 0.
 
         Returns:
-            A decorator. The function that it gives takes and returns pytrees of arrays inside of a
-            step, and holds no collective. NNX objects that it is given are updated in place.
+            A decorator. The decorated function is called inside of a step, takes and returns
+            pytrees of arrays, and contains no collective. NNX objects among its arguments are
+            updated in place.
 
         Raises:
             ArgumentError: No such logical device, or the strategy partitions by SPMD.
-            ArgumentTypeError: When the function returns what is no array.
-            ContextError: When the function is called outside of a step, or writes an NNX object
-                that it closes over; from `run`, when there is something in it that needs the
-                other devices.
+            ArgumentTypeError: The function returns a leaf that is no array.
+            ContextError: The function is called outside of a step, or writes an NNX object that it
+                closes over; from `run`, an operation in it needs the other devices.
 
         Example:
             >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
@@ -299,6 +304,7 @@ class TPUStrategy(Strategy):
         caller = "TPUStrategy.on_logical_device"
         return logical_devices.on_logical_device(self, caller, logical_device_id)
 
+    # The base class copies what `_set_up` sets; the other attributes are immutable and shared.
     def __deepcopy__(self, memo: dict[int, Any]) -> "TPUStrategy":
         other: Any = super().__deepcopy__(memo)
         other._resolver, other._assignment = self._resolver, self._assignment
@@ -306,7 +312,10 @@ class TPUStrategy(Strategy):
 
 
 def check_assignment(name: str, assignment: Any) -> None:
-    """Refuse what is neither None nor a device assignment; `name` is that of the parameter."""
+    """Raise an error if `assignment` is neither None nor a `DeviceAssignment`.
+
+    `name` is the name of the parameter.
+    """
     if assignment is not None and not isinstance(assignment, DeviceAssignment):
         raise ArgumentTypeError(
             f"TPUStrategy was given {name}={shown(assignment)}.\n\n"
@@ -315,13 +324,15 @@ def check_assignment(name: str, assignment: Any) -> None:
         )
 
 
-def _checked(
+def _validate_assignment(
     resolver: TPUClusterResolver, system: TPUSystem, assignment: DeviceAssignment | None
 ) -> DeviceAssignment:
     if assignment is None:
+        # Task by task, as JAX lists devices, so that the replicas of one process are contiguous.
         every_core = system.topology.device_coordinates.reshape(-1, 1, 4)
         return DeviceAssignment(system.topology, every_core)
     check_assignment("experimental_device_assignment", assignment)
+    # `DeviceAssignment.build(num_replicas=0)` is valid, as in TensorFlow; an empty mesh is not.
     if assignment.num_replicas == 0 or assignment.num_cores_per_replica == 0:
         raise TopologyError(
             f"TPUStrategy was given a device assignment that has {assignment.num_replicas} "

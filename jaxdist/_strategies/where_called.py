@@ -1,4 +1,4 @@
-"""Where a method of a strategy may be called: what is refused elsewhere, and with which advice."""
+"""Checks of the context in which a method of a strategy is called, with their advice."""
 
 from typing import NoReturn
 
@@ -7,31 +7,32 @@ from jaxdist._strategies.properties import StrategyProperties
 from jaxdist._values import current_binding
 from jaxdist.errors import ContextError, InputContextError, MixedStrategyError
 
-BEFORE = "Call it before strategy.run, and pass what it gives as an argument of the step."
+CALL_BEFORE_RUN = "Call it before strategy.run, and pass what it gives as an argument of the step."
 
 
-def instead(method: str) -> str:
-    """The advice to use this method of the replica."""
+def advise_replica_method(method: str) -> str:
+    """Return the advice to use this method of the replica context."""
     return f"Inside a replica use jaxdist.get_replica_context().{method}, or merge_call."
 
 
 def refuse_mixing(strategy: StrategyProperties, what: str, frame: _replica.Frame) -> NoReturn:
-    """Another strategy is current.
+    """Raise the error that another strategy is current.
 
     Raises:
         MixedStrategyError: Always.
     """
     raise MixedStrategyError(
         f"{type(strategy).__name__}.{what} was called {frame.describe()}.\n\n"
-        f"{_apart(strategy, frame.strategy)}\n\n"
+        f"{_explain_conflict(strategy, frame.strategy)}\n\n"
         f"Leave the scope of that {type(frame.strategy).__name__} first (or call "
         "jaxdist.experimental_set_strategy(None) if it was set that way), or use "
         "jaxdist.get_strategy() inside it."
     )
 
 
-def _apart(called: StrategyProperties, current: StrategyProperties) -> str:
-    """What tells the strategy of a call from the current one."""
+def _explain_conflict(called: StrategyProperties, current: StrategyProperties) -> str:
+    """Explain why the called strategy and the current one do not mix."""
+    # Equal names of two strategies would make the second message contradict itself.
     if repr(called) == repr(current):
         return (
             f"Two strategies were made with the same arguments, {called!r}. They do not mix: each "
@@ -44,13 +45,14 @@ def _apart(called: StrategyProperties, current: StrategyProperties) -> str:
 
 
 def check_across(strategy: StrategyProperties, what: str, remedy: str) -> _replica.Frame | None:
-    """The current frame, refused inside a replica and under another strategy.
+    """Return the current frame; raise an error inside a replica or under another strategy.
 
     Raises:
         ContextError: Inside a replica.
         MixedStrategyError: Another strategy is current.
     """
     frame = _replica.current_frame()
+    # While a step is traced, a described slice may be used: a trace needs no real devices.
     if frame is None or not frame.inside_step:
         strategy.layout.check_is_there(f"strategy.{what}")
     if frame is None:
@@ -58,12 +60,12 @@ def check_across(strategy: StrategyProperties, what: str, remedy: str) -> _repli
     if frame.strategy is not strategy:
         refuse_mixing(strategy, what, frame)
     if frame.replica is not None:
-        _refuse_here(strategy, what, frame, remedy)
+        _refuse_context(strategy, what, frame, remedy)
     return frame
 
 
 def check_scope(strategy: StrategyProperties) -> None:
-    """Refuse `scope` inside a step, and under another strategy.
+    """Raise an error if `scope` is called inside a step or under another strategy.
 
     Raises:
         ContextError: Inside a replica.
@@ -75,14 +77,14 @@ def check_scope(strategy: StrategyProperties) -> None:
     if frame.strategy is not strategy:
         refuse_mixing(strategy, "scope", frame)
     if frame.inside_step:
-        _refuse_here(strategy, "scope", frame, "Enter the scope outside strategy.run.")
+        _refuse_context(strategy, "scope", frame, "Enter the scope outside strategy.run.")
 
 
 def check_run(strategy: StrategyProperties) -> _replica.Frame | None:
-    """Refuse `run` inside a replica, and under another strategy.
+    """Raise an error if `run` is called inside a replica or under another strategy.
 
     Returns:
-        The frame of the merge function that calls it, if one does.
+        The frame of the calling merge function, or None outside of one.
 
     Raises:
         ContextError: Inside a replica.
@@ -91,16 +93,17 @@ def check_run(strategy: StrategyProperties) -> _replica.Frame | None:
     frame = _replica.current_frame()
     if frame is None:
         return None
+    # This check is first: inside a replica of another strategy the advice below would be wrong.
     if frame.strategy is not strategy:
         refuse_mixing(strategy, "run", frame)
     if frame.replica is not None:
         remedy = "A step cannot start another; call the function itself: fn(*args)."
-        _refuse_here(strategy, "run", frame, remedy)
+        _refuse_context(strategy, "run", frame, remedy)
     return frame if frame.in_merge else None
 
 
 def check_lower(strategy: StrategyProperties) -> None:
-    """Refuse `lower` inside a step, and under another strategy.
+    """Raise an error if `lower` is called inside a step or under another strategy.
 
     Raises:
         ContextError: Inside a replica, or in a merge function.
@@ -108,14 +111,14 @@ def check_lower(strategy: StrategyProperties) -> None:
     """
     frame = check_run(strategy)
     if frame is not None:
-        _refuse_here(strategy, "lower", frame, "Call it outside strategy.run.")
+        _refuse_context(strategy, "lower", frame, "Call it outside strategy.run.")
 
 
 def check_not_in_function(strategy: StrategyProperties, what: str) -> None:
-    """Refuse values of single replicas inside a `jaxdist.function`.
+    """Raise an error if values of single replicas are read inside a `jaxdist.function`.
 
     Raises:
-        ContextError: Inside one.
+        ContextError: Inside a `jaxdist.function`.
     """
     if current_binding() is not None:
         raise ContextError(
@@ -126,10 +129,10 @@ def check_not_in_function(strategy: StrategyProperties, what: str) -> None:
 
 
 def check_next() -> None:
-    """Refuse the next batch of a distributed dataset inside a step.
+    """Raise an error if the next batch of a distributed dataset is read inside a step.
 
     Raises:
-        InputContextError: Inside one.
+        InputContextError: Inside a step.
     """
     frame = _replica.current_frame()
     if frame is None or not frame.inside_step:
@@ -141,7 +144,7 @@ def check_next() -> None:
     )
 
 
-def _refuse_here(
+def _refuse_context(
     strategy: StrategyProperties, what: str, frame: _replica.Frame, remedy: str
 ) -> NoReturn:
     raise ContextError(

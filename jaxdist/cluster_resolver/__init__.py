@@ -1,4 +1,4 @@
-"""Who is in the job: documented names under `tf.distribute.cluster_resolver`."""
+"""Cluster resolvers: documented names under `tf.distribute.cluster_resolver`."""
 
 from jaxdist._not_there import explain_missing as _explain_missing
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec as ClusterSpec

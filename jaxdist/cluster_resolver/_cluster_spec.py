@@ -1,4 +1,4 @@
-"""Which tasks a job has, and where they are."""
+"""`ClusterSpec`: the tasks of each job and their addresses."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, final
@@ -14,11 +14,11 @@ class ClusterSpec:
     """The tasks of each job of a cluster, and their addresses.
 
     Args:
-        cluster: For each job a list of addresses, or a dict from the number of a task to its
-            address; or another `ClusterSpec`.
+        cluster: A dict that contains for each job a list of addresses, or a dict from task numbers
+            to addresses; or another `ClusterSpec`.
 
     Raises:
-        ArgumentTypeError: Something else, or an address that is no string.
+        ArgumentTypeError: `cluster` is of another type, or an address is no string.
 
     Example:
         >>> from jaxdist.cluster_resolver import ClusterSpec
@@ -42,10 +42,12 @@ class ClusterSpec:
                 "cluster is a dict from jobs to tasks.\n\nPass for instance {'worker': "
                 "['host0:2222', 'host1:2222']}."
             )
-        self._jobs = {str(job): dict(_tasks(str(job), tasks)) for job, tasks in cluster.items()}
+        self._jobs = {
+            str(job): dict(_parse_tasks(str(job), tasks)) for job, tasks in cluster.items()
+        }
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Jobs as lists of addresses; as dicts where the numbers of the tasks have gaps.
+        """Return a list of addresses per job, or a dict if the task numbers have gaps.
 
         Example:
             >>> jaxdist.cluster_resolver.ClusterSpec({"worker": {0: "a:1", 2: "b:1"}}).as_dict()
@@ -60,11 +62,11 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """Names of the jobs, in the order given."""
+        """Names of the jobs, in insertion order."""
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """Number of tasks of a job.
+        """Return the number of tasks of a job.
 
         Raises:
             NotFoundError: No such job.
@@ -73,10 +75,10 @@ class ClusterSpec:
             >>> jaxdist.cluster_resolver.ClusterSpec({"worker": ["a:1", "b:1"]}).num_tasks("worker")
             2
         """
-        return len(self._of("num_tasks", job_name))
+        return len(self._get_tasks("num_tasks", job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """Numbers of the tasks of a job, in order.
+        """Return the task numbers of a job, sorted.
 
         Raises:
             NotFoundError: No such job.
@@ -85,10 +87,10 @@ class ClusterSpec:
             >>> jaxdist.cluster_resolver.ClusterSpec({"ps": {3: "c:1"}}).task_indices("ps")
             [3]
         """
-        return sorted(self._of("task_indices", job_name))
+        return sorted(self._get_tasks("task_indices", job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """The address of a task.
+        """Return the address of a task.
 
         Raises:
             NotFoundError: No such job or task.
@@ -99,7 +101,7 @@ class ClusterSpec:
             'b:1'
         """
         caller = "ClusterSpec.task_address"
-        tasks = self._of("task_address", job_name)
+        tasks = self._get_tasks("task_address", job_name)
         task_index = as_integer(
             caller, "task_index", task_index, remedy=f"Pass one of {sorted(tasks)}."
         )
@@ -112,16 +114,16 @@ class ClusterSpec:
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Addresses of a job by the number of the task; None for numbers without a task.
+        """Return the addresses of a job, indexed by task number; None for numbers without a task.
 
         Raises:
-            NotFoundError: No such job, or one without tasks.
+            NotFoundError: No such job, or a job without tasks.
 
         Example:
             >>> jaxdist.cluster_resolver.ClusterSpec({"ps": {1: "c:1"}}).job_tasks("ps")
             [None, 'c:1']
         """
-        tasks = self._of("job_tasks", job_name)
+        tasks = self._get_tasks("job_tasks", job_name)
         if not tasks:
             raise NotFoundError(
                 f"ClusterSpec.job_tasks was given job_name={job_name!r}, and this job has no tasks."
@@ -130,7 +132,7 @@ class ClusterSpec:
             )
         return [tasks.get(i) for i in range(max(tasks) + 1)]
 
-    def _of(self, method: str, job_name: str) -> dict[int, str]:
+    def _get_tasks(self, method: str, job_name: str) -> dict[int, str]:
         caller = f"ClusterSpec.{method}"
         remedy = f"Pass one of {self.jobs}."
         check_instance(caller, "job_name", job_name, str, "the name of a job", remedy)
@@ -146,6 +148,7 @@ class ClusterSpec:
         return bool(self._jobs)
 
     def __eq__(self, other: object) -> bool:
+        # As in TensorFlow, a spec equals the dict from which it is made.
         if isinstance(other, Mapping):
             try:
                 other = ClusterSpec(other)
@@ -153,6 +156,7 @@ class ClusterSpec:
                 return False
         return isinstance(other, ClusterSpec) and self._jobs == other._jobs
 
+    # A spec equals a dict, which has no hash, so it cannot have one.
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
@@ -160,9 +164,9 @@ class ClusterSpec:
         return f"ClusterSpec({{{', '.join(f'{job!r}: {jobs[job]!r}' for job in sorted(jobs))}}})"
 
 
-def _tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
+def _parse_tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
     if isinstance(tasks, Mapping):
-        pairs = [(_number(job, i), address) for i, address in tasks.items()]
+        pairs = [(_parse_index(job, i), address) for i, address in tasks.items()]
     elif isinstance(tasks, (list, tuple)):
         pairs = list(enumerate(tasks))
     else:
@@ -180,7 +184,8 @@ def _tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
         yield index, address
 
 
-def _number(job: str, index: Any) -> int:
+def _parse_index(job: str, index: Any) -> int:
+    # JSON, and so `TF_CONFIG`, has only strings as keys.
     try:
         return int(index)
     except (TypeError, ValueError):

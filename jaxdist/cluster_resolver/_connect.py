@@ -1,4 +1,4 @@
-"""Joining the processes of a job."""
+"""`experimental_connect_to_cluster`: connection of the processes of a job."""
 
 import os
 from typing import Any
@@ -8,7 +8,7 @@ from jaxdist._validate import as_integer, check_text, shown
 from jaxdist.cluster_resolver._resolver import ClusterResolver
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
-# Jobs whose tasks run no step together with the others.
+# Jobs of which the tasks run no step together with the others.
 _APART = ("ps", "evaluator")
 
 
@@ -17,21 +17,21 @@ def experimental_connect_to_cluster(
     job_name: str | None = None,
     task_index: int | None = None,
 ) -> None:
-    """Join the other processes of the job; call it before anything touches a device.
+    """Connect to the other processes of the job; call it before the first use of a device.
 
-    On one machine, and for virtual and described TPUs, there is nobody to join and nothing
-    happens. On a TPU slice of several hosts the processes meet as JAX detects them. Any other
-    cluster of several tasks meets at the address of its first one: chief, then workers; parameter
-    servers and evaluators do not take part. Joining twice does nothing.
+    On one machine, and for virtual and described TPUs, this does nothing. On a TPU slice of several
+    hosts, JAX detects the processes. In any other cluster of several tasks, the processes connect
+    to the address of the first task: chief, then workers. Parameter servers and evaluators do not
+    take part. A second call does nothing.
 
     Args:
         cluster_spec_or_resolver: A resolver.
-        job_name: The job of this process, where the resolver does not say.
-        task_index: Its number in the job, where the resolver does not say.
+        job_name: The job of this process, if the resolver does not know it.
+        task_index: The number of this process in the job, if the resolver does not know it.
 
     Raises:
         ArgumentTypeError: No resolver.
-        ArgumentError: The cluster has several tasks, and which one this process is was not said.
+        ArgumentError: The cluster has several tasks, and this process is none of them.
 
     Example:
         >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x4")
@@ -52,11 +52,14 @@ def experimental_connect_to_cluster(
         check_text(caller, "job_name", job_name, "worker")
     if task_index is not None:
         task_index = as_integer(caller, "task_index", task_index, least=0)
+    # `jax.distributed.initialize` raises an error at its second call.
     if chips.is_connected():
         return
-    tasks = _in_order(resolver)
+    # The environment of a TPU VM lists its hosts, so JAX connects them without an address.
+    tasks = _list_training_tasks(resolver)
     if getattr(resolver, "tpu_name", None) == "local":
         hosts = [job for job, _ in tasks if job == resolver.task_type]
+        # The list of hosts contains one slice only, so the number of slices counts as well.
         if len(hosts) > 1 or int(os.environ.get("MEGASCALE_NUM_SLICES") or 1) > 1:
             chips.connect()
         elif not hosts:
@@ -86,8 +89,11 @@ def _own(task_index: int | None, task_id: int | None) -> int | None:
     return task_id if task_index is None else task_index
 
 
-def _in_order(resolver: ClusterResolver) -> dict[tuple[Any, Any], str]:
-    """Addresses of the tasks that train together: the chief first, then the workers."""
+def _list_training_tasks(resolver: ClusterResolver) -> dict[tuple[Any, Any], str]:
+    """Return the addresses of the tasks that train together: the chief first, then the workers.
+
+    The order is the same in all processes, since it defines the process numbers.
+    """
     spec = resolver.cluster_spec()
     jobs = dict.fromkeys(["chief", resolver.task_type or "worker", "worker"])
     return {

@@ -1,4 +1,4 @@
-"""What every resolver answers: who is in the job, and who am I."""
+"""`ClusterResolver`, the base class: the tasks of a cluster, and the task of this process."""
 
 import abc
 from typing import Any
@@ -8,8 +8,8 @@ from jaxdist._validate import as_integer, check_instance, tell_without_effect
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 
 
-def tell_unused(config_proto: Any, task_type: Any = None, task_id: Any = None) -> None:
-    """Log once which arguments of `num_accelerators` have no effect, if they were given."""
+def log_unused_arguments(config_proto: Any, task_type: Any = None, task_id: Any = None) -> None:
+    """Log once which given arguments of `num_accelerators` have no effect."""
     if config_proto is not None:
         tell_without_effect("num_accelerators", "config_proto", "JAX has no sessions")
     for name, given in (("task_type", task_type), ("task_id", task_id)):
@@ -18,9 +18,9 @@ def tell_unused(config_proto: Any, task_type: Any = None, task_id: Any = None) -
 
 
 class ClusterResolver(abc.ABC):
-    """Says which tasks there are, and which of them this process is; derive your own from it.
+    """The base class of resolvers: the tasks of the cluster, and the task of this process.
 
-    A subclass gives `cluster_spec` and `master`, and sets `task_type` and `task_id`.
+    A subclass implements `cluster_spec` and `master`, and sets `task_type` and `task_id`.
 
     Example:
         >>> class Two(jaxdist.cluster_resolver.ClusterResolver):
@@ -35,12 +35,13 @@ class ClusterResolver(abc.ABC):
         `tf.distribute.cluster_resolver.ClusterResolver`.
     """
 
+    # Class attributes: a user's subclass need not call `super().__init__()`.
     _task_type: str | None = None
     _task_id: int | None = None
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks of the cluster."""
+        """Return the tasks of the cluster."""
 
     @abc.abstractmethod
     def master(
@@ -49,7 +50,7 @@ class ClusterResolver(abc.ABC):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address to connect to; empty for this process."""
+        """Return the address to connect to; empty for this process."""
 
     def num_accelerators(
         self,
@@ -57,19 +58,19 @@ class ClusterResolver(abc.ABC):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """Number of accelerators by kind, of one task or of all.
+        """Return the number of accelerators by kind, of one task or of all tasks.
 
         Args:
-            task_type: The job; with `task_id` it chooses one task.
+            task_type: The job; with `task_id` it selects one task.
             task_id: The number of the task, which is its process.
-            config_proto: Settings of a TensorFlow session; JAX has none, and it changes nothing.
+            config_proto: Settings of a TensorFlow session; no effect, since JAX has no sessions.
         """
-        tell_unused(config_proto)
+        log_unused_arguments(config_proto)
         return chips.accelerators(None if task_type is None else task_id)
 
     @property
     def environment(self) -> str:
-        """Where the cluster runs, as `google`; empty for most."""
+        """The environment of the cluster, for instance `google`; usually empty."""
         return ""
 
     @property
@@ -92,7 +93,10 @@ class ClusterResolver(abc.ABC):
 
 
 def check_task(caller: str, task_type: Any, task_id: Any, rpc_layer: Any = None) -> None:
-    """Refuse a job or a protocol that is no text, and a task that is no number; all may be None."""
+    """Raise an error for a job or protocol that is no text, or a task that is no integer.
+
+    Each of them may be None.
+    """
     for name, value in (("task_type", task_type), ("rpc_layer", rpc_layer)):
         if value is not None:
             remedy = f"Pass for instance {name}={'worker' if name == 'task_type' else 'grpc'!r}."
@@ -102,5 +106,5 @@ def check_task(caller: str, task_type: Any, task_id: Any, rpc_layer: Any = None)
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
-    """`address` with the protocol before it."""
+    """Return `address` with the protocol as its prefix."""
     return f"{rpc_layer}://{address}" if rpc_layer and address else address

@@ -1,4 +1,4 @@
-"""A resolver that is told everything."""
+"""`SimpleClusterResolver`: a resolver with explicit values."""
 
 from collections.abc import Mapping
 from typing import Any, final
@@ -8,8 +8,8 @@ from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import (
     ClusterResolver,
     check_task,
+    log_unused_arguments,
     master_url,
-    tell_unused,
 )
 from jaxdist.errors import ArgumentTypeError
 
@@ -22,16 +22,16 @@ _NUMBERS = (
 
 @final
 class SimpleClusterResolver(ClusterResolver):
-    """A resolver for a cluster that is written down.
+    """A resolver for a cluster that its arguments describe.
 
     Args:
         cluster_spec: The tasks.
-        master: The address to connect to, where no task is asked for.
+        master: The address that `master()` returns without a task.
         task_type: The job of this process.
         task_id: The number of this process in its job.
-        environment: Where the cluster runs.
+        environment: The environment of the cluster.
         num_accelerators: Number of accelerators of a task, by kind.
-        rpc_layer: The protocol before addresses, as `grpc`.
+        rpc_layer: The protocol prefix of addresses, for instance `grpc`.
 
     Raises:
         ArgumentTypeError: `cluster_spec` is no `ClusterSpec`, or `master` no string.
@@ -82,7 +82,7 @@ class SimpleClusterResolver(ClusterResolver):
         self.rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks of the cluster."""
+        """Return the tasks of the cluster."""
         return self._cluster_spec
 
     def master(
@@ -91,11 +91,12 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of a task where both its job and number are given, else the stored one."""
+        """Return the address of a task, given by job and number; else the stored address."""
         address = self._master
         caller = f"{_CALLER}.master"
         check_task(caller, task_type, task_id, rpc_layer)
         if task_type is not None and task_id is not None:
+            # Errors of the spec are rewritten to name the arguments of this method.
             inner = "ClusterSpec.task_address was given"
             with (
                 Renamed(f"{inner} job_name", f"{caller} was given task_type"),
@@ -110,12 +111,12 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """The numbers that it was told."""
+        """Return the numbers given to the constructor."""
         check_task(f"{_CALLER}.num_accelerators", task_type, task_id)
-        tell_unused(config_proto, task_type, task_id)
+        log_unused_arguments(config_proto, task_type, task_id)
         return dict(self._num_accelerators)
 
     @property
     def environment(self) -> str:
-        """Where the cluster runs."""
+        """The environment of the cluster."""
         return self._environment

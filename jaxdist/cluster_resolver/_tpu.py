@@ -1,4 +1,4 @@
-"""The TPUs of this machine, of its pod, or of a slice that is not there."""
+"""`TPUClusterResolver`: local TPUs, virtual slices on CPU devices, and described slices."""
 
 import os
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from jaxdist.cluster_resolver._connect import experimental_connect_to_cluster
 from jaxdist.cluster_resolver._resolver import (
     ClusterResolver,
     check_task,
+    log_unused_arguments,
     master_url,
-    tell_unused,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, NotFoundError
 from jaxdist.tpu import TPUSystem, slice_of, system_of, topology_of_bytes
@@ -22,26 +22,26 @@ from jaxdist.tpu.experimental import (
     initialize_tpu_system,
 )
 
-# Where JAX's processes on the hosts of a TPU slice meet.
+# The port at which JAX's processes on the hosts of a TPU slice connect.
 _PORT = 8482
 
 
 @final
 class TPUClusterResolver(ClusterResolver):
-    """Stands for TPUs: those of this machine and its slice, virtual ones, or described ones.
+    """A resolver of TPUs: those of this machine and its slice, virtual ones, or described ones.
 
-    A program for TPUs runs on the machines that the chips are plugged into, so no Cloud service is
-    asked for addresses. No device is looked at before `initialize_tpu_system` or a strategy.
+    A program for TPUs runs on the host machines of the chips, so the resolver queries no Cloud
+    service for addresses. It accesses no device before `initialize_tpu_system` or a strategy.
 
     Args:
-        tpu: `''`, `'local'` or None: the TPUs of this machine, and of the other hosts of its slice
-            where there are any; the name of this TPU VM (`TPU_NAME`) is the same.
-            `'virtual:v4:2x2x1'`: CPU devices laid out as that slice (`testing.virtual_devices`
-            makes enough of them). `'described:v5p:4x4x4'`: a slice that libtpu describes, to
-            compile for; `'described:v5e:4x4*2'` is two of them.
-        zone: Kept for the signature; no Cloud service is asked, which is logged.
+        tpu: `''`, `'local'` or None: the TPUs of this machine, and of the other hosts of its slice;
+            the name of this TPU VM (`TPU_NAME`) means the same.
+            `'virtual:v4:2x2x1'`: CPU devices in the layout of that slice
+            (`testing.virtual_devices` makes enough of them). `'described:v5p:4x4x4'`: a slice that
+            libtpu describes, to compile for; `'described:v5e:4x4*2'` is two of them.
+        zone: No effect, which is logged: the resolver queries no Cloud service.
         project: As `zone`.
-        job_name: The job that the hosts belong to.
+        job_name: The job of the hosts.
         coordinator_name: Another job, of the coordinator; with `coordinator_address`.
         coordinator_address: Address of the coordinator.
         credentials: As `zone`.
@@ -50,7 +50,7 @@ class TPUClusterResolver(ClusterResolver):
 
     Raises:
         NotFoundError: A TPU of another machine.
-        TopologyError: A virtual or described slice that cannot be.
+        TopologyError: A virtual or described slice that does not exist.
         ArgumentError: `coordinator_name` without an address.
 
     Example:
@@ -101,9 +101,9 @@ class TPUClusterResolver(ClusterResolver):
         for name in without_effect:
             why = "the TPU is that of this machine, and no Cloud service is asked"
             tell_without_effect("TPUClusterResolver", name, why)
-        self._name = _checked_name(tpu, os.environ)
+        self._name = _resolve_name(tpu, os.environ)
         self._task_type = job_name
-        self._task_id = _own_number(os.environ)
+        self._task_id = _find_task_id(os.environ)
         self._coordinator = (coordinator_name, coordinator_address)
         self._topology: Topology | None = None
 
@@ -111,7 +111,7 @@ class TPUClusterResolver(ClusterResolver):
     def connect(
         tpu: str | None = None, zone: str | None = None, project: str | None = None
     ) -> "TPUClusterResolver":
-        """Make a resolver, join the other hosts of its slice, and initialize its TPUs.
+        """Make a resolver, connect to the other hosts of its slice, and initialize its TPUs.
 
         Args:
             tpu: As for the class.
@@ -122,7 +122,7 @@ class TPUClusterResolver(ClusterResolver):
             The resolver.
 
         Raises:
-            NotFoundError: There is no TPU; the message says where it was looked for.
+            NotFoundError: No TPU was found; the message says where jaxdist searched.
 
         Example:
             >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver.connect("virtual:v5e:2x4")
@@ -150,23 +150,24 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def is_local(self) -> bool:
-        """Whether it stands for TPUs that are really there."""
+        """Whether the TPUs are real: those of this machine and its slice."""
         return self._name == "local"
 
     @property
     def tpu_system(self) -> TPUSystem:
-        """Its devices and where they sit; found when it is first asked for."""
+        """The devices and their topology; the first access searches them."""
         return system_of(self._name, repr(self))
 
     def cluster_spec(self) -> ClusterSpec:
-        """The hosts of the slice that the environment lists; empty where it lists no others.
+        """Return the hosts of the slice that the environment lists; empty for one host.
 
-        They stand in `TPU_PROCESS_ADDRESSES` or `TPU_WORKER_HOSTNAMES`. With a
-        `coordinator_name`, also that job.
+        The environment variable is `TPU_PROCESS_ADDRESSES` or `TPU_WORKER_HOSTNAMES`. With a
+        `coordinator_name`, the spec also contains that job.
         """
-        hosts = _hosts(os.environ) if self.is_local else []
+        hosts = _list_hosts(os.environ) if self.is_local else []
         name, address = self._coordinator
         jobs: dict[str, list[str]] = {}
+        # One host needs no address; `master` returns '' for it.
         if len(hosts) > 1 and self.task_type:
             jobs[self.task_type] = [f"{host}:{_PORT}" for host in hosts]
         if name and address:
@@ -179,12 +180,12 @@ class TPUClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of a host of the slice; empty where there is one host.
+        """Return the address of a host of the slice; empty for one host.
 
         Args:
-            task_type: The job; with `task_id`. Without both it is the host of this process.
+            task_type: The job; with `task_id`. Without both, the host of this process.
             task_id: The number of the host.
-            rpc_layer: The protocol before the address; `grpc` where none is given.
+            rpc_layer: The protocol prefix of the address; the default is `grpc`.
         """
         check_task("TPUClusterResolver.master", task_type, task_id, rpc_layer)
         spec = self.cluster_spec()
@@ -195,34 +196,34 @@ class TPUClusterResolver(ClusterResolver):
         return master_url(spec.task_address(task_type, task_id), rpc_layer or "grpc")
 
     def get_master(self) -> str:
-        """The address of the host of this process; empty where there is one host."""
+        """Return the address of the host of this process; empty for one host."""
         return self.master()
 
     def get_job_name(self) -> str | None:
-        """The job that the hosts belong to."""
+        """Return the job of the hosts."""
         return self.task_type
 
     def get_coordination_service_leader(self) -> str:
-        """The task at which processes meet: the first host of the slice."""
+        """Return the task to which processes connect: the first host of the slice."""
         return f"/job:{self.get_job_name()}/task:0"
 
     def get_tpu_system_metadata(self) -> TPUSystemMetadata:
-        """Numbers of cores and hosts, the topology and the devices."""
+        """Return the numbers of cores and hosts, the topology and the devices."""
         return self.tpu_system.metadata
 
     @property
     def tpu_hardware_feature(self) -> HardwareFeature:
-        """What the chips can do beside matrix products."""
+        """The features of the chips beside matrix products."""
         return self.tpu_system.hardware_feature
 
     def set_tpu_topology(self, serialized_tpu_topology: bytes) -> None:
-        """Keep a topology, as `initialize_tpu_system` does."""
+        """Set the topology, as `initialize_tpu_system` does."""
         caller = "set_tpu_topology(serialized_tpu_topology=...)"
         self._topology = topology_of_bytes(serialized_tpu_topology, caller)
 
     @property
     def tpu_topology(self) -> Topology | None:
-        """The topology that was found, or None before the TPUs were initialized."""
+        """The topology, or None before the TPUs are initialized."""
         return self._topology
 
     def num_accelerators(
@@ -231,8 +232,8 @@ class TPUClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """Number of TPU cores of each host; all hosts have equally many."""
-        tell_unused(config_proto, task_type, task_id)
+        """Return the number of TPU cores of each host; all hosts have the same number."""
+        log_unused_arguments(config_proto, task_type, task_id)
         check_task("TPUClusterResolver.num_accelerators", task_type, task_id)
         return {"TPU": self.tpu_system.topology.num_tpus_per_task}
 
@@ -240,7 +241,7 @@ class TPUClusterResolver(ClusterResolver):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is held open."""
+        """Do nothing: the resolver holds no resource."""
 
     def __repr__(self) -> str:
         return f"TPUClusterResolver({self._name!r})"
@@ -250,7 +251,7 @@ def _is_default(credentials: Any) -> bool:
     return isinstance(credentials, str) and credentials == "default"
 
 
-def _checked_name(tpu: Any, environ: Mapping[str, str]) -> str:
+def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
     if tpu is not None and not isinstance(tpu, str):
         raise ArgumentTypeError(
             f"TPUClusterResolver was given tpu={shown(tpu)}.\n\ntpu is a text or None.\n\n"
@@ -266,6 +267,7 @@ def _checked_name(tpu: Any, environ: Mapping[str, str]) -> str:
                 f"After '{prefix}:' the name of a slice follows.\n\n"
                 f"Pass for instance tpu='{prefix}:v5e:2x4'."
             )
+        # Only the name is validated: devices are searched at their first use.
         outer = f"TPUClusterResolver was given tpu={tpu!r}, and the slice "
         with Renamed("tpu.slice_of was given name=", outer):
             slice_of(rest)
@@ -283,12 +285,13 @@ def _checked_name(tpu: Any, environ: Mapping[str, str]) -> str:
     )
 
 
-def _hosts(environ: Mapping[str, str]) -> list[str]:
+# Ports in `TPU_PROCESS_ADDRESSES` are those of libtpu; JAX's processes connect at `_PORT`.
+def _list_hosts(environ: Mapping[str, str]) -> list[str]:
     listed = environ.get("TPU_PROCESS_ADDRESSES") or environ.get("TPU_WORKER_HOSTNAMES") or ""
     return [host.strip().split(":")[0] for host in listed.split(",") if host.strip()]
 
 
-def _own_number(environ: Mapping[str, str]) -> int:
+def _find_task_id(environ: Mapping[str, str]) -> int:
     for name in ("TPU_WORKER_ID", "CLOUD_TPU_TASK_ID"):
         if environ.get(name, "").isdigit():
             return int(environ[name])

@@ -18,7 +18,7 @@ from jaxdist.contrib._contexts import require_replica_context as require_replica
 from jaxdist.contrib._monitor import Monitor as Monitor
 from jaxdist.tpu.experimental import initialize_tpu_system as initialize_tpu_system
 
-# Their older names.
+# Older names in `tf.contrib.distribute`.
 DistributionStrategy = Strategy
 DistributionStrategyExtended = StrategyExtended
 ReductionToOneDeviceCrossDeviceOps = ReductionToOneDevice

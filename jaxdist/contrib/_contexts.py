@@ -1,4 +1,4 @@
-"""Asking for the context of the caller, as `tf.contrib.distribute` does."""
+"""Functions of `tf.contrib.distribute` that return or check the context of the caller."""
 
 from jaxdist import _replica
 from jaxdist._replica import ReplicaContext
@@ -7,7 +7,7 @@ from jaxdist.errors import ContextError
 
 
 def get_cross_replica_context() -> Strategy | None:
-    """The strategy whose cross-replica context the caller is in, or None.
+    """Return the strategy of the caller's cross-replica context, or None in another context.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -28,7 +28,7 @@ def get_cross_replica_context() -> Strategy | None:
 
 
 def require_replica_context(replica_ctx: ReplicaContext) -> None:
-    """Refuse to go on where `replica_ctx` is not the context of the caller.
+    """Raise an error if `replica_ctx` is not the context of the caller.
 
     Raises:
         ContextError: The caller is in another context.

@@ -1,4 +1,4 @@
-"""Calling a step again and again."""
+"""`Monitor`: repeated calls of a step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,11 +8,11 @@ from jaxdist.errors import ArgumentError, OutOfRangeError
 
 
 class Monitor:
-    """Calls a step until its data has ended.
+    """A loop that calls a step until its data ends.
 
     Args:
         step_callable: Called without arguments for each step.
-        session: None; there are no sessions.
+        session: Must be None; there are no sessions.
 
     Raises:
         ArgumentTypeError: `step_callable` is not callable.
@@ -42,7 +42,7 @@ class Monitor:
         """Call the step `num_steps` times, or until it raises `OutOfRangeError`.
 
         Args:
-            num_steps: How often; None for as long as there is data.
+            num_steps: Number of steps; None runs until the data ends.
 
         Raises:
             ArgumentTypeError: `num_steps` is neither an int nor None.
@@ -53,6 +53,7 @@ class Monitor:
         while num_steps is None or done < num_steps:
             try:
                 self._step()
+            # A plain Python iterator ends with `StopIteration`.
             except (OutOfRangeError, StopIteration):
                 return
             done += 1

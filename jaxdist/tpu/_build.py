@@ -1,32 +1,35 @@
-"""Which cores make up each replica: TensorFlow's layout, as a pure function."""
+"""`compute_core_assignment`: the cores of each replica, in TensorFlow's order; pure functions."""
 
 import itertools
+import logging
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
-from jaxdist.tpu._order_mode import DeviceOrderMode
-from jaxdist.tpu._ring import ring
-from jaxdist.tpu._topology import AXES, Topology, integers
+from jaxdist.tpu._options import DeviceOrderMode
+from jaxdist.tpu._topology import AXES, Topology, as_integers
 
+_LOG = logging.getLogger("jaxdist")
 _CALLER = "DeviceAssignment.build"
 
+Place: TypeAlias = tuple[int, int, int]
 
-def core_assignment(
+
+def compute_core_assignment(
     topology: Topology,
     computation_shape: Any,
     computation_stride: Any,
     num_replicas: int,
     mode: DeviceOrderMode,
 ) -> np.ndarray:
-    """Coordinates of the cores of every replica, `[replicas, cores of a replica, 4]`."""
+    """Return the coordinates of the cores of every replica, `[replicas, cores of a replica, 4]`."""
     mesh = topology.mesh_shape
-    shape = _four("computation_shape", computation_shape)
-    stride = _four("computation_stride", computation_stride)
+    shape = _parse_sizes("computation_shape", computation_shape)
+    stride = _parse_sizes("computation_stride", computation_stride)
     footprint = shape * stride
     if (footprint > mesh).any():
         raise TopologyError(
@@ -36,23 +39,26 @@ def core_assignment(
             "A replica must fit into the mesh.\n\n"
             f"Make each product of shape and stride at most {mesh.tolist()}."
         )
+    # With a stride, the gaps between the cores of one replica hold other replicas.
     copies = mesh // footprint * stride
     _check_number(num_replicas, int(np.prod(copies)), shape, stride, mesh)
     if len(topology.missing_devices):
-        return _of_those_present(topology, shape, stride, num_replicas, mode)
+        return _place_on_present_devices(topology, shape, stride, num_replicas, mode)
+    # A ring of replicas visits all chips of a box, so it needs contiguous replicas of whole chips,
+    # and as many as fit.
     can_ring = shape[3] == mesh[3] and (stride == 1).all() and num_replicas == int(np.prod(copies))
     if mode is DeviceOrderMode.RING and not can_ring:
-        raise TopologyError(_no_ring(shape, stride, num_replicas, copies, mesh))
-    box = _box(num_replicas, copies.tolist())
+        raise TopologyError(_explain_missing_ring(shape, stride, num_replicas, copies, mesh))
+    box = _replicas_per_dim(num_replicas, copies.tolist())
     if can_ring and mode is not DeviceOrderMode.MESH:
-        return _along_rings(shape, box)
-    return _along_axes(shape, stride, footprint, num_replicas, box)
+        return _place_on_rings(shape, box)
+    return _place_along_axes(shape, stride, footprint, num_replicas, box)
 
 
-def _four(name: str, value: Any) -> np.ndarray:
+def _parse_sizes(name: str, value: Any) -> np.ndarray:
     if value is None:
         return np.ones(4, np.int32)
-    four = integers(f"{_CALLER}: {name}", value)
+    four = as_integers(f"{_CALLER}: {name}", value)
     if four.shape != (4,):
         raise TopologyError(
             f"{_CALLER}: {name} has shape {list(four.shape)}.\n\n"
@@ -94,7 +100,7 @@ def _check_number(
         )
 
 
-def _no_ring(
+def _explain_missing_ring(
     shape: np.ndarray, stride: np.ndarray, num_replicas: int, copies: np.ndarray, mesh: np.ndarray
 ) -> str:
     reasons = []
@@ -112,16 +118,18 @@ def _no_ring(
     )
 
 
-def _box(num_replicas: int, copies: Sequence[int]) -> list[int]:
-    """Replicas in each dim: as close to a cube as fits, the tightest dim first.
+def _replicas_per_dim(num_replicas: int, copies: Sequence[int]) -> list[int]:
+    """Return the number of replicas in each dim: as close to a cube as fits, tightest dim first.
 
-    Among dims that are equally tight the cores of a chip come first, then x, y, z, so that
-    neighbours share a chip, then a host.
+    Among equally tight dims the cores of a chip come first, then x, y, z, so that neighbours share
+    a chip, then a host.
     """
     box = [0] * 4
     if num_replicas == 0:
         return box
     remaining = num_replicas
+    # These formulas, floating-point root included, are TensorFlow's: assignments must be equal to
+    # those of `tf.tpu.experimental.DeviceAssignment.build` (`tests/tpu/` compares them).
     order = sorted(range(4), key=lambda dim: (copies[dim], (dim + 1) % 4))
     for left, dim in zip((4, 3, 2, 1), order, strict=True):
         wanted = math.ceil(remaining ** (1.0 / left))
@@ -130,37 +138,43 @@ def _box(num_replicas: int, copies: Sequence[int]) -> list[int]:
     return box
 
 
-def _along_rings(shape: np.ndarray, box: Sequence[int]) -> np.ndarray:
+def _place_on_rings(shape: np.ndarray, box: Sequence[int]) -> np.ndarray:
     cores = range(int(shape[3]))
-    inner = [(*place, core) for place in ring(*shape[:3].tolist()) for core in cores]
-    outer = [(*place, 0) for place in ring(*box[:3])]
+    inner = [(*place, core) for place in make_ring(*shape[:3].tolist()) for core in cores]
+    outer = [(*place, 0) for place in make_ring(*box[:3])]
     return np.asarray(outer, np.int32)[:, None] * shape + np.asarray(inner, np.int32)
 
 
-def _along_axes(
+def _place_along_axes(
     shape: np.ndarray, stride: np.ndarray, footprint: np.ndarray, num_replicas: int, box: list[int]
 ) -> np.ndarray:
-    """The core runs fastest over replicas, then x, y, z; within one, the core, then z, y, x."""
+    """Place replicas along the axes of the mesh.
+
+    From replica to replica the core varies fastest, then x, y, z. Within one replica the core
+    varies fastest, then z, y, x.
+    """
     inner = np.asarray(list(itertools.product(*map(range, shape.tolist()))), np.int32) * stride
     digits = np.empty((num_replicas, 4), np.int32)
     left = np.arange(num_replicas)
     for dim in (3, 0, 1, 2):
         digits[:, dim], left = left % max(box[dim], 1), left // max(box[dim], 1)
+    # `digits // stride` selects the footprint, and `digits % stride` the position in its gaps.
     offsets = digits // stride * footprint + digits % stride
     return offsets[:, None] + inner
 
 
-def _of_those_present(
+def _place_on_present_devices(
     topology: Topology,
     shape: np.ndarray,
     stride: np.ndarray,
     num_replicas: int,
     mode: DeviceOrderMode,
 ) -> np.ndarray:
-    """Where devices are missing there are no boxes: devices are dealt out, task by task."""
+    """Assign devices task by task: boxes of replicas do not fit a mesh with missing devices."""
     cores = int(np.prod(shape))
     devices = topology.device_coordinates.reshape(-1, 4)
     missing = len(topology.missing_devices)
+    # Without boxes, neighbours and distances have no meaning.
     if (stride != 1).any() or mode is DeviceOrderMode.RING:
         what = (
             "DeviceOrderMode.RING"
@@ -183,3 +197,55 @@ def _of_those_present(
             f"Pass num_replicas={len(devices) // cores} or less."
         )
     return devices[: num_replicas * cores].reshape(num_replicas, cores, 4)
+
+
+def make_ring(width: int, height: int, depth: int) -> list[Place]:
+    """Return every `(x, y, z)` of a box once, in a closed path of neighbours.
+
+    Each place is one step from the previous one, and the last is one step from the first. With an
+    odd size above 1 there may be no such path; then x varies fastest, which is logged.
+
+    Example:
+        >>> make_ring(2, 2, 1)
+        [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0)]
+
+    Source:
+        `DeviceOrderMode.RING` of `tf.tpu.experimental`.
+    """
+    sizes = (width, height, depth)
+    longer = [size for size in sizes if size > 1]
+    if len(longer) <= 1:
+        return _list_x_fastest(*sizes)
+    if any(size % 2 for size in longer):
+        _LOG.warning("No ring in a %dx%dx%d box, since a size is odd; x runs fastest.", *sizes)
+        return _list_x_fastest(*sizes)
+    if depth == 1:
+        return [(0, 0, 0), *((x, y, 0) for x, y in _make_loop(width, height))]
+    if width == 1:
+        return [(0, 0, 0), *((0, y, z) for y, z in _make_loop(height, depth))]
+    if height == 1:
+        return [(0, 0, 0), *((x, 0, z) for x, z in _make_loop(width, depth))]
+    # Each layer visits all places except (0, 0), alternately forward and backward. The column at
+    # (0, 0) stays free for the way back from the last layer to the first.
+    plane = _make_loop(width, height)
+    path = [(0, 0, 0)]
+    for z in range(depth):
+        path += [(x, y, z) for x, y in (plane[::-1] if z % 2 else plane)]
+    return [*path, *((0, 0, z) for z in range(depth - 1, 0, -1))]
+
+
+def _make_loop(width: int, height: int) -> list[tuple[int, int]]:
+    """Return a path through a plane of even sizes, without (0, 0), from one neighbour to another.
+
+    The path starts and ends next to (0, 0).
+    """
+    path: list[tuple[int, int]] = []
+    for y in range(0, height, 2):
+        path += [(x, y) for x in range(1, width)]
+        path += [(x, y + 1) for x in range(width - 1, 0, -1)]
+    return [*path, *((0, y) for y in range(height - 1, 0, -1))]
+
+
+def _list_x_fastest(width: int, height: int, depth: int) -> list[Place]:
+    zyx = itertools.product(range(depth), range(height), range(width))
+    return [(x, y, z) for z, y, x in zyx]

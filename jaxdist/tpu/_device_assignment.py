@@ -1,4 +1,4 @@
-"""Which cores each replica runs on."""
+"""`DeviceAssignment`: the cores of each replica."""
 
 import functools
 from typing import Any, Final, final
@@ -8,8 +8,8 @@ import numpy as np
 from jaxdist._validate import shown
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CoordinateError, TopologyError
 from jaxdist.tpu import _build
-from jaxdist.tpu._order_mode import DeviceOrderMode
-from jaxdist.tpu._topology import Topology, check_job, integers, topology_of_bytes
+from jaxdist.tpu._options import DeviceOrderMode
+from jaxdist.tpu._topology import Topology, as_integers, check_job, topology_of_bytes
 
 # The core assignment of one replica on one core.
 SINGLE_CORE_ASSIGNMENT: Final = [[[0, 0, 0, 0]]]
@@ -17,9 +17,9 @@ SINGLE_CORE_ASSIGNMENT: Final = [[[0, 0, 0, 0]]]
 
 @final
 class DeviceAssignment:
-    """Which core of a topology is logical device l of replica r.
+    """The core of each logical device of each replica, in a topology.
 
-    Prefer `DeviceAssignment.build`, which lays replicas out over the slice.
+    Prefer `DeviceAssignment.build`, which places replicas over the slice.
 
     Shapes:
         `core_assignment` is `[replicas, logical devices of a replica, 4]`.
@@ -48,7 +48,7 @@ class DeviceAssignment:
 
     def __init__(self, topology: Topology, core_assignment: Any) -> None:
         _check_topology("DeviceAssignment", topology)
-        cores = integers("DeviceAssignment: core_assignment", core_assignment)
+        cores = as_integers("DeviceAssignment: core_assignment", core_assignment)
         if cores.ndim != 3 or cores.shape[2] != topology.mesh_rank:
             raise TopologyError(
                 f"DeviceAssignment: core_assignment has shape {list(cores.shape)}.\n\n"
@@ -57,16 +57,18 @@ class DeviceAssignment:
             )
         self._topology = topology
         self._cores = cores
-        self._check_places()
+        self._check_cores()
 
-    def _check_places(self) -> None:
-        """Every core is there, and runs one logical device."""
+    def _check_cores(self) -> None:
+        """Raise an error if a core is missing or runs two logical devices."""
         places = self._cores.reshape(-1, self._cores.shape[2])
-        if _are_all_there(self._topology, places):
+        # This test is vectorized, for thousands of cores; the loop below only finds the message.
+        if _are_distinct_and_present(self._topology, places):
             return
         seen: dict[tuple[int, ...], tuple[int, int]] = {}
         for replica, logical in np.ndindex(*self._cores.shape[:2]):
             name = f"DeviceAssignment: core_assignment[{replica}][{logical}]"
+            # Raises an error for a core outside of the mesh or a missing one.
             place = self._topology.present(name, self._cores[replica, logical].tolist())
             if place in seen:
                 first = "][".join(map(str, seen[place]))
@@ -80,7 +82,7 @@ class DeviceAssignment:
 
     @functools.cached_property
     def _replicas_of(self) -> dict[tuple[int, int], list[int]]:
-        """The replicas whose logical device is on a task, by task and logical device."""
+        """Replicas by `(task, logical device)`: those whose logical device is on the task."""
         tasks, _ = self._topology.tasks_and_ordinals(self._cores)
         found: dict[tuple[int, int], list[int]] = {}
         for (replica, logical), task in np.ndenumerate(tasks):
@@ -95,25 +97,25 @@ class DeviceAssignment:
         num_replicas: int = 1,
         device_order_mode: DeviceOrderMode | int = DeviceOrderMode.AUTO,
     ) -> "DeviceAssignment":
-        """Lay replicas out over a slice, those that follow each other close together.
+        """Place replicas over a slice so that consecutive replicas are close together.
 
-        Where devices are missing, devices are dealt out to replicas task by task.
+        If devices are missing, replicas get devices task by task.
 
         Args:
             topology: The slice, or its `serialized()` bytes.
             computation_shape: Cores of one replica in x, y, z and on a chip; None is one core.
             computation_stride: Distance between two cores of one replica in each dim; None is 1.
-            num_replicas: Number of replicas; cores that they do not need stay unused.
-            device_order_mode: How replicas, and cores in each, follow each other.
+            num_replicas: Number of replicas; other cores stay unused.
+            device_order_mode: The order of replicas, and of the cores of each replica.
 
         Returns:
             The assignment.
 
         Raises:
-            TopologyError: Sizes that are not 4 positive ones, a replica larger than the mesh,
-                more replicas than fit, or no ring where one was asked for.
+            TopologyError: Sizes that are not 4 positive numbers, a replica larger than the mesh,
+                more replicas than fit, or `DeviceOrderMode.RING` if there is no ring.
             ArgumentError: A negative number of replicas, or no order mode.
-            ArgumentTypeError: Something that is no integer.
+            ArgumentTypeError: A value that is no integer.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v5e:4x2").topology
@@ -125,6 +127,7 @@ class DeviceAssignment:
         Source:
             `tf.tpu.experimental.DeviceAssignment.build`.
         """
+        # As in TensorFlow, a serialized topology may be passed.
         if isinstance(topology, bytes):
             topology = topology_of_bytes(topology, "DeviceAssignment.build(topology=...)")
         _check_topology("DeviceAssignment.build", topology)
@@ -137,7 +140,7 @@ class DeviceAssignment:
                 f"{', '.join(f'DeviceOrderMode.{m.name} ({m.value})' for m in DeviceOrderMode)}."
                 "\n\nPass one of them, or leave it out for AUTO."
             ) from None
-        cores = _build.core_assignment(
+        cores = _build.compute_core_assignment(
             topology, computation_shape, computation_stride, num_replicas, mode
         )
         return DeviceAssignment(topology, cores)
@@ -159,11 +162,11 @@ class DeviceAssignment:
 
     @property
     def core_assignment(self) -> np.ndarray:
-        """Coordinates of every core that is used; int32 `[replicas, logical devices, 4]`."""
+        """Coordinates of every used core; int32 `[replicas, logical devices, 4]`."""
         return self._cores
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
-        """The coordinates of logical device `logical_core` of `replica`.
+        """Return the coordinates of logical device `logical_core` of `replica`.
 
         Raises:
             CoordinateError: No such replica or logical device.
@@ -174,13 +177,13 @@ class DeviceAssignment:
             >>> assignment.coordinates(0, 0)
             (0, 0, 0, 0)
         """
-        return self._at("coordinates", replica, logical_core)
+        return self._get_coordinates("coordinates", replica, logical_core)
 
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
-        """The replicas whose logical device `logical_core` is on a device of task `task_id`.
+        """Return the replicas whose logical device `logical_core` is on task `task_id`.
 
         Raises:
-            TopologyError: There is none.
+            TopologyError: No replica has it there.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
@@ -204,7 +207,7 @@ class DeviceAssignment:
         return list(found)
 
     def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
-        """Which device of its task a logical device is.
+        """Return the index of a logical device among the devices of its task.
 
         Raises:
             CoordinateError: No such replica or logical device.
@@ -216,11 +219,11 @@ class DeviceAssignment:
             >>> assignment.tpu_ordinal(2)
             3
         """
-        place = self._at("tpu_ordinal", replica, logical_core)
+        place = self._get_coordinates("tpu_ordinal", replica, logical_core)
         return self._topology.tpu_device_ordinal_at_coordinates(place)
 
     def host_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """The name of the host of a logical device.
+        """Return the name of the host of a logical device.
 
         Raises:
             CoordinateError: No such replica or logical device.
@@ -231,12 +234,12 @@ class DeviceAssignment:
             >>> assignment.host_device(job="worker")
             '/job:worker/task:0/device:CPU:0'
         """
-        place = self._at("host_device", replica, logical_core)
+        place = self._get_coordinates("host_device", replica, logical_core)
         check_job("host_device", job)
         return self._topology.cpu_device_name_at_coordinates(place, job)
 
     def tpu_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """The name of the TPU core of a logical device.
+        """Return the name of the TPU core of a logical device.
 
         Raises:
             CoordinateError: No such replica or logical device.
@@ -247,11 +250,11 @@ class DeviceAssignment:
             >>> assignment.tpu_device()
             '/task:0/device:TPU:0'
         """
-        place = self._at("tpu_device", replica, logical_core)
+        place = self._get_coordinates("tpu_device", replica, logical_core)
         check_job("tpu_device", job)
         return self._topology.tpu_device_name_at_coordinates(place, job)
 
-    def _at(self, caller: str, replica: int, logical_core: int) -> tuple[int, ...]:
+    def _get_coordinates(self, caller: str, replica: int, logical_core: int) -> tuple[int, ...]:
         for name, index, size in (
             ("replica", replica, self.num_replicas),
             ("logical_core", logical_core, self.num_cores_per_replica),
@@ -287,8 +290,8 @@ class DeviceAssignment:
         )
 
 
-def _are_all_there(topology: Topology, places: np.ndarray) -> bool:
-    """Whether places are inside the mesh, have devices, and are all different."""
+def _are_distinct_and_present(topology: Topology, places: np.ndarray) -> bool:
+    """Whether all places are inside the mesh, have a device, and are distinct."""
     if not len(places):
         return True
     if (places < 0).any() or (places >= topology.mesh_shape).any():

@@ -1,4 +1,4 @@
-"""The topology of devices that say where they are."""
+"""`topology_of`: the topology of devices that have coordinates."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -11,21 +11,21 @@ from jaxdist.tpu._topology import Topology
 
 
 class HasPlace(Protocol):
-    """What a TPU device of JAX says of itself; `slice_index` only where there are slices."""
+    """The coordinates of a TPU device of JAX; it may also have `slice_index`."""
 
     @property
     def process_index(self) -> int:
-        """The process that drives it."""
+        """The process of the device."""
         ...
 
     @property
     def coords(self) -> Sequence[int]:
-        """The chip: x, y, z."""
+        """The coordinates of the chip: x, y, z."""
         ...
 
     @property
     def core_on_chip(self) -> int:
-        """Which core of the chip."""
+        """The index of the core on the chip."""
         ...
 
 
@@ -34,20 +34,19 @@ _REMEDY = "Pass TPU devices: jax.devices('tpu'), or those of a topology descript
 
 
 def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT]]]:
-    """The topology of `devices`, and the devices as `[task][ordinal]` of it.
+    """Return the topology of `devices`, and the devices as `[task][ordinal]` of it.
 
-    Processes are the tasks. Coordinates count from the first chip that is there. Several slices
-    lie behind one another in z, in the order of their `slice_index`; there is no wire between
-    them.
+    Processes are the tasks. Coordinates count from the lowest coordinates of the devices. Several
+    slices are stacked in z, in the order of their `slice_index`; no wires connect them.
 
     Args:
         devices: TPU devices of JAX, or anything with their `coords`, `core_on_chip` and
             `process_index`.
 
     Raises:
-        TopologyError: No device, processes with different numbers of devices, or two devices at
-            one place.
-        ArgumentTypeError: Devices that do not say where they are.
+        TopologyError: No device, processes with different numbers of devices, or two devices with
+            the same coordinates.
+        ArgumentTypeError: Devices without coordinates.
 
     Example:
         >>> cores = jaxdist.tpu.slice_of("v5e:4x2").cores
@@ -69,11 +68,12 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
             "A TPU device has coords, core_on_chip and process_index.\n\n"
             f"{_REMEDY}"
         )
-    places = _places(devices)
+    places = _compute_coordinates(devices)
     by_task: dict[int, list[int]] = {}
     for i, device in enumerate(devices):
         by_task.setdefault(device.process_index, []).append(i)
     tasks = [by_task[task] for task in sorted(by_task)]
+    # A topology is a rectangular array `[tasks, devices]`.
     counts = {task: len(by_task[task]) for task in sorted(by_task)}
     if len(set(counts.values())) > 1:
         raise TopologyError(
@@ -85,17 +85,19 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     return topology, [[devices[i] for i in of_task] for of_task in tasks]
 
 
-def _places(devices: Sequence[HasPlace]) -> np.ndarray:
-    """Coordinates in one mesh for all slices, `[devices, 4]`."""
-    places = np.array([(*_three(d.coords), d.core_on_chip) for d in devices], np.int32)
+def _compute_coordinates(devices: Sequence[HasPlace]) -> np.ndarray:
+    """Return coordinates in one mesh for all slices, `[devices, 4]`."""
+    places = np.array([(*_pad_coordinates(d.coords), d.core_on_chip) for d in devices], np.int32)
     slices = np.array([getattr(d, "slice_index", None) or 0 for d in devices])
     for index in np.unique(slices):
+        # A process may see a part of a slice only; each slice counts from its own first chip.
         mine = slices == index
         places[mine, :3] -= places[mine, :3].min(0)
+    # The indices of slices may have gaps, so a slice is moved by the rank of its index.
     depth = int(places[:, 2].max()) + 1
     places[:, 2] += np.searchsorted(np.unique(slices), slices) * depth
     return places
 
 
-def _three(coords: Sequence[int]) -> tuple[int, ...]:
+def _pad_coordinates(coords: Sequence[int]) -> tuple[int, ...]:
     return (*coords, 0, 0)[:3]

@@ -1,4 +1,4 @@
-"""What the chips of each generation can do beside matrix products."""
+"""`HardwareFeature`: the embedding hardware of each generation of TPUs."""
 
 import enum
 from typing import final
@@ -7,15 +7,15 @@ from jaxdist._validate import check_text
 
 
 class EmbeddingFeature(enum.Enum):
-    """Which hardware for embedding tables a chip has."""
+    """The hardware of a chip for embedding tables."""
 
     UNSUPPORTED = "UNSUPPORTED"
     V1 = "V1"
     V2 = "V2"
 
 
-# SparseCores of a chip: cloud.google.com/tpu/docs, pages v4, v5p and v6e. V1 is the earlier way, on
-# the tensor cores of v2 and v3.
+# SparseCores per chip: cloud.google.com/tpu/docs, pages v4, v5p and v6e. V1 is the earlier
+# technique, on the tensor cores of v2 and v3.
 _FEATURES = {
     "v2": (EmbeddingFeature.V1, 0),
     "v3": (EmbeddingFeature.V1, 0),
@@ -23,13 +23,13 @@ _FEATURES = {
     "v5p": (EmbeddingFeature.V2, 4),
     "v6e": (EmbeddingFeature.V2, 2),
 }
-# `device_kind` of JAX, where it is not the name of the generation.
+# JAX's `device_kind`, if it differs from the name of the generation.
 _KINDS = {"v5": "v5p", "v5 lite": "v5e", "v5lite": "v5e", "v6 lite": "v6e"}
 
 
 @final
 class HardwareFeature:
-    """What the chips of a generation can do.
+    """The features of the chips of a generation beside matrix products.
 
     Args:
         kind: The generation, as `v5e`, or as JAX's `device_kind`: `TPU v5 lite`.
@@ -54,10 +54,10 @@ class HardwareFeature:
 
     @property
     def embedding_feature(self) -> EmbeddingFeature:
-        """Which hardware for embedding tables there is."""
+        """The hardware for embedding tables."""
         return self._feature
 
     @property
     def num_embedding_devices_per_chip(self) -> int:
-        """SparseCores of a chip."""
+        """Number of SparseCores of a chip."""
         return self._devices

@@ -1,4 +1,4 @@
-"""Starting and ending the use of a system of TPUs."""
+"""`initialize_tpu_system` and `shutdown_tpu_system`, and the cache of TPU systems."""
 
 import logging
 from typing import Any
@@ -14,15 +14,16 @@ from jaxdist.tpu._topology import Topology
 _LOG = logging.getLogger("jaxdist")
 _LOCAL = "local"
 _INITIALIZED: set[str] = set()
-# A description is asked for once: two of them have different devices.
+# libtpu describes a slice at each request with new device objects, which are not equal to the old
+# ones. One description per name keeps them comparable.
 _FOUND: dict[str, TPUSystem] = {}
 
 
 def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
-    """Find the TPUs of `cluster_resolver` and say how they lie.
+    """Find the TPUs of `cluster_resolver` and return their topology.
 
-    JAX starts the chips when it first looks at them, which this does. Arrays that are on them
-    already stay valid; TensorFlow's call wipes the memory of the chips.
+    This starts the chips, since JAX starts them at its first access. Arrays on the chips stay
+    valid; TensorFlow's function erases the memory of the chips.
 
     Args:
         cluster_resolver: A `cluster_resolver.TPUClusterResolver`; None is the TPUs of this
@@ -32,7 +33,7 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
         The topology.
 
     Raises:
-        NotFoundError: There is no TPU; the message says where it was looked for.
+        NotFoundError: No TPU was found; the message says where jaxdist searched.
         ArgumentTypeError: No TPU resolver.
         ContextError: Inside a step or a traced function.
 
@@ -48,6 +49,7 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
     name = _LOCAL if cluster_resolver is None else cluster_resolver.tpu_name
     if name in _INITIALIZED:
         _LOG.info("The TPU system %r was initialized before; arrays on it stay valid.", name)
+    # A second call searches real and virtual devices again. A description stays; see `_FOUND`.
     if not name.startswith(_system.DESCRIBED):
         _FOUND.pop(name, None)
     system = system_of(name, "initialize_tpu_system(cluster_resolver=...)")
@@ -58,16 +60,16 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
 
 
 def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
-    """End the use of the TPUs of `cluster_resolver`, and empty JAX's caches of programs.
+    """End the use of the TPUs of `cluster_resolver`, and clear JAX's caches of programs.
 
-    The chips stay with the process until it ends, since JAX does not give them back.
+    JAX does not release the chips before the process ends.
 
     Args:
         cluster_resolver: A `cluster_resolver.TPUClusterResolver`; None is the TPUs of this
             machine.
 
     Raises:
-        NotFoundError: There is no TPU.
+        NotFoundError: No TPU was found.
         ArgumentTypeError: No TPU resolver.
         ContextError: Inside a step or a traced function.
 

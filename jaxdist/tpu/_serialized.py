@@ -1,18 +1,18 @@
-"""The bytes of a topology: TensorFlow's `TopologyProto`, read and written."""
+"""Reader and writer of serialized topologies: TensorFlow's `TopologyProto`."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from jaxdist.errors import TopologyError
 
-# Numbers of the fields in the message.
+# Field numbers of the message.
 _MESH_SHAPE, _NUM_TASKS, _DEVICES_PER_TASK, _COORDINATES = 1, 2, 3, 4
-# How a field is written: a number, 8 bytes, a length and that many bytes, 4 bytes.
+# Wire types of protobuf: a varint, 8 bytes, a length and that many bytes, 4 bytes.
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
 
 
 class TopologyFields(NamedTuple):
-    """What the message holds, before anything is checked."""
+    """The fields of the message, not validated."""
 
     mesh_shape: list[int]
     num_tasks: int
@@ -21,13 +21,16 @@ class TopologyFields(NamedTuple):
 
 
 def write(fields: TopologyFields) -> bytes:
-    """The message for `fields`, byte for byte what TensorFlow writes."""
-    shape, coordinates = _packed(fields.mesh_shape), _packed(fields.coordinates)
+    """Return the message for `fields`, byte for byte as TensorFlow writes it."""
+    # As in proto3, fields with the default value are omitted.
+    shape, coordinates = _pack(fields.mesh_shape), _pack(fields.coordinates)
     parts = [
-        _varint(_MESH_SHAPE << 3 | _BYTES) + _varint(len(shape)) + shape if shape else b"",
-        _number(_NUM_TASKS, fields.num_tasks),
-        _number(_DEVICES_PER_TASK, fields.devices_per_task),
-        _varint(_COORDINATES << 3 | _BYTES) + _varint(len(coordinates)) + coordinates
+        _encode_varint(_MESH_SHAPE << 3 | _BYTES) + _encode_varint(len(shape)) + shape
+        if shape
+        else b"",
+        _encode_number(_NUM_TASKS, fields.num_tasks),
+        _encode_number(_DEVICES_PER_TASK, fields.devices_per_task),
+        _encode_varint(_COORDINATES << 3 | _BYTES) + _encode_varint(len(coordinates)) + coordinates
         if coordinates
         else b"",
     ]
@@ -35,14 +38,14 @@ def write(fields: TopologyFields) -> bytes:
 
 
 class _GarbageError(Exception):
-    """Raised where bytes are no field of the message, with the number of the byte."""
+    """Error for bytes that are no field of the message; its argument is the offset."""
 
 
 def read(caller: str, message: bytes) -> TopologyFields:
-    """The fields of `message`; those that a newer writer added are skipped.
+    """Return the fields of `message`; skip unknown fields, which a newer writer may add.
 
     Raises:
-        TopologyError: The bytes are no such message.
+        TopologyError: The bytes are no `TopologyProto`.
     """
     try:
         return _read(message)
@@ -58,24 +61,26 @@ def _read(message: bytes) -> TopologyFields:
     shape: list[int] = []
     coordinates: list[int] = []
     numbers = {_NUM_TASKS: 0, _DEVICES_PER_TASK: 0}
-    for field, value in _fields(message):
+    for field, value in _iterate_fields(message):
         if field in (_MESH_SHAPE, _COORDINATES):
+            # A reader of protobuf has to accept repeated numbers packed or one by one.
             into = shape if field == _MESH_SHAPE else coordinates
-            into += _unpacked(value) if isinstance(value, bytes) else [value]
+            into += _unpack(value) if isinstance(value, bytes) else [value]
         elif field in numbers and isinstance(value, int):
             numbers[field] = value
     return TopologyFields(shape, numbers[_NUM_TASKS], numbers[_DEVICES_PER_TASK], coordinates)
 
 
-def _packed(numbers: Iterable[int]) -> bytes:
-    return b"".join(map(_varint, numbers))
+def _pack(numbers: Iterable[int]) -> bytes:
+    return b"".join(map(_encode_varint, numbers))
 
 
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3 | _VARINT) + _varint(value) if value else b""
+def _encode_number(field: int, value: int) -> bytes:
+    return _encode_varint(field << 3 | _VARINT) + _encode_varint(value) if value else b""
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
+    # A negative int32 is written as the 64 bits of its two's complement.
     value &= 2**64 - 1
     out = bytearray()
     while value > 0x7F:
@@ -85,14 +90,14 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _unpacked(packed: bytes) -> Iterator[int]:
+def _unpack(packed: bytes) -> Iterator[int]:
     at = 0
     while at < len(packed):
         value, at = _read_varint(packed, at)
         yield value
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _iterate_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     at = 0
     while at < len(message):
         key, at = _read_varint(message, at)
@@ -107,6 +112,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             length = 8 if kind == _FIXED_64 else 4
         else:
             raise _GarbageError(at)
+        # A varint may also be read as a negative number.
         if not 0 <= length <= len(message) - at:
             raise _GarbageError(at)
         yield field, message[at : at + length]
@@ -120,7 +126,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         at += 1
         if byte < 0x80:
-            # An int32 below 0 is written as the 64 bits of its two's complement.
+            # Numbers from 2**63 are the two's complement of negative ones.
             return (value - 2**64 if value >= 2**63 else value), at
         shift += 7
     raise _GarbageError(at)

@@ -1,4 +1,4 @@
-"""A slice of TPUs by its name, such as `v4:2x2x1`: how its chips and hosts lie."""
+"""`Slice`: the chips and hosts of a TPU slice, by a name such as `v4:2x2x1`."""
 
 import dataclasses
 import functools
@@ -12,14 +12,14 @@ from jaxdist.errors import TopologyError
 from jaxdist.tpu._from_devices import topology_of
 from jaxdist.tpu._topology import Topology
 
-# Cores of a chip that JAX shows as devices, as libtpu describes each generation. On a real v4 the
-# two cores of a chip run as one device unless it is started otherwise; the description has two.
+# Cores of a chip that JAX lists as devices, as libtpu describes each generation. On a real v4 the
+# two cores of a chip are one device by default (megacore); the description has two.
 CORES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5e": 1, "v5p": 1, "v6e": 1, "tpu7x": 2}
-# Generations whose chips lie in x and y alone.
+# Generations with chips in x and y only.
 _FLAT = frozenset({"v2", "v3", "v5e", "v6e"})
-# Chips of one host, at most, in x, y and z.
+# The largest number of chips of one host in x, y and z.
 _HOST = (2, 2, 1)
-# More than any system has; every core is listed.
+# Every core is listed, so a typing error in a size must not fill the memory. No system has more.
 _MOST_CHIPS = 2**20
 _SHAPE = (
     "the numbers of chips in x, y and z",
@@ -30,7 +30,7 @@ _NAME = re.compile(r"^(?P<generation>\w+):(?P<shape>\d+(?:x\d+){1,2})(?:\*(?P<sl
 
 @dataclasses.dataclass(frozen=True)
 class Core:
-    """Where one core is: what JAX says of a TPU device, in the same words."""
+    """The location of one core, with the attribute names of a TPU device of JAX."""
 
     id: int
     process_index: int
@@ -42,7 +42,7 @@ class Core:
 @final
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """One or more equal slices of TPUs of one generation, as libtpu lays them out.
+    """One or more equal TPU slices of one generation, in libtpu's layout.
 
     Example:
         >>> jaxdist.tpu.slice_of("v4:2x2x1").cores[3]
@@ -54,6 +54,7 @@ class Slice:
     num_slices: int = 1
 
     def __post_init__(self) -> None:
+        # `jaxdist.tpu.Slice` is public, so it validates what `slice_of` has validated by name.
         if not isinstance(self.generation, str) or self.generation not in CORES_PER_CHIP:
             raise TopologyError(
                 f"tpu.Slice was given generation={shown(self.generation)}.\n\n"
@@ -77,7 +78,7 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """The name that libtpu has for one slice."""
+        """The libtpu name of one slice."""
         sizes = self.shape[: 2 if self.generation in _FLAT else 3]
         return f"{self.generation}:{'x'.join(map(str, sizes))}"
 
@@ -103,24 +104,24 @@ class Slice:
 
     @functools.cached_property
     def topology(self) -> Topology:
-        """Where its cores sit; further slices lie behind the first one, in z."""
+        """The topology; further slices follow the first one in z."""
         return topology_of(self.cores)[0]
 
     @property
     def num_cores(self) -> int:
-        """Cores of all slices together."""
+        """Number of cores of all slices."""
         return math.prod(self.shape) * CORES_PER_CHIP[self.generation] * self.num_slices
 
 
 def slice_of(name: str) -> Slice:
-    """The slice that a name stands for: generation, chips in x, y and z, and number of slices.
+    """Return the slice of a name: generation, chips in x, y and z, and number of slices.
 
     Args:
         name: `"v4:2x2x1"`, `"v5e:4x4"`; `"v5e:4x4*2"` is two slices of 4x4 chips.
 
     Raises:
-        TopologyError: A name of another form, a generation that is not known, layers in z of one
-            that has none, or a size that hosts of 2x2 chips do not fill.
+        TopologyError: A name of another form, an unknown generation, layers in z for a generation
+            with chips in x and y only, or a size that hosts of 2x2 chips do not fill.
 
     Example:
         >>> jaxdist.tpu.slice_of("v4:2x2x2").topology
@@ -158,9 +159,12 @@ def slice_of(name: str) -> Slice:
             f"Slices of {generation} have chips in x and y only.\n\nUse {generation}:{x}x{y * z} "
             f"for as many chips, or {generation}:{x}x{y}*{z * count} for slices of {x}x{y}."
         )
+    # A size of 1 is a part of one host; every larger size is made of whole hosts.
     odd = [size for size in (x, y) if size > 1 and size % 2]
     if odd:
-        nearest = ["x".join(map(str, (*_even(x, y, up), *sizes[2:]))) for up in (False, True)]
+        nearest = [
+            "x".join(map(str, (*_round_to_even(x, y, up), *sizes[2:]))) for up in (False, True)
+        ]
         raise TopologyError(
             f"tpu.slice_of was given name={name!r}, in which {odd[0]} is odd.\n\n"
             "A slice is made of hosts with 2x2 chips each.\n\n"
@@ -170,5 +174,5 @@ def slice_of(name: str) -> Slice:
     return Slice(match["generation"], (x, y, z), count)
 
 
-def _even(x: int, y: int, up: bool) -> tuple[int, ...]:
+def _round_to_even(x: int, y: int, up: bool) -> tuple[int, ...]:
     return tuple(s if s == 1 or s % 2 == 0 else s + (1 if up else -1) for s in (x, y))

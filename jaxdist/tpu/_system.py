@@ -1,4 +1,4 @@
-"""The TPUs that a resolver stands for: found, laid out, and told of."""
+"""`TPUSystem`: the devices of a resolver and their topology."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ VIRTUAL, DESCRIBED = "virtual:", "described:"
 
 
 class TPUSystemMetadata(NamedTuple):
-    """What a system of TPUs is made of.
+    """The numbers of cores and hosts of a TPU system, its topology and its devices.
 
     Example:
         >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v4:2x2x1")
@@ -39,7 +39,7 @@ class TPUSystemMetadata(NamedTuple):
 @final
 @dataclasses.dataclass(frozen=True)
 class TPUSystem:
-    """Devices, and where each of them sits; `resolver.tpu_system` finds it.
+    """The devices of a TPU system and their topology; `resolver.tpu_system` returns it.
 
     Example:
         >>> system = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x4").tpu_system
@@ -51,21 +51,21 @@ class TPUSystem:
 
     name: str
     topology: Topology
-    # As `[task][ordinal]` of the topology.
+    # Indexed by `[task][ordinal]` of the topology.
     devices: tuple[tuple[Any, ...], ...]
 
     @property
     def is_described(self) -> bool:
-        """Whether programs can be compiled for it, and not run."""
+        """Whether programs can only be compiled for the system, not run on it."""
         return self.name.startswith(DESCRIBED)
 
     def device_at(self, coordinates: Sequence[int]) -> Any:
-        """The device at these coordinates of the topology."""
+        """Return the device at these coordinates of the topology."""
         task = self.topology.task_ordinal_at_coordinates(coordinates)
         return self.devices[task][self.topology.tpu_device_ordinal_at_coordinates(coordinates)]
 
     def device_grid(self, core_assignment: np.ndarray) -> np.ndarray:
-        """The device of each logical device of each replica, `[replicas, logical devices]`."""
+        """Return the devices of all logical devices: `[replicas, logical devices]`."""
         tasks, ordinals = self.topology.tasks_and_ordinals(core_assignment)
         grid = np.empty(core_assignment.shape[:2], dtype=object)
         for place, task, ordinal in zip(
@@ -83,29 +83,30 @@ class TPUSystem:
 
     @property
     def hardware_feature(self) -> HardwareFeature:
-        """What the chips can do beside matrix products."""
+        """The features of the chips beside matrix products."""
         prefix, _, rest = self.name.partition(":")
+        # CPU devices have another `device_kind`, so the name of the slice decides.
         if prefix + ":" in (VIRTUAL, DESCRIBED):
             return HardwareFeature(slice_of(rest).generation)
         return HardwareFeature(self.devices[0][0].device_kind)
 
 
 def find(name: str, caller: str) -> TPUSystem:
-    """The system for the name of a resolver: `local`, `virtual:v4:2x2x1`, `described:v5e:4x4`.
+    """Find the system of a resolver's name: `local`, `virtual:v4:2x2x1`, `described:v5e:4x4`.
 
     Raises:
-        NotFoundError: No TPU is there, too few CPU devices for a virtual slice, or libtpu does
-            not describe the slice.
+        NotFoundError: No TPU, too few CPU devices for a virtual slice, or libtpu does not
+            describe the slice.
         MissingExtraError: A description needs libtpu, which is not installed.
     """
     if name.startswith(VIRTUAL):
-        return _virtual(name)
-    devices = _described(name) if name.startswith(DESCRIBED) else _on_this_machine(caller)
+        return _find_virtual(name)
+    devices = _find_described(name) if name.startswith(DESCRIBED) else _find_local(caller)
     topology, grid = topology_of(devices)
     return TPUSystem(name, topology, tuple(map(tuple, grid)))
 
 
-def _virtual(name: str) -> TPUSystem:
+def _find_virtual(name: str) -> TPUSystem:
     layout = slice_of(name.removeprefix(VIRTUAL))
     cpus = chips.cpus()
     if len(cpus) < layout.num_cores:
@@ -116,11 +117,12 @@ def _virtual(name: str) -> TPUSystem:
             "Right after the imports call "
             f"jaxdist.testing.virtual_devices({layout.num_cores})."
         )
+    # CPU devices have no coordinates. CPU device i takes the place of core i of the slice.
     topology, grid = topology_of(layout.cores)
     return TPUSystem(name, topology, tuple(tuple(cpus[c.id] for c in task) for task in grid))
 
 
-def _described(name: str) -> list[Any]:
+def _find_described(name: str) -> list[Any]:
     layout = slice_of(name.removeprefix(DESCRIBED))
     try:
         return chips.described(layout.name, layout.num_slices)
@@ -132,7 +134,7 @@ def _described(name: str) -> list[Any]:
         ) from None
 
 
-def _on_this_machine(caller: str) -> list[Any]:
+def _find_local(caller: str) -> list[Any]:
     devices, reason = chips.tpus()
     if not devices:
         raise NotFoundError(

@@ -1,4 +1,4 @@
-"""Which core of a slice of TPUs sits where, and which task it belongs to."""
+"""`Topology`: the coordinates of the cores of a TPU slice, and their tasks."""
 
 import math
 from collections.abc import Sequence
@@ -12,31 +12,31 @@ from jaxdist.tpu import _serialized
 from jaxdist.tpu._serialized import TopologyFields
 
 AXES = ("x", "y", "z", "core")
+# Bounds the memory that wrong bytes or a typing error in a size can allocate.
 _LARGEST = 2**22
 
 
 @final
 class Topology:
-    """Where the cores of a slice of TPUs sit: x, y, z of the chip, and the core on it.
+    """The coordinates of the cores of a TPU slice: x, y, z of the chip, and the core on it.
 
-    Cheap and frozen: it holds integers, and no device.
+    It is cheap and immutable: it holds integers and no devices.
 
     Shapes:
         `mesh_shape` is `[4]`, `device_coordinates` `[tasks, devices of a task, 4]`.
 
     Args:
-        serialized: Bytes from `serialized()`, of this class or of TensorFlow's; the other two are
-            then left out.
+        serialized: Bytes from `serialized()`, of this class or of TensorFlow's class, instead of
+            the other two arguments.
         mesh_shape: Size of the slice in x, y, z, and cores of a chip.
-        device_coordinates: For each task, and each device of it in order, where it is. Places of
-            the mesh that no device names are missing devices.
+        device_coordinates: The coordinates of each device of each task, in order. Places of the
+            mesh without a device are missing devices.
 
     Raises:
-        ArgumentTypeError: Neither `serialized` nor the other two, or something that is no
-            integer.
+        ArgumentTypeError: Neither `serialized` nor the other two, or a value that is no integer.
         TopologyError: A mesh that is not 4 positive sizes, coordinates of another shape, two
-            devices at one place, or bytes that are no topology.
-        CoordinateError: A device that lies outside the mesh.
+            devices with the same coordinates, or bytes that are no topology.
+        CoordinateError: A device outside the mesh.
 
     Example:
         >>> two_chips = jaxdist.tpu.experimental.Topology(
@@ -65,7 +65,7 @@ class Topology:
                     "The bytes hold mesh_shape and device_coordinates already.\n\n"
                     "Pass serialized alone, or the other two."
                 )
-            mesh_shape, device_coordinates = _parsed("Topology(serialized=...)", serialized)
+            mesh_shape, device_coordinates = _parse("Topology(serialized=...)", serialized)
         elif mesh_shape is None or device_coordinates is None:
             missing = "mesh_shape" if mesh_shape is None else "device_coordinates"
             raise ArgumentTypeError(
@@ -73,10 +73,11 @@ class Topology:
                 "It needs serialized, or mesh_shape and device_coordinates.\n\nPass for instance "
                 "Topology(mesh_shape=[1, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0]]])."
             )
-        self._mesh_shape = _checked_mesh(mesh_shape)
-        self._coordinates = _checked_coordinates(device_coordinates, self._mesh_shape)
-        self._tasks, self._ordinals = _inverted(self._mesh_shape, self._coordinates)
+        self._mesh_shape = _validate_mesh(mesh_shape)
+        self._coordinates = _validate_coordinates(device_coordinates, self._mesh_shape)
+        self._tasks, self._ordinals = _invert(self._mesh_shape, self._coordinates)
         self._missing = np.argwhere(self._tasks < 0)
+        # Topologies are hashed and shared, so their arrays must not change.
         for array in (self._tasks, self._ordinals, self._missing):
             array.setflags(write=False)
 
@@ -102,7 +103,7 @@ class Topology:
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks, the hosts that chips are plugged into."""
+        """Number of tasks: the hosts of the chips."""
         return self._coordinates.shape[0]
 
     @property
@@ -111,7 +112,7 @@ class Topology:
         return self._coordinates.shape[1]
 
     def task_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
-        """The task whose device is at these coordinates; -1 where the device is missing.
+        """Return the task of the device at these coordinates; -1 for a missing device.
 
         Raises:
             CoordinateError: Coordinates outside the mesh.
@@ -125,7 +126,7 @@ class Topology:
         return int(self._tasks[place])
 
     def tpu_device_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
-        """Which device of its task is at these coordinates; -1 where the device is missing.
+        """Return the index in its task of the device at these coordinates; -1 for a missing device.
 
         Raises:
             CoordinateError: Coordinates outside the mesh.
@@ -139,7 +140,7 @@ class Topology:
         return int(self._ordinals[place])
 
     def tasks_and_ordinals(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Both for many coordinates at once, `[..., 4]`, which lie inside the mesh.
+        """Return tasks and ordinals for many coordinates inside the mesh, `[..., 4]`.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v4:2x2x2").topology
@@ -147,7 +148,7 @@ class Topology:
             (array([1, 1], dtype=int32), array([0, 3], dtype=int32))
         """
         caller = "Topology.tasks_and_ordinals"
-        given = integers(f"{caller}: places", places)
+        given = as_integers(f"{caller}: places", places)
         sizes = self._mesh_shape
         if not given.ndim or given.shape[-1] != len(sizes):
             raise CoordinateError(
@@ -168,7 +169,7 @@ class Topology:
     def cpu_device_name_at_coordinates(
         self, device_coordinates: Sequence[int], job: str | None = None
     ) -> str:
-        """The name of the host of the device at these coordinates.
+        """Return the name of the host of the device at these coordinates.
 
         Raises:
             CoordinateError: Coordinates outside the mesh, or of a missing device.
@@ -180,12 +181,12 @@ class Topology:
         """
         place = self.present("cpu_device_name_at_coordinates", device_coordinates)
         check_job("cpu_device_name_at_coordinates", job)
-        return f"{_job(job)}/task:{self._tasks[place]}/device:CPU:0"
+        return f"{_format_job(job)}/task:{self._tasks[place]}/device:CPU:0"
 
     def tpu_device_name_at_coordinates(
         self, device_coordinates: Sequence[int], job: str | None = None
     ) -> str:
-        """The name of the device at these coordinates.
+        """Return the name of the device at these coordinates.
 
         Raises:
             CoordinateError: Coordinates outside the mesh, or of a missing device.
@@ -197,10 +198,10 @@ class Topology:
         """
         place = self.present("tpu_device_name_at_coordinates", device_coordinates)
         check_job("tpu_device_name_at_coordinates", job)
-        return f"{_job(job)}/task:{self._tasks[place]}/device:TPU:{self._ordinals[place]}"
+        return f"{_format_job(job)}/task:{self._tasks[place]}/device:TPU:{self._ordinals[place]}"
 
     def serialized(self) -> bytes:
-        """The topology as bytes, which TensorFlow reads as well.
+        """Return the topology as bytes, which TensorFlow can read.
 
         Example:
             >>> topology = jaxdist.tpu.slice_of("v5e:4x4").topology
@@ -212,8 +213,8 @@ class Topology:
         return _serialized.write(TopologyFields(self._mesh_shape.tolist(), tasks, devices, flat))
 
     def place(self, caller: str, coordinates: Sequence[int]) -> tuple[int, ...]:
-        """`coordinates` as an index into the mesh, or an error that names `caller`."""
-        given = integers(f"{caller}: device_coordinates", coordinates)
+        """Return `coordinates` as an index into the mesh; errors name `caller`."""
+        given = as_integers(f"{caller}: device_coordinates", coordinates)
         place = tuple(given.ravel().tolist())
         sizes = tuple(self._mesh_shape.tolist())
         if given.ndim != 1 or len(place) != len(sizes) or not _is_inside(place, sizes):
@@ -226,7 +227,7 @@ class Topology:
         return place
 
     def present(self, caller: str, coordinates: Sequence[int]) -> tuple[int, ...]:
-        """As `place`, and refused where there is no device."""
+        """Return `coordinates` as `place` does; raise an error for a missing device."""
         place = self.place(caller, coordinates)
         if self._tasks[place] < 0:
             raise CoordinateError(
@@ -275,17 +276,17 @@ def topology_of_bytes(serialized: Any, caller: str = "tpu.topology_of_bytes") ->
         array([2, 2, 1, 1], dtype=int32)
     """
     check_text("tpu.topology_of_bytes", "caller", caller, "my_function")
-    mesh_shape, coordinates = _parsed(caller, serialized)
+    mesh_shape, coordinates = _parse(caller, serialized)
     return Topology(mesh_shape=mesh_shape, device_coordinates=coordinates)
 
 
 def check_job(caller: str, job: Any) -> None:
-    """Refuse the name of a job that is no text."""
+    """Raise an error if `job` is neither None nor a text."""
     if job is not None:
         check_text(caller, "job", job, "worker")
 
 
-def _job(job: str | None) -> str:
+def _format_job(job: str | None) -> str:
     return "" if job is None else f"/job:{job}"
 
 
@@ -293,11 +294,12 @@ def _is_inside(place: Sequence[int], sizes: Sequence[int]) -> bool:
     return all(0 <= c < size for c, size in zip(place, sizes, strict=True))
 
 
-def integers(name: str, value: Any) -> np.ndarray:
-    """`value` as a frozen int32 array of its own, or an error that names it."""
+def as_integers(name: str, value: Any) -> np.ndarray:
+    """Return a read-only int32 copy of `value`; errors name it `name`."""
     try:
         array = np.asarray(value)
     except ArgumentTypeError as error:
+        # Types of jaxdist (a `PerReplica`) raise it when NumPy converts them.
         raise ArgumentTypeError(
             f"{name} was given as {shown(value)}.\n\nIt is made of integers.\n\n"
             "Pass a list or an array of integers."
@@ -319,20 +321,21 @@ def integers(name: str, value: Any) -> np.ndarray:
             f"Coordinates and sizes of a slice are at most {_LARGEST}.\n\n"
             "Pass smaller numbers."
         )
+    # A copy: the caller may change the given array later.
     array = array.astype(np.int32)
     array.setflags(write=False)
     return array
 
 
-def _checked_mesh(mesh_shape: Any) -> np.ndarray:
-    shape = integers("Topology: mesh_shape", mesh_shape)
+def _validate_mesh(mesh_shape: Any) -> np.ndarray:
+    shape = as_integers("Topology: mesh_shape", mesh_shape)
     if shape.shape != (4,) or (shape < 1).any():
         raise TopologyError(
             f"Topology: mesh_shape is {np.asarray(mesh_shape).tolist()}.\n\n"
             f"A mesh of TPUs has 4 positive sizes: {', '.join(AXES)}.\n\n"
             "Pass for instance [2, 2, 1, 2] for 2x2 chips of 2 cores."
         )
-    # Places are kept one by one, and bytes from elsewhere may say anything.
+    # The index of the mesh has one entry per place, and serialized bytes may contain any size.
     if math.prod(shape.tolist()) > _LARGEST:
         raise TopologyError(
             f"Topology: mesh_shape is {shape.tolist()}, of {math.prod(shape.tolist())} cores.\n\n"
@@ -341,8 +344,8 @@ def _checked_mesh(mesh_shape: Any) -> np.ndarray:
     return shape
 
 
-def _checked_coordinates(device_coordinates: Any, mesh_shape: np.ndarray) -> np.ndarray:
-    coordinates = integers("Topology: device_coordinates", device_coordinates)
+def _validate_coordinates(device_coordinates: Any, mesh_shape: np.ndarray) -> np.ndarray:
+    coordinates = as_integers("Topology: device_coordinates", device_coordinates)
     if coordinates.ndim != 3:
         raise CoordinateError(
             f"Topology: device_coordinates has shape {list(coordinates.shape)}.\n\n"
@@ -367,7 +370,7 @@ def _checked_coordinates(device_coordinates: Any, mesh_shape: np.ndarray) -> np.
     return coordinates
 
 
-def _inverted(mesh_shape: np.ndarray, coordinates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _invert(mesh_shape: np.ndarray, coordinates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     tasks = np.full(mesh_shape, -1, np.int32)
     ordinals = np.full(mesh_shape, -1, np.int32)
     for task, of_task in enumerate(coordinates.tolist()):
@@ -382,7 +385,7 @@ def _inverted(mesh_shape: np.ndarray, coordinates: np.ndarray) -> tuple[np.ndarr
     return tasks, ordinals
 
 
-def _parsed(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
+def _parse(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
     if not isinstance(serialized, bytes):
         raise ArgumentTypeError(
             f"{caller} was given {shown(serialized)}.\n\n"
@@ -390,7 +393,7 @@ def _parsed(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
             "Pass what Topology.serialized() returned."
         )
     fields = _serialized.read(caller, serialized)
-    rank = len(_checked_mesh(fields.mesh_shape))
+    rank = len(_validate_mesh(fields.mesh_shape))
     if fields.num_tasks < 0 or fields.devices_per_task < 0:
         raise TopologyError(
             f"{caller} holds {fields.num_tasks} tasks of "
@@ -405,5 +408,6 @@ def _parsed(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
             f"{wanted}.\n\nEach device has {rank} coordinates.\n\nPass what Topology.serialized() "
             "returned."
         )
+    # Wide integers: the bytes may hold numbers beyond int32, which `as_integers` rejects.
     shape = (fields.num_tasks, fields.devices_per_task, rank)
     return fields.mesh_shape, np.asarray(fields.coordinates, np.int64).reshape(shape)

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jaxdist.errors import TopologyError
-from jaxdist.tpu._ring import ring
+from jaxdist.tpu._build import make_ring
 from jaxdist.tpu.experimental import DeviceAssignment, DeviceOrderMode, Topology
 
 TABLE = pathlib.Path(__file__).parent / "tensorflow_assignments.txt"
@@ -116,7 +116,7 @@ def test_every_core_belongs_to_one_replica_at_most(mesh: list[int], data: st.Dat
 
 @given(st.lists(st.sampled_from([1, 2, 4, 6]), min_size=3, max_size=3))
 def test_ring_visits_every_chip_once_and_comes_back_over_single_wires(sizes: list[int]) -> None:
-    path = ring(*sizes)
+    path = make_ring(*sizes)
     assert sorted(path) == sorted(itertools.product(*map(range, sizes)))
     assume(sum(size > 1 for size in sizes) >= 2)
     steps = np.abs(np.diff(np.array([*path, path[0]]), axis=0))
@@ -128,5 +128,5 @@ def test_ring_visits_every_chip_once_and_comes_back_over_single_wires(sizes: lis
 def test_ring_with_an_odd_size_is_a_plain_order_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert ring(3, 2, 1) == [(0, 0, 0), (1, 0, 0), (2, 0, 0), (0, 1, 0), (1, 1, 0), (2, 1, 0)]
+    assert make_ring(3, 2, 1) == [(0, 0, 0), (1, 0, 0), (2, 0, 0), (0, 1, 0), (1, 1, 0), (2, 1, 0)]
     assert "3x2x1" in caplog.text

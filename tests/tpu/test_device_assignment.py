@@ -60,8 +60,8 @@ def test_no_replicas_are_an_empty_assignment() -> None:
 
 
 def test_modes_are_taken_by_number() -> None:
-    ring = DeviceAssignment.build(MESH, [1, 1, 1, 2], None, 4, 1)
-    assert ring == DeviceAssignment.build(MESH, [1, 1, 1, 2], None, 4, DeviceOrderMode.RING)
+    rings = DeviceAssignment.build(MESH, [1, 1, 1, 2], None, 4, 1)
+    assert rings == DeviceAssignment.build(MESH, [1, 1, 1, 2], None, 4, DeviceOrderMode.RING)
     assert [mode.value for mode in DeviceOrderMode] == [0, 1, 2]
 
 

@@ -1,4 +1,4 @@
-"""`Strategy.reduce` by the `CrossDeviceOps` that the strategy was given."""
+"""`Strategy.reduce` and `gather` by the user's `CrossDeviceOps`."""
 
 import functools
 import math
@@ -14,8 +14,8 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._values import Form, Kind, PerReplica, checked_per_replica, placement_of
 
 
-class ReducedByOps:
-    """Reduces the per-replica leaves of one call; the others are not theirs to reduce."""
+class OpsReducer:
+    """Reduction of the per-replica leaves of one call by the `CrossDeviceOps` of a strategy."""
 
     def __init__(
         self, ops: CrossDeviceOps, layout: ReplicaMesh, options: CommunicationOptions
@@ -24,8 +24,8 @@ class ReducedByOps:
         self._layout = layout
         self._options = options
 
-    def takes(self, leaf: Any) -> bool:
-        """Whether `leaf` has a value for each replica."""
+    def can_reduce(self, leaf: Any) -> bool:
+        """Whether `leaf` is a per-replica value that is not traced."""
         if isinstance(leaf, jax.core.Tracer):
             return False
         if isinstance(leaf, PerReplica):
@@ -34,16 +34,18 @@ class ReducedByOps:
         return is_array and placement_of(leaf, self._layout).kind is Kind.PER_REPLICA
 
     def reduce(self, op: ReduceOp, named: dict[str, Any], axis: Any) -> list[Any]:
-        """The leaves by their names, all in one batch."""
+        """Reduce the leaves, given by name, in one batch."""
         given = {
             name: v if isinstance(v, PerReplica) else PerReplica.of_global(v)
             for name, v in named.items()
         }
         values = list(given.values())
         counts: list[int] = [1] * len(values)
+        # `CrossDeviceOps` only know sums over replicas. Dims of a local value are summed first, and
+        # the mean divides by the number of all elements, which may differ between replicas.
         if axis is not None:
             pairs = zip(named, values, strict=True)
-            sums = [self._summed(op, name, v, axis) for name, v in pairs]
+            sums = [self._sum_locally(op, name, v, axis) for name, v in pairs]
             values, counts = [s for s, _ in sums], [c for _, c in sums]
         placed = [
             checked_per_replica(name, v, self._layout)
@@ -51,14 +53,17 @@ class ReducedByOps:
         ]
         for name, v in zip(named, placed, strict=True):
             _collectives.check_numeric("Strategy.reduce", name, v.array)
+        # Classes of jaxdist work on the global array of all replicas. A class of the user gets one
+        # uncommitted array per replica: JAX refuses to combine arrays of different devices.
         own_sums = isinstance(self._ops, _collectives.AlgorithmicOps)
+        # XLA wraps integers around without an error, so sums of Python integers are checked first.
         if op is ReduceOp.SUM and own_sums:
             for name, v in given.items():
                 _collectives.check_sum(name, v, axis)
         if not own_sums:
-            placed = [_tied_to_nothing(v) for v in placed]
+            placed = [_make_uncommitted(v) for v in placed]
         across = op if axis is None else ReduceOp.SUM
-        shapes = [_local_shape(v) for v in placed]
+        shapes = [_get_local_shape(v) for v in placed]
         results = self._ops.batch_reduce(across, [(v, v) for v in placed], self._options)
         results = _collectives.checked_results(self._ops, results, shapes)
         settled = [_collectives.settled(r) for r in results]
@@ -67,17 +72,18 @@ class ReducedByOps:
         return [r / jnp.asarray(c, r.dtype) for r, c in zip(settled, counts, strict=True)]
 
     def gather(self, name: str, leaf: Any, axis: int) -> Any:
-        """One leaf, by a class that says itself how values are gathered."""
+        """Gather one leaf with the user's `gather_implementation`."""
         value = leaf if isinstance(leaf, PerReplica) else PerReplica.of_global(leaf)
-        value = _tied_to_nothing(value) if value.is_global else value
+        value = _make_uncommitted(value) if value.is_global else value
         found = _collectives.gathered_by(self._ops, name, value, axis, self._layout, self._options)
         return _collectives.settled(found)
 
-    def _summed(
+    def _sum_locally(
         self, op: ReduceOp, name: str, value: PerReplica, axis: Any
     ) -> tuple[PerReplica, int]:
-        """The sum on each replica over dims of its value, and how many were added in all."""
+        """Sum dims of the value on each replica; return the sums and the number of all summands."""
         if not value.is_global:
+            # Values of different shapes are no global array, so the host sums them one by one.
             rows = [np.asarray(v) for v in value.values]
             dims = [_collectives.reduced_dims(name, r, axis) for r in rows]
             dtype = _collectives.result_dtype(op, jnp.asarray(rows[0]).dtype)
@@ -90,24 +96,26 @@ class ReducedByOps:
         local = () if scalars else (whole.shape[0] // replicas, *whole.shape[1:])
         on = _collectives.reduced_dims(name, jax.ShapeDtypeStruct(local, whole.dtype), axis)
         dtype = _collectives.result_dtype(op, whole.dtype)
-        sums = _local_sums(self._layout)(whole, (replicas, *local), tuple(d + 1 for d in on), dtype)
+        sums = _make_local_sums(self._layout)(
+            whole, (replicas, *local), tuple(d + 1 for d in on), dtype
+        )
         count = replicas * math.prod(local[d] for d in on)
         return _as_per_replica(sums, replicas), count
 
 
-def _tied_to_nothing(value: PerReplica) -> PerReplica:
-    """The values as a user can put them together: JAX does so with what is tied to no device."""
+def _make_uncommitted(value: PerReplica) -> PerReplica:
+    """Return the values as uncommitted arrays, which JAX can combine."""
     return PerReplica([_collectives.settled(x) for x in value.values])
 
 
-def _local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:
-    """What each replica has of a value."""
+def _get_local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of the value of one replica."""
     first = value.values[0]
     return jax.ShapeDtypeStruct(first.shape, first.dtype)
 
 
 def _as_per_replica(sums: jax.Array, replicas: int) -> PerReplica:
-    """`[replicas, ...]` as what each replica has of it."""
+    """Convert an array `[replicas, ...]` to a `PerReplica`."""
     if sums.ndim == 1:
         return PerReplica.of_global(sums, scalars=True)
     flat = (replicas * sums.shape[1], *sums.shape[2:])
@@ -115,7 +123,7 @@ def _as_per_replica(sums: jax.Array, replicas: int) -> PerReplica:
 
 
 @functools.lru_cache(maxsize=64)
-def _local_sums(layout: ReplicaMesh) -> Any:
+def _make_local_sums(layout: ReplicaMesh) -> Any:
     def sums(whole: Any, shape: tuple[int, ...], over: tuple[int, ...], dtype: Any) -> Any:
         return jnp.sum(whole.reshape(shape), axis=over, dtype=dtype)
 

@@ -1,4 +1,13 @@
-"""What a strategy does inside a merge function, where every value is a traced handle."""
+"""Methods of a strategy inside a merge function, on traced values.
+
+# Note [Merge functions]
+`ReplicaContext.merge_call` calls a merge function in the cross-replica context while the step is
+traced. TensorFlow waits there until all replicas have arrived. jaxdist traces the step as one
+replica sees it, so no replica waits: a per-replica value is a `Handle`, which holds the traced
+value of that replica. `Strategy.reduce` and `gather` then become collectives over the replica axes
+of the same program, and `Strategy.run` calls its function directly. Outside of a step the same
+methods work on concrete arrays (`reduce_and_gather.py`). `Frame.in_merge` selects between the two.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,13 +32,14 @@ def run(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
 ) -> PyTree:
-    """`Strategy.run`: `fn` with what each replica has, and its results as handles."""
+    """Call `fn` with this replica's values, and return its arrays as handles: `Strategy.run`."""
     layout: ReplicaMesh = strategy.layout
     own_args, own_kwargs = jax.tree.map(
         lambda x: own_value(x, layout) if _is_per_replica(x) else x,
         (tuple(args), dict(kwargs or {})),
         is_leaf=lambda x: isinstance(x, DistributedValues),
     )
+    # The surrounding step collects the variables that are read and assigned here, too.
     context = ReplicaContext(strategy)
     with entered(Frame(strategy, replica=context, variables=frame.variables)):
         result = fn(*own_args, **own_kwargs)
@@ -48,7 +58,7 @@ def reduce(
     communication: Communication,
     options: CommunicationOptions,
 ) -> PyTree:
-    """`Strategy.reduce` on handles: one all-reduce of all leaves."""
+    """Reduce handles by one all-reduce of all leaves: `Strategy.reduce`."""
     leaves, treedef = jax.tree.flatten_with_path(
         value, is_leaf=lambda x: _is_per_replica(x) or _collectives.is_slices(x)
     )
@@ -58,13 +68,15 @@ def reduce(
         name = "value" + keystr(path)
         results.append(leaf)
         if _collectives.is_slices(leaf):
-            results[number] = _reduced_slices(op, leaf, layout)
-        # A traced value that the function closed over may differ between replicas like any other.
+            results[number] = _reduce_slices(op, leaf, layout)
+        # A concrete array is equal on all replicas. A traced value that the function closes over
+        # may differ between them, so it is reduced like a handle.
         elif not isinstance(leaf, (PerReplica, jax.core.Tracer)):
             results[number] = _collectives.reduce_across(op, name, leaf, axis, layout)
         else:
             own = own_value(leaf, layout) if isinstance(leaf, PerReplica) else leaf
-            local[number] = _over_dims(op, name, own, axis)
+            local[number] = _reduce_dims(op, name, own, axis)
+    # One call for all leaves, so that small leaves share a collective.
     if local:
         caller = "Strategy.reduce"
         given = list(local.values())
@@ -74,8 +86,8 @@ def reduce(
     return jax.tree.unflatten(treedef, results)
 
 
-def _over_dims(op: ReduceOp, name: str, local: Any, axis: Any) -> Any:
-    """What a replica has, reduced over dims of its own."""
+def _reduce_dims(op: ReduceOp, name: str, local: Any, axis: Any) -> Any:
+    """Reduce dims of the value of one replica."""
     _collectives.check_numeric("Strategy.reduce", name, local)
     if axis is None:
         return local
@@ -86,7 +98,7 @@ def _over_dims(op: ReduceOp, name: str, local: Any, axis: Any) -> Any:
     return jnp.sum(local, axis=dims, dtype=dtype)
 
 
-def _reduced_slices(op: ReduceOp, leaf: Any, layout: ReplicaMesh) -> Any:
+def _reduce_slices(op: ReduceOp, leaf: Any, layout: ReplicaMesh) -> Any:
     own = jax.tree.map(
         lambda x: own_value(x, layout) if isinstance(x, PerReplica) else x,
         leaf,
@@ -102,9 +114,9 @@ def gather(
     own: CrossDeviceOps | None,
     options: CommunicationOptions,
 ) -> PyTree:
-    """`Strategy.gather` on handles: an all-gather, or what a class of the user's own does."""
+    """Gather handles by an all-gather or by the user's `CrossDeviceOps`: `Strategy.gather`."""
 
-    def leaf_of(path: Any, leaf: Any) -> Any:
+    def gather_leaf(path: Any, leaf: Any) -> Any:
         name = "value" + keystr(path)
         _collectives.refuse_slices("Strategy.gather", name, leaf)
         if not isinstance(leaf, PerReplica):
@@ -116,17 +128,17 @@ def gather(
         dim = _collectives.gather_dim("Strategy.gather", name, local, axis)
         return _collectives.gathered(local, dim, layout.replica_axes)
 
-    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_whole)
+    return jax.tree.map_with_path(gather_leaf, value, is_leaf=_is_leaf)
 
 
-def _is_whole(x: Any) -> bool:
+def _is_leaf(x: Any) -> bool:
     return _is_per_replica(x) or _collectives.is_slices(x) or _collectives.is_sparse(x)
 
 
 def broadcast(value: PyTree) -> PyTree:
-    """Every replica gets the value, which has to be one value and not one for each replica."""
+    """Return the value for every replica; raise an error for a `PerReplica`."""
 
-    def leaf_of(path: Any, leaf: Any) -> Any:
+    def check_leaf(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
             raise ArgumentTypeError(
                 f"broadcast_to was given tensor{keystr(path)}, which is a PerReplica.\n\n"
@@ -135,7 +147,7 @@ def broadcast(value: PyTree) -> PyTree:
             )
         return leaf
 
-    return jax.tree.map_with_path(leaf_of, value, is_leaf=_is_per_replica)
+    return jax.tree.map_with_path(check_leaf, value, is_leaf=_is_per_replica)
 
 
 def _is_per_replica(x: Any) -> bool:

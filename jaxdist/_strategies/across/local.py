@@ -1,4 +1,4 @@
-"""Values of single replicas: taking them out, and making them."""
+"""Functions that list the values of single replicas, and make per-replica values."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,19 +25,21 @@ from jaxdist._values import (
 from jaxdist.errors import ReplicaValueError
 
 
-def results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
-    """One entry for each replica of this process."""
+def list_results(value: PyTree, layout: ReplicaMesh) -> tuple[Any, ...]:
+    """Return one entry for each replica of this process."""
     count = len(layout.local_replicas)
     leaves, treedef = jax.tree.flatten(value, is_leaf=_is_per_replica)
     if any(map(is_container, leaves)):
+        # JAX treats a container of an unregistered type as a leaf, so it is opened here, and each
+        # replica gets its own container.
         inner = open_containers(value, "value", is_leaf=_is_per_replica)
-        return tuple(close_containers(x) for x in results(inner, layout))
+        return tuple(close_containers(x) for x in list_results(inner, layout))
     is_leaf = treedef == jax.tree.structure(0)
     if is_leaf and isinstance(value, Sharded):
         return (value.whole(),)
     if (is_leaf and not _is_distributed(value, layout)) or value is None:
         return (value,)
-    columns = [_column(leaf, layout, count) for leaf in leaves]
+    columns = [_get_values(leaf, layout, count) for leaf in leaves]
     return tuple(jax.tree.unflatten(treedef, [c[i] for c in columns]) for i in range(count))
 
 
@@ -53,22 +55,24 @@ def _is_distributed(leaf: Any, layout: ReplicaMesh) -> bool:
     return len(leaf.sharding.device_set) == len(layout.devices) and _compat.is_committed(leaf)
 
 
-def _column(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
+def _get_values(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
     if isinstance(leaf, Sharded):
-        # One array, which no replica has for itself.
+        # The shards of all replicas form one array; no replica has a value of its own.
         return (leaf.whole(),) * count
     if not isinstance(leaf, PerReplica):
         if not _is_distributed(leaf, layout):
             return (leaf,) * count
         found = placement_of(leaf, layout)
         if found.kind is Kind.PER_REPLICA:
+            # `PerReplica` has one shard per replica on dim 0. Where dim 0 is also split over
+            # logical devices, the array is resharded.
             lead, *rest = tuple(found.sharding.spec)
             if lead != layout.replica_spec[0]:
                 rows = PartitionSpec(layout.replica_spec[0], *rest)
                 leaf = jax.device_put(leaf, NamedSharding(found.sharding.mesh, rows))
             leaf = PerReplica.of_global(leaf, replicas_per_shard=layout.replicas_per_place)
         else:
-            return tuple(_copy_on(leaf, layout, r) for r in layout.local_replicas)
+            return tuple(_get_copy(leaf, layout, r) for r in layout.local_replicas)
     values: tuple[Any, ...] = leaf.values
     if len(values) != count:
         raise ReplicaValueError(
@@ -80,13 +84,13 @@ def _column(leaf: Any, layout: ReplicaMesh, count: int) -> tuple[Any, ...]:
     return values
 
 
-def _copy_on(array: jax.Array, layout: ReplicaMesh, replica: int) -> jax.Array:
-    """The copy of a mirrored array that one replica has, over its logical devices."""
+def _get_copy(array: jax.Array, layout: ReplicaMesh, replica: int) -> jax.Array:
+    """Return one replica's copy of a mirrored array, over its logical devices."""
     on = {s.device: s.data for s in array.addressable_shards}
     sharding = array.sharding
     if array.is_fully_replicated or not isinstance(sharding, NamedSharding):
         return on[layout.device_grid[replica, 0]]
-    # Split over several dims, it lies on a mesh with the logical axis in factors.
+    # An array that is split over several dims has a mesh with one logical axis per dim.
     mesh: Any = sharding.mesh
     own = ReplicaMesh(mesh, layout.replica_axes)
     here = NamedSharding(own.replica_mesh(replica), sharding.spec)
@@ -94,17 +98,17 @@ def _copy_on(array: jax.Array, layout: ReplicaMesh, replica: int) -> jax.Array:
     return jax.make_array_from_single_device_arrays(array.shape, here, parts)
 
 
-def from_function(
+def make_from_function(
     value_fn: Callable[[Any], PyTree], layout: ReplicaMesh, *, unwrap: bool
 ) -> PyTree:
-    """Call `value_fn` for each replica of this process and put the results side by side."""
+    """Call `value_fn` for each replica of this process, and join the results leaf by leaf."""
     if unwrap:
-        made = value_fn(_context(layout, layout.local_replicas[0]))
-        return jax.tree.map(lambda x: _placed([x], layout).values[0], made)
+        made = value_fn(_make_context(layout, layout.local_replicas[0]))
+        return jax.tree.map(lambda x: _make_per_replica([x], layout).values[0], made)
     flat = []
     for r in layout.local_replicas:
-        leaves, structure = jax.tree.flatten(value_fn(_context(layout, r)), is_leaf=_is_none)
-        # Copied before the next call, which may fill and return the same arrays again.
+        leaves, structure = jax.tree.flatten(value_fn(_make_context(layout, r)), is_leaf=_is_none)
+        # See Note [Who owns host memory]: the next call may fill and return the same arrays.
         flat.append(([owned(x) for x in leaves], structure))
     treedef = flat[0][1]
     for r, (_, other) in enumerate(flat):
@@ -116,10 +120,10 @@ def from_function(
                 "Return the same structure for every replica."
             )
     columns = zip(*[leaves for leaves, _ in flat], strict=True)
-    return jax.tree.unflatten(treedef, [_placed(c, layout) for c in columns])
+    return jax.tree.unflatten(treedef, [_make_per_replica(c, layout) for c in columns])
 
 
-def _context(layout: ReplicaMesh, replica: int) -> data.ValueContext:
+def _make_context(layout: ReplicaMesh, replica: int) -> data.ValueContext:
     return data.ValueContext(
         replica_id_in_sync_group=replica, num_replicas_in_sync=layout.num_replicas
     )
@@ -129,11 +133,11 @@ def _is_none(x: Any) -> bool:
     return x is None
 
 
-def _placed(values: Sequence[Any], layout: ReplicaMesh) -> PerReplica:
-    """One value for each replica, on the devices where they are arrays alike.
+def _make_per_replica(values: Sequence[Any], layout: ReplicaMesh) -> PerReplica:
+    """Make a `PerReplica`; arrays of one shape and dtype are placed on the devices.
 
-    Python numbers stay as they are, since `Strategy.reduce` adds them up exactly; values of
-    different shapes stay one by one, and are padded when a step takes them.
+    Python numbers stay Python numbers, since `Strategy.reduce` adds them exactly. Values of
+    different shapes stay separate, and are padded when a step takes them.
     """
     value = PerReplica(values)
     for v in values:

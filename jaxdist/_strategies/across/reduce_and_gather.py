@@ -1,4 +1,4 @@
-"""`Strategy.reduce` and `Strategy.gather` outside of a step, on arrays that are there."""
+"""`Strategy.reduce` and `Strategy.gather` outside of a step, on concrete arrays."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from jax.tree_util import keystr
 from jaxdist import _collectives
 from jaxdist._collectives import Communication, CommunicationOptions, CrossDeviceOps, ReduceOp
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._strategies.across.by_ops import ReducedByOps
+from jaxdist._strategies.across.by_ops import OpsReducer
 from jaxdist._typing import PyTree
 from jaxdist._values import PerReplica, Sharded, close_containers, is_container, open_containers
 
@@ -21,31 +21,34 @@ def reduce(
     communication: Communication,
     options: CommunicationOptions,
 ) -> PyTree:
-    """Combine the values of all replicas, by the strategy's own `CrossDeviceOps` if it has any."""
+    """Reduce the values of all replicas, with the user's `CrossDeviceOps` if there are any."""
     ops = communication.ops
     value = _collectives.slices_of_all(value)
+    # One `PerReplica` is the common case (a loss): it skips the pytree functions below.
     if isinstance(value, PerReplica) and ops is None:
         return _collectives.reduce_across(op, "value", value, axis, layout)
-    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_leaf)
     if any(is_container(leaf) for _, leaf in leaves):
-        inner = open_containers(value, "value", is_leaf=_is_whole)
+        inner = open_containers(value, "value", is_leaf=_is_leaf)
         return close_containers(reduce(op, inner, axis, layout, communication, options))
     named = {"value" + keystr(path): _collectives.slices_of_all(leaf) for path, leaf in leaves}
+    # All leaves are checked before the first one is reduced, so that an error names all of them.
     for leaf in named.values():
         _collectives.refuse_sparse("Strategy.reduce", leaf)
     _collectives.check_reducible(named, axis)
     found: dict[str, Any] = {}
     if ops is not None:
-        by_ops = ReducedByOps(ops, layout, options)
-        theirs = {n: leaf for n, leaf in named.items() if by_ops.takes(leaf)}
+        by_ops = OpsReducer(ops, layout, options)
+        theirs = {n: leaf for n, leaf in named.items() if by_ops.can_reduce(leaf)}
         if theirs:
             found = dict(zip(theirs, by_ops.reduce(op, theirs, axis), strict=True))
     return treedef.unflatten(
-        found[n] if n in found else _reduced(op, n, leaf, axis, layout) for n, leaf in named.items()
+        found[n] if n in found else _reduce_leaf(op, n, leaf, axis, layout)
+        for n, leaf in named.items()
     )
 
 
-def _reduced(op: ReduceOp, name: str, leaf: Any, axis: Any, layout: ReplicaMesh) -> Any:
+def _reduce_leaf(op: ReduceOp, name: str, leaf: Any, axis: Any, layout: ReplicaMesh) -> Any:
     if _collectives.is_slices(leaf):
         return _collectives.reduce_slices_across(op, name, leaf, axis, layout)
     if isinstance(leaf, Sharded):
@@ -60,31 +63,32 @@ def gather(
     own: CrossDeviceOps | None,
     options: CommunicationOptions,
 ) -> PyTree:
-    """Concatenate the values of all replicas, by a class of the user's own if there is one."""
+    """Concatenate the values of all replicas, by `own.gather_implementation` if `own` is given."""
     if isinstance(value, PerReplica) and own is None:
         _collectives.refuse_slices("Strategy.gather", "value", value)
         return _collectives.gather_across("value", value, axis, layout)
-    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_whole)
+    leaves, treedef = jax.tree.flatten_with_path(value, is_leaf=_is_leaf)
     if any(is_container(leaf) for _, leaf in leaves):
-        inner = open_containers(value, "value", is_leaf=_is_whole)
+        inner = open_containers(value, "value", is_leaf=_is_leaf)
         return close_containers(gather(inner, axis, layout, own, options))
     named = {"value" + keystr(path): leaf for path, leaf in leaves}
     for name, leaf in named.items():
         _collectives.refuse_slices("Strategy.gather", name, leaf)
     _collectives.check_gatherable("Strategy.gather", named, axis)
-    by_ops = None if own is None else ReducedByOps(own, layout, options)
+    # Leaves that are no per-replica values do not concern the user's class.
+    by_ops = None if own is None else OpsReducer(own, layout, options)
 
-    def gathered(name: str, leaf: Any) -> Any:
+    def gather_leaf(name: str, leaf: Any) -> Any:
         if isinstance(leaf, Sharded):
             return _collectives.gather_sharded(name, leaf, axis)
-        if by_ops is not None and by_ops.takes(leaf):
+        if by_ops is not None and by_ops.can_reduce(leaf):
             return by_ops.gather(name, leaf, axis)
         return _collectives.gather_across(name, leaf, axis, layout)
 
-    return treedef.unflatten(gathered(name, leaf) for name, leaf in named.items())
+    return treedef.unflatten(gather_leaf(name, leaf) for name, leaf in named.items())
 
 
-def _is_whole(x: Any) -> bool:
+def _is_leaf(x: Any) -> bool:
     if isinstance(x, (PerReplica, Sharded)):
         return True
     return _collectives.is_slices(x) or _collectives.is_sparse(x)

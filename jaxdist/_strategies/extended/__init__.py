@@ -1,1 +1,1 @@
-"""`StrategyExtended`, and what version 1 of `tf.distribute` documents."""
+"""`StrategyExtended`, and the documented methods of version 1 of `tf.distribute`."""

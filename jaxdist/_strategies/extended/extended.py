@@ -1,4 +1,4 @@
-"""The documented lower-level view of a strategy."""
+"""`StrategyExtended`, the documented lower-level interface of a strategy."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ _INSIDE = (
 
 
 class StrategyExtended(ExtendedV1):
-    """A thin view of a strategy that exists because it is documented; `strategy.extended`.
+    """The lower-level interface of a strategy that TensorFlow documents; `strategy.extended`.
 
     Example:
         >>> MirroredStrategy(["cpu:0", "cpu:1"]).extended.worker_devices[1]
@@ -45,6 +45,7 @@ class StrategyExtended(ExtendedV1):
     __slots__ = ("_strategy",)
 
     def __init__(self, strategy: Any) -> None:
+        # An `isinstance` check would need `Strategy`, whose module imports this one.
         if not hasattr(strategy, "run"):
             raise ArgumentTypeError(
                 f"StrategyExtended was given strategy={shown(strategy)}.\n\n"
@@ -64,7 +65,7 @@ class StrategyExtended(ExtendedV1):
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """Full names of the devices that hold variables: those that replicas run on.
+        """Full names of the devices that hold variables: the devices of the replicas.
 
         Example:
             >>> OneDeviceStrategy("cpu:3").extended.parameter_devices
@@ -74,9 +75,9 @@ class StrategyExtended(ExtendedV1):
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Whether the devices take programs of static shapes alone: on TPUs.
+        """Whether the devices run programs of static shapes only, as TPUs do.
 
-        Elsewhere an iterator may give batches of any shape, and a step is compiled for each.
+        On other devices an iterator may return batches of any shape; a step is compiled for each.
 
         Example:
             >>> MirroredStrategy().extended.experimental_require_static_shapes
@@ -96,7 +97,7 @@ class StrategyExtended(ExtendedV1):
         *,
         experimental_hints: Any = None,
     ) -> PyTree:
-        """Combine `value` over replicas and put the result where `destinations` says.
+        """Reduce `value` over replicas and put the result on `destinations`.
 
         Cost:
             As `Strategy.reduce` with `axis=None`, and one copy to the destination.
@@ -104,8 +105,8 @@ class StrategyExtended(ExtendedV1):
         Args:
             reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or the name of one in any case.
             value: Pytree of `PerReplica` or arrays.
-            destinations: A device or its name; or a distributed value, and then the result is
-                mirrored over the strategy's devices.
+            destinations: A device or its name; or a distributed value: then the result is mirrored
+                over the strategy's devices.
             options: Communication options; they never change the result.
             experimental_hints: The older name of `options`.
 
@@ -130,9 +131,10 @@ class StrategyExtended(ExtendedV1):
         reduce_op = _collectives.reduce_op(caller, reduce_op)
         target = _collectives.target_in_strategy(caller, destinations, self._strategy.layout)
         chosen = _collectives.hints_of(caller, options, experimental_hints, packs=True)
+        # Errors of `Strategy.reduce` begin with its name; the user called this method.
         with Renamed("Strategy.reduce", caller):
             reduced = self._strategy.reduce(reduce_op, value, axis=None, options=chosen)
-        return self._put(reduced, target)
+        return self._put_on_target(reduced, target)
 
     def batch_reduce_to(
         self,
@@ -145,7 +147,7 @@ class StrategyExtended(ExtendedV1):
         """`reduce_to` for several pairs of value and destination, in order.
 
         Cost:
-            That of `reduce_to` for all values together: one all-reduce inside a merge function.
+            As one `reduce_to` of all values: one all-reduce inside a merge function.
 
         Args:
             reduce_op: As for `reduce_to`.
@@ -175,13 +177,14 @@ class StrategyExtended(ExtendedV1):
         chosen = _collectives.hints_of(caller, options, experimental_hints, packs=True)
         layout = self._strategy.layout
         targets = [_collectives.target_in_strategy(caller, d, layout) for _, d in pairs]
+        # The list is one pytree, so one `reduce` can pack all values.
         values = [v for v, _ in pairs]
         with Renamed("Strategy.reduce", caller):
             reduced = self._strategy.reduce(reduce_op, values, axis=None, options=chosen)
-        return [self._put(v, t) for v, t in zip(reduced, targets, strict=True)]
+        return [self._put_on_target(v, t) for v, t in zip(reduced, targets, strict=True)]
 
     def broadcast_to(self, tensor: PyTree, destinations: Any) -> PyTree:
-        """Put one value on all the devices that `destinations` names.
+        """Copy one value to all devices in `destinations`.
 
         Cost:
             One copy to each device; inside a merge function none.
@@ -189,7 +192,7 @@ class StrategyExtended(ExtendedV1):
         Args:
             tensor: Pytree of arrays.
             destinations: A device or its name; or a distributed value or a list of the strategy's
-                devices, and then the result is mirrored over the strategy's devices.
+                devices: then the result is mirrored over the strategy's devices.
 
         Returns:
             Pytree of arrays on the destination.
@@ -208,6 +211,7 @@ class StrategyExtended(ExtendedV1):
             self._strategy, "extended.broadcast_to", "Inside a replica call it in a merge_call."
         )
         target = _collectives.target_in_strategy(caller, destinations, self._strategy.layout)
+        # See Note [Merge functions].
         if frame is not None and frame.in_merge:
             tensor = merged.broadcast(tensor)
         tensor = as_arrays(caller, "tensor", tensor)
@@ -216,7 +220,7 @@ class StrategyExtended(ExtendedV1):
             return jax.tree.map(lambda leaf: ops.broadcast(leaf, destinations), tensor)
         if frame is not None and frame.in_merge:
             return tensor
-        return self._put(tensor, target)
+        return self._put_on_target(tensor, target)
 
     def update(
         self,
@@ -228,8 +232,8 @@ class StrategyExtended(ExtendedV1):
     ) -> Any:
         """Call `fn(var, *args, **kwargs)` once for each copy of `var`, on its replica.
 
-        In `fn`, reading `var` gives the copy of that replica, and assigning changes that copy
-        alone, without aggregation. The copies of a mirrored variable have to come out equal.
+        In `fn`, to read `var` returns the copy of that replica. To assign changes that copy only,
+        without aggregation. The new copies of a mirrored variable have to be equal.
 
         Cost:
             A step; no collective of its own, but inside a step `group=False` is an all-gather.
@@ -237,17 +241,17 @@ class StrategyExtended(ExtendedV1):
         Args:
             var: A variable of this strategy.
             fn: Function of the variable and the arguments.
-            args: Positional arguments; of a `PerReplica` each call gets its own value.
+            args: Positional arguments; each call gets its own value of a `PerReplica`.
             kwargs: Keyword arguments, in the same way.
-            group: Whether the results come back as one value, as from `run`.
+            group: Whether to return the results as one value, as `run` does.
 
         Returns:
-            What `fn` returned, as `run` would return it; with `group=False`, a tuple with one
-            entry for each replica.
+            The results of `fn`, as `run` returns them; with `group=False`, a tuple with one entry
+            for each replica.
 
         Raises:
             ArgumentTypeError: `var` is no variable.
-            StateDivergenceError: The copies of a mirrored variable would come out different.
+            StateDivergenceError: The copies of a mirrored variable would differ.
 
         Example:
             >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -261,13 +265,13 @@ class StrategyExtended(ExtendedV1):
             `tf.distribute.StrategyExtended.update`.
         """
         caller = "StrategyExtended.update"
-        _must_be_variable(caller, var, "var")
+        _check_variable(caller, var, "var")
         is_callable(caller, fn)
         call_arguments(caller, args, kwargs)
         return self._update_copies(fn, var, args, kwargs, as_flag(caller, "group", group), caller)
 
     def value_container(self, value: Any) -> Any:
-        """The variable that a value belongs to; here every value is its own container.
+        """Return the variable that contains a value; in jaxdist every value is its own container.
 
         Example:
             >>> v = Variable(1.0)
@@ -280,7 +284,7 @@ class StrategyExtended(ExtendedV1):
         return value
 
     def read_var(self, v: Variable) -> Any:
-        """The value of a variable, as `v.read_value()` gives it.
+        """Return the value of a variable, as `v.read_value()` does.
 
         Raises:
             ArgumentTypeError: `v` is no variable.
@@ -292,7 +296,7 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.compat.v1.distribute.StrategyExtended.read_var`.
         """
-        _must_be_variable("StrategyExtended.read_var", v)
+        _check_variable("StrategyExtended.read_var", v)
         return v.read_value()
 
     def variable_created_in_scope(self, v: Variable) -> bool:
@@ -311,14 +315,14 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.distribute.StrategyExtended.variable_created_in_scope`.
         """
-        _must_be_variable("StrategyExtended.variable_created_in_scope", v)
+        _check_variable("StrategyExtended.variable_created_in_scope", v)
         return v.distribute_strategy is self._strategy
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
-        """A block in which new variables lie on the devices of another one of this strategy.
+        """Place new variables in a block on the devices of another variable of this strategy.
 
-        All variables of a strategy lie on all its devices, so inside its scope this only checks.
+        All variables of a strategy are on all its devices, so this only checks its argument.
 
         Raises:
             ContextError: Outside the scope of this strategy.
@@ -334,6 +338,7 @@ class StrategyExtended(ExtendedV1):
         Source:
             `tf.distribute.StrategyExtended.colocate_vars_with`.
         """
+        # An ambient strategy counts too: variables are mirrored under it, as in a scope.
         frame = _replica.current_frame()
         name = type(self._strategy).__name__
         if frame is None or frame.strategy is not self._strategy or frame.inside_step:
@@ -355,11 +360,10 @@ class StrategyExtended(ExtendedV1):
         yield
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
-        """Full names of the devices for state that belongs to no variable in particular.
+        """Return the full names of the devices for state that belongs to no single variable.
 
         Args:
-            var_list: The variables that are optimized; their devices are all those of the
-                strategy.
+            var_list: The optimized variables; they are on all devices of the strategy.
 
         Raises:
             ArgumentTypeError: Something in `var_list` is no variable.
@@ -375,7 +379,7 @@ class StrategyExtended(ExtendedV1):
         remedy = "Pass for instance var_list=[variable], or [] where there is none."
         listed = as_list(caller, "var_list", var_list, "a list of variables", remedy)
         for number, v in enumerate(listed):
-            _must_be_variable(caller, v, f"var_list[{number}]")
+            _check_variable(caller, v, f"var_list[{number}]")
         return self.worker_devices
 
     def call_for_each_replica(
@@ -384,7 +388,7 @@ class StrategyExtended(ExtendedV1):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """`Strategy.run` under its older name.
+        """Call `Strategy.run`; this is its older name.
 
         Example:
             >>> MirroredStrategy().extended.call_for_each_replica(lambda x: x + 1, args=(1,))
@@ -399,8 +403,9 @@ class StrategyExtended(ExtendedV1):
         with Renamed("strategy.run ", f"{caller} "):
             return self._strategy.run(fn, args, kwargs)
 
-    def _put(self, value: PyTree, target: Any) -> PyTree:
+    def _put_on_target(self, value: PyTree, target: Any) -> PyTree:
         frame = _replica.current_frame()
+        # In a merge function the result is traced and every replica has it already.
         if frame is not None and frame.in_merge:
             return value
         named, treedef = jax.tree.flatten_with_path(value)
@@ -412,7 +417,7 @@ class StrategyExtended(ExtendedV1):
         return f"StrategyExtended({self._strategy!r})"
 
 
-def _must_be_variable(caller: str, value: Any, name: str = "v") -> None:
+def _check_variable(caller: str, value: Any, name: str = "v") -> None:
     if not isinstance(value, Variable):
         raise ArgumentTypeError(
             f"{caller} was given {name}={shown(value)}.\n\n"

@@ -1,4 +1,4 @@
-"""Input as version 1 of `tf.distribute` has it: iterators in place of datasets."""
+"""Input in the style of version 1 of `tf.distribute`: iterators instead of datasets."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError, OutOfRangeError
 
 
 def check_iterator(caller: str, name: str, iterator: Any) -> None:
-    """Refuse what is no iterator of a distributed dataset."""
+    """Raise an error if `iterator` is not an iterator of a distributed dataset."""
     if not isinstance(iterator, DistributedIterator):
         raise ArgumentTypeError(
             f"{caller} was given {name}={iterator!r:.200}, of type {type(iterator).__name__}.\n\n"
@@ -22,7 +22,7 @@ def check_iterator(caller: str, name: str, iterator: Any) -> None:
 
 
 def check_per_worker(caller: str, mode: Any) -> None:
-    """Refuse a replication mode other than PER_WORKER."""
+    """Raise an error for a replication mode other than PER_WORKER."""
     if mode is not InputReplicationMode.PER_WORKER:
         raise ArgumentError(
             f"{caller} was given replication_mode={mode!r}.\n\n"
@@ -32,22 +32,24 @@ def check_per_worker(caller: str, mode: Any) -> None:
         )
 
 
-def dataset_of(
+def make_dataset_fn(
     input_fn: Callable[[InputContext], Any],
 ) -> Callable[[InputContext], Any]:
-    """`input_fn` as a function of a dataset: it may also return a function of one element."""
+    """Return `input_fn` as a `dataset_fn`: `input_fn` may also return a function of one element."""
 
     def dataset_fn(context: InputContext) -> Any:
         made = input_fn(context)
+        # Dataset objects may be callable too, so only plain functions and methods count as element
+        # functions. To call a generator function returns an iterable, not one element.
         is_function = inspect.isfunction(made) or inspect.ismethod(made)
         if is_function and not inspect.isgeneratorfunction(made):
-            return lambda: _called_again_and_again(made)
+            return lambda: _call_repeatedly(made)
         return made
 
     return dataset_fn
 
 
-def _called_again_and_again(function: Callable[[], PyTree]) -> Iterator[PyTree]:
+def _call_repeatedly(function: Callable[[], PyTree]) -> Iterator[PyTree]:
     while True:
         try:
             element = function()
@@ -56,8 +58,8 @@ def _called_again_and_again(function: Callable[[], PyTree]) -> Iterator[PyTree]:
         yield element
 
 
-def examples(caller: str, numpy_input: PyTree, session: Any) -> Examples:
-    """Arrays in memory as single examples."""
+def make_examples(caller: str, numpy_input: PyTree, session: Any) -> Examples:
+    """Return arrays in memory as a dataset of single examples."""
     if session is not None:
         tell_without_effect(caller, "session", "there are no sessions")
     return Examples(caller, numpy_input)

@@ -1,4 +1,4 @@
-"""What a function that runs for several steps hands out."""
+"""`MultiStepContext`, the outputs of a function that runs several steps."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from jaxdist.errors import ArgumentTypeError, ContextError
 
 
 class MultiStepContext:
-    """What `extended.experimental_run_steps_on_iterator` gives to its function, and returns.
+    """The outputs of `extended.experimental_run_steps_on_iterator`, which its function sets.
 
-    Outputs of the last step are kept; those of earlier steps are written over.
+    It keeps the outputs of the last step, which overwrite those of earlier steps.
 
     Example:
         >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -34,35 +34,35 @@ class MultiStepContext:
 
     @property
     def run_op(self) -> None:
-        """None: the steps have run. In a graph it was the operation that runs them."""
+        """None: the steps have run already. In a TensorFlow graph it is the operation to run."""
         return None
 
     @property
     def last_step_outputs(self) -> dict[str, Any]:
-        """Outputs by their names, of the last step that set them."""
+        """Outputs by name, from the last step that set them."""
         return self._last_step_outputs
 
     @property
     def non_tensor_outputs(self) -> dict[str, Any]:
-        """Values that are no arrays, by their names."""
+        """Values that are no arrays, by name."""
         return self._non_tensor_outputs
 
     def set_last_step_output(
         self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
     ) -> None:
-        """Keep an output of this step.
+        """Set an output of this step.
 
         Cost:
-            With `reduce_op` that of `Strategy.reduce`.
+            With `reduce_op`, that of `Strategy.reduce`.
 
         Args:
-            name: What it is called.
+            name: The name of the output.
             output: A value of all replicas, or a pytree of such values.
-            reduce_op: How the values of the replicas are combined; None leaves them as they are.
+            reduce_op: How to reduce the values of the replicas; None does not reduce them.
 
         Raises:
             ArgumentTypeError: `name` is no string.
-            ContextError: In a replica, whose value is not there yet.
+            ContextError: In a replica, whose values are traced.
         """
         caller = "MultiStepContext.set_last_step_output"
         self._check(caller, name)
@@ -72,7 +72,7 @@ class MultiStepContext:
         self._last_step_outputs[name] = output
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Keep a value that is no array.
+        """Set a value that is no array.
 
         Raises:
             ArgumentTypeError: `name` is no string.
@@ -87,11 +87,13 @@ class MultiStepContext:
                 f"{caller} was given the name {name!r}, of type {type(name).__name__}.\n\n"
                 "Outputs are found by their names.\n\nPass a string."
             )
+        # A traced value must not leave its step: JAX would raise `UnexpectedTracerError` later,
+        # without the name of the output.
         frame = _replica.current_frame()
         if frame is not None and frame.inside_step:
             raise ContextError(
                 f"{caller}({name!r}) was called {frame.describe()}.\n\n"
-                "The step is traced, and its values are not there yet.\n\n"
+                "The step is traced, and its values are unavailable while tracing.\n\n"
                 f"Return the value from the step, and call it with what strategy.run gives."
             )
 

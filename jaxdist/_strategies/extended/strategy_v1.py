@@ -1,4 +1,4 @@
-"""Methods of strategies that come from version 1 of `tf.distribute`."""
+"""Methods of strategies from version 1 of `tf.distribute`."""
 
 import contextlib
 import warnings
@@ -15,11 +15,12 @@ from jaxdist._values import Variable
 
 
 class StrategyMethodsV1:
-    """What strategies of version 1 had, and those of version 2 still have."""
+    """The methods from version 1 that strategies of version 2 still have."""
 
+    # A mixin: type checkers do not know that `self` is a `Strategy`, so `Any` is returned.
     @property
     def _strategy(self) -> Any:
-        """This object, whose class has the other methods."""
+        """This strategy."""
         return self
 
     def experimental_distribute_datasets_from_function(
@@ -27,7 +28,7 @@ class StrategyMethodsV1:
         dataset_fn: Callable[[data.InputContext], Any],
         options: data.InputOptions | None = None,
     ) -> data.DistributedDataset:
-        """`distribute_datasets_from_function` under its older name, which is deprecated.
+        """Call `distribute_datasets_from_function`; this older name is deprecated.
 
         Example:
             >>> import warnings
@@ -48,6 +49,7 @@ class StrategyMethodsV1:
             stacklevel=2,
         )
         name = "distribute_datasets_from_function"
+        # Errors of the newer method begin with its name; the user called the older one.
         with Renamed(name, f"experimental_{name}"):
             distributed: data.DistributedDataset = self._strategy.distribute_datasets_from_function(
                 dataset_fn, options
@@ -55,7 +57,7 @@ class StrategyMethodsV1:
         return distributed
 
     def unwrap(self, value: PyTree) -> tuple[Any, ...]:
-        """`experimental_local_results` under its older name.
+        """Call `experimental_local_results`; this is its older name.
 
         Example:
             >>> MirroredStrategy(["cpu:0", "cpu:1"]).unwrap(PerReplica([1, 2]))
@@ -68,17 +70,17 @@ class StrategyMethodsV1:
             return self._strategy.experimental_local_results(value)
 
     def group(self, value: PyTree, name: str | None = None) -> Any:
-        """What has to be there for all replicas to be done: the values of this process's replicas.
+        """Return the values of the replicas in this process, to wait for all of them.
 
-        In a graph this was one operation that ran those of all replicas. Steps here run when they
-        are called; `jax.block_until_ready(strategy.group(value))` waits for them.
+        In a TensorFlow graph this is one operation that runs those of all replicas. In jaxdist
+        steps run when they are called; `jax.block_until_ready(strategy.group(value))` waits.
 
         Args:
             value: A value of all replicas, or a pytree of such values.
             name: Has no effect, which is logged: there are no operations to name.
 
         Returns:
-            The value itself where there is one, else a tuple of those of the replicas.
+            The value itself if there is one replica, else a tuple of the replicas' values.
 
         Raises:
             ArgumentTypeError: `name` is no string.
@@ -100,7 +102,7 @@ class StrategyMethodsV1:
         return values[0] if len(values) == 1 else values
 
     def make_dataset_iterator(self, dataset: Any) -> data.DistributedIterator:
-        """The iterator of `experimental_distribute_dataset(dataset)`.
+        """Return the iterator of `experimental_distribute_dataset(dataset)`.
 
         Example:
             >>> iterator = MirroredStrategy(["cpu:0", "cpu:1"]).make_dataset_iterator([np.zeros(4)])
@@ -123,11 +125,11 @@ class StrategyMethodsV1:
         input_fn: Callable[[data.InputContext], Any],
         replication_mode: data.InputReplicationMode = data.InputReplicationMode.PER_WORKER,
     ) -> data.DistributedIterator:
-        """The iterator of what `input_fn` makes: consecutive elements go to the replicas.
+        """Return an iterator that distributes consecutive elements of `input_fn` to the replicas.
 
         Args:
             input_fn: Function of an `InputContext`. It returns a dataset, as for
-                `distribute_datasets_from_function`, or a function without arguments that gives
+                `distribute_datasets_from_function`, or a function without arguments that returns
                 the next element at each call, until it raises `StopIteration` or
                 `errors.OutOfRangeError`.
             replication_mode: `InputReplicationMode.PER_WORKER`.
@@ -147,7 +149,7 @@ class StrategyMethodsV1:
         is_callable(caller, input_fn, "input_fn")
         input_v1.check_per_worker(caller, replication_mode)
         name = "distribute_datasets_from_function"
-        make = input_v1.dataset_of(input_fn)
+        make = input_v1.make_dataset_fn(input_fn)
         with Renamed(f"{name} was given dataset_fn", f"{caller} was given input_fn"):
             dataset = self._strategy.distribute_datasets_from_function(make)
             iterator: data.DistributedIterator = iter(dataset)
@@ -156,13 +158,13 @@ class StrategyMethodsV1:
     def experimental_make_numpy_dataset(
         self, numpy_input: PyTree, session: Any = None
     ) -> data.Examples:
-        """Arrays in memory as a dataset of single examples; `.batch(size)` makes batches.
+        """Return arrays in memory as a dataset of single examples; `.batch(size)` makes batches.
 
         Shapes:
             Leaves `[N, ...]`, the same `N`; an example has leaves `[...]`.
 
         Cost:
-            None: arrays are kept as they are, and batches are copies.
+            None: arrays are not copied, and batches are copies.
 
         Args:
             numpy_input: Pytree of arrays.
@@ -180,12 +182,14 @@ class StrategyMethodsV1:
         Source:
             `tf.compat.v1.distribute.Strategy.experimental_make_numpy_dataset`.
         """
-        return input_v1.examples("Strategy.experimental_make_numpy_dataset", numpy_input, session)
+        return input_v1.make_examples(
+            "Strategy.experimental_make_numpy_dataset", numpy_input, session
+        )
 
     def experimental_run(
         self, fn: Callable[..., Any], input_iterator: data.DistributedIterator | None = None
     ) -> Any:
-        """`run(fn, args=(input_iterator.get_next(),))`; without an iterator `run(fn)`.
+        """Call `run(fn, args=(input_iterator.get_next(),))`; without an iterator `run(fn)`.
 
         Raises:
             OutOfRangeError: The iterator has no batch left.
@@ -209,7 +213,7 @@ class StrategyMethodsV1:
     def colocate_vars_with(
         self, colocate_with_variable: Variable
     ) -> contextlib.AbstractContextManager[None]:
-        """`extended.colocate_vars_with` under its older name.
+        """Call `extended.colocate_vars_with`; this is its older name.
 
         Example:
             >>> strategy = MirroredStrategy()
@@ -226,6 +230,7 @@ class StrategyMethodsV1:
         )
         return block
 
+    # Type checkers must not see this method: they would accept every misspelled member.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
@@ -233,7 +238,7 @@ class StrategyMethodsV1:
 
 
 def get_loss_reduction() -> ReduceOp:
-    """How losses are reduced over replicas when nobody says: by sum.
+    """Return the default reduction of losses over replicas: sum.
 
     Example:
         >>> jaxdist.compat.v1.get_loss_reduction()

@@ -1,4 +1,4 @@
-"""What `tf.compat.v1.distribute.StrategyExtended` has beside the newer one."""
+"""Members of `tf.compat.v1.distribute.StrategyExtended` that version 2 does not have."""
 
 import collections as containers
 import dataclasses
@@ -12,7 +12,7 @@ from jaxdist._devices import runtime
 from jaxdist._program import UpdateOfCopies
 from jaxdist._strategies.extended import input_v1
 from jaxdist._strategies.extended.multi_step_context import MultiStepContext
-from jaxdist._strategies.where_called import BEFORE, check_across
+from jaxdist._strategies.where_called import CALL_BEFORE_RUN, check_across
 from jaxdist._typing import PyTree
 from jaxdist._validate import Noted, Renamed, as_flag, call_arguments, is_callable
 from jaxdist._values import Variable
@@ -22,7 +22,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 @dataclasses.dataclass(frozen=True)
 class _WithoutVariable:
-    """`fn` of the arguments alone, where a function of a variable is called."""
+    """Adapter that drops the variable argument of a function call."""
 
     fn: Callable[..., Any]
 
@@ -49,21 +49,21 @@ class ExtendedV1:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Call `fn(*args, **kwargs)` once on each replica, for state that is of no variable.
+        """Call `fn(*args, **kwargs)` once on each replica, for state that belongs to no variable.
 
         Cost:
             A step; no collective of its own, but inside a step `group=False` is an all-gather.
 
         Args:
-            colocate_with: What `non_slot_devices` gave, or a variable of this strategy.
+            colocate_with: The result of `non_slot_devices`, or a variable of this strategy.
             fn: Function of the arguments.
-            args: Positional arguments; of a `PerReplica` each call gets its own value.
+            args: Positional arguments; each call gets its own value of a `PerReplica`.
             kwargs: Keyword arguments, in the same way.
-            group: Whether the results come back as one value, as from `run`.
+            group: Whether to return the results as one value, as `run` does.
 
         Returns:
-            What `fn` returned, as `run` would return it; with `group=False`, a tuple with one
-            entry for each replica.
+            The results of `fn`, as `run` returns them; with `group=False`, a tuple with one entry
+            for each replica.
 
         Raises:
             ArgumentError: `colocate_with` is not all the devices of this strategy.
@@ -89,6 +89,7 @@ class ExtendedV1:
         if isinstance(given, Variable):
             is_ours = given.distribute_strategy is strategy
         else:
+            # Names and devices mix, and the order has no meaning: sets of devices are compared.
             listed = [given] if isinstance(given, (str, jax.Device)) else given
             is_list = isinstance(listed, (list, tuple))
             devices = runtime.distinct_devices(caller, listed, "colocate_with") if is_list else []
@@ -116,6 +117,8 @@ class ExtendedV1:
         frame = _replica.innermost_explicit_frame()
         step: Any = UpdateOfCopies(fn)
         if frame is None or not frame.inside_step:
+            # The user's arguments are nested in those of the internal step. Errors about them are
+            # rewritten to name the user's arguments.
             with (
                 Renamed("strategy.run was given args[1]", f"{caller} was given args"),
                 Renamed("strategy.run cannot take args[1]", f"{caller} cannot take args"),
@@ -124,9 +127,11 @@ class ExtendedV1:
             ):
                 result = strategy.run(step, (variable, tuple(args), dict(kwargs or {})))
             return result if group else strategy.experimental_local_results(result)
+        # A step is being traced, so the update becomes a part of it instead of a step of its own.
         result = step(variable, args, kwargs)
         if group:
             return result
+        # In a trace a replica has its own result only; a tuple of all results needs a collective.
         axes, count = strategy.layout.replica_axes, strategy.layout.num_replicas
         rows = jax.tree.map(lambda x: jax.lax.all_gather(jax.numpy.asarray(x), axes), result)
         return tuple(jax.tree.map(lambda x, r=r: x[r], rows) for r in range(count))
@@ -147,15 +152,15 @@ class ExtendedV1:
         Args:
             fn: Function of a context and of a batch, called across replicas; it may call `run`,
                 and `context.set_last_step_output`.
-            iterator: What `iter(distributed_dataset)` or `make_dataset_iterator` gave.
-            iterations: How many batches.
-            initial_loop_values: Outputs that are there before the first step, by their names.
+            iterator: The result of `iter(distributed_dataset)` or `make_dataset_iterator`.
+            iterations: Number of batches.
+            initial_loop_values: Initial outputs, by name.
 
         Returns:
             The context: `last_step_outputs`, `non_tensor_outputs`.
 
         Raises:
-            OutOfRangeError: The iterator ends earlier; what `fn` did before stays done.
+            OutOfRangeError: The iterator ends earlier; effects of earlier calls of `fn` remain.
             ArgumentError: `iterations` is below 0.
             ArgumentTypeError: No iterator of a distributed dataset, or no mapping of outputs.
             ContextError: Inside a replica.
@@ -172,7 +177,7 @@ class ExtendedV1:
             `tf.compat.v1.distribute.StrategyExtended.experimental_run_steps_on_iterator`.
         """
         caller = "StrategyExtended.experimental_run_steps_on_iterator"
-        check_across(self._strategy, "extended.experimental_run_steps_on_iterator", BEFORE)
+        check_across(self._strategy, "extended.experimental_run_steps_on_iterator", CALL_BEFORE_RUN)
         is_callable(caller, fn)
         input_v1.check_iterator(caller, "iterator", iterator)
         _check_iterations(caller, iterations)
@@ -184,6 +189,7 @@ class ExtendedV1:
                 "Pass a dict such as {'loss': 0.0}, or None."
             )
         context = MultiStepContext(self._strategy, dict(initial_loop_values or {}))
+        # A note on an error that ends the loop early: it names the number of steps requested.
         note = f"{caller} was given iterations={iterations}."
         with self._strategy.scope(), Noted(note):
             for _ in range(iterations):
@@ -191,7 +197,7 @@ class ExtendedV1:
         return context
 
     def experimental_make_numpy_dataset(self, numpy_input: PyTree, session: Any = None) -> Examples:
-        """`Strategy.experimental_make_numpy_dataset`.
+        """Call `Strategy.experimental_make_numpy_dataset`.
 
         Example:
             >>> len(MirroredStrategy().extended.experimental_make_numpy_dataset(np.zeros((5, 2))))
@@ -200,13 +206,13 @@ class ExtendedV1:
         Source:
             `tf.compat.v1.distribute.StrategyExtended.experimental_make_numpy_dataset`.
         """
-        return input_v1.examples(
+        return input_v1.make_examples(
             "StrategyExtended.experimental_make_numpy_dataset", numpy_input, session
         )
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each worker builds a program of its own: no.
+        """Whether each worker builds its own program: False.
 
         Example:
             >>> MirroredStrategy().extended.experimental_between_graph
@@ -216,7 +222,7 @@ class ExtendedV1:
 
     @property
     def experimental_should_init(self) -> bool:
-        """Whether this process makes the first values of variables: each does.
+        """Whether this process initializes variables: True in every process.
 
         Example:
             >>> MirroredStrategy().extended.experimental_should_init
@@ -228,17 +234,18 @@ class ExtendedV1:
     def should_checkpoint(self) -> bool:
         """Whether this process should write checkpoints.
 
-        True but in the later processes of a `TPUStrategy` that spans several.
+        True, except in processes after the first of a `TPUStrategy` over several processes.
 
         Example:
             >>> MirroredStrategy().extended.should_checkpoint
             True
         """
+        # A strategy of one process trains a model of its own, which nobody else writes.
         return bool(self._strategy.layout.is_local or jax.process_index() == 0)
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process should write metrics, as for `should_checkpoint`.
+        """Whether this process should write metrics; equal to `should_checkpoint`.
 
         Example:
             >>> MirroredStrategy().extended.should_save_summary
@@ -248,7 +255,7 @@ class ExtendedV1:
 
     @property
     def num_hosts(self) -> int:
-        """Hosts whose devices replicas run on.
+        """Number of hosts of the replicas' devices.
 
         Example:
             >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x4")
@@ -259,7 +266,7 @@ class ExtendedV1:
 
     @property
     def num_replicas_per_host(self) -> int:
-        """Replicas of the host that has most of them.
+        """Number of replicas on the host with the most replicas.
 
         Example:
             >>> MirroredStrategy(["cpu:0", "cpu:1"]).extended.num_replicas_per_host

@@ -1,4 +1,4 @@
-"""Documented names under `tf.compat.v1.distribute`; `tpu` has those of `tf.compat.v1.tpu`."""
+"""Documented names under `tf.compat.v1.distribute`; module `tpu`: those of `tf.compat.v1.tpu`."""
 
 from jaxdist import cluster_resolver as cluster_resolver
 from jaxdist._collectives import CrossDeviceOps as CrossDeviceOps

@@ -1,4 +1,4 @@
-"""Strategies of version 1: those of version 2, but `reduce` may leave `axis` out."""
+"""Strategies of version 1: those of version 2, with `axis=None` as a default of `reduce`."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -16,7 +16,7 @@ from jaxdist.tpu.experimental import DeviceAssignment
 
 
 class Strategy(_strategies.Strategy):
-    """A strategy as version 1 of `tf.distribute` has it; made through its subclasses.
+    """The base class of strategies with the interface of version 1 of `tf.distribute`.
 
     Example:
         >>> strategy = jaxdist.compat.v1.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -36,7 +36,7 @@ class Strategy(_strategies.Strategy):
         *,
         experimental_hints: Any = None,
     ) -> PyTree:
-        """As `jaxdist.Strategy.reduce`; `axis` may be left out.
+        """Reduce as `jaxdist.Strategy.reduce`; `axis` may be omitted.
 
         Example:
             >>> strategy = jaxdist.compat.v1.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -50,7 +50,9 @@ class Strategy(_strategies.Strategy):
             reduce_op, value, axis, options, experimental_hints=experimental_hints
         )
 
-    def _run_as(self, other: _strategies.Strategy) -> None:
+    # `jaxdist.MirroredStrategy` and the others are final, so a strategy of version 1 cannot be a
+    # subclass of them. It takes over the mesh of an instance instead.
+    def _copy_setup(self, other: _strategies.Strategy) -> None:
         self._set_up(other.layout, other.communication)
 
 
@@ -78,7 +80,7 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str | jax.Device] | None = None,
         cross_device_ops: Any = None,
     ) -> None:
-        self._run_as(_strategies.MirroredStrategy(devices, cross_device_ops))
+        self._copy_setup(_strategies.MirroredStrategy(devices, cross_device_ops))
 
 
 @final
@@ -100,7 +102,7 @@ class OneDeviceStrategy(Strategy):
     """
 
     def __init__(self, device: str | jax.Device) -> None:
-        self._run_as(_strategies.OneDeviceStrategy(device))
+        self._copy_setup(_strategies.OneDeviceStrategy(device))
 
     @property
     def _unwraps(self) -> bool:
@@ -112,14 +114,14 @@ class TPUStrategy(Strategy):
     """`jaxdist.TPUStrategy` with the methods of version 1, without those for logical devices.
 
     Args:
-        tpu_cluster_resolver: Which TPUs; None is those of this machine.
-        steps_per_run: Steps that Estimator and `fit` run on the TPUs before they come back to
-            the host; None is 1. `run` is one step whatever it says (`jaxdist.multi_step` makes
-            one of several), and a number other than 1 is logged.
-        device_assignment: Which core each logical device of each replica is.
+        tpu_cluster_resolver: The TPUs; None means those of this machine.
+        steps_per_run: Steps that Estimator and `fit` run on the TPUs before they return to the
+            host; None is 1. It has no effect on `run`, which is one step (`jaxdist.multi_step`
+            joins several), and a number other than 1 is logged.
+        device_assignment: The core of each logical device of each replica.
 
     Raises:
-        NotFoundError: There is no TPU.
+        NotFoundError: No TPU was found.
         ArgumentError: `steps_per_run` is below 1.
 
     Example:
@@ -140,14 +142,14 @@ class TPUStrategy(Strategy):
         steps_per_run: int | None = None,
         device_assignment: DeviceAssignment | None = None,
     ) -> None:
-        self._steps_per_run = _checked_steps(steps_per_run)
+        self._steps_per_run = _validate_steps(steps_per_run)
         check_assignment("device_assignment", device_assignment)
         self._newer = _strategies.TPUStrategy(tpu_cluster_resolver, device_assignment)
-        self._run_as(self._newer)
+        self._copy_setup(self._newer)
 
     @property
     def steps_per_run(self) -> int:
-        """Steps that Estimator and `fit` run before they come back to the host.
+        """Steps that Estimator and `fit` run before they return to the host.
 
         Example:
             >>> resolver = jaxdist.cluster_resolver.TPUClusterResolver("virtual:v5e:2x2")
@@ -165,13 +167,14 @@ class TPUStrategy(Strategy):
         return self._newer._hosts_of_replicas()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TPUStrategy":
+        # The base class copies the mesh only; this one also needs `_newer` and its resolver.
         resolver, assignment = self._newer.cluster_resolver, self._newer.device_assignment
         other = TPUStrategy(resolver, self._steps_per_run, assignment)
         memo[id(self)] = other
         return other
 
 
-def _checked_steps(steps: Any) -> int:
+def _validate_steps(steps: Any) -> int:
     if steps is None:
         return 1
     if not isinstance(steps, int) or isinstance(steps, bool):

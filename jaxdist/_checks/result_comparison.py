@@ -1,4 +1,4 @@
-"""Results of a step on the replicas, paired with those on one device."""
+"""Comparison of the results of a step on the replicas with its results on one device."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,24 +8,24 @@ import numpy as np
 from flax import nnx
 from jax.tree_util import keystr
 
-from jaxdist._checks.gradient_report import LeafComparison, compare, without_rounding
+from jaxdist._checks.gradient_report import LeafComparison, compare, raise_noise_floor
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
-from jaxdist._values import Kind, PerReplica, placement_of
+from jaxdist._values import Kind, PerReplica, Sharded, is_sharded, placement_of
 from jaxdist.errors import ArgumentError
 
 
-def compared_results(
+def compare_results(
     given: PyTree, many: PyTree, one: PyTree, layout: ReplicaMesh, rtol: float
 ) -> tuple[list[LeafComparison], list[str]]:
-    """Each result that is the same on all replicas, and the names of the others.
+    """Compare every result that is equal on all replicas; also return the names of the others.
 
     Args:
-        given: What the step was called with.
-        many: What it returned on the replicas.
-        one: What it returned on one device.
+        given: The arguments of the step.
+        many: The results on the replicas.
+        one: The results on one device.
         layout: The replicas.
-        rtol: How far a leaf may be off.
+        rtol: The largest relative difference that counts as equal.
     """
     if _structure(many) != _structure(one):
         raise ArgumentError(
@@ -35,7 +35,7 @@ def compared_results(
             "Results are compared leaf by leaf.\n\n"
             "Return the same structure for any number of replicas."
         )
-    comparison = _Comparison(given, layout, rtol)
+    comparison = _ResultComparer(given, layout, rtol)
     comparison.visit("result", many, one)
     return comparison.leaves, comparison.not_compared
 
@@ -47,69 +47,78 @@ def _structure(tree: PyTree) -> Any:
     return jax.tree.structure(tree, is_leaf=is_per_replica)
 
 
-class _Comparison:
-    """Goes through the results, largest parts first, and finds what each part was before."""
+class _ResultComparer:
+    """Visitor of the results, largest subtrees first; matches each subtree with an argument."""
 
     def __init__(self, given: PyTree, layout: ReplicaMesh, rtol: float) -> None:
         self._layout = layout
         self._rtol = rtol
         self._parts: dict[Any, list[list[Any]]] = {}
         self._list_parts(given)
-        self._taken: set[int] = set()
+        self._matched: set[int] = set()
         self.leaves: list[LeafComparison] = []
         self.not_compared: list[str] = []
 
     def _list_parts(self, tree: PyTree) -> None:
-        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_whole)
+        # Index every subtree by its structure: a step may return a part of its arguments only,
+        # for instance the new parameters out of a `TrainState`.
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_argument_leaf)
         self._parts.setdefault(treedef, []).append(leaves)
-        for _, child in _children(tree, is_whole):
+        for _, child in _children(tree, is_argument_leaf):
             self._list_parts(child)
 
     def visit(self, name: str, many: PyTree, one: PyTree) -> None:
-        """Compare one part of the results, as a whole or child by child."""
-        before = self._before(many)
+        """Compare one subtree of the results, as a whole or child by child."""
+        before = self._find_previous(many)
         children = _children(many, is_per_replica)
         if before is None and children:
             others = _children(one, is_per_replica)
             for (path, a), (_, b) in zip(children, others, strict=True):
                 self.visit(name + keystr(path), a, b)
             return
-        found, rest = _pairs(name, before, many, one)
-        self.leaves += _judged(found, self._rtol)
+        found, rest = _pair_leaves(name, before, many, one)
+        self.leaves += _compare_pairs(found, self._rtol)
+        # A new state has to be mirrored, so a per-replica leaf in it is a difference. A per-replica
+        # leaf elsewhere (a local loss) is legitimate and has no single value to compare. One leaf
+        # alone is no evidence of a state: its shape may match an argument by chance.
         if before is not None and len(found) + len(rest) > 1:
             remark = "different on each replica"
             self.leaves += [LeafComparison(n, is_equal=False, remark=remark) for n in rest]
         else:
             self.not_compared += rest
 
-    def _before(self, result: PyTree) -> list[Any] | None:
-        """The leaves of the part of the arguments that `result` carries on, if there is one."""
+    def _find_previous(self, result: PyTree) -> list[Any] | None:
+        """Return the leaves of the argument whose new value `result` is; None if there is none."""
         leaves, treedef = jax.tree.flatten(result, is_leaf=is_per_replica)
         if not any(map(_is_result, leaves)):
             return None
         for before in self._parts.get(treedef, ()):
             pairs = list(zip(before, leaves, strict=True))
-            if any(id(x) in self._taken for x in before if is_number(x)):
+            # Each array is the previous value of one result only: of two results with the structure
+            # of the parameters, one is the new state and the other one is the gradients.
+            if any(id(x) in self._matched for x in before if is_number(x)):
                 continue
-            if all(_carries_on(a, b, self._layout) for a, b in pairs):
-                self._taken.update(map(id, before))
+            if all(_can_be_previous(a, b, self._layout) for a, b in pairs):
+                self._matched.update(map(id, before))
                 return before
         return None
 
 
 def _children(tree: PyTree, is_leaf: Callable[[Any], bool]) -> list[tuple[Any, Any]]:
-    """The parts that a pytree node directly holds, with their keys; none for a leaf."""
+    """Return the direct children of a pytree node with their keys; an empty list for a leaf."""
     if is_leaf(tree) or jax.tree_util.all_leaves([tree]):
         return []
     return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)[0]
 
 
-def _carries_on(before: Any, after: Any, layout: ReplicaMesh) -> bool:
+def _can_be_previous(before: Any, after: Any, layout: ReplicaMesh) -> bool:
+    """Whether `after` can be the new value of `before`: mirrored, same shape and kind of number."""
     local = after.values[0] if isinstance(after, PerReplica) else after
     if not is_number(local):
         return not is_number(before)
     if not is_number(before) and not isinstance(before, (int, float, complex)):
         return False
+    # A step counter and a loss are both scalars, and only their dtypes tell them apart.
     if _is_exact(before) != _is_exact(local):
         return False
     is_mirrored = placement_of(before, layout).kind is Kind.MIRRORED
@@ -120,7 +129,7 @@ def _is_exact(x: Any) -> bool:
     return jax.dtypes.issubdtype(jax.numpy.result_type(x), np.integer)
 
 
-def _pairs(
+def _pair_leaves(
     name: str, before: list[Any] | None, many: PyTree, one: PyTree
 ) -> tuple[list[_Pair], list[str]]:
     flat, _ = jax.tree_util.tree_flatten_with_path(many, is_leaf=is_per_replica)
@@ -132,28 +141,29 @@ def _pairs(
         if isinstance(a, PerReplica):
             rest.append(name + keystr(path))
         elif is_number(a):
-            found.append((name + keystr(path), start, on_host(a), on_host(b)))
+            found.append((name + keystr(path), start, copy_to_host(a), copy_to_host(b)))
     return found, rest
 
 
-def _judged(pairs: list[_Pair], rtol: float) -> list[LeafComparison]:
-    """Compare results as new state where they may be that, and as values.
+def _compare_pairs(pairs: list[_Pair], rtol: float) -> list[LeafComparison]:
+    """Compare results as values and, where an argument matches, also as new state.
 
-    Gradients have the structure of the parameters too, and which of the two a result is shows in
-    which way of looking at it gives factors. Equal is what is equal in both.
+    Gradients and new parameters have the same structure, so the structure cannot tell which one a
+    result is. The reading that explains more leaves by one factor wins. Results count as equal
+    only if they are equal in both readings.
     """
-    values = without_rounding([compare(n, None, a, b, rtol) for n, _, a, b in pairs])
+    values = raise_noise_floor([compare(n, None, a, b, rtol) for n, _, a, b in pairs])
     if all(start is None for _, start, _, _ in pairs):
         return list(values)
-    moved = without_rounding(
-        [compare(n, None if s is None else on_host(s), a, b, rtol) for n, s, a, b in pairs]
+    moved = raise_noise_floor(
+        [compare(n, None if s is None else copy_to_host(s), a, b, rtol) for n, s, a, b in pairs]
     )
-    if not any(x.differs for x in moved) or _num_scaled(values) > _num_scaled(moved):
+    if not any(x.differs for x in moved) or _count_scaled(values) > _count_scaled(moved):
         return list(values)
     return list(moved)
 
 
-def _num_scaled(leaves: Sequence[LeafComparison]) -> int:
+def _count_scaled(leaves: Sequence[LeafComparison]) -> int:
     return sum(x.differs and x.is_uniform for x in leaves)
 
 
@@ -162,22 +172,44 @@ def _is_result(x: Any) -> bool:
 
 
 def is_number(x: Any) -> bool:
-    """Whether `x` is an array that can be subtracted, and no random key."""
+    """Whether `x` is an array that can be subtracted (a random key cannot)."""
     if not isinstance(x, (jax.Array, np.ndarray, np.generic)):
         return False
     return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def on_host(x: Any) -> np.ndarray:
-    """A copy of the whole array in the memory of the host."""
+def copy_to_host(x: Any) -> np.ndarray:
+    """Return a copy of the whole array in host memory."""
     return np.asarray(x)
 
 
 def is_per_replica(x: Any) -> bool:
-    """Whether `x` is a value for each replica."""
+    """Whether `x` is a `PerReplica`."""
     return isinstance(x, PerReplica)
 
 
-def is_whole(x: Any) -> bool:
-    """Whether flattening of arguments stops at `x`."""
+def is_argument_leaf(x: Any) -> bool:
+    """Whether arguments are not flattened below `x`."""
     return isinstance(x, (PerReplica, nnx.Pytree))
+
+
+def split_for_one_replica(tree: PyTree) -> PyTree:
+    """Return the tree with each `Sharded` array rebuilt for one replica."""
+    return jax.tree.map(
+        lambda x: Sharded(np.asarray(x.whole()), *x.cut) if is_sharded(x) else x,
+        tree,
+        is_leaf=_is_unit,
+    )
+
+
+def assemble_sharded(tree: PyTree, layout: ReplicaMesh) -> PyTree:
+    """Return the tree with each `Sharded` array replaced by a plain mirrored array."""
+    return jax.tree.map(
+        lambda x: jax.device_put(x.whole(), layout.replicated) if is_sharded(x) else x,
+        tree,
+        is_leaf=_is_unit,
+    )
+
+
+def _is_unit(x: Any) -> bool:
+    return isinstance(x, (Sharded, PerReplica, nnx.Pytree))
