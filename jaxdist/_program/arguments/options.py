@@ -1,4 +1,4 @@
-"""Options of one call of `run`."""
+"""The options of one call of `run`."""
 
 import inspect
 import logging
@@ -14,14 +14,14 @@ class RunOptions(NamedTuple):
     """Options of `Strategy.run` and `Strategy.lower`.
 
     Args:
-        experimental_enable_dynamic_batch_size: Documented for TPUs; has no effect, since every
-            program here has static shapes. Another value than the default is logged once.
+        experimental_enable_dynamic_batch_size: An option for TPUs. It has no effect, because every
+            program of jaxdist has static shapes. A value other than the default is logged once.
         experimental_bucketizing_dynamic_shape: Likewise.
-        experimental_xla_options: Likewise; compile options of JAX go to `jax.jit`.
+        experimental_xla_options: Likewise. Pass compile options of JAX to `jax.jit`.
         donate_argnums: Positions of arguments whose buffers the step may reuse for its results.
             They cannot be used after the call.
-        static_argnames: Names of arguments that are part of the program instead of traced, such
-            as a number that decides a shape. They must be hashable.
+        static_argnames: Names of arguments that are static instead of traced, such as a number
+            that decides a shape. They must be hashable.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -40,7 +40,7 @@ class RunOptions(NamedTuple):
 
 
 def checked(options: Any) -> RunOptions:
-    """`options` with tuples in it, or a named error."""
+    """Check `options` and return them with tuples as fields."""
     if not isinstance(options, RunOptions):
         raise ArgumentTypeError(
             f"strategy.run was given options={shown(options)}.\n\n"
@@ -83,8 +83,9 @@ def _check_xla_options(given: Any) -> None:
 
 
 def _all_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, ...]:
-    """One value or several, as a tuple of `kind`."""
+    """Return one value or several values as a tuple of `kind`."""
     several = (given,) if isinstance(given, (str, kind)) else given
+    # `as_list` refuses sets because they have no order; here the order does not matter.
     several = tuple(given) if isinstance(given, (set, frozenset)) else several
     remedy = f"Pass for instance RunOptions({name}={example})."
     what = f"one {kind.__name__}, or a tuple of several"
@@ -97,7 +98,7 @@ def _all_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, ...]:
 
 
 def checked_names(caller: str, given: Any) -> tuple[str, ...]:
-    """Names of parameters, as a tuple; one name may be given alone."""
+    """Check names of parameters, and return them as a tuple. A single name is accepted, too."""
     remedy = "Pass for instance static_argnames=('n',)."
     several = (given,) if isinstance(given, str) else given
     names = as_list(caller, "static_argnames", several, "a list of names of parameters", remedy)
@@ -110,7 +111,7 @@ def checked_names(caller: str, given: Any) -> tuple[str, ...]:
 
 
 def _of_these(names: tuple[str, ...], known: list[str]) -> str:
-    """The names that exist, and for the others those that are spelled nearly so."""
+    """Return the remedy that lists the valid names, with misspelled ones corrected."""
     near = [n if n in known else next(iter(get_close_matches(n, known, 1)), None) for n in names]
     fitting = tuple(dict.fromkeys(n for n in near if n is not None))
     return f"Pass static_argnames={fitting}." if fitting else "Leave static_argnames out."
@@ -119,11 +120,12 @@ def _of_these(names: tuple[str, ...], known: list[str]) -> str:
 def static_numbers(
     fn: Callable[..., Any], names: tuple[str, ...], caller: str = "RunOptions"
 ) -> frozenset[int]:
-    """Positions of the parameters of `fn` with these names."""
+    """Return the positions of the parameters of `fn` that have these names."""
     if not names:
         return frozenset()
     try:
         parameters = list(inspect.signature(fn).parameters.values())
+    # Without a signature the names cannot be checked. They still apply to keyword arguments.
     except (TypeError, ValueError):
         return frozenset()
     known = [p.name for p in parameters]

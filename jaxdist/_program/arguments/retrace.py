@@ -1,4 +1,4 @@
-"""Telling a user that a step is traced again and again."""
+"""Warnings for a step that is traced again and again."""
 
 import warnings
 from collections import Counter
@@ -7,21 +7,22 @@ from typing import Any
 from jaxdist._program.arguments.caller import user_stack_level
 from jaxdist.errors import RetraceWarning
 
-# A step is often traced twice on purpose (a last batch, evaluation), seldom more.
+# Users often trace a step twice on purpose (a smaller last batch, evaluation), but seldom more.
 NEW_FUNCTIONS_BEFORE_WARNING = 3
 PROGRAMS_BEFORE_WARNING = 8
 
 
 class RetraceWatch:
-    """Counts the programs of each function, and the functions made from one piece of code."""
+    """Counts the programs of each function, and the function objects made from the same code."""
 
     def __init__(self) -> None:
         self._functions: Counter[Any] = Counter()
         self._told: set[Any] = set()
 
     def new_function(self, fn: Any) -> None:
-        """A function object is run for the first time."""
+        """Count a function object that runs for the first time; warn if its code made several."""
         code = getattr(fn, "__code__", None)
+        # A loop that defines a lambda makes a new object each time, but its code is one object.
         if code is None:
             return
         self._functions[code] += 1
@@ -38,7 +39,7 @@ class RetraceWatch:
         )
 
     def new_program(self, fn: Any, count: int, changed: str) -> None:
-        """`fn` was traced for its `count`-th signature; `changed` says what differs."""
+        """Count the `count`-th signature of `fn`; `changed` says how it differs from the last."""
         if count < PROGRAMS_BEFORE_WARNING or id(fn) in self._told:
             return
         self._told.add(id(fn))
@@ -53,6 +54,6 @@ class RetraceWatch:
 
 
 def place(fn: Any) -> str:
-    """`file:line` where a function was defined."""
+    """Return the `file:line` where a function was defined."""
     code = getattr(fn, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else "an unknown place"

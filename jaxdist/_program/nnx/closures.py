@@ -1,4 +1,4 @@
-"""NNX objects that a step closes over: reading them is fine, writing them is a named error."""
+"""NNX objects in closures: a step may read them, and raises an error if it assigns to them."""
 
 import functools
 import types
@@ -17,14 +17,14 @@ from jaxdist._program.nnx.lost_writes import bare_variables, check_none_is_lost
 from jaxdist._values import is_sharded, leaked
 from jaxdist.errors import ContextError
 
-# How far functions that a step calls are followed.
+# How deep the search follows functions that a step calls.
 MAX_DEPTH = 4
 
 
 def closed_over(fn: Any) -> dict[str, Any]:
-    """What a function reaches without being given it, by the name that its code uses.
+    """Return what a function can reach besides its arguments, by the names in its code.
 
-    Closures, globals and defaults, of the functions that it reaches in this way as well.
+    This includes closures, globals and defaults, also of the functions that it reaches.
     """
     found: dict[str, Any] = {}
     _collect(fn, found, set(), MAX_DEPTH)
@@ -66,7 +66,7 @@ def _reached(fn: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """Global names in a piece of code, with those of the functions defined in it."""
+    """Yield the global names in a code object and in the functions defined in it."""
     yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
@@ -74,12 +74,13 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call the step; a write to an NNX object that it closes over is an error that names it."""
+    """Call the step. Raise a named error if it assigns to an NNX object in its closure."""
     bare = bare_variables(args, kwargs)
     try:
         result = fn(*args, **kwargs)
     except (TraceContextError, ValueError, UnexpectedTracerError) as error:
         raise_leak(fn, error)
+        # JAX and Flax have no classes for these errors; their texts tell them apart.
         if "should match the mesh of sharding" in str(error):
             _raise_of_global_array(fn, error)
         if "different trace level" not in str(error):
@@ -91,8 +92,8 @@ def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         }
         touched = _touched(error, objects)
         if touched is None:
-            # An object that a transformation inside the step closes over, or one that the step
-            # reaches in a way that is not followed.
+            # The object is in the closure of a transformation inside the step, or the search did
+            # not reach it.
             error.add_note(
                 "If the object was made outside the step, pass it as an argument: "
                 "strategy.run(step, args=(object, ...))."
@@ -104,7 +105,7 @@ def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def raise_leak(fn: Any, error: Exception) -> None:
-    """Raise a named error if it was a traced value which outlived its trace."""
+    """Raise a named error if the cause was a tracer of an ended trace."""
     if isinstance(error, UnexpectedTracerError) or "context mesh" in str(error):
         dead = _leaked_value(fn)
         if dead is not None:
@@ -112,7 +113,7 @@ def raise_leak(fn: Any, error: Exception) -> None:
 
 
 def _raise_of_global_array(fn: Any, error: Exception) -> None:
-    """Raise a named error if JAX does not take an array with a layout as a constant of a step."""
+    """Raise a named error if JAX refused a closed-over array because of its sharding."""
     for name, value in closed_over(fn).items():
         for leaf in jax.tree.leaves(value, is_leaf=is_sharded):
             array = leaf.held if is_sharded(leaf) else leaf
@@ -128,7 +129,7 @@ def _raise_of_global_array(fn: Any, error: Exception) -> None:
 
 
 def _leaked_value(fn: Any) -> Any:
-    """A traced value that a function reaches, and that belongs to no trace of the caller."""
+    """Return a tracer that a function reaches and whose trace has ended; None without one."""
     for value in closed_over(fn).values():
         for leaf in jax.tree.leaves(value) if isinstance(value, (dict, list, tuple)) else [value]:
             if isinstance(leaf, jax.core.Tracer) and not _compat.is_live(leaf):
@@ -137,7 +138,7 @@ def _leaked_value(fn: Any) -> Any:
 
 
 def leak(fn: Any, dead: Any) -> ContextError:
-    """The error for a step that closes over a traced value which outlived its trace."""
+    """Return the error for a step that closes over a tracer of an ended trace."""
     names = [
         name
         for name, value in closed_over(fn).items()
@@ -148,7 +149,7 @@ def leak(fn: Any, dead: Any) -> ContextError:
 
 
 def _nnx_objects(value: Any) -> list[Any]:
-    """A value, or what a container of NNX objects holds."""
+    """Return the value itself, or the leaves of a container of NNX objects."""
     if not isinstance(value, (nnx.Pytree, nnx.Variable, dict, list, tuple)):
         return []
     leaves: list[Any] = jax.tree.leaves(
@@ -158,7 +159,7 @@ def _nnx_objects(value: Any) -> list[Any]:
 
 
 def _touched(error: BaseException, objects: dict[str, Any]) -> tuple[str, Any] | None:
-    """Name and value of what Flax refused to touch, if it belongs to one of `objects`."""
+    """Return name and value of the object that Flax refused to change, if `objects` contain it."""
     known: dict[int, tuple[str, Any]] = {}
     for name, value in objects.items():
         for path, part in nnx.iter_graph(value):
@@ -167,7 +168,7 @@ def _touched(error: BaseException, objects: dict[str, Any]) -> tuple[str, Any] |
     traceback = error.__traceback__
     while traceback is not None:
         frame = traceback.tb_frame
-        # The user's own frames hold what they close over whether it is at fault or not.
+        # Frames of the user also hold closed-over objects that are not the cause.
         if str(frame.f_globals.get("__name__", "")).startswith("flax."):
             for local in frame.f_locals.values():
                 found = known.get(id(local), found)

@@ -1,4 +1,4 @@
-"""Keys of what NNX objects hold beside their variables, dicts and lists among it."""
+"""Keys for what NNX objects hold beside their variables, including dicts and lists."""
 
 from typing import Any
 
@@ -7,12 +7,13 @@ from jaxdist.errors import ArgumentTypeError
 
 
 def exact_graph(graphdef: Any) -> Any:
-    """The key of the static part of NNX objects, which holds its parts in lists.
+    """Return the key of the static part of NNX objects, whose lists cannot be hashed.
 
     Raises:
         ArgumentTypeError: An attribute, or something in it, cannot be hashed.
     """
-    # An attribute is told by its value where it has one, and is a mark of Flax elsewhere.
+    # Flax stores static attributes with a `value`; other attributes are only markers, which are
+    # compared themselves.
     attributes = (
         (exact(name), exact_contents(getattr(mark, "value", mark), f"The attribute {name!r}"))
         for name, mark in graphdef.attributes
@@ -21,11 +22,11 @@ def exact_graph(graphdef: Any) -> Any:
 
 
 def exact_contents(value: Any, name: str) -> Any:
-    """`exact`, also of dicts, lists and sets: another key when they were changed.
+    """Return a key like `exact`, also for dicts, lists and sets. A changed container has another.
 
     Args:
-        value: A number, a string, a container, or any object that can be hashed.
-        name: What to call it in a message.
+        value: A number, a string, a container, or any hashable object.
+        name: The name of the value in error messages.
 
     Raises:
         ArgumentTypeError: The value, or something in it, cannot be hashed.

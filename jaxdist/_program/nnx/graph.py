@@ -1,4 +1,4 @@
-"""Flax NNX objects as arguments: their variables go in as leaves and come back in place."""
+"""Flax NNX objects as arguments: their variables are inputs, and are updated in place."""
 
 import dataclasses
 import itertools
@@ -19,39 +19,41 @@ from jaxdist.errors import ArgumentTypeError, ContextError, StateDivergenceError
 
 @dataclasses.dataclass(frozen=True)
 class GraphShape:
-    """What is static of the NNX objects of a call; part of the program's key."""
+    """The static part of a call's NNX objects, which is a part of the program's key."""
 
     graphdef: Any = dataclasses.field(compare=False)
-    # What is compared of it. See Note [Equal constants]
+    # The part that is compared; see Note [Equal constants]
     exact: Any
     treedef: PyTreeDef
     paths: tuple[tuple[Any, ...], ...]
     types: tuple[type, ...]
-    # What the caller calls the objects; two calls that differ in it run the same program.
+    # The caller's names of the objects. Calls that differ only in the names share a program.
     arguments: tuple[str, ...] = dataclasses.field(default=(), compare=False)
-    # Numbers of the count, the mean and the squared deviations of each `nnx.metrics.Welford`.
+    # Leaf numbers of the count, the mean and the squared deviations of each
+    # `nnx.metrics.Welford`.
     moments: tuple[tuple[int, int, int], ...] = dataclasses.field(default=(), compare=False)
 
     def merge(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """New NNX objects of this shape that hold `leaves`."""
+        """Return new NNX objects of this shape that hold `leaves`."""
         state = jax.tree.unflatten(self.treedef, leaves)
         merged: tuple[Any, ...] = nnx.merge(self.graphdef, state)
         return merged
 
     def leaves_of(self, nodes: tuple[Any, ...]) -> list[Any]:
-        """The leaves of `nodes`, which a step was run on; the graph must be as it was."""
+        """Return the leaves of `nodes` after a step; raise if the step changed their structure."""
         after, leaves = shape_of(nodes)
         if after.exact != self.exact or after.treedef != self.treedef:
             raise StateDivergenceError(self._changed(after))
         return leaves
 
     def values_of(self, nodes: tuple[Any, ...]) -> list[Any]:
-        """The same, with arrays in pieces as they are."""
+        """Return the same leaves, but each `Sharded` array as one leaf."""
+        # Checks that the structure is unchanged.
         self.leaves_of(nodes)
         return jax.tree.leaves(nnx.split(nodes)[1], is_leaf=is_sharded)
 
     def name(self, leaf: int) -> str:
-        """A name for leaf number `leaf`, such as `args[0].layers[1].kernel`."""
+        """Return the name of leaf number `leaf`, such as `args[0].layers[1].kernel`."""
         return self._named(self.paths[leaf])
 
     def _named(self, path: tuple[Any, ...]) -> str:
@@ -77,9 +79,15 @@ class GraphShape:
 def shape_of(
     nodes: tuple[Any, ...], arguments: tuple[str, ...] = ()
 ) -> tuple[GraphShape, list[Any]]:
-    """The static part of NNX objects, and their leaves; `arguments` are names for messages."""
+    """Return the static part of NNX objects, and their leaves.
+
+    Args:
+        nodes: The NNX objects.
+        arguments: Their names in error messages.
+    """
     graphdef, state = nnx.split(nodes)
     leaves, treedef = jax.tree.flatten(state)
+    # One entry for each leaf: the value of a variable may be a pytree.
     flat = [
         (path, type(variable))
         for path, variable in nnx.to_flat_state(state)
@@ -93,6 +101,7 @@ def shape_of(
 
 
 def _moments(nodes: tuple[Any, ...], paths: tuple[Any, ...]) -> tuple[tuple[int, int, int], ...]:
+    # A subclass may lack one of the three variables. It is then no running mean that can be merged.
     number = {path: i for i, path in enumerate(paths)}
     found = []
     for path, value in nnx.iter_graph(nodes):
@@ -104,19 +113,19 @@ def _moments(nodes: tuple[Any, ...], paths: tuple[Any, ...]) -> tuple[tuple[int,
 
 
 class CachedGraph:
-    """The NNX objects of a call, with a flat list of their variables kept ready.
+    """The NNX objects of a call, with a cached flat list of their variables.
 
-    Splitting a model costs milliseconds; reading a kept list costs microseconds. Whether the
-    graph is still the one that was listed is seen from the attributes of every object in it,
-    compared by identity.
+    Splitting a model costs milliseconds; reading the cached list costs microseconds. `is_current`
+    checks whether the list is still valid: it compares the attributes of every object in the graph
+    by identity.
     """
 
     def __init__(
         self, nodes: tuple[Any, ...], arguments: tuple[str, ...], forget: Callable[[Any], object]
     ) -> None:
-        # The list holds the variables, so it goes when one of the objects goes.
+        # The list keeps the variables alive, so it is dropped when one of the objects dies.
         self._roots = tuple(weakref.ref(n, forget) for n in nodes)
-        # The C++ call paths of the step that runs on these objects, by plan and static arguments.
+        # C++ dispatchers of the step for these objects, by call template and static arguments.
         self.dispatchers: dict[Any, dict[Any, Callable[..., Any]]] = {}
         self.shape, _ = shape_of(nodes, arguments)
         by_path: dict[Any, Any] = {}
@@ -139,17 +148,19 @@ class CachedGraph:
                 "Wrap the array: nnx.Param(x), or nnx.Variable(x) if it is not trained."
             )
         self.variables = [by_path[p] for p in dict.fromkeys(self.shape.paths)]
-        # Of variables that hold a pytree (what `sow` leaves is a tuple), the structure of each.
+        # The structure of each variable's value. `sow`, for instance, stores a tuple. None if each
+        # value is one leaf, so that the common case pays nothing.
         found = list(self._structures_now())
         self._structures = None if all(map(treedef_is_leaf, found)) else found
 
     @property
     def nodes(self) -> tuple[Any, ...]:
-        """The NNX objects; they are not kept alive from here."""
+        """The NNX objects. Only weak references to them are stored."""
         return tuple(r() for r in self._roots)
 
     def is_current(self) -> bool:
-        """Whether no object of the graph has had an attribute replaced, added or removed."""
+        """Whether no attribute in the graph was replaced, added or removed since the listing."""
+        # Counting first: `map` stops at the shorter list and would not see an added attribute.
         count = sum(map(len, self._attributes)) + sum(map(len, self._lists))
         is_same = count == len(self._seen) and all(map(operator.is_, self._held(), self._seen))
         if self._structures is None:
@@ -157,12 +168,12 @@ class CachedGraph:
         return is_same and all(map(operator.eq, self._structures_now(), self._structures))
 
     def _structures_now(self) -> Iterator[PyTreeDef]:
-        """An array in pieces is one leaf: its node says how it is cut."""
+        """Yield the structure of each variable's value; a `Sharded` array counts as one leaf."""
         values = (v.get_raw_value() for v in self.variables)
         return (jax.tree.structure(value, is_leaf=is_sharded) for value in values)
 
     def _watch(self, container: Any) -> None:
-        """Look at what a container holds, and at the plain containers in it, at every call."""
+        """Register a container, and the plain containers in it, to be compared at every call."""
         if isinstance(container, dict):
             self._attributes.append(container)
             inside = container.values()
@@ -170,6 +181,7 @@ class CachedGraph:
             self._lists.append(container)
             inside = container
         for value in inside:
+            # By identity: containers may refer to each other in a circle.
             if type(value) in (dict, list, set) and not any(
                 value is c for c in (*self._attributes, *self._lists)
             ):
@@ -180,12 +192,12 @@ class CachedGraph:
         return itertools.chain(attributes, itertools.chain.from_iterable(self._lists))
 
     def read(self) -> list[Any]:
-        """The leaves of all variables."""
+        """Return the leaves of all variables."""
         held = [v.get_raw_value() for v in self.variables]
         return held if self._structures is None else jax.tree.leaves(held, is_leaf=is_sharded)
 
     def leak(self, caller: str) -> ContextError | None:
-        """The error for a variable with a value that outlived its trace, if there is one."""
+        """Return the error for a variable that holds a tracer of an ended trace; None without."""
         for number, leaf in enumerate(self.read()):
             value = leaf.held if isinstance(leaf, Sharded) else leaf
             if is_leaked(value):
@@ -193,7 +205,7 @@ class CachedGraph:
         return None
 
     def write(self, values: Sequence[Any]) -> None:
-        """Give every variable its new value; an interruption leaves none half done."""
+        """Assign a new value to every variable. An interrupt does not leave it half done."""
         if self._structures is not None:
             leaves = iter(values)
             values = [
@@ -202,6 +214,8 @@ class CachedGraph:
             ]
         try:
             _compat.set_variables(self.variables, values)
+            # Ctrl-C may come between two assignments. Without this, some variables would have
+            # values from before the step and others from after it.
         except KeyboardInterrupt:
             _compat.set_variables(self.variables, values)
             raise

@@ -1,4 +1,4 @@
-"""The NNX objects that a function was called on last, each with its kept list of variables."""
+"""A cache of the NNX objects that a function was last called with, with their variables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 from jaxdist._program.arguments.arguments import Flat
 from jaxdist._program.nnx.graph import CachedGraph
 
-# Kept lists hold the variables, so only those of the last few models are kept.
+# Each entry keeps a model's variables alive, so only the last few models are cached.
 MAX_KEPT_GRAPHS = 8
 
 
 class GraphCache:
-    """Finds the `CachedGraph` of a call, by the identity of its NNX objects."""
+    """Finds the `CachedGraph` of a call by the identity of its NNX objects."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, ...], CachedGraph] = {}
 
     def of(self, flat: Flat) -> CachedGraph | None:
-        """The kept list of the NNX objects of a call, made anew where it is out of date."""
+        """Return the `CachedGraph` of a call's NNX objects; build a new one if it is outdated."""
         if not flat.nodes:
             return None
         kept = self.current(flat.nodes)
@@ -30,6 +30,6 @@ class GraphCache:
         return kept
 
     def current(self, nodes: Sequence[Any]) -> CachedGraph | None:
-        """The kept list of these NNX objects, if it is still right."""
+        """Return the `CachedGraph` of these NNX objects, or None if there is no current one."""
         kept = self._kept.get(tuple(map(id, nodes)))
         return kept if kept is not None and kept.is_current() else None

@@ -1,4 +1,4 @@
-"""Flax variables in dicts and lists among the arguments: what a step writes to them is lost."""
+"""A check for assignments to Flax variables in dicts and lists, which would be lost."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Found = list[tuple[str, nnx.Variable[Any], Any]]
 
 
 def bare_variables(args: Any, kwargs: Any) -> Found:
-    """Names, variables and what they hold; those in a module or an `nnx.State` are left out."""
+    """Return name, variable and value of each variable that is in no module and no `nnx.State`."""
     leaves = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=_is_whole)[0]
     return [
         (argument_name(path), leaf, leaf.get_raw_value())
@@ -23,10 +23,11 @@ def bare_variables(args: Any, kwargs: Any) -> Found:
 
 
 def check_none_is_lost(found: Found, result: Any) -> None:
-    """Refuse a step that has written to such a variable and does not return what it wrote.
+    """Raise if a step assigned such a variable and does not return the new value.
 
     Raises:
-        ArgumentTypeError: JAX has given the step another object in its place.
+        ArgumentTypeError: JAX passed a copy of the variable to the step, so the caller's variable
+            would not change.
     """
     written = [(n, v) for n, v, before in found if v.get_raw_value() is not before]
     if not written:

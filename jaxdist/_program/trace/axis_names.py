@@ -1,4 +1,4 @@
-"""Names of mesh axes that a step uses and the strategy does not have."""
+"""The error for a mesh axis that a step uses and the strategy does not have."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ _UNBOUND = re.compile(r"unbound axis name:? '?(.+?)'?(?:\. |\.?$)", re.MULTILINE
 
 
 def unbound_axis(error: Exception, fn: Any, layout: ReplicaMesh) -> AxisNameError | None:
-    """The error to raise for JAX's one about an axis that is not there; None for another one."""
+    """Return a better error for JAX's error about an unbound axis; None for other errors."""
     found = _UNBOUND.search(str(error)) if isinstance(error, NameError) else None
     if found is None or isinstance(error, AxisNameError):
         return None

@@ -1,13 +1,13 @@
-"""What JAX, Flax and optax say of arrays in pieces, in words of jaxdist."""
+"""Better errors for what JAX, Flax and optax raise when they get arrays in pieces."""
 
 from collections.abc import Sequence
 
 from jaxdist.errors import ArgumentTypeError, JaxdistError, ReplicaValueError
 
-# What a transformation calls to do its work.
+# Libraries that a transformation of optax calls, and that are not the cause.
 _BENEATH = frozenset({"jax", "jaxlib", "numpy", "jaxdist", "flax"})
 
-# What Python and optax say of a call with other arguments than a function takes.
+# Texts of errors about wrong arguments, by Python and by optax.
 _OF_CALLS = (
     "required positional argument",
     "required keyword-only argument",
@@ -18,14 +18,14 @@ _OF_CALLS = (
 
 
 def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
-    """The error to raise in the place of one that a step raised which has arrays in pieces.
+    """Return the error to raise instead of an error of a step that has arrays in pieces.
 
     Args:
-        error: What the step raised.
-        names: Of the arguments in pieces.
+        error: The error that the step raised.
+        names: The names of the arguments that are in pieces.
 
     Returns:
-        None where the pieces have nothing to do with it.
+        None if the pieces are not the cause.
     """
     if isinstance(error, JaxdistError) or not names:
         return None
@@ -63,14 +63,15 @@ def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
 
 
 def _is_of_call(text: str) -> bool:
-    """Whether a call lacks an argument, or has one too many; the pieces do not matter there."""
+    """Whether a call has missing or surplus arguments; then the pieces are not the cause."""
     return any(words in text for words in _OF_CALLS)
 
 
 def _is_of_optax(error: Exception) -> bool:
-    """Whether a transformation of optax raised it, and no function of the user's that it calls."""
+    """Whether a transformation of optax raised the error, and not a function of the user's."""
     raised_in = ""
     traceback = error.__traceback__
+    # The innermost frame outside of the libraries decides: optax calls functions of the user.
     while traceback is not None:
         name = str(traceback.tb_frame.f_globals.get("__name__", ""))
         if name.partition(".")[0] not in _BENEATH:

@@ -1,4 +1,4 @@
-"""A step traced once, as one replica sees it."""
+"""The trace of a step, as one replica runs it."""
 
 import dataclasses
 import functools
@@ -48,63 +48,67 @@ from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """All that decides which program a call runs; hashable."""
+    """The key of a program: everything that decides which program a call runs. It is hashable."""
 
     treedef: PyTreeDef
     slots: tuple[Any, ...]
     inputs: tuple[InSlot, ...]  # the variables of NNX objects first
     graph: GraphShape | None
     inside_trace: bool = False
-    # How a trace gets at the variables of the step (`_variables.Lifting`).
+    # How the trace accesses the variables of the step (`variables.step_variables.Lifting`).
     lifting: Any = dataclasses.field(default=None, compare=False)
-    # Inputs that are padded to one shape: their number, and the real shape on each replica.
+    # Inputs that are padded to one shape: their number, and the true shape on each replica.
     uneven: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
-    # What tells `treedef` from others that are equal to it; see Note [Equal constants].
+    # Tells `treedef` apart from structures that JAX considers equal; see Note [Equal constants].
     structure: Any = None
-    # What messages call the step; another where its batch is still to come.
+    # The name of the step in messages; another one if its batch has not come yet.
     step: str = dataclasses.field(default="this step", compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """The step as one `shard_map` of a jaxpr of local values, and the structure of its results.
+    """A step as one `shard_map` of a local jaxpr, and the structure of its results.
 
-    `operands[i]` is what the i-th input is: the number of an argument leaf, or a value that the
-    step closed over. Scalar results have one dim, so that they can be laid out over replicas.
+    `operands[i]` is the i-th input of the jaxpr: the number of an argument leaf (`Argument`), or a
+    value that the step closes over. Scalar results have one extra dim, so that they can be laid
+    out over the replicas.
     """
 
     closed: Any
     operands: tuple[Any, ...]
     template: Any
-    num_graph: int  # state that goes in and comes out: of NNX objects, then written variables
+    num_graph: int  # results that are state: variables of NNX objects, then assigned variables
     paths: tuple[str, ...]  # of the user's traced results
-    shapes: tuple[tuple[int, ...], ...]  # local, of all results
+    shapes: tuple[tuple[int, ...], ...]  # on one replica, of all results
     manual_axes: frozenset[str]
-    # For results that are padded: their number, and the real shape on each replica.
+    # Results that are padded: their number, and the true shape on each replica.
     uneven: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
-    # For results that are one array in pieces: their number, and how it is cut.
+    # Results that are `Sharded` arrays: their number, and how they are cut.
     cuts: dict[int, Cut] = dataclasses.field(default_factory=dict)
-    # The variables that the step touched, those of them that are results, and those (by `id`)
-    # for which it has to be traced again as refs. Until they are inputs they are placeholders.
+    # The variables that the step used, the assigned ones among them, and those (by `id`) that
+    # must be refs in another trace. They are placeholders in the jaxpr until `lift` makes them
+    # inputs.
     touched: tuple[Variable, ...] = ()
     written: tuple[Variable, ...] = ()
     need_refs: frozenset[int] = frozenset()
-    merge_calls: tuple[str, ...] = ()  # the lines of those at the top of the step
-    # The lines at which replicas with different numbers of rows take a mean.
+    merge_calls: tuple[str, ...] = ()  # source lines of the merge calls at the top of the step
+    # The source lines where replicas with different numbers of rows take a mean.
     means: tuple[str, ...] = ()
 
     @property
     def eqn(self) -> Any:
-        """The traced `shard_map`."""
+        """The traced `shard_map` equation."""
         return self.closed.jaxpr.eqns[-1]
 
     @property
     def jaxpr(self) -> Any:
-        """The jaxpr that one replica runs."""
+        """The jaxpr of one replica."""
         return self.eqn.params["jaxpr"]
 
     def call(self, leaves: Sequence[Any], out_specs: Sequence[PartitionSpec]) -> list[Any]:
-        """Run on global arrays, with results laid out as `out_specs` say."""
+        """Run on global arrays, with the results laid out by `out_specs`."""
+        # The shortcut below needs constants that are arrays. An enclosing trace (`jax.jit` around
+        # `strategy.run`) can make them tracers.
         params = {**self.eqn.params, "out_specs": tuple(out_specs)}
         if any(isinstance(x, jax.core.Tracer) for x in self.closed.consts):
             return list(_compat.bind_like(self.eqn, self.given(leaves), params))
@@ -112,12 +116,12 @@ class Traced:
         return _compat.call_traced(self.closed, params, parts, leaves)
 
     def given(self, leaves: Sequence[Any]) -> list[Any]:
-        """The inputs of the jaxpr for these values of the arguments."""
+        """Return the inputs of the jaxpr for these values of the arguments."""
         return [leaves[o] if type(o) is Argument else o for o in self.operands]
 
 
 def _parts(spec: PartitionSpec, mesh: Any) -> tuple[int, int]:
-    """The dim of a result that is split, and into how many parts."""
+    """Return the dim of a result that is split, and the number of its parts."""
     dim = max(len(spec) - 1, 0)
     axis = spec[dim] if len(spec) else None
     axes = (axis,) if isinstance(axis, str) else tuple(axis or ())
@@ -131,8 +135,9 @@ class Argument(int):
 def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced:
     """Trace `fn` under `shard_map` with the layout of `strategy`.
 
-    With one logical device all axes are manual, which every operation can do. A step that names
-    a logical axis of size 1 in a sharding constraint is traced with that axis automatic.
+    With one logical device for each replica, all axes are manual, which every operation supports.
+    A step that names a logical axis of size 1 in a sharding constraint is traced again, with that
+    axis automatic.
     """
     layout: ReplicaMesh = strategy.layout
     partial = frozenset(layout.replica_axes)
@@ -141,6 +146,7 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced
     try:
         traced = _trace_with(layout.manual_axes, fn, signature, strategy)
     except ValueError as error:
+        # JAX has no class for the error about an operation that names a manual axis.
         if "manual" not in str(error).lower():
             raise
         return _trace_with(partial, fn, signature, strategy)
@@ -162,14 +168,14 @@ def _trace_with(
 
 
 def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
-    """Replica axes over which something can differ at all."""
+    """Return the replica axes that have more than one replica."""
     return frozenset(a for a in layout.replica_axes if layout.traced_mesh.shape[a] > 1)
 
 
 def input_differences(
     signature: Signature, traced: Traced, axes: frozenset[str]
 ) -> list[frozenset[str]]:
-    """For each input of the trace, the axes over which it may differ."""
+    """Return, for each input of the trace, the axes over which it may differ."""
     return [
         NONE if type(o) is not Argument else signature.inputs[o].differs(axes)
         for o in traced.operands
@@ -177,10 +183,10 @@ def input_differences(
 
 
 def on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Traced:
-    """A trace with arrays in pieces, in which each replica computes with its piece.
+    """Return a trace in which each replica computes with its piece of a `Sharded` array.
 
     Raises:
-        ShardedArrayError: A piece would be taken for the array.
+        ShardedArrayError: The step would use a piece as if it were the whole array.
     """
     axes = replica_axes_of(layout)
     if not axes or not is_marked(traced.eqn):
@@ -210,7 +216,7 @@ def on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Trac
 def trace_local(
     manual_axes: frozenset[str], local: "LocalFunction", signature: Signature, layout: ReplicaMesh
 ) -> Traced:
-    """Trace a function of flat local values."""
+    """Trace a function from flat local values to flat local results."""
     mapped = jax.shard_map(
         local,
         mesh=layout.traced_mesh,
@@ -222,7 +228,7 @@ def trace_local(
         check_vma=False,
     )
     closed = jax.make_jaxpr(mapped)(*(_without_layout(i) for i in signature.inputs))
-    # The program may be compiled later than now, when the caller has other numbers in them.
+    # The program may be compiled later, after the caller changed the arrays in place.
     closed = closed.replace(consts=[owned(c) for c in closed.consts])
     return Traced(
         closed,
@@ -237,7 +243,7 @@ def trace_local(
 
 
 def _operands(closed: Any) -> tuple[Any, ...]:
-    """What the inputs of the `shard_map` are in which a program ends."""
+    """Return the operands of the last equation, the `shard_map`: arguments or constants."""
     consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     arguments = {v: Argument(i) for i, v in enumerate(closed.jaxpr.invars)}
     return tuple(
@@ -251,7 +257,7 @@ def _without_layout(slot: InSlot) -> jax.ShapeDtypeStruct:
 
 
 class LocalFunction(Protocol):
-    """A function from flat local values to flat local results, which tells what they are."""
+    """A function from flat local values to flat local results, which also describes them."""
 
     template: Any
     num_graph: int
@@ -260,12 +266,12 @@ class LocalFunction(Protocol):
     cuts: dict[int, Cut]
 
     def __call__(self, *leaves: Any) -> list[Any]:
-        """One replica's step."""
+        """Run the step on one replica."""
         ...
 
 
 class LocalStep:
-    """The user's function from flat local values to flat local results."""
+    """The user's function, called with flat local values and returning flat local results."""
 
     def __init__(
         self, fn: Callable[..., Any], signature: Signature, strategy: Any, variables: Any
@@ -282,12 +288,13 @@ class LocalStep:
         self.cuts: dict[int, Cut] = {}
         self._entered: list[Any] = []
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
-        # What JAX's messages say of the function and of its arguments.
+        # JAX's error messages read these for the function's source line and argument names.
         self.__wrapped__ = source_of_function(fn)
         self.__signature__ = LeafNames(functools.partial(leaf_names, fn, signature))
 
     def __call__(self, *leaves: Any) -> list[Any]:
         signature = self.signature
+        # A scalar on each replica is one element of a global [R], so it enters as a vector.
         values = [
             x.reshape(()) if slot.is_scalar else x
             for x, slot in zip(leaves, signature.inputs, strict=True)
@@ -306,6 +313,7 @@ class LocalStep:
             try:
                 result = closures.call(self.fn, args, kwargs)
             except Exception as error:
+                # Only here the names of the arguments are known that the better error shows.
                 better = unbound_axis(error, self.fn, self.strategy.layout)
                 better = better or better_error(error, self._names_of_pieces())
                 if better is None:
@@ -319,6 +327,7 @@ class LocalStep:
         results = [*state, *self._results(result)]
         results = self._pieces(results)
         self.shapes = tuple(jnp.shape(x) for x in results)
+        # JAX finds a leaked tracer only when it is used, which may be here.
         try:
             return [jnp.asarray(x)[None] if jnp.ndim(x) == 0 else x for x in results]
         except ValueError as error:
@@ -326,7 +335,7 @@ class LocalStep:
             raise
 
     def _enter(self, leaves: list[Any]) -> list[Any]:
-        """The variables of NNX objects as this replica sees them."""
+        """Return the variables of NNX objects as this replica sees them."""
         graph, layout = self.signature.graph, self.strategy.layout
         if graph is None or layout.num_replicas == 1:
             return leaves
@@ -334,13 +343,14 @@ class LocalStep:
         return [graph_rules.enter(kind, leaf, layout.replica_axes) for kind, leaf in pairs]
 
     def _left(self, values: list[Any], nodes: tuple[Any, ...]) -> list[Any]:
-        """What the step leaves in the variables of NNX objects."""
+        """Return the values of NNX variables after the step."""
         graph, layout = self.signature.graph, self.strategy.layout
         if graph is None:
             return []
         leaves = graph.leaves_of(nodes)
         if layout.num_replicas == 1:
             return leaves
+        # Not strict: `values` also holds the arguments, which come after the variables.
         rows = zip(graph.types, values, self._entered, leaves, strict=False)
         return [graph_rules.leave(*row, layout.replica_axes) for row in rows]
 
@@ -352,7 +362,7 @@ class LocalStep:
         ]
 
     def _pieces(self, results: list[Any]) -> list[Any]:
-        """The results, with the piece of this replica of those that are one array in pieces."""
+        """Return the results, with each `Sharded` array replaced by this replica's piece."""
         names = dict(enumerate(self.paths, self.num_graph))
         graph, layout = self.signature.graph, self.strategy.layout
         made = list(results)
@@ -373,7 +383,7 @@ class LocalStep:
             if isinstance(leaf, (PerReplica, nnx.Module, nnx.Optimizer)):
                 raise ReplicaValueError(not_a_result(name, leaf, "The step"))
             if isinstance(leaf, Sharded):
-                if leaf.has_padding:  # made outside, and closed over
+                if leaf.has_padding:  # The step closed over it, so nobody removed the padding.
                     leaf = undeclared(leaf.whole(), leaf.cut)
                 sharded.check_piece(name, leaf)
                 self.cuts[self.num_graph + len(arrays)] = leaf.cut
@@ -399,14 +409,14 @@ def _holds_arrays(container: Any) -> bool:
 
 
 def check_result(what: str, name: str, leaf: Any) -> None:
-    """Refuse an object with traced values in it, which JAX does not look into."""
+    """Raise for an object that contains tracers but is no pytree."""
     where = tracer_in(leaf)
     if where is not None:
         raise ArgumentTypeError(with_tracer(what, name, leaf, where))
 
 
 def opened_result(result: Any, is_leaf: Callable[[Any], bool]) -> Any:
-    """A result in which containers of arrays that JAX does not know are pytree nodes."""
+    """Return the result with containers of arrays that JAX does not know as pytree nodes."""
     return open_containers(result, "result", is_leaf=is_leaf, must_open=_holds_arrays)
 
 
@@ -415,7 +425,7 @@ def _described(slot: InSlot) -> str:
 
 
 def not_a_result(name: str, leaf: Any, what: str) -> str:
-    """The message for a result that cannot be one."""
+    """Return the message for a value that a step cannot return."""
     if isinstance(leaf, PerReplica):
         return (
             f"{what} returned a PerReplica as {name}: {leaf!r}.\n\n"
@@ -431,5 +441,5 @@ def not_a_result(name: str, leaf: Any, what: str) -> str:
 
 
 def scalar_form(shape: tuple[int, ...]) -> Form:
-    """The form in which a per-replica result of this local shape is held."""
+    """Return the form that holds a per-replica result of this local shape."""
     return Form.SCALARS if shape == () else Form.ROWS
