@@ -1,4 +1,4 @@
-"""A traced step that gives, for each metric, what the replica added, in the place of its value."""
+"""A traced step that returns what each replica added to a metric, instead of the metric's value."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,14 +15,15 @@ _FROM_ZERO = frozenset({Rule.SUM, Rule.MOMENTS})
 
 
 def numbers_of_metrics(combined: Sequence[Combination]) -> tuple[int, ...]:
-    """The variables whose results are what the step makes of zero."""
+    """Return the variables whose results must be the amounts that the step adds."""
     return tuple(n for c in combined if c.rule in _FROM_ZERO for n in c.numbers)
 
 
 def with_increments(
     traced: Traced, signature: Signature, combined: Sequence[Combination], layout: ReplicaMesh
 ) -> Traced:
-    """Trace a step anew: metrics come out as they are after it if they were zero before."""
+    """Trace the step again with metrics that start at zero, so that they return increments."""
+    # Old and new value are not subtracted: a large sum would lose the digits of a small increment.
     numbers = numbers_of_metrics(combined)
     if not numbers:
         return traced
@@ -31,7 +32,7 @@ def with_increments(
 
 
 class _FromZero:
-    """A traced step as a function of flat local values."""
+    """A traced step as a function from flat local values, with increments as results."""
 
     def __init__(self, traced: Traced, numbers: tuple[int, ...]) -> None:
         self._traced = traced
