@@ -1,4 +1,4 @@
-"""State that would come out different on each replica is found before it is computed."""
+"""Checks for state that would differ between replicas, before anything is computed."""
 
 import dataclasses
 import warnings
@@ -41,17 +41,17 @@ def combinations(
     num_replicas: int,
     places: Sequence[Mapping[str, int]],
 ) -> tuple[Combination, ...]:
-    """The NNX variables that a collective has to make equal after the step, and how.
+    """Return the NNX variables that a collective must make equal after the step, with the rules.
 
     Args:
-        signature: Of the step.
-        traced: What a replica does.
-        differs: Which of its results may differ between replicas.
-        num_replicas: How many there are.
-        places: Replicas to look at, one for each way through the step that has rows.
+        signature: The signature of the step.
+        traced: The trace of one replica.
+        differs: For each result, whether it may differ between replicas.
+        num_replicas: The number of replicas.
+        places: The positions of replicas with rows, one for each different trace.
 
     Raises:
-        StateDivergenceError: Variables that differ and have no rule, or metrics that are no sum.
+        StateDivergenceError: A variable differs and has no rule, or a metric is not a sum.
     """
     graph = signature.graph
     found: list[Combination] = []
@@ -60,12 +60,14 @@ def combinations(
     not_sums: list[str] = []
     kinds = graph.types if graph else ()
     moments = _moments(signature, traced, places)
+    # First: the three variables of a Welford metric are not sums one by one.
     found += [Combination(Rule.MOMENTS, three) for three in moments]
     done = {n for c in found for n in c.numbers}
     for i, kind in enumerate(kinds):
         if i in done:
             continue
         if graph_rules.is_metric(kind):
+            # Also if it does not differ: n replicas that all add 1 must add n.
             grown = growth(traced.jaxpr, _input_variable(traced, i), i)
             if grown is Dependence.SUM:
                 found.append(Combination(Rule.SUM, (i,)))
@@ -91,7 +93,7 @@ def combinations(
 def _moments(
     signature: Signature, traced: Traced, places: Sequence[Mapping[str, int]]
 ) -> list[tuple[int, int, int]]:
-    """The metrics that keep a count, a mean and squared deviations, and are updated with data."""
+    """Return the metrics of count, mean and squared deviations that the step updates with data."""
     jaxpr = traced.jaxpr
     found: list[tuple[int, int, int]] = []
     pairs = zip(traced.operands, jaxpr.invars, strict=True)
@@ -105,13 +107,13 @@ def _moments(
 
 
 def _is_known(operand: Any) -> bool:
-    """Whether an input of a trace is an array that the step closed over."""
+    """Whether an operand of a trace is a concrete array that the step closes over."""
     is_array = isinstance(operand, (jax.Array, np.ndarray, np.generic, int, float))
     return type(operand) is not Argument and is_array and not isinstance(operand, jax.core.Tracer)
 
 
 def _input_variable(traced: Traced, number: int) -> Any:
-    """The input of the traced step that holds argument leaf `number`."""
+    """Return the input of the traced step that holds argument leaf `number`."""
     for operand, variable in zip(traced.operands, traced.jaxpr.invars, strict=True):
         if type(operand) is Argument and operand == number:
             return variable
@@ -165,10 +167,10 @@ def _diverging_variables(
 
 @dataclasses.dataclass(frozen=True)
 class _Returned:
-    """An argument that comes back among the results with the same structure."""
+    """An argument that the step returns with the same structure."""
 
     argument: str
-    leaves: tuple[tuple[str, Role], ...]  # that went in mirrored and come out different
+    leaves: tuple[tuple[str, Role], ...]  # mirrored as arguments, different as results
     is_state: bool
 
 
@@ -180,13 +182,13 @@ def check_functional_state(
     num_replicas: int,
     where: str,
 ) -> None:
-    """Raise, or warn, when an argument that looks like state comes back different.
+    """Raise or warn if an argument that looks like state differs between replicas when returned.
 
-    It is state for certain when it is donated, or when a node of the call's arguments is of a
-    registered class (a TrainState) or an optimizer's state. A plain dict that comes back with the
-    same structure may be an ordinary result, so there it is a warning. One array that comes back
-    with the shape of an argument is an ordinary result unless the step moved the argument, as an
-    optimizer does (`_updates`).
+    It is certainly state if it is donated, or if the call's arguments contain a node of a
+    registered class (such as a TrainState) or an optimizer's state. Then this raises. A plain dict
+    that returns with the same structure may be an ordinary result, so there this only warns. A
+    single array that returns with an argument's shape is an ordinary result, unless the step moved
+    the argument as an optimizer does (`proof.updates`).
     """
     found = _returned(signature, traced, differs, donated)
     certain = [r for r in found if r.is_state]
@@ -228,10 +230,12 @@ def _returned(
             continue
         for output in outputs:
             out_leaves, out_treedef = jax.tree.flatten(output, is_leaf=is_static)
+            # Results have no names, so only the structure tells which argument one continues.
             if out_treedef != treedef:
                 continue
             names = _diverging(name, argument, leaves, out_leaves, signature, traced, differs)
             certain = name in given_away or in_state
+            # A single array matches the structure of any other one, so look at how it is computed.
             if len(leaves) == 1 and names:
                 is_bare = treedef == _LEAF
                 needed = Part.MOVED if certain or not is_bare else Part.UPDATED
@@ -247,7 +251,7 @@ _LEAF = jax.tree.structure(0)
 
 
 def _parts_of_result(template: Any) -> list[Any]:
-    """The result and what its outermost container holds."""
+    """Return the result and the elements of its outermost container."""
     parts: list[Any] = [template]
     if isinstance(template, Opened):
         parts += template.values
@@ -259,7 +263,7 @@ def _parts_of_result(template: Any) -> list[Any]:
 
 
 def _part(before: int, after: int, signature: Signature, traced: Traced) -> Part:
-    """What one result is made of, in terms of one argument."""
+    """Return how one result is computed from one argument."""
     own = {
         variable: signature.inputs[operand].kind is not Kind.MIRRORED
         for operand, variable in zip(traced.operands, traced.jaxpr.invars, strict=True)
@@ -286,6 +290,7 @@ def _diverging(
             continue
         slot = signature.inputs[traced.num_graph + before]
         shape = traced.shapes[traced.num_graph + after]
+            # A per-replica argument may differ, and another shape is another value.
         if slot.kind is not Kind.MIRRORED or shape != slot.shape:
             continue
         if differs[traced.num_graph + after]:
@@ -295,7 +300,8 @@ def _diverging(
 
 
 def _holds_state_class(argument: Any) -> bool:
-    """Whether a pytree has a node of a registered class, or an optimizer's named tuple."""
+    """Whether a pytree contains a node of a registered class, or an optimizer's named tuple."""
+    # By the name: optax's named tuples (AdamState) have no common base class.
     if isinstance(argument, tuple) and hasattr(argument, "_fields"):
         return type(argument).__name__.endswith("State") or any(map(_holds_state_class, argument))
     if isinstance(argument, (tuple, list)):
