@@ -1,4 +1,4 @@
-"""What a variable asks of the step around it."""
+"""How a variable is read and changed inside a step."""
 
 import abc
 from collections.abc import Callable
@@ -22,67 +22,67 @@ from jaxdist.errors import ArgumentError, MixedStrategyError
 
 
 class StepAccess(abc.ABC):
-    """Reads and changes variables inside a replica; where their values are is left open."""
+    """Reads and changes variables inside a replica. Subclasses decide where values are stored."""
 
     def __init__(self, layout: ReplicaMesh) -> None:
         self._layout = layout
 
     @abc.abstractmethod
     def _own(self, variable: Variable) -> Any:
-        """The value of this replica's copy."""
+        """Return the value of this replica's copy."""
 
     def _own_to_change(self, variable: Variable) -> Any:
-        """The same, where a changed value is set next."""
+        """Return the value of this replica's copy, which the caller changes next."""
         return self._own(variable)
 
     @abc.abstractmethod
     def _set(self, variable: Variable, what: str, value: Any) -> None:
-        """Give this replica's copy a value; `what` is the name of the method that was called."""
+        """Assign a value to this replica's copy; `what` is the name of the called method."""
 
     @abc.abstractmethod
     def merge(self, merged: Callable[[Any, Any], Any], fn: Any, given: Any) -> Any:
         """Call a merge function for all replicas.
 
         Args:
-            merged: Calls it, with these arguments and this access to variables.
+            merged: The function that calls it, with these arguments and this access object.
             fn: The merge function itself.
-            given: Its arguments, of this replica.
+            given: The arguments of this replica.
         """
 
     def read(self, variable: Variable) -> Any:
-        """The value of `variable` as the caller sees it."""
+        """Return the value of `variable` in the current context (replica or merge function)."""
         own = self._own(variable)
         if self._in_merge and variable.home.per_replica:
             return value_across(variable, own, self._layout)
         return own
 
     def update(self, variable: Variable, change: Change, value: Any) -> None:
-        """Change this replica's copy, or all of them together."""
+        """Change this replica's copy; aggregate the value over the replicas if needed."""
         given = given_value(variable, change, value, self._layout, in_merge=self._in_merge)
         self._set(variable, change.value, change.apply(self._own_to_change(variable), given))
 
     def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
-        """Change rows of a mirrored variable."""
+        """Change some rows of a mirrored variable."""
         rows = given_rows(variable, kind, slices, self._layout, in_merge=self._in_merge)
         self._set(variable, kind.value, kind.apply(self._own_to_change(variable), rows))
 
     def own_copies(self) -> "OwnCopies":
-        """Reads and changes each replica's copy by itself, without aggregation."""
+        """Return an access object that changes each replica's copy without aggregation."""
         return OwnCopies(self)
 
     def update_own(self, variable: Variable, change: Change, value: Any) -> None:
-        """Change this replica's copy alone."""
+        """Change this replica's copy only."""
         if isinstance(value, PerReplica):
             value = jnp.asarray(own_value(value, self._layout))
         given = checked_value(variable.label, change.value, value, variable.shape, variable.dtype)
         self._set(variable, change.value, change.apply(self._own_to_change(variable), given))
 
     def scatter_own(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
-        """Change rows of this replica's copy alone."""
+        """Change some rows of this replica's copy only."""
         self._set(variable, kind.value, kind.apply(self._own_to_change(variable), slices))
 
     def read_own(self, variable: Variable) -> Any:
-        """The value of this replica's copy."""
+        """Return the value of this replica's copy."""
         return self._own(variable)
 
     @property
@@ -92,13 +92,13 @@ class StepAccess(abc.ABC):
 
 
 class OwnCopies:
-    """What a function that `StrategyExtended.update` calls gets at: one copy at a time."""
+    """The access object for a function that `StrategyExtended.update` calls: one copy at a time."""
 
     def __init__(self, step: StepAccess) -> None:
         self._step = step
 
     def own_copies(self) -> "OwnCopies":
-        """Itself."""
+        """Return this object."""
         return self
 
     def merge(self, merged: Callable[[Any, Any], Any], fn: Any, given: Any) -> Any:
@@ -106,7 +106,7 @@ class OwnCopies:
         return self._step.merge(merged, fn, given)
 
     def read(self, variable: Variable) -> Any:
-        """The value of this replica's copy."""
+        """Return the value of this replica's copy."""
         return self._step.read_own(variable)
 
     def update(self, variable: Variable, change: Change, value: Any) -> None:
@@ -114,12 +114,12 @@ class OwnCopies:
         self._step.update_own(variable, change, value)
 
     def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
-        """Change rows of this replica's copy."""
+        """Change some rows of this replica's copy."""
         self._step.scatter_own(variable, kind, slices)
 
 
 def check_home(variable: Variable, layout: ReplicaMesh) -> None:
-    """Refuse a variable of another strategy."""
+    """Raise if a variable belongs to another strategy."""
     home = variable.home.layout
     if home is not None and home != layout:
         raise _other_strategy(variable, home, layout)
@@ -138,7 +138,7 @@ def _other_strategy(
 
 
 def one_for_each_example(variable: Variable, what: str) -> ArgumentError:
-    """The error for an assignment of a value that `jax.vmap` maps over."""
+    """Return the error for an assignment of a value that `jax.vmap` maps over."""
     return ArgumentError(
         f"Variable {variable.label!r}.{what} was given a value that jax.vmap maps over, and the "
         f"variable is one {variable.dtype}{list(variable.shape)}.\n\n"

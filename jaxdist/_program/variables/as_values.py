@@ -1,4 +1,4 @@
-"""Variables where a value is expected: what `Strategy.reduce` and its like take them for."""
+"""Variables in the place of values, as arguments of `Strategy.reduce`, `gather` and the like."""
 
 from typing import Any
 
@@ -10,7 +10,8 @@ from jaxdist._values import Handle, PerReplica, Variable, any_variable
 
 
 def variables_as_values(value: PyTree) -> PyTree:
-    """The same pytree, with the values that its variables have on the replicas in their place."""
+    """Return the same pytree with each variable replaced by its values on the replicas."""
+    # Most programs have no variables: do not flatten then.
     if not any_variable():
         return value
     leaves, treedef = jax.tree.flatten(
@@ -27,5 +28,6 @@ def _values_of(variable: Variable) -> Any:
     frame = innermost_explicit_frame()
     if frame is None or frame.variables is None:
         return variable.distributed
+    # In a merge function `read` would aggregate the copies; `reduce` must see each of them.
     own = frame.variables.own_copies().read(variable)
     return Handle(own, frame.strategy.layout) if variable.home.per_replica else own

@@ -1,4 +1,4 @@
-"""Making the variables that a step touches inputs and results of its program."""
+"""Variables of a step as inputs and results of its program; see Note [Lifted variables]."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -20,24 +20,24 @@ MAX_TRACES = 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LiftedVariables:
-    """The variables of one program. They stand after the variables of NNX objects."""
+    """The variables of one program. Their inputs come after the variables of NNX objects."""
 
-    written: tuple[Variable, ...]  # inputs before the arguments, and results
+    written: tuple[Variable, ...]  # assigned: inputs before the arguments, and results
     read_only: tuple[Variable, ...]  # inputs after the arguments
-    after: int  # inputs that stand before them
-    refs: frozenset[int] = frozenset()  # by `id`: those that a trace has to have as refs
+    after: int  # the number of inputs before them
+    refs: frozenset[int] = frozenset()  # by `id`: variables that a trace must hold as refs
 
     def __bool__(self) -> bool:
         return bool(self.written or self.read_only)
 
     @property
     def all(self) -> tuple[Variable, ...]:
-        """The written ones, then the others."""
+        """The assigned variables, then the others."""
         return (*self.written, *self.read_only)
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """Names of the written ones and of the others; each name is there once."""
+        """Unique names of the assigned variables, and of the others."""
         made: dict[str, int] = {}
 
         def name(variable: Variable) -> str:
@@ -47,7 +47,7 @@ class LiftedVariables:
         return [name(v) for v in self.written], [name(v) for v in self.read_only]
 
     def around(self, leaves: Sequence[Any]) -> list[Any]:
-        """All inputs of the program, from those of the call."""
+        """Return all inputs of the program: the leaves of the call and the variables."""
         return [
             *leaves[: self.after],
             *held_by(self.written),
@@ -56,10 +56,12 @@ class LiftedVariables:
         ]
 
     def write(self, values: Sequence[Any]) -> None:
-        """Give every written variable its new value; an interruption leaves none half done."""
+        """Assign a new value to each written variable. An interrupt does not leave it half done."""
         try:
             hold_all(self.written, values)
         except KeyboardInterrupt:
+            # Ctrl-C may come between two assignments. Without this, some variables would have
+            # values from before the step and others from after it.
             hold_all(self.written, values)
             raise
 
@@ -70,17 +72,17 @@ NO_VARIABLES = LiftedVariables((), (), 0)
 def lift(
     fn: Callable[..., Any], signature: Signature, strategy: Any, known: LiftedVariables
 ) -> tuple[Traced, Signature, LiftedVariables]:
-    """Trace `fn` with the variables that it touches as inputs, and the written ones as results.
+    """Trace `fn` with the variables that it uses as inputs, and the assigned ones as results.
 
     Args:
         fn: The step.
-        signature: Of its arguments.
+        signature: The signature of its arguments.
         strategy: The strategy that runs it.
-        known: Variables that it touched for other arguments.
+        known: The variables that it used for other arguments.
 
     Raises:
-        ContextError: Every trace changes other variables in programs inside.
-        MixedStrategyError: A variable of another strategy.
+        ContextError: In every trace the step changes other variables in subprograms.
+        MixedStrategyError: A variable belongs to another strategy.
     """
     layout: ReplicaMesh = strategy.layout
     lifting = Lifting(layout, refs=known.refs)
@@ -97,7 +99,8 @@ def lift(
             len(t.touched) == len(touched) and len(t.written) == len(written) for t in traces
         ):
             break
-        # Replicas with other shapes use others, or one has to be a ref.
+        # Replicas with other shapes use other variables, or a variable must be a ref from the
+        # start: trace again with all of them.
         lifting = Lifting(layout, touched, frozenset(map(id, written)), need_refs)
     else:
         names = sorted({v.label for v in touched})
@@ -112,6 +115,7 @@ def lift(
     found = _lifted(signature, written, touched, lifting.refs, known)
     extended = _extended(signature, found, layout)
     inner = [_extended(s, found, layout) for s in own]
+    # `on_pieces` comes after the lifting: it needs the variables as inputs, since they may be cut.
     settled = [
         on_pieces(_with_inputs(t, s, found, layout), s, layout)
         for t, s in zip(traces, inner, strict=True)
@@ -137,7 +141,7 @@ def _check_merge_calls(traces: Sequence[Traced], groups: Groups) -> None:
 
 
 def _of_all(traces: Sequence[Traced]) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
-    """The variables that any of the traces writes, and that it touches."""
+    """Return the variables that any of the traces assigns, and those that any of them uses."""
     written = {id(v): v for t in traces for v in t.written}
     touched = {id(v): v for t in traces for v in t.touched}
     return tuple(written.values()), tuple(touched.values())
@@ -150,7 +154,10 @@ def _lifted(
     refs: frozenset[int],
     known: LiftedVariables,
 ) -> LiftedVariables:
-    """These variables as those of a program; what is known already where they are the same."""
+    """Return the variables of a program; `known` itself if they are the same.
+
+    A call path is chosen by the identity of this object, so equal ones must be one object.
+    """
     after = len(signature.graph.paths) if signature.graph else 0
     if not touched:
         return NO_VARIABLES
@@ -167,9 +174,9 @@ def _lifted(
 def _with_inputs(
     traced: Traced, signature: Signature, found: LiftedVariables, layout: ReplicaMesh
 ) -> Traced:
-    """A trace with its placeholders as inputs, and the written variables in the order of `found`.
+    """Return a trace whose placeholders are inputs, with results of variables in `found`'s order.
 
-    `signature` has these inputs already.
+    `signature` already contains these inputs.
     """
     if not found:
         return traced
@@ -178,6 +185,8 @@ def _with_inputs(
     body = _compat.with_inputs(body, [by_id[id(v)] for v in found.all])
     body = body.replace(outvars=_in_order(body.outvars, traced, found))
     count, written = len(signature.inputs) - len(found.all), len(found.written)
+    # Inputs of the program: NNX variables, assigned variables, arguments, read-only variables.
+    # The body got its new inputs at the end, so they are sorted here.
     places = [
         *range(found.after, found.after + written),
         *range(written + count, len(signature.inputs)),
@@ -205,7 +214,7 @@ def _with_inputs(
 
 
 def _in_order(results: Sequence[Any], traced: Traced, found: LiftedVariables) -> list[Any]:
-    """What belongs to results of a trace, with those of variables in the order of `found`."""
+    """Return what belongs to the results of a trace, with variables in the order of `found`."""
     own = dict(zip(map(id, traced.written), results[found.after : traced.num_graph], strict=True))
     variables = [own[id(v)] for v in found.written]
     return [*results[: found.after], *variables, *results[traced.num_graph :]]
@@ -233,7 +242,7 @@ def _slot(variable: Variable, layout: ReplicaMesh) -> InSlot:
 
 
 def check_equal(variables: Sequence[Variable], differs: Sequence[bool], num_replicas: int) -> None:
-    """Refuse mirrored variables that would come out different on each replica."""
+    """Raise if a mirrored variable would differ between replicas."""
     names = [
         v.label for v, d in zip(variables, differs, strict=True) if d and not v.home.per_replica
     ]

@@ -1,4 +1,4 @@
-"""Refs of a trace, turned into values."""
+"""Removal of `jax.Ref`s from a trace; see Note [Lifted variables]."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,11 +12,10 @@ from jaxdist.errors import ContextError
 
 
 def without_refs(traced: Any, names: Sequence[str]) -> Any:
-    """The same trace with what is read from and written to refs passed on as values.
+    """Return the same trace with refs replaced by values that operations take and return.
 
     Raises:
-        ContextError: A variable is changed where it would be changed twice, or where what is read
-            would stay as it was.
+        ContextError: A variable would be changed twice, or an operation would read an old value.
     """
     if _changes_when_recomputed(traced.jaxpr):
         raise ContextError(
@@ -39,7 +38,7 @@ def without_refs(traced: Any, names: Sequence[str]) -> Any:
 
 
 def _changes_when_recomputed(jaxpr: Any) -> bool:
-    """Whether something that is computed again for a gradient gets a ref."""
+    """Whether an operation that is recomputed for a gradient takes a ref."""
     return any(
         (e.params.get("differentiated") and any(_compat.is_ref(v) for v in e.invars))
         or any(_changes_when_recomputed(s) for s in subprograms(e))
@@ -48,8 +47,9 @@ def _changes_when_recomputed(jaxpr: Any) -> bool:
 
 
 def _decides_while_changing(jaxpr: Any) -> bool:
-    """Whether a `while` has one ref in its condition and, changed, in its body."""
+    """Whether a `while` reads a ref in its condition and changes it in its body."""
     for e in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        # A `while` has two lists of constants, so one ref may be in both, as different inputs.
         if e.primitive.name == "while":
             first, second = e.params["cond_nconsts"], e.params["body_nconsts"]
             asked = {v for v in e.invars[:first] if _is_ref(v)}

@@ -1,4 +1,4 @@
-"""Calling a function on each copy of a variable, without aggregation."""
+"""A function that changes each copy of a variable by itself, without aggregation."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from jaxdist.errors import ContextError
 
 @dataclasses.dataclass(frozen=True)
 class UpdateOfCopies:
-    """A step that calls `fn` with a variable of which it changes only the replica's own copy."""
+    """A step that calls `fn` with a variable; `fn` changes only the replica's own copy."""
 
     fn: Callable[..., Any]
 
@@ -24,7 +24,7 @@ class UpdateOfCopies:
     def __call__(
         self, variable: Variable, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run on one replica, or in a merge function for all of them."""
+        """Call the function on one replica, or in a merge function for all of them."""
         frame = innermost_explicit_frame()
         if frame is None or frame.variables is None:
             raise ContextError(
