@@ -1,4 +1,4 @@
-"""Tracing and analysing a step."""
+"""The steps from a Python function to a `Program`: trace, prove, check state."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,7 +35,7 @@ def build(
     where: str,
     known: LiftedVariables = NO_VARIABLES,
 ) -> Program:
-    """Trace `fn`, analyse it, and refuse state that would come out different."""
+    """Trace `fn`, analyse the trace, and raise if state would differ between replicas."""
     layout: ReplicaMesh = strategy.layout
     with told() as said:
         traced, signature, variables = lift(fn, signature, strategy, known)
@@ -51,15 +51,18 @@ def build(
     if layout.spmd and layout.num_logical > 1:
         check_inputs(signature, traced, names_in, layout, len(variables.read_only))
     axes = replica_axes_of(layout)
+    # Replicas with different numbers of rows were already checked, each group with its own trace.
     if axes and not signature.uneven and has_empty_input(signature, layout.num_replicas):
         check_without_rows(signature, signature, traced, range(layout.num_replicas), layout)
     found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
+    # A `Sharded` result differs between replicas on purpose: each has its piece.
     differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
     combined: tuple[Combination, ...] = ()
     if axes:
         places = places_with_rows(signature, layout)
         combined = combinations(signature, traced, differs, layout.num_replicas, places)
     extra = [_for_variable(signature, traced, i, layout) for c in combined for i in c.numbers]
+    # After the analysis, because only it tells which metrics differ.
     traced = with_increments(traced, signature, combined, layout)
     if axes:
         check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
@@ -73,7 +76,7 @@ def build(
         different = (differs[i] and i >= traced.num_graph) or i in own_copies
         cut = traced.cuts.get(i)
         kind = Kind.SHARDED if cut else Kind.PER_REPLICA if different else Kind.MIRRORED
-        # A variable stays where it lives.
+        # A variable stays on the devices where it is stored, whatever the step marks.
         parts = None if graph_size <= i < traced.num_graph else marks[i]
         if kind is not Kind.MIRRORED:
             check_whole_bytes(name, var.aval.dtype, "comes out of strategy.run")
@@ -95,10 +98,10 @@ def build(
 
 
 def check_whole_bytes(name: str, dtype: Any, what: str) -> None:
-    """Refuse an array of replicas in which several numbers share a byte.
+    """Raise if the replicas have different arrays of a dtype below one byte.
 
     Raises:
-        ArgumentTypeError: `int4` and the like; JAX cannot pass arrays of them that are split.
+        ArgumentTypeError: The dtype is `int4` or the like. JAX cannot pass such arrays split.
     """
     if isinstance(dtype, np.dtype) and is_below_a_byte(dtype):
         wider = "float16" if jnp.issubdtype(dtype, np.floating) else "int8"
@@ -114,6 +117,7 @@ def _for_variable(
     signature: Signature, traced: Traced, number: int, layout: ReplicaMesh
 ) -> TracedCollective:
     aval = traced.jaxpr.outvars[number].aval
+    # Narrow floats are combined in f32, so at least 4 bytes are sent.
     size = int(aval.size) * max(aval.dtype.itemsize, 4)
     name = signature.graph.name(number) if signature.graph else ""
     return TracedCollective("psum", layout.replica_axes, size, 1, False, f"jaxdist, for {name}", 1)
