@@ -1,4 +1,4 @@
-"""One call of a step, read against the strategy: what it has to run, and on what."""
+"""One call of a step, checked against the strategy: its signature and its input arrays."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -29,27 +29,27 @@ from jaxdist.errors import ShapeError
 
 @dataclasses.dataclass
 class Call:
-    """One call, taken apart and read against the strategy."""
+    """One call, flattened and checked against the strategy."""
 
     flat: Flat
     signature: Signature
     leaves: list[Any]
     kept: CachedGraph | None
-    moved: bool  # some leaf is not passed on as it came
-    has_padding: bool  # some array in pieces has
+    moved: bool  # some leaf is another array than the one in the call
+    has_padding: bool  # some `Sharded` array is padded
 
     @property
     def is_traced(self) -> bool:
-        """Whether somebody else traces, and nothing can be compiled here."""
+        """Whether an enclosing function is being traced, so that nothing can be compiled."""
         return self.flat.has_tracer or _compat.inside_trace()
 
     def leaves_of(self, program: Program) -> Sequence[Any]:
-        """What the program takes: the leaves, between the variables that it has beside them."""
+        """Return the inputs of the program: the leaves and the variables that it uses."""
         variables = program.variables
         return variables.around(self.leaves) if variables else self.leaves
 
     def settle(self, program: Program, results: Sequence[Any]) -> Any:
-        """The step's result, after its state was put in place."""
+        """Update the state with the results, and return the step's result."""
         rebuilt = program.rebuild(results)
         if not program.has_state:
             return rebuilt
@@ -63,11 +63,13 @@ class Call:
 
 
 def read(flat: Flat, kept: CachedGraph | None, layout: ReplicaMesh) -> Call:
-    """Check every leaf, and put it where the program takes it; variables of NNX objects go first.
+    """Check every leaf, and move it to where the program needs it.
+
+    The leaves begin with the variables of NNX objects.
 
     Raises:
-        ShapeError: Values of replicas do not fit; all arguments that do not are named.
-        ReplicaValueError: A value of another strategy.
+        ShapeError: Per-replica values do not fit. The error names all such arguments.
+        ReplicaValueError: A value belongs to another strategy.
     """
     leak = kept.leak("strategy.run") if kept else None
     if leak is not None:
@@ -89,11 +91,12 @@ def read(flat: Flat, kept: CachedGraph | None, layout: ReplicaMesh) -> Call:
         is_virtual = layout.num_virtual is not None
         if is_virtual and slot.kind is Kind.PER_REPLICA and not isinstance(leaf, PerReplica):
             check_virtual_rows(_LeafName(flat, kept, i - num_state), leaf, layout)
-        # See Note [Who owns host memory]: the step may still read it after the call has returned.
+        # See Note [Who owns host memory]: the step may read the array after the call has returned.
         if isinstance(leaf, Sharded):
             leaf = owned(leaf.held)
         else:
             leaf = owned(leaf.array if isinstance(leaf, PerReplica) else leaf)
+        # A described layout has no real devices to move arrays to.
         if must_move(leaf, slot) and layout.described is None:
             leaf, moved = jax.device_put(leaf, slot.sharding), True
         leaves[i] = leaf
@@ -108,9 +111,10 @@ def read(flat: Flat, kept: CachedGraph | None, layout: ReplicaMesh) -> Call:
 def _checked_values(
     flat: Flat, num_state: int, layout: ReplicaMesh
 ) -> tuple[list[Any], list[tuple[int, Any]], bool]:
-    """The dynamic leaves, those that are padded with their shapes, and whether some are new."""
+    """Return the dynamic leaves, the shapes of padded ones, and whether some leaf is new."""
     values: list[Any] = []
     uneven: list[tuple[int, Any]] = []
+    # Collected, so that one error names all arguments that do not fit.
     misfits: list[ShapeError] = []
     moved = False
     for number, leaf in enumerate(flat.dynamic):
@@ -134,7 +138,7 @@ def _checked_values(
 
 
 def _together(errors: list[ShapeError]) -> ShapeError:
-    """One error for all arguments that do not fit, with what the first one advises."""
+    """Return one error for all arguments that do not fit, with the remedy of the first one."""
     if len(errors) == 1:
         return errors[0]
     found = [str(error).partition("\n\n") for error in errors]
@@ -143,7 +147,7 @@ def _together(errors: list[ShapeError]) -> ShapeError:
 
 @dataclasses.dataclass
 class _LeafName:
-    """The name of a leaf, found only when a message needs it; variables have negative numbers."""
+    """The name of a leaf, computed only when a message needs it. Variables have numbers below 0."""
 
     flat: Flat
     kept: CachedGraph | None

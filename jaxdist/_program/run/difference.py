@@ -1,4 +1,4 @@
-"""Why a call does not run the program of the call before it."""
+"""The reason why a call does not run the program of the call before it."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from jaxdist._program.trace.trace import Signature
 
 
 def difference(before: Signature, now: Signature, names: Sequence[str]) -> str:
-    """What tells two signatures apart, in words."""
+    """Return how two signatures differ, in words."""
     if (before.treedef, before.structure) != (now.treedef, now.structure):
         return "the structure of its arguments"
     if before.slots != now.slots:

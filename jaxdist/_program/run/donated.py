@@ -1,4 +1,4 @@
-"""The arguments whose buffers a step gives to its results."""
+"""Checks of `donate_argnums`, and the program inputs that it covers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +12,10 @@ from jaxdist.errors import ArgumentError, DonationError
 
 
 def check_numbers(donated: Sequence[int], args: Sequence[Any]) -> None:
-    """Refuse numbers of arguments that a call does not have.
+    """Raise if `donate_argnums` contains a position that the call does not have.
 
     Raises:
-        ArgumentError: There are such numbers.
+        ArgumentError: Some position is out of range.
     """
     out_of_range = [n for n in donated if not 0 <= n < len(args)]
     if out_of_range:
@@ -28,7 +28,10 @@ def check_numbers(donated: Sequence[int], args: Sequence[Any]) -> None:
 
 
 def donated_leaves(donated: Sequence[int], flat: Flat, graph: GraphShape | None) -> list[int]:
-    """The inputs of the program, variables of NNX objects first, that these arguments hold."""
+    """Return the numbers of the program's inputs that these arguments contain.
+
+    Variables of NNX objects come first.
+    """
     if not donated:
         return []
     offset = len(graph.paths) if graph else 0
@@ -49,16 +52,17 @@ def _within(donated: Sequence[int], count: int) -> str:
 
 
 def check_once(donated: Sequence[int], leaves: Sequence[Any], program: Program) -> None:
-    """Refuse a buffer that is donated and given a second time.
+    """Raise if the call contains one buffer twice and donates it.
 
     Raises:
-        DonationError: There is one; both places are named.
+        DonationError: The error names both places.
     """
     if not program.donated:
         return
     names = program.input_names
     seen: dict[int, int] = {}
     for i, leaf in enumerate(leaves):
+        # NumPy arrays and numbers are copied to the devices, so they are never donated.
         if not isinstance(leaf, jax.Array):
             continue
         first = seen.setdefault(id(leaf), i)

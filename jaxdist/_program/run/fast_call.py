@@ -1,4 +1,4 @@
-"""Calls with static arguments, NNX objects and variables, made ready for the C++ call path."""
+"""Calls with static arguments, NNX objects and variables, prepared for the C++ call path."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from jaxdist._values import as_held, held_by, held_leaves, owned_leaves
 
 
 class Slow:
-    """A dispatcher's way to say: this call has to go the slow way."""
+    """The result of a dispatcher that cannot handle a call; the caller then runs it slowly."""
 
     __slots__ = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class CallTemplate:
-    """Which top-level arguments are static, and which are NNX objects."""
+    """The positions of static arguments and NNX objects among the top-level arguments."""
 
     static_numbers: tuple[int, ...]
     static_names: tuple[str, ...]
@@ -40,7 +40,7 @@ class CallTemplate:
         numbers: frozenset[int],
         names: frozenset[str],
     ) -> "CallTemplate | None":
-        """The plan for calls like this one; None where such an argument is inside another."""
+        """Return the template for calls like this one; None if such a value is nested deeper."""
         static = [i for i, a in enumerate(args) if i in numbers or _is_static_leaf(a)]
         named = [k for k, v in kwargs.items() if k in names or _is_static_leaf(v)]
         nodes = [i for i, a in enumerate(args) if isinstance(a, nnx.Pytree)]
@@ -63,10 +63,10 @@ _NONE: list[Any] = []
 
 
 class FastCall:
-    """Calls through a plan, with the variables of one program.
+    """A call path for one template, with the variables of one program.
 
-    Static values choose a C++ dispatcher; the variables of NNX objects, and those that the step
-    has from a closure, become leaves beside the arguments, in the order of the program's inputs.
+    Static values choose a C++ dispatcher. The variables of NNX objects and those from the step's
+    closure become leaves beside the arguments, in the order of the program's inputs.
     """
 
     def __init__(self, step: Any, plan: CallTemplate, variables: LiftedVariables) -> None:
@@ -93,7 +93,7 @@ class FastCall:
                 known = kept.dispatchers.setdefault(self, {}) if kept else known
                 hash(key)
             except (IndexError, KeyError, TypeError):
-                # This call has no static argument or NNX object where calls before it had one.
+                # Calls before had a static argument or an NNX object where this one has none.
                 return step.direct(*args, **kwargs) if not variables else step.slow(*args, **kwargs)
             if nodes and kept is None:
                 return step.slow(*args, **kwargs)
@@ -138,7 +138,7 @@ class FastCall:
     def _mirrored(
         self, count: int, rest: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The other arguments with kept copies of arrays that are on one device."""
+        """Return the other arguments with cached copies of arrays that are on one device."""
         step = self._step
         places = [i for i in range(count) if i not in self._taken]
         donated = {n for n, place in enumerate(places) if place in step.donated}
@@ -150,7 +150,7 @@ class FastCall:
         return copied
 
     def _settled(self, results: Any, kept: CachedGraph | None) -> Any:
-        """The step's result, after its state was put in place."""
+        """Update the state with the results, and return the step's result."""
         variables = self.variables
         if kept is None and not variables.written:
             return results

@@ -1,4 +1,4 @@
-"""Steps that run on CPU devices and are not waited for: only so many may be at once."""
+"""A call path that limits how many steps on CPU devices run at once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from jaxdist._values import held_leaves
 
 
 def must_count(program: Program) -> bool:
-    """Whether steps of this program can wait for each other's threads; see `CPU_STEPS`."""
+    """Whether steps of this program may wait for each other's threads; see `CPU_STEPS`."""
     layout = program.layout
     if layout.platform != "cpu" or len(layout.devices) < 2:
         return False
@@ -17,7 +17,7 @@ def must_count(program: Program) -> bool:
 
 
 def counted(dispatch: Callable[..., Any]) -> Callable[..., Any]:
-    """A call path that waits for room first, and counts what it started."""
+    """Return a call path that waits for a free place first, and counts the step it starts."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         CPU_STEPS.make_room()

@@ -1,4 +1,4 @@
-"""A call path that copies NumPy arrays first; see Note [Who owns host memory]."""
+"""A call path that first copies NumPy arrays; see Note [Who owns host memory]."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +10,15 @@ from jaxdist._values import owned_leaves
 
 
 def has_host_arrays(call: Call) -> bool:
-    """Whether some leaf of a call came from NumPy, so that later calls may bring writable ones.
+    """Whether some leaf came from NumPy. Later calls may then pass arrays that can change.
 
-    To JAX's call path a scalar of NumPy looks like an array without dims, hence both.
+    NumPy scalars count too: JAX's call path does not tell them from arrays without dims.
     """
     return any(isinstance(x, (np.ndarray, np.generic)) for x in call.leaves)
 
 
 def owning(dispatch: Callable[..., Any]) -> Callable[..., Any]:
-    """A call path that a caller's arrays do not reach, only copies of them."""
+    """Return a call path that passes copies of the caller's NumPy arrays."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = owned_leaves((args, kwargs))

@@ -1,4 +1,4 @@
-"""The programs of one function under one strategy."""
+"""The programs of one function under one strategy, by signature."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from jaxdist._program.variables.lift import NO_VARIABLES
 
 @dataclasses.dataclass
 class Ready:
-    """A program with its executable, and what the C++ call path needs (made at the first call)."""
+    """A program with its executable, and the record for the C++ call path (made at first call)."""
 
     program: Program
     compiled: jax.stages.Compiled
@@ -36,19 +36,20 @@ class Ready:
 
     @functools.cached_property
     def _has_parts_of_bytes(self) -> bool:
+        # On such JAX versions the compiled call refuses the layouts of 4-bit arrays.
         dtypes = (slot.dtype for slot in self.program.signature.inputs)
         return not _compat.LAYOUTS_BELOW_A_BYTE_AGREE and any(
             isinstance(dtype, np.dtype) and is_below_a_byte(dtype) for dtype in dtypes
         )
 
     def call(self, leaves: Sequence[Any]) -> Any:
-        """Flat results."""
+        """Run the executable and return flat results."""
         if self._has_parts_of_bytes:
             return _compat.call_with_any_layout(self.compiled, leaves)
         return self.compiled(*leaves)
 
     def run(self, leaves: Sequence[Any]) -> Any:
-        """Flat results, and from then on a record for the C++ call path."""
+        """Run the executable, make the record for the C++ call path, and return flat results."""
         results = self.call(leaves)
         if not self.has_record and not self._has_parts_of_bytes:
             self.record = _compat.fast_call_record(
@@ -59,9 +60,9 @@ class Ready:
 
 
 class Programs:
-    """Traces and compiles a function, once for each signature of its calls.
+    """Traces and compiles a function once for each signature of its calls.
 
-    The function and the strategy are asked for when they are needed: neither is kept alive.
+    It holds callables that return the function and the strategy, to keep neither of them alive.
     """
 
     def __init__(
@@ -76,27 +77,27 @@ class Programs:
         self._donated = donated
         self._watch = watch
         self._ready: dict[Signature, Ready] = {}
-        # While JAX looks for numbers that are none.
+        # Programs without donation, which run while JAX checks for nan and inf.
         self._undonated: dict[Signature, Ready] = {}
-        # Whether it was said that replicas with different numbers of rows take a mean.
+        # Whether the warning was already given that replicas with unequal rows take a mean.
         self._means_told = False
-        # Traced by `traced` or `look_ahead` and not compiled yet.
+        # Programs that `traced` or `look_ahead` traced and that are not compiled yet.
         self._only_traced: dict[Signature, Program] = {}
         self._looked_ahead: set[LaterSteps] = set()
-        # The variables that the last program touched; the next one probably does as well.
+        # The variables of the last program. The next program probably uses the same ones.
         self._variables = NO_VARIABLES
 
     def get(self, signature: Signature) -> Ready | None:
-        """The compiled program for this signature, if there is one."""
+        """Return the compiled program for this signature, or None."""
         return self._ready.get(signature)
 
     def ready(self, call: Call) -> Ready:
-        """The compiled program of a call, made at the first one."""
+        """Return the compiled program of a call; compile it at the first call."""
         known = self._ready.get(call.signature)
         return self._new(call) if known is None else known
 
     def without_donation(self, call: Call) -> Ready:
-        """The same program, which leaves its arguments as they are."""
+        """Return the same program without donation of its arguments."""
         known = self._undonated.get(call.signature)
         if known is None:
             program = self._ready[call.signature].program if call.signature in self._ready else None
@@ -107,7 +108,7 @@ class Programs:
         return known
 
     def traced(self, call: Call) -> Program:
-        """The program of a call, without compiling it."""
+        """Return the program of a call without compiling it."""
         ready = self._ready.get(call.signature)
         if ready is not None:
             return ready.program
@@ -115,12 +116,13 @@ class Programs:
         if known is not None:
             return known
         program = self.build(call)
+        # Inside another trace the program contains tracers, which die with that trace.
         if not call.is_traced:
             self._only_traced[call.signature] = program
         return program
 
     def build(self, call: Call) -> Program:
-        """Trace and analyse a call; nothing is kept."""
+        """Trace and analyse a call. The result is not cached."""
         fn = self._fn()
         flat, signature = call.flat, call.signature
         check_numbers(self._donated, flat.given[0])
@@ -145,13 +147,13 @@ class Programs:
         return program
 
     def look_ahead(self, call: Call) -> None:
-        """Trace the step for the uneven batches that its data has yet to give.
+        """Trace the step for the uneven batches that its data will still produce.
 
-        See Note [Batches to come]. Where nobody else traces, the traces are kept for the calls
+        See Note [Batches to come]. Outside of other traces, the programs are cached for the calls
         with these batches.
 
         Raises:
-            Exception: What tracing raises, with a note that says of which batch.
+            Exception: Any error of the trace, with a note about the batch.
         """
         layout = self._strategy().layout
         later = later_steps(call, layout)
@@ -174,6 +176,7 @@ class Programs:
         fn, signature = self._fn(), call.signature
         program = self._only_traced.pop(signature, None) or self.build(call)
         self.look_ahead(call)
+        # Before the first run: an error about a later batch must come before hours of training.
         if self._ready:
             last = next(reversed(self._ready))
             changed = difference(last, signature, call.flat.names())
