@@ -56,7 +56,7 @@ class DonatingCall:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # With jax_debug_nans the step may run twice, so its arguments must not be donated.
+        # Under jax_debug_nans only the slow path runs the program that donates nothing.
         if _compat.checks_numbers():
             return self._slow(*args, **kwargs)
         if self._one_device:

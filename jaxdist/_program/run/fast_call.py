@@ -88,6 +88,7 @@ class FastCall:
                 static = [args[i] for i in plan.static_numbers]
                 static += [kwargs[n] for n in plan.static_names]
                 nodes = [args[i] for i in plan.node_numbers]
+                # See Note [Equal constants]
                 key = (len(args), *map(exact, static))
                 kept = step.kept_for(nodes) if nodes else None
                 known = kept.dispatchers.setdefault(self, {}) if kept else known
@@ -95,6 +96,7 @@ class FastCall:
             except (IndexError, KeyError, TypeError):
                 # Calls before had a static argument or an NNX object where this one has none.
                 return step.direct(*args, **kwargs) if not variables else step.slow(*args, **kwargs)
+            # The NNX objects are new, or their structure changed.
             if nodes and kept is None:
                 return step.slow(*args, **kwargs)
             rest = tuple(a for i, a in enumerate(args) if i not in self._taken)
@@ -109,6 +111,7 @@ class FastCall:
         written, read_only = _NONE, _NONE
         if variables:
             written, read_only = held_by(variables.written), held_by(variables.read_only)
+        # What the call paths of `Step` do for other calls; see Note [Call paths].
         if step.keeps_padding:
             leaves, rest, named = as_held((leaves, rest, named))
         if step.owns:
@@ -128,6 +131,7 @@ class FastCall:
         results = dispatch(leaves, written, rest, named, read_only)
         if type(results) is Slow:
             return step.slow(*args, **kwargs)
+        # Only a dispatcher that has worked is kept.
         if is_new:
             known[key] = dispatch
         result = self._settled(results, kept)
@@ -160,6 +164,7 @@ class FastCall:
         elif not variables.written:
             kept.write(state)
         else:
+            # Even if the first assignment is interrupted, the variables get their new values.
             try:
                 kept.write(state[: variables.after])
             finally:

@@ -1,4 +1,18 @@
-"""One function under one strategy: the fast way into its programs, and the slow one."""
+"""One function under one strategy: its fast call path and its slow one.
+
+# Note [Call paths]
+The slow path (`Step.slow`) reads every leaf of a call, builds or finds the program, and runs it. It
+then gives JAX's C++ dispatcher a record, so that equal calls need no Python of this room. A
+signature that the dispatcher does not know is a miss, and takes the slow path.
+
+Some calls need more than the dispatcher does: copies of NumPy arrays, checks for deleted buffers,
+a limit of the steps in flight, and so on. `Step._renew_direct` wraps the dispatcher into call paths
+that do this, one around the other. A call path is added when the slow path first meets a call that
+needs it, and stays: the other calls do not pay for it.
+
+Static arguments, NNX objects and variables are no leaves for the dispatcher. `FastCall` takes them
+out of the arguments first.
+"""
 
 import weakref
 from collections.abc import Callable
@@ -40,7 +54,7 @@ from jaxdist.errors import NotFiniteError
 
 
 class Step:
-    """Runs one function. `call` is the way in; it changes as more is known of the arguments."""
+    """Runs one function. `call` is the current call path; see Note [Call paths]."""
 
     def __init__(
         self,
@@ -49,6 +63,7 @@ class Step:
         strategy: Any,
         watch: RetraceWatch,
     ) -> None:
+        # Weakly where it is possible: the runner drops this object when the function dies.
         self._fn = weakref.ref(fn) if type(fn).__name__ == "function" else (lambda: fn)
         self._strategy = weakref.ref(strategy)
         self._layout: ReplicaMesh = strategy.layout
@@ -59,21 +74,21 @@ class Step:
         self._programs = Programs(self._fn, self._strategy, self.donated, watch)
         self._kept = GraphCache()
         self._planned: dict[tuple[CallTemplate, int], FastCall] = {}
-        # What `FastCall` asks at every call is plain attributes.
+        # Plain attributes, because `FastCall` reads them at every call.
         self.kept_for = self._kept.current
         self.donates = bool(self.donated)
-        # Whether the steps in flight have to be counted.
+        # Whether steps in flight must be counted.
         self.bounded = False
-        # Whether structures that JAX takes for equal have to be told apart.
+        # Whether structures that JAX considers equal must be told apart.
         self.tells_structures_apart = False
-        # Whether arrays of the host have to be copied first.
+        # Whether NumPy arrays must be copied first.
         self.owns = False
-        # Whether arrays in pieces keep their padding on JAX's call path.
+        # Whether padded arrays must pass JAX's call path with their padding.
         self.keeps_padding = False
-        # Whether the call paths look for deleted buffers, since JAX would look too late.
+        # Whether call paths check for deleted buffers, because JAX would check too late.
         self.finds_deleted = self.donates and may_crash(self._layout)
         self._is_guarded = False
-        # Whether arrays that follow where they are used are copied to all devices only once.
+        # Whether uncommitted arrays are copied to all devices only once.
         self.mirrors = False
         self.mirror = Mirror(self._layout)
         self._mirroring = MirroringCall(self.mirror, self.donated, lambda: self.keep_copies(False))
@@ -91,16 +106,16 @@ class Step:
             self.call = self.slow
 
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
-        """Look at the arguments before JAX's call path does."""
+        """Look for padded arrays before JAX's call path would remove their padding."""
         self._first = None
         self.keeps_padding = has_padding((args, kwargs))
         self._renew_direct()
         return self.direct(*args, **kwargs)
 
-    # The slow way: read everything, pick or build the program.
+    # The slow path: read every leaf, find or build the program, run it.
 
     def slow(self, *args: Any, **kwargs: Any) -> Any:
-        """Run without the C++ call path."""
+        """Run without the C++ dispatcher."""
         return self._miss(args, kwargs)[0]
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -112,14 +127,16 @@ class Step:
             return self._op_by_op(call, args), None
         if has_arrays_elsewhere(call.leaves, self._layout):
             self.keep_copies()
-            # A copy has the buffer of the array on its device: it hides what is given twice.
+            # The copy on the array's own device has the same buffer. It would hide that one buffer
+            # is passed twice.
             is_twice = self.donates and has_repeats((args, kwargs))
             copied = None if is_twice else self.mirror.arguments(args, kwargs, self.donated)
             if copied is not None:
                 args, kwargs = copied
                 call = self._read(args, kwargs)
         is_checked = self.donates and _compat.checks_numbers()
-        # What is found is looked for again in the arguments, so they are not given away.
+        # If the result has a nan, the step runs again op by op, with the same arguments. So they
+        # must not be donated.
         ready = self._programs.without_donation(call) if is_checked else self._programs.ready(call)
         program = ready.program
         leaves = call.leaves_of(program)
@@ -130,6 +147,7 @@ class Step:
         CPU_STEPS.make_room()
         results = ready.run(leaves)
         result = call.settle(program, results)
+        # Only now, because the call may have failed: add the call paths that such calls need.
         if must_count(program):
             CPU_STEPS.dispatched(results)
             self._bound()
@@ -141,6 +159,7 @@ class Step:
             self._keep_padding()
         if is_checked:
             return result, None
+        # The dispatcher can only repeat this call if its leaves are the arguments as they came.
         plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
         if program.variables or not plain:
             self._plan(call, args, kwargs, program.variables)
@@ -165,13 +184,13 @@ class Step:
         return run_inside_trace(call, program)
 
     def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
-        """The program that this call would run."""
+        """Return the program that this call would run."""
         return self._programs.traced(self._read(args, kwargs))
 
     # Op by op, as JAX runs operations outside of `jit`.
 
     def op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run without compiling, one thread for each replica."""
+        """Run without compiling, with one thread for each replica."""
         call = self._read(args, kwargs)
         if call.is_traced:
             return self._inside_trace(call)
@@ -192,10 +211,10 @@ class Step:
     def find_invalid_number(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
     ) -> NoReturn:
-        """Run op by op to find the line that made a number that is none; no state is written.
+        """Run op by op to find the line that made a nan or inf. No state is assigned.
 
         Raises:
-            NotFiniteError: Always; with the line, where it is found.
+            NotFiniteError: Always. It shows the line if that is found.
         """
         call = None if self._layout.num_virtual is not None else self._read(args, kwargs)
         if call is not None and not call.is_traced and not _compat.any_deleted(call.leaves):
@@ -205,6 +224,7 @@ class Step:
     def _op_by_op(self, call: Call, args: tuple[Any, ...]) -> Any:
         outcome = self._outcome(call, args)
         variables = LiftedVariables(outcome.variables, (), 0)
+        # Even if the first assignment is interrupted, the variables get their new values.
         try:
             if call.kept is not None:
                 call.kept.write(outcome.state)
@@ -212,10 +232,10 @@ class Step:
             variables.write(outcome.values)
         return outcome.result
 
-    # What the ways in do before they start a program.
+    # What call paths do before they start a program.
 
     def check_deleted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise an error that names the arguments whose buffers are gone, if there are any."""
+        """Raise an error that names the arguments with deleted buffers, if there are any."""
         flat = self._flat(args, kwargs)
         kept = self._kept.of(flat)
         state = kept.read() if kept else []
@@ -224,7 +244,7 @@ class Step:
             raise was_given_away(self.name, names, self.donated)
 
     def guard(self) -> None:
-        """Look for deleted buffers from now on: another step of the strategy donates some."""
+        """Check for deleted buffers from now on: another step of the strategy donates some."""
         if not self.finds_deleted:
             self.finds_deleted = self._is_guarded = True
             self._renew_direct()
@@ -236,19 +256,19 @@ class Step:
             self._renew_direct()
 
     def _own(self) -> None:
-        """Copy arrays of the host from now on."""
+        """Copy NumPy arrays from now on."""
         if not self.owns:
             self.owns = True
             self._renew_direct()
 
     def _keep_padding(self) -> None:
-        """Hand arrays in pieces over as they are held from now on."""
+        """Pass padded arrays with their padding from now on."""
         if not self.keeps_padding:
             self.keeps_padding = True
             self._renew_direct()
 
     def keep_copies(self, mirrors: bool = True) -> None:
-        """Keep copies of arrays on one device from now on, or no longer."""
+        """Start or stop the caching of copies of arrays on one device."""
         if self.mirrors is not mirrors:
             self.mirrors = mirrors
             self._renew_direct()
@@ -257,19 +277,19 @@ class Step:
         return _compat.make_dispatcher(self.name, self._miss, copies=self.keep_copies)
 
     def _tell_structures_apart(self) -> None:
-        """Have a C++ call path for each structure from now on; see Note [Equal constants]."""
+        """Use one C++ dispatcher for each exact structure; see Note [Equal constants]."""
         if not self.tells_structures_apart:
             self.tells_structures_apart = True
             self._dispatcher = by_structure(self._new_dispatcher)
             self._renew_direct()
 
     def _renew_direct(self) -> None:
-        """Put what has to be done at each call around the C++ call path."""
+        """Wrap the C++ dispatcher into all call paths that are needed; see Note [Call paths]."""
         direct = self._dispatcher
         if self.mirrors:
             self._mirroring.dispatch = direct
             direct = self._mirroring
-        # It looks at the arrays themselves: one of them may be given twice.
+        # Around the copies: it must see the caller's own arrays, one of which may be passed twice.
         self._donating.dispatch = direct
         if self.donates:
             direct = self._donating
@@ -281,12 +301,14 @@ class Step:
             direct = owning(direct)
         if self.keeps_padding:
             direct = keeping_padding(direct)
+        # The first call has not looked at the arguments yet, so it must come before all of them.
         direct = self._first or direct
+        # `call` may be a `FastCall` or the slow path; these stay.
         if self.call is self.direct:
             self.call = direct
         self.direct = direct
 
-    # Static arguments, NNX objects and variables are taken out before the C++ call path.
+    # Calls with static arguments, NNX objects and variables.
 
     def _plan(
         self,
@@ -295,7 +317,7 @@ class Step:
         kwargs: dict[str, Any],
         variables: LiftedVariables,
     ) -> None:
-        """From now on, take out the arguments at the places where this call had such ones."""
+        """Use a `FastCall` for later calls that have such arguments at the same positions."""
         plan = self._plan_of(call, args, kwargs)
         if plan is not None:
             key = (plan, id(variables))
@@ -311,15 +333,15 @@ class Step:
     def dispatcher_for(
         self, plan: CallTemplate, variables: LiftedVariables, restore: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """A C++ dispatcher for calls that were taken apart by a plan."""
+        """Return a C++ dispatcher for calls whose arguments a template took apart."""
 
         def miss(given: tuple[Any, ...], _: dict[str, Any]) -> tuple[Any, Any]:
             args, kwargs = restore(given[2], given[3])
             call = self._read(args, kwargs)
             ready = self._programs.get(call.signature)
             traced = call.flat.has_tracer or _compat.must_interpret()
-            # A number where there was a static value is an argument of the program, and is not
-            # among what this dispatcher was given.
+            # A traced number at the position of a static value is an argument of the program, but
+            # the dispatcher did not get it.
             fits = self._plan_of(call, args, kwargs) == plan
             if ready is None or traced or call.moved or not fits or has_padding(given):
                 return Slow(), None
