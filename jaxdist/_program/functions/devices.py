@@ -1,4 +1,4 @@
-"""The error for a function whose parts are on different devices."""
+"""The error for a function with parts on different devices."""
 
 import re
 
@@ -9,9 +9,9 @@ _DEVICES = re.compile(r"device ids \[([^\]]*)\] on platform (\w+)")
 
 
 def mixed_devices(name: str, error: BaseException) -> MixedStrategyError | None:
-    """The error that names a function which JAX refused for its devices; None for other errors.
+    """Return the error for a function that JAX refused because of its devices; None for others.
 
-    JAX refuses such a program when it is lowered: nothing of it has run.
+    JAX refuses such a program when it lowers it. Nothing of it has run.
     """
     if not isinstance(error, ValueError) or _ABOUT_DEVICES not in str(error):
         return None

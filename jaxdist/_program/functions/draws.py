@@ -1,4 +1,4 @@
-"""The batches that one call of a compiled function takes from the iterators among its arguments."""
+"""The batches that one call of a compiled function takes from its iterator arguments."""
 
 import contextlib
 import dataclasses
@@ -12,23 +12,26 @@ from jaxdist._program.arguments.arguments import Flat, Static
 from jaxdist._values import BatchSource, PerReplica
 from jaxdist.errors import ContextError, InputContextError, OutOfRangeError
 
-# A function that takes more in one call has a loop over the data in it, and would be unrolled.
+# A function that takes more batches in one call contains a loop over the data. JAX would unroll it.
 MAX_BATCHES = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class FeedAt:
-    """Where an iterator was among the arguments: the next one there is asked the same."""
+    """A placeholder for an iterator argument. Another iterator there uses the same program."""
 
     number: int
 
 
 class UnevenBatchError(BaseException):
-    """Replicas have different shapes, so nothing can be compiled; not for users to catch."""
+    """The replicas have different shapes, so the function cannot be compiled. Internal.
+
+    It is no `Exception`, so that `except Exception` in a user's function does not catch it.
+    """
 
 
 class Draws:
-    """Batches by iterator, taken before the call or while it is traced."""
+    """The batches of a call, by iterator. They are taken before the call or during its trace."""
 
     def __init__(self, name: str, feeds: Sequence[BatchSource]) -> None:
         self._name = name
@@ -39,23 +42,23 @@ class Draws:
         self._used = [0] * len(feeds)
 
     def in_place(self, slots: Sequence[Any]) -> tuple[Any, ...]:
-        """The slots of arguments with the iterators in them."""
+        """Return the slots of the arguments with the iterators put back."""
         feeds = self._feeds
         return tuple(Static(feeds[s.number]) if isinstance(s, FeedAt) else s for s in slots)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many were taken of each iterator."""
+        """The number of batches taken from each iterator."""
         return tuple(map(len, self.batches))
 
     def take(self, counts: Sequence[int]) -> None:
-        """Take so many of each iterator."""
+        """Take these numbers of batches from the iterators."""
         for number, count in enumerate(counts):
             for _ in range(count):
                 self._take(number)
 
     def put_back(self) -> None:
-        """Give all of them back."""
+        """Return all batches to their iterators."""
         for number, feed in enumerate(self._feeds):
             taken = list(zip(self.batches[number], self._after[number], strict=True))
             feed.put_back(taken, self._before[number])
@@ -63,14 +66,14 @@ class Draws:
             held.clear()
 
     def begin_trace(self) -> None:
-        """From now on `next_of` begins with the first batches."""
+        """Let `next_of` start again with the first batches."""
         self._used = [0] * len(self._feeds)
 
     def next_of(self, feed: Any) -> tuple[int, int, Any]:
-        """The next batch of an iterator while the function is traced.
+        """Return the next batch of an iterator while the function is traced.
 
         Returns:
-            The number of the iterator, that of the batch, and the batch.
+            The number of the iterator, the number of the batch, and the batch.
         """
         number = next((i for i, f in enumerate(self._feeds) if f is feed), None)
         if number is None:
@@ -82,12 +85,13 @@ class Draws:
 
     @property
     def used(self) -> tuple[int, ...]:
-        """How many of each iterator a trace asked for."""
+        """The number of batches that the trace took from each iterator."""
         return tuple(self._used)
 
     def give_back_unused(self) -> None:
-        """After a trace: what it did not ask for goes back."""
+        """Return the batches that the trace did not use to their iterators."""
         used = self.used
+        # `put_back` restores the position before the first batch, so take the used ones again.
         if used != self.counts:
             self.put_back()
             self.take(used)
@@ -124,7 +128,7 @@ class Draws:
 
 
 def taken_out(name: str, flat: Flat) -> tuple[Flat, Draws]:
-    """A call without the iterators among its arguments, and the batches that it will take."""
+    """Return a call with placeholders for its iterators, and the batches that it will take."""
     feeds: list[BatchSource] = []
     slots: list[Any] = []
     for slot in flat.slots:
@@ -141,12 +145,12 @@ def taken_out(name: str, flat: Flat) -> tuple[Flat, Draws]:
 
 NO_DRAWS = Draws("a jaxdist.function", ())
 _DRAWS: ContextVar[Draws] = ContextVar("jaxdist_draws", default=NO_DRAWS)
-# Asked by the trace, which may be begun by any call.
+# A context variable, because `jax.jit` may start the trace in any call.
 current_draws = _DRAWS.get
 
 
 def serving(draws: Draws) -> contextlib.AbstractContextManager[None]:
-    """Let traces in the block take batches from these."""
+    """Return a context in which traces take their batches from `draws`."""
     return _NOTHING if draws is NO_DRAWS else _serving(draws)
 
 
@@ -164,7 +168,7 @@ def _serving(draws: Draws) -> Iterator[None]:
 
 
 def shapes_of(values: Any) -> tuple[Any, ...]:
-    """Structure, shapes and dtypes of arrays."""
+    """Return the structure, shapes and dtypes of a pytree of arrays."""
     leaves, treedef = jax.tree.flatten(values)
     return treedef, tuple((jax.numpy.shape(x), jax.numpy.result_type(x)) for x in leaves)
 
@@ -174,7 +178,7 @@ def _is_per_replica(x: Any) -> bool:
 
 
 def is_uneven(leaf: Any) -> bool:
-    """Whether replicas have different shapes."""
+    """Whether the replicas' values have different shapes."""
     if not isinstance(leaf, PerReplica) or leaf.is_global:
         return False
     return len({jax.numpy.shape(v) for v in leaf.values}) > 1

@@ -1,4 +1,4 @@
-"""A function that JAX compiles as a whole, with the variables that it uses."""
+"""`jaxdist.function`: a function that JAX compiles as a whole, with the variables it uses."""
 
 import dataclasses
 import functools
@@ -50,7 +50,10 @@ from jaxdist._values import (
 
 
 class _OtherInputsError(BaseException):
-    """A trace for other shapes met other variables or batches; not for users to catch."""
+    """A trace for other shapes used other variables or batches. Internal.
+
+    It is no `Exception`, so that `except Exception` in a user's function does not catch it.
+    """
 
     def __init__(self, found: FunctionTrace) -> None:
         self.found = found
@@ -58,18 +61,18 @@ class _OtherInputsError(BaseException):
 
 @dataclasses.dataclass(eq=False)
 class _Compiled:
-    """The function for one structure of arguments, with the variables that it uses."""
+    """The compiled function for one structure of arguments, with the variables that it uses."""
 
     variables: tuple[Variable, ...]
     options: dict[str, Any] | None  # compile options that a step in it needs
-    # A trace of it that JAX has not taken over yet.
+    # A trace that `jax.jit` has not used yet.
     found: FunctionTrace | None
-    call: Any = None  # what `jax.jit` makes
-    gives_padding: bool = False  # in results, as `HeldPieces`
+    call: Any = None  # the jitted function
+    gives_padding: bool = False  # whether results contain padded arrays, as `HeldPieces`
 
 
 class Function:
-    """What `jaxdist.function` makes of a Python function."""
+    """A Python function that `jaxdist.function` compiles as a whole."""
 
     def __init__(self, fn: Callable[..., Any], static_argnames: Sequence[str]) -> None:
         functools.update_wrapper(self, fn)
@@ -78,18 +81,18 @@ class Function:
         self._static_names = frozenset(names)
         self._static_numbers = static_numbers(fn, names, "jaxdist.function")
         self._known: dict[Any, _Compiled] = {}
-        self._counts: dict[Any, tuple[int, ...]] = {}  # batches that a call takes
+        self._counts: dict[Any, tuple[int, ...]] = {}  # the number of batches that a call takes
         self._kept = GraphCache()
         self._is_exact: dict[Any, bool] = {}
         self._num_traces = 0
 
     @property
     def python_function(self) -> Callable[..., Any]:
-        """The function as it was written."""
+        """The original Python function."""
         return self._fn
 
     def experimental_get_tracing_count(self) -> int:
-        """How often the function was traced: once for each structure, shape and dtype.
+        """Return how often the function was traced: once for each structure, shape and dtype.
 
         Example:
             >>> double = jaxdist.function(lambda x: 2 * x)
@@ -110,7 +113,7 @@ class Function:
         if EAGERLY or inside or current_binding() is not None or _compat.must_interpret():
             return self._fn(*args, **kwargs)
         flat = flatten(args, kwargs, self._static_names, self._static_numbers)
-        # One compiled function has one shape for all replicas; a step in it need not.
+        # A compiled function needs one shape for all replicas. A step called from Python does not.
         if any(is_uneven(leaf) for leaf in flat.dynamic):
             return self._fn(*args, **kwargs)
         check_hashable("jaxdist.function", flat)
@@ -136,7 +139,7 @@ class Function:
         return self._fn(*args, **kwargs)
 
     def _explained(self, error: BaseException, flat: Flat, draws: Draws) -> Exception | None:
-        """A better error for a call that failed, if there is one."""
+        """Return a better error for a call that failed, or None."""
         if isinstance(error, jax.errors.UnexpectedTracerError):
             kept = self._kept.of(flat)
             return None if kept is None else kept.leak("jaxdist.function")
@@ -149,12 +152,13 @@ class Function:
         shape = kept.shape if kept else None
         state = kept.read() if kept else []
         # See Note [Who owns host memory]
-        # One by one: a batch that holds no NumPy array stays the object that knows its data.
+        # One by one: a batch without NumPy arrays stays the same object, which knows the batches
+        # that come; see Note [Batches to come].
         flat.dynamic[:] = map(owned_leaves, as_held(flat.dynamic))
         state = [owned_leaves(x) for x in as_held(state)]
         asked: Any = (flat.treedef, self._structure(flat.treedef), flat.slots, shape, strategy)
         if draws.counts:
-            # How many batches it takes may depend on the shapes of all arguments.
+            # The number of batches may depend on the shapes of all arguments.
             asked = (*asked, shapes_of(flat.dynamic))
             draws.take(self._counts.get(asked, ()))
         given = FunctionCall(flat, shape, state, draws)
@@ -174,7 +178,7 @@ class Function:
                     )
                 break
             except _OtherInputsError as error:
-                # Other shapes led to other variables, or to more batches.
+                # With other shapes the function used other variables, or more batches.
                 compiled = self._settled(given, asked, error.found, compiled.variables)
         CPU_STEPS.dispatched(results)
         variables, after, result = as_sharded(results) if compiled.gives_padding else results
@@ -187,7 +191,7 @@ class Function:
         return result
 
     def _structure(self, treedef: Any) -> Any:
-        """`exact_structure`; whether there is one is asked once for structures that are equal."""
+        """Return `exact_structure`, and cache for which structures it is None."""
         found = exact_structure(treedef) if self._is_exact.get(treedef, True) else None
         self._is_exact[treedef] = found is not None
         return found
@@ -195,7 +199,7 @@ class Function:
     def _settled(
         self, given: FunctionCall, asked: Any, found: FunctionTrace, before: tuple[Variable, ...]
     ) -> _Compiled:
-        """The function with all the variables and batches that a trace met as inputs."""
+        """Build the compiled function, with all variables and batches of a trace as inputs."""
         given.draws.give_back_unused()
         known = set(map(id, before))
         variables = (*before, *(v for v in found.variables if id(v) not in known))
@@ -206,7 +210,7 @@ class Function:
         return compiled
 
     def _trace(self, given: FunctionCall, state: Any, dynamic: Any) -> FunctionTrace:
-        """Run the Python function once, on values of these shapes."""
+        """Trace the Python function once, on values of these shapes."""
         self._num_traces += 1
         return trace_function(self._fn, given, current_draws(), state, dynamic)
 
@@ -217,6 +221,7 @@ class Function:
             found, compiled.found = compiled.found, None
             if found is None or not found.fits(state, dynamic):
                 found = self._trace(given, state, dynamic)
+            # `jax.jit` traces again for other shapes, and then the inputs may not fit any more.
             known = {id(v) for v in compiled.variables}
             counts = tuple(map(len, batches))
             if (
@@ -233,6 +238,7 @@ class Function:
         if compiled.options is None:
             return jitted
 
+        # The partitioner is chosen when JAX lowers the function, so at the calls and not here.
         def exactly(*args: Any) -> Any:
             with _compat.exact_partitioner(compiled.options):
                 return jitted(*args)
@@ -255,37 +261,39 @@ def function(
 ) -> Function | Callable[[Callable[..., Any]], Function]:
     """Compile a function as a whole: `jax.jit` for functions that use variables.
 
-    It reads and assigns `Variable`s as if it were not compiled, may call `strategy.run`,
-    `reduce` and `gather`, and updates NNX objects that are arguments in place. Everything in it
-    is one program with one dispatch. Inside a step, inside another such function, with uneven
-    per-replica values, and under `config.run_eagerly` it is the Python function itself.
+    The function reads and assigns `Variable`s as if it were not compiled. It may call
+    `strategy.run`, `reduce` and `gather`, and it updates NNX objects that are arguments in place.
+    Everything in it is one program with one dispatch. The Python function itself runs inside a
+    step, inside another such function, with uneven per-replica values, and under
+    `config.run_eagerly`.
 
-    A `DistributedIterator` may be an argument: `next(iterator)` and `iterator.get_next()` in the
-    function take new batches at each call, as many as when it was traced. They are taken before
-    the program starts, and go back where the call fails.
+    A `DistributedIterator` may be an argument. In the function, `next(iterator)` and
+    `iterator.get_next()` take new batches at each call, as many as in the trace. The batches are
+    taken before the program starts. If the call fails, they return to the iterator.
 
     Shapes:
-        Arguments mean what their layouts say, as outside: laid out over the replicas, each
-        replica gets its rows. An array that is computed in the function is whole for each.
+        The layout of an argument has the same meaning as outside. If it is laid out over the
+        replicas, each replica gets its rows. Each replica gets the whole of an array that the
+        function computes.
 
     Cost:
         A trace and a compilation for each new structure, shape or dtype of the arguments. Then
         one dispatch.
 
     Args:
-        func: The function. Booleans, strings and other objects among its arguments are part of
-            the program, numbers and arrays are traced, as for `Strategy.run`.
-        static_argnames: Numbers that are part of the program, by the names of their parameters.
+        func: The function. As for `Strategy.run`, numbers and arrays among its arguments are
+            traced. Booleans, strings and other objects are static.
+        static_argnames: Names of parameters whose numbers are static instead of traced.
 
     Returns:
-        The compiled function, or a decorator where `func` is left out.
+        The compiled function, or a decorator if `func` is left out.
 
     Raises:
         ArgumentTypeError: `func` is not callable, or returns an NNX object.
-        ContextError: A variable is made in it, or it takes batches of an iterator that is not an
-            argument.
+        ContextError: The function creates a variable, or takes batches of an iterator that is not
+            an argument.
         MixedStrategyError: Steps, variables or arrays in it are on different devices.
-        OutOfRangeError: It takes more batches than its iterator has left.
+        OutOfRangeError: The function takes more batches than its iterator has left.
 
     Example:
         >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])

@@ -1,4 +1,4 @@
-"""Finding the operation of a compiled function that made a number which is not finite."""
+"""A search for the operation of a compiled function that made a nan or inf."""
 
 import re
 from collections.abc import Callable
@@ -24,13 +24,13 @@ def with_line(
     draws: Draws,
     error: FloatingPointError,
 ) -> NotFiniteError:
-    """Call the Python function op by op, and say which line made a number that is none.
+    """Call the Python function op by op, and return the error with the line of the nan or inf.
 
-    Variables, NNX objects and iterators are afterwards as they were before.
+    Variables, NNX objects and iterators are unchanged afterwards.
     """
     name = f"jaxdist.function ({getattr(fn, '__name__', 'function')})"
     state = kept.read() if kept is not None else []
-    # NumPy says nothing of a nan that it makes.
+    # JAX does not check operations on NumPy arrays, which NumPy computes.
     leaves = [x if isinstance(x, PerReplica) else jax.device_put(x) for x in flat.dynamic]
     args, kwargs = unflatten(flat.treedef, draws.in_place(flat.slots), leaves, flat.nodes)
     draws.begin_trace()
@@ -44,7 +44,7 @@ def with_line(
         if match is not None:
             line = _compat.line_of_error(found)
             return NotFiniteError(_made_by(name, match[2], line, match[1], leaves))
-    except Exception:  # what fails only op by op says nothing of the number
+    except Exception:  # An error that only occurs op by op is not about the nan.
         pass
     finally:
         if kept is not None:
@@ -69,7 +69,7 @@ def _made_by(name: str, operation: str, line: str, kind: str, given: Any) -> str
 
 
 class _Trial:
-    """The variables and batches of a call of which nothing stays."""
+    """A binding of variables and batches that discards all assignments."""
 
     def __init__(self, draws: Draws) -> None:
         self._draws = draws

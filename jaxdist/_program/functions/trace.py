@@ -1,4 +1,4 @@
-"""One trace of a compiled function, before JAX has it as a program."""
+"""One trace of a compiled function, which `jax.jit` then makes a program of."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -31,20 +31,20 @@ from jaxdist.errors import ArgumentTypeError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FunctionTrace:
-    """What the function did for arguments of one shape, as a function of all that it met."""
+    """The function for arguments of one shape, with variables and batches as further inputs."""
 
     program: Callable[..., Any]  # of the flat arguments, then `inputs`; flat results
     inputs: tuple[Variable | BatchLeaf, ...]
-    variables: tuple[Variable, ...]  # that were read or assigned
-    written: tuple[int, ...]  # of these, by `id`: their new arrays are the first results
-    treedef: Any  # of the other results
+    variables: tuple[Variable, ...]  # the variables that it read or assigned
+    written: tuple[int, ...]  # assigned variables by `id`; their new arrays are the first results
+    treedef: Any  # the structure of the other results
     options: dict[str, Any] | None  # compile options that a step in it needs
-    counts: tuple[int, ...]  # batches that it took of each iterator
+    counts: tuple[int, ...]  # the number of batches that it took from each iterator
     kinds: Any  # shapes and dtypes of the arguments
-    gives_padding: bool  # in results, as `HeldPieces`
+    gives_padding: bool  # whether results contain padded arrays, as `HeldPieces`
 
     def fits(self, state: Any, dynamic: Any) -> bool:
-        """Whether it is a trace for values like these."""
+        """Whether the trace is for values of these shapes and dtypes."""
         return bool(self.kinds == _kinds(state, dynamic))
 
     def replay(
@@ -55,10 +55,11 @@ class FunctionTrace:
         dynamic: Any,
         batches: Sequence[Sequence[Any]],
     ) -> tuple[dict[int, Any], Any, Any]:
-        """Put it into the trace of the caller.
+        """Run the traced function, usually inside of another trace.
 
         Returns:
-            The new arrays of variables by their place in `variables`, and the other results.
+            The new arrays of variables, by their position in `variables`; the new state of NNX
+            objects; and the function's result.
         """
         own = {id(v): value for v, value in zip(variables, values, strict=True)}
         met = [i.of(batches) if isinstance(i, BatchLeaf) else own[id(i)] for i in self.inputs]
@@ -67,18 +68,18 @@ class FunctionTrace:
         count = len(self.written)
         after, result = self.treedef.unflatten(results[count:])
         arrays = dict(zip((place[i] for i in self.written), results[:count], strict=True))
-        # A tree that was put together has its constants bare, and JAX knows none of them.
+        # `unflatten` turned each `Static` into its bare value, which `jax.jit` cannot return.
         return arrays, after, _checked(result)
 
 
 def trace_function(
     fn: Callable[..., Any], given: FunctionCall, draws: Draws, state: Any, dynamic: Any
 ) -> FunctionTrace:
-    """Call `fn` once, on traced values like `state` and `dynamic`."""
+    """Trace `fn` once, on values with the shapes of `state` and `dynamic`."""
     shape, slots = given.shape, given.flat.slots
     origins = given.origins_of_arguments()
+    # The traced function can return only arrays, so it leaves everything else here.
     made: list[Any] = []
-
     def traced(state: Any, dynamic: Any) -> list[Any]:
         binding = BoundVariables(jax.tree.leaves(dynamic), origins, draws)
         copy_steps_ahead(given.flat.dynamic, dynamic)
@@ -120,7 +121,7 @@ def _kinds(state: Any, dynamic: Any) -> list[Any]:
 
 
 def _checked(result: Any) -> Any:
-    """The result with what is no array kept as it is."""
+    """Check a result, and wrap everything in it that is no array."""
 
     result = opened_result(result, _is_whole)
 
