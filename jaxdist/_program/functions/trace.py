@@ -80,6 +80,7 @@ def trace_function(
     origins = given.origins_of_arguments()
     # The traced function can return only arrays, so it leaves everything else here.
     made: list[Any] = []
+
     def traced(state: Any, dynamic: Any) -> list[Any]:
         binding = BoundVariables(jax.tree.leaves(dynamic), origins, draws)
         copy_steps_ahead(given.flat.dynamic, dynamic)

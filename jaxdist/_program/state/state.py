@@ -290,7 +290,7 @@ def _diverging(
             continue
         slot = signature.inputs[traced.num_graph + before]
         shape = traced.shapes[traced.num_graph + after]
-            # A per-replica argument may differ, and another shape is another value.
+        # A per-replica argument may differ, and another shape is another value.
         if slot.kind is not Kind.MIRRORED or shape != slot.shape:
             continue
         if differs[traced.num_graph + after]:
