@@ -12,7 +12,7 @@ from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 
 from jaxdist import _compat
 from jaxdist._program.arguments.exact import exact
-from jaxdist._program.arguments.opaque import array_in, with_array
+from jaxdist._program.arguments.opaque import find_array, hidden_array_message
 from jaxdist._values import (
     BatchSource,
     HeldPieces,
@@ -134,7 +134,7 @@ def flatten(
     )
     leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_unit)
     if any(is_container(leaf) and not is_unit(leaf) for leaf in leaves):
-        given = _with_containers(given)
+        given = _open_containers(given)
         leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_unit)
     slots: list[Any] = []
     dynamic: list[Any] = []
@@ -161,14 +161,14 @@ def flatten(
     return Flat(given, treedef, tuple(slots), dynamic, nodes, has_tracer, lost_padding)
 
 
-def _with_containers(given: tuple[Any, Any]) -> tuple[Any, Any]:
+def _open_containers(given: tuple[Any, Any]) -> tuple[Any, Any]:
     """Return the arguments with containers of arrays that JAX does not know as pytree nodes."""
 
     # A hashable container without arrays can stay static. Others must be opened: an array would
     # become a constant, and an unhashable container cannot be part of the program's key.
 
     def must_open(container: Any) -> bool:
-        return type(container).__hash__ is None or array_in(container) is not None
+        return type(container).__hash__ is None or find_array(container) is not None
 
     def open_one(name: str, value: Any) -> Any:
         return open_containers(value, name, is_leaf=is_unit, must_open=must_open, rebuilds=True)
@@ -185,10 +185,10 @@ def check_no_arrays_hidden(caller: str, flat: Flat) -> None:
     for position, slot in enumerate(flat.slots):
         if not isinstance(slot, Static) or isinstance(slot, VariableItself):
             continue
-        where = array_in(slot.value)
+        where = find_array(slot.value)
         if where is not None:
             name = argument_name(flat.paths()[position])
-            raise ArgumentTypeError(with_array(caller, name, slot.value, where))
+            raise ArgumentTypeError(hidden_array_message(caller, name, slot.value, where))
 
 
 def check_not_leaked(caller: str, flat: Flat) -> None:
@@ -228,7 +228,7 @@ def check_hashable(caller: str, flat: Flat) -> None:
         if not isinstance(slot, Static):
             continue
         if isinstance(slot.value, Iterator) and not isinstance(slot.value, BatchSource):
-            raise _is_iterator(caller, argument_name(flat.paths()[position]), slot.value)
+            raise _iterator_error(caller, argument_name(flat.paths()[position]), slot.value)
         try:
             hash(slot)
         except TypeError as error:
@@ -261,7 +261,7 @@ def check_dtypes(caller: str, flat: Flat) -> None:
                 )
 
 
-def _is_iterator(caller: str, name: str, value: Any) -> ArgumentTypeError:
+def _iterator_error(caller: str, name: str, value: Any) -> ArgumentTypeError:
     kind = type(value).__name__
     return ArgumentTypeError(
         f"{caller} was given {name}, an iterator ({kind}).\n\n"
@@ -296,11 +296,11 @@ def argument_name(path: Any) -> str:
 
 def unflatten(treedef: PyTreeDef, slots: tuple[Any, ...], dynamic: Any, nodes: Any) -> Any:
     """Build `(args, kwargs)` from new values for the traced leaves and new NNX objects."""
-    leaves = [_filled(s, dynamic, nodes) for s in slots]
+    leaves = [_fill_slot(s, dynamic, nodes) for s in slots]
     return jax.tree_util.tree_unflatten(treedef, leaves)
 
 
-def _filled(slot: Any, dynamic: Any, nodes: Any) -> Any:
+def _fill_slot(slot: Any, dynamic: Any, nodes: Any) -> Any:
     if isinstance(slot, GraphNode):
         return nodes[slot.index]
     return slot.value if isinstance(slot, Static) else dynamic[slot]

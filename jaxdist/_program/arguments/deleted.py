@@ -16,7 +16,9 @@ from jaxdist.errors import DonationError
 _MOST_LISTED = 4
 
 
-def guarded(dispatch: Callable[..., Any], slow: Callable[..., Any]) -> Callable[..., Any]:
+def guard_against_deleted(
+    dispatch: Callable[..., Any], slow: Callable[..., Any]
+) -> Callable[..., Any]:
     """Return a call path that checks for deleted arrays and calls `slow` if it finds any."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -34,7 +36,7 @@ def is_about_deleted(error: Exception) -> bool:
     return "has been deleted" in text and ("Array" in text or "Buffer" in text)
 
 
-def deleted_arguments(
+def find_deleted_arguments(
     flat: Flat, name_of_state: Callable[[int], str], state: list[Any]
 ) -> list[str]:
     """Return names, dtypes and shapes of the call's leaves and NNX variables that are deleted."""
@@ -50,7 +52,7 @@ def deleted_arguments(
     return found
 
 
-def was_given_away(step: str, names: list[str], donated: tuple[int, ...]) -> DonationError:
+def deleted_arguments_error(step: str, names: list[str], donated: tuple[int, ...]) -> DonationError:
     """Return the error for arguments whose buffers are deleted."""
     more = len(names) - _MOST_LISTED
     listed = "\n".join([*names[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])

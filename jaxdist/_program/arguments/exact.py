@@ -47,10 +47,10 @@ def exact(value: Any) -> Any:
         return kind, value
     if kind is tuple:
         return kind, *map(exact, value)
-    return (kind, *_parts(kind, value))
+    return (kind, *_exact_parts(kind, value))
 
 
-def _parts(kind: type, value: Any) -> tuple[Any, ...]:
+def _exact_parts(kind: type, value: Any) -> tuple[Any, ...]:
     if isinstance(value, np.generic):
         return value.dtype, value.tobytes()
     # An unhashable value makes its key unhashable, and the caller raises an error that names it.
@@ -78,7 +78,7 @@ def _parts(kind: type, value: Any) -> tuple[Any, ...]:
         return (frozenset((exact(k), exact(v)) for k, v in value.items()),)
     if dataclasses.is_dataclass(value) and _is_generated(kind.__eq__):
         fields = (f for f in dataclasses.fields(value) if f.compare)
-        return tuple(_of_field(f, getattr(value, f.name)) for f in fields)
+        return tuple(_exact_field(f, getattr(value, f.name)) for f in fields)
     return (value,)
 
 
@@ -88,7 +88,7 @@ def _is_generated(compare: Any) -> bool:
     return code is not None and code.co_filename == "<string>"
 
 
-def _of_field(field: Any, value: Any) -> Any:
+def _exact_field(field: Any, value: Any) -> Any:
     return _Unhashed(value) if field.hash is False else exact(value)
 
 
@@ -141,7 +141,7 @@ def _is_trusted(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _TRUSTED
 
 
-def by_structure(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+def dispatch_by_structure(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """Return a call path that calls a separate one, built by `make`, for each exact structure."""
     known: dict[Any, Callable[..., Any]] = {}
 

@@ -48,17 +48,17 @@ class InSlot:
         if self.kind is Kind.MIRRORED:
             return self.shape
         if self.cut is not None:
-            return self.cut.local_shape(self.shape, self.cut_in(num_replicas))
+            return self.cut.local_shape(self.shape, self.num_pieces(num_replicas))
         return () if self.is_scalar else (self.shape[0] // num_replicas, *self.shape[1:])
 
-    def differs(self, axes: frozenset[str]) -> frozenset[str]:
+    def differing_axes(self, axes: frozenset[str]) -> frozenset[str]:
         """Return those of these replica axes along which replicas get different values."""
         # A shard may be replicated over some of the axes: only those that it is cut along differ.
         if self.cut is not None and self.cut.axes is not None:
             return axes & frozenset(self.cut.axes)
         return frozenset() if self.kind is Kind.MIRRORED else axes
 
-    def cut_in(self, num_replicas: int) -> int:
+    def num_pieces(self, num_replicas: int) -> int:
         """Return the number of pieces of a `Sharded` array."""
         if self.cut is None or self.cut.axes is None:
             return num_replicas
@@ -71,7 +71,7 @@ class InSlot:
         )
 
 
-def in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:
+def make_in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:
     """Return the `InSlot` of a leaf that was already checked against the strategy."""
     if isinstance(leaf, Sharded):
         held = leaf.held

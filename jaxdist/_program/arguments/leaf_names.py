@@ -37,7 +37,7 @@ class LeafNames(inspect.Signature):
         return types.SimpleNamespace(arguments=dict(zip(names, args, strict=True)))
 
 
-def source_of_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+def find_function_with_source(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function of a callable whose source line JAX's messages show."""
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -49,14 +49,14 @@ def leaf_names(fn: Callable[..., Any], signature: Any) -> list[str]:
     """Return the names of all inputs of a step, in order."""
     graph = signature.graph
     objects = [graph.name(i) for i in range(len(graph.paths))] if graph else []
-    names = [*objects, *own_names(signature.treedef, signature.slots)]
+    names = [*objects, *dynamic_leaf_names(signature.treedef, signature.slots)]
     parameters = _parameters(fn)
-    names = [_as_parameter(name, parameters) for name in names]
+    names = [_use_parameter_name(name, parameters) for name in names]
     # Two variables may have one name, but JAX needs one name for each leaf.
     return names if len(set(names)) == len(names) else [f"{n} ({i})" for i, n in enumerate(names)]
 
 
-def own_names(treedef: Any, slots: Sequence[Any]) -> list[str]:
+def dynamic_leaf_names(treedef: Any, slots: Sequence[Any]) -> list[str]:
     """Return the paths of the dynamic leaves, such as `args[1]['x']`."""
     numbered = jax.tree_util.tree_unflatten(treedef, range(len(slots)))
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(numbered)[0]]
@@ -71,7 +71,7 @@ def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
         return []
 
 
-def _as_parameter(name: str, parameters: Sequence[inspect.Parameter]) -> str:
+def _use_parameter_name(name: str, parameters: Sequence[inspect.Parameter]) -> str:
     """Return a path with the parameter's name: `args[1]['x']` becomes `batch['x']`."""
     keyed = _KEYED.match(name)
     if keyed is not None:

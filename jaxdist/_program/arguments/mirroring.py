@@ -26,7 +26,7 @@ def has_arrays_elsewhere(leaves: Sequence[Any], layout: ReplicaMesh) -> bool:
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class Mirror:
+class MirrorCache:
     """A cache of mirrored copies, for the next call with the same arrays.
 
     The n-th entry is the last copy of the n-th such array in a call. An entry is dropped when its
@@ -37,7 +37,7 @@ class Mirror:
         self._layout = layout
         self._kept: dict[int, tuple[weakref.ref[Any], jax.Array]] = {}
 
-    def arguments(
+    def replace_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], donated: Collection[int] = ()
     ) -> Arguments | None:
         """Return the arguments with copies instead of such arrays; None if it replaced nothing.
@@ -50,11 +50,11 @@ class Mirror:
         if not numbers:
             return None
         for place, i in enumerate(numbers):
-            leaves[i] = self._mirrored(place, leaves[i])
+            leaves[i] = self._find_or_copy(place, leaves[i])
         given, kwargs = jax.tree.unflatten(treedef, leaves)
         return tuple(a.value if isinstance(a, Donated) else a for a in given), kwargs
 
-    def _mirrored(self, place: int, array: Any) -> jax.Array:
+    def _find_or_copy(self, place: int, array: Any) -> jax.Array:
         known = self._kept.get(place)
         if known is not None and known[0]() is array and not known[1].is_deleted():
             return known[1]
@@ -90,13 +90,15 @@ class MirroringCall:
 
     dispatch: Callable[..., Any]
 
-    def __init__(self, mirror: Mirror, donated: Collection[int], end: Callable[[], None]) -> None:
+    def __init__(
+        self, mirror: MirrorCache, donated: Collection[int], end: Callable[[], None]
+    ) -> None:
         self._mirror = mirror
         self._donated = donated
         self._end = end
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        copied = self._mirror.arguments(args, kwargs, self._donated)
+        copied = self._mirror.replace_arguments(args, kwargs, self._donated)
         if copied is None:
             self._end()
             return self.dispatch(*args, **kwargs)

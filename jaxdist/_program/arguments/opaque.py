@@ -21,18 +21,18 @@ _PLAIN = (str, bytes, bool, int, float, complex, type(None), type, types.ModuleT
 _LIBRARIES = frozenset({"jax", "jaxlib", "jaxdist", "numpy", "ml_dtypes", "optax"})
 
 
-def tracer_in(value: Any) -> str | None:
+def find_tracer(value: Any) -> str | None:
     """Return the path of a tracer inside an object, as `.attribute[key]`; None without one."""
-    return _search(value, lambda x: isinstance(x, jax.core.Tracer), _reached)
+    return _find_path(value, lambda x: isinstance(x, jax.core.Tracer), _iterate_reachable_parts)
 
 
-def array_in(value: Any) -> str | None:
+def find_array(value: Any) -> str | None:
     """Return the path of an array inside an object, as `.attribute[key]`; None without one.
 
     The search skips closures of functions, which are code, and `Variable`s, which are inputs of
     each step that reads them.
     """
-    return _search(value, _is_array, _held)
+    return _find_path(value, _is_array, _iterate_parts)
 
 
 def check_step_holds_no_arrays(caller: str, fn: Any) -> None:
@@ -51,17 +51,17 @@ def check_step_holds_no_arrays(caller: str, fn: Any) -> None:
         return
     if isinstance(holder, nnx.Pytree) or not jax.tree_util.all_leaves([holder]):
         return
-    where = _search(
+    where = _find_path(
         holder,
         lambda x: _is_array(x) and not isinstance(x, nnx.Variable),
-        lambda x: iter(()) if isinstance(x, nnx.Pytree) else _held(x),
+        lambda x: iter(()) if isinstance(x, nnx.Pytree) else _iterate_parts(x),
     )
     if where is not None:
-        raise ArgumentTypeError(_step_with_array(caller, fn, holder, where))
+        raise ArgumentTypeError(_step_with_array_message(caller, fn, holder, where))
 
 
-def _step_with_array(caller: str, fn: Any, holder: Any, where: str) -> str:
-    kind = _kind(holder)
+def _step_with_array_message(caller: str, fn: Any, holder: Any, where: str) -> str:
+    kind = _class_name(holder)
     is_method = isinstance(fn, types.MethodType)
     what = f"the method {fn.__name__} of a {kind}" if is_method else f"a {kind} as a function"
     call = f"object.{fn.__name__}" if is_method else "object"
@@ -87,7 +87,7 @@ def _is_array(value: Any) -> bool:
     return hasattr(kind, "__array__") and hasattr(kind, "shape") and hasattr(kind, "dtype")
 
 
-def _search(
+def _find_path(
     value: Any,
     is_wanted: Callable[[Any], bool],
     parts_of: Callable[[Any], Iterator[tuple[str, Any]]],
@@ -103,17 +103,17 @@ def _search(
         if is_wanted(found):
             return path
         # Objects of these libraries hold caches with arrays that have nothing to do with the step.
-        if isinstance(found, Variable) or _is_of_a_library(found):
+        if isinstance(found, Variable) or _belongs_to_library(found):
             continue
         todo.extend((path + step, part) for step, part in parts_of(found))
     return None
 
 
-def _is_of_a_library(value: Any) -> bool:
+def _belongs_to_library(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] in _LIBRARIES
 
 
-def _held(value: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what an object holds, with the path of each part."""
     if isinstance(value, Mapping):
         yield from ((f"[{k!r}]", v) for k, v in value.items())
@@ -131,12 +131,12 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
         yield ".__self__", value.__self__
     if not isinstance(value, types.FunctionType):
         yield from ((f".{n}", v) for n, v in getattr(value, "__dict__", {}).items())
-        yield from _slots(value)
+        yield from _iterate_slots(value)
 
 
-def _reached(value: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_reachable_parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what an object holds, including closures and iterators, with the path of each part."""
-    yield from _held(value)
+    yield from _iterate_parts(value)
     if isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             # The referents of a cell: `cell_contents` raises if the cell is empty.
@@ -149,7 +149,7 @@ def _reached(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((", in what it iterates over", v) for v in gc.get_referents(value))
 
 
-def _slots(value: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_slots(value: Any) -> Iterator[tuple[str, Any]]:
     for kind in type(value).__mro__:
         names = kind.__dict__.get("__slots__", ())
         for name in (names,) if isinstance(names, str) else names:
@@ -159,9 +159,9 @@ def _slots(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
 
 
-def with_array(caller: str, name: str, value: Any, where: str) -> str:
+def hidden_array_message(caller: str, name: str, value: Any, where: str) -> str:
     """Return the message for an argument that is no pytree and holds arrays."""
-    kind = _kind(value)
+    kind = _class_name(value)
     place = f" ({name}{where})" if where else ""
     return (
         f"{caller} was given {name}, a {kind}, which holds arrays{place} and is no pytree.\n\n"
@@ -196,9 +196,9 @@ def _remedy_for_argument(value: Any, kind: str) -> str:
     )
 
 
-def with_tracer(what: str, name: str, value: Any, where: str) -> str:
+def hidden_tracer_message(what: str, name: str, value: Any, where: str) -> str:
     """Return the message for a result that is no pytree and holds tracers."""
-    kind = _kind(value)
+    kind = _class_name(value)
     return (
         f"{what} returned a {kind} as {name}, which holds a traced array: {name}{where}.\n\n"
         "JAX does not know what is in it, so the array would not come out of the program.\n\n"
@@ -219,5 +219,5 @@ def _remedy_for_result(value: Any, kind: str) -> str:
     )
 
 
-def _kind(value: Any) -> str:
+def _class_name(value: Any) -> str:
     return type(value).__name__

@@ -54,18 +54,18 @@ def checked(options: Any) -> RunOptions:
         as_flag("RunOptions", name, getattr(options, name))
     _check_xla_options(options.experimental_xla_options)
     without_effect = options._replace(donate_argnums=(), static_argnames=())
-    if without_effect != _NOTHING_CHOSEN and repr(without_effect) not in _TOLD:
-        _TOLD.add(repr(without_effect))
+    if without_effect != _DEFAULTS and repr(without_effect) not in _LOGGED:
+        _LOGGED.add(repr(without_effect))
         _LOG.info("strategy.run: the experimental entries have no effect in %r", options)
     return RunOptions(
-        donate_argnums=_all_of("donate_argnums", options.donate_argnums, int, "(0,)"),
-        static_argnames=_all_of("static_argnames", options.static_argnames, str, "('n',)"),
+        donate_argnums=_as_tuple_of("donate_argnums", options.donate_argnums, int, "(0,)"),
+        static_argnames=_as_tuple_of("static_argnames", options.static_argnames, str, "('n',)"),
     )
 
 
 _LOG = logging.getLogger("jaxdist")
-_TOLD: set[str] = set()
-_NOTHING_CHOSEN = RunOptions()
+_LOGGED: set[str] = set()
+_DEFAULTS = RunOptions()
 
 
 def _check_xla_options(given: Any) -> None:
@@ -82,7 +82,7 @@ def _check_xla_options(given: Any) -> None:
     )
 
 
-def _all_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, ...]:
+def _as_tuple_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, ...]:
     """Return one value or several values as a tuple of `kind`."""
     several = (given,) if isinstance(given, (str, kind)) else given
     # `as_list` refuses sets because they have no order; here the order does not matter.
@@ -97,7 +97,7 @@ def _all_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, ...]:
     return held
 
 
-def checked_names(caller: str, given: Any) -> tuple[str, ...]:
+def check_names(caller: str, given: Any) -> tuple[str, ...]:
     """Check names of parameters, and return them as a tuple. A single name is accepted, too."""
     remedy = "Pass for instance static_argnames=('n',)."
     several = (given,) if isinstance(given, str) else given
@@ -110,14 +110,14 @@ def checked_names(caller: str, given: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _of_these(names: tuple[str, ...], known: list[str]) -> str:
+def _suggest_names(names: tuple[str, ...], known: list[str]) -> str:
     """Return the remedy that lists the valid names, with misspelled ones corrected."""
     near = [n if n in known else next(iter(get_close_matches(n, known, 1)), None) for n in names]
     fitting = tuple(dict.fromkeys(n for n in near if n is not None))
     return f"Pass static_argnames={fitting}." if fitting else "Leave static_argnames out."
 
 
-def static_numbers(
+def find_static_numbers(
     fn: Callable[..., Any], names: tuple[str, ...], caller: str = "RunOptions"
 ) -> frozenset[int]:
     """Return the positions of the parameters of `fn` that have these names."""
@@ -135,6 +135,6 @@ def static_numbers(
         raise ArgumentError(
             f"{caller} was given static_argnames={names}, and the function has no parameter "
             f"{unknown}.\n\nstatic_argnames are names of its parameters: {known}.\n\n"
-            f"{_of_these(names, known)}"
+            f"{_suggest_names(names, known)}"
         )
     return frozenset(i for i, n in enumerate(known) if n in names)

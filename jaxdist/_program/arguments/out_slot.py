@@ -27,7 +27,7 @@ class OutSlot:
             return self.cut.spec(layout)
         return layout.replica_spec if self.kind is Kind.PER_REPLICA else PartitionSpec()
 
-    def marked(self, layout: ReplicaMesh) -> NamedSharding | None:
+    def marked_sharding(self, layout: ReplicaMesh) -> NamedSharding | None:
         """Return the sharding that the step constrained this result to, where it is possible.
 
         A dim that cannot be split into equal parts stays whole. The rows of each replica stay
@@ -39,20 +39,20 @@ class OutSlot:
         even = [
             entry if size % count == 0 else None
             for entry, size, count in zip(
-                _padded(tiles.spec, len(self.parts)), self.shape, self.parts, strict=True
+                _pad_entries(tiles.spec, len(self.parts)), self.shape, self.parts, strict=True
             )
         ]
         if self.kind is Kind.PER_REPLICA:
             even[:1] = [layout.replica_spec[0]]
         return NamedSharding(tiles.mesh, PartitionSpec(*even))
 
-    def settle(self, array: Any) -> Any:
+    def remove_extra_dim(self, array: Any) -> Any:
         """Return the global array without the extra dim that each scalar has inside the program."""
         is_scalar = self.kind is not Kind.PER_REPLICA and not self.shape
         return array.reshape(()) if is_scalar else array
 
 
-def _padded(spec: PartitionSpec, ndim: int) -> list[Any]:
+def _pad_entries(spec: PartitionSpec, ndim: int) -> list[Any]:
     """Return the entries of a `PartitionSpec`, one for each dim."""
     entries = list(spec)
     return entries + [None] * (ndim - len(entries))

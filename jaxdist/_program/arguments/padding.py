@@ -15,7 +15,7 @@ def has_padding(tree: Any) -> bool:
     return any(isinstance(x, Sharded) and x.has_padding for x in leaves)
 
 
-def keeping_padding(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+def keep_padding(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     """Return a call path that replaces each `Sharded` array by its padded array first."""
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -17,18 +17,18 @@ class RetraceWatch:
 
     def __init__(self) -> None:
         self._functions: Counter[Any] = Counter()
-        self._told: set[Any] = set()
+        self._warned: set[Any] = set()
 
-    def new_function(self, fn: Any) -> None:
+    def count_function(self, fn: Any) -> None:
         """Count a function object that runs for the first time; warn if its code made several."""
         code = getattr(fn, "__code__", None)
         # A loop that defines a lambda makes a new object each time, but its code is one object.
         if code is None:
             return
         self._functions[code] += 1
-        if self._functions[code] < NEW_FUNCTIONS_BEFORE_WARNING or code in self._told:
+        if self._functions[code] < NEW_FUNCTIONS_BEFORE_WARNING or code in self._warned:
             return
-        self._told.add(code)
+        self._warned.add(code)
         warnings.warn(
             f"strategy.run got {self._functions[code]} different function objects made by the "
             f"same code, {fn.__qualname__} at {place(fn)}.\n\nA new function or lambda in every "
@@ -38,11 +38,11 @@ class RetraceWatch:
             stacklevel=user_stack_level(),
         )
 
-    def new_program(self, fn: Any, count: int, changed: str) -> None:
+    def count_program(self, fn: Any, count: int, changed: str) -> None:
         """Count the `count`-th signature of `fn`; `changed` says how it differs from the last."""
-        if count < PROGRAMS_BEFORE_WARNING or id(fn) in self._told:
+        if count < PROGRAMS_BEFORE_WARNING or id(fn) in self._warned:
             return
-        self._told.add(id(fn))
+        self._warned.add(id(fn))
         warnings.warn(
             f"{getattr(fn, '__qualname__', fn)!s} at {place(fn)} has been traced for {count} "
             f"different signatures; the last one differs in {changed}.\n\nEvery new shape, dtype, "

@@ -15,7 +15,7 @@ from jaxdist._program.logical.placed_work import placed_work
 from jaxdist._program.logical.spmd_inputs import check_inputs
 from jaxdist._program.nnx.graph_rules import Combination
 from jaxdist._program.proof.replication import TracedCollective, analyse
-from jaxdist._program.state.metric_increments import with_increments
+from jaxdist._program.state.metric_increments import trace_increments
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
 from jaxdist._program.state.rows import places_with_rows
 from jaxdist._program.state.state import check_functional_state, combinations
@@ -37,7 +37,7 @@ def build(
 ) -> Program:
     """Trace `fn`, analyse the trace, and raise if state would differ between replicas."""
     layout: ReplicaMesh = strategy.layout
-    with told() as said:
+    with told() as notes:
         traced, signature, variables = lift(fn, signature, strategy, known)
     graph_size = len(signature.graph.paths) if signature.graph else 0
     graph_names = [signature.graph.name(i) for i in range(graph_size)] if signature.graph else []
@@ -61,9 +61,11 @@ def build(
     if axes:
         places = places_with_rows(signature, layout)
         combined = combinations(signature, traced, differs, layout.num_replicas, places)
-    extra = [_for_variable(signature, traced, i, layout) for c in combined for i in c.numbers]
+    extra = [
+        _collective_for_variable(signature, traced, i, layout) for c in combined for i in c.numbers
+    ]
     # After the analysis, because only it tells which metrics differ.
-    traced = with_increments(traced, signature, combined, layout)
+    traced = trace_increments(traced, signature, combined, layout)
     if axes:
         check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
         of_variables = differs[graph_size : traced.num_graph]
@@ -92,7 +94,7 @@ def build(
         combined,
         tuple(d if d < graph_size else d + len(variables.written) for d in donated),
         variables,
-        said,
+        notes,
         placed=tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
     )
 
@@ -113,7 +115,7 @@ def check_whole_bytes(name: str, dtype: Any, what: str) -> None:
         )
 
 
-def _for_variable(
+def _collective_for_variable(
     signature: Signature, traced: Traced, number: int, layout: ReplicaMesh
 ) -> TracedCollective:
     aval = traced.jaxpr.outvars[number].aval

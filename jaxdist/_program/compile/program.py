@@ -14,7 +14,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.arguments.out_slot import OutSlot
 from jaxdist._program.compile.replay import Replay
-from jaxdist._program.compile.result_layouts import pinned
+from jaxdist._program.compile.result_layouts import choose_result_shardings
 from jaxdist._program.logical.placed_work import PlacedWork
 from jaxdist._program.nnx.graph_rules import Combination
 from jaxdist._program.proof.replication import TracedCollective
@@ -114,14 +114,17 @@ class Program:
             results = self._replay.call(leaves, specs)
         else:
             results = self.traced.call(leaves, specs)
-        return [self._by_rows(o, o.settle(r)) for o, r in zip(self.outputs, results, strict=True)]
+        return [
+            self._constrain_rows(o, o.remove_extra_dim(r))
+            for o, r in zip(self.outputs, results, strict=True)
+        ]
 
     def _call_virtually(self, leaves: Sequence[Any]) -> list[Any]:
         kinds = [o.kind for o in self.outputs]
         turns = VirtualDevice(self.layout)
         return call_virtually(self.traced, self.signature, leaves, kinds, self.combined, turns)
 
-    def _by_rows(self, out: OutSlot, array: Any) -> Any:
+    def _constrain_rows(self, out: OutSlot, array: Any) -> Any:
         """Constrain dim 0 of a per-replica result to the replicas; XLA lays out the other dims."""
         layout = self.layout
         if layout.num_logical == 1 or out.kind is not Kind.PER_REPLICA:
@@ -173,9 +176,11 @@ class Program:
     def lowered(self) -> jax.stages.Lowered:
         """Return JAX's lowered stage of this program."""
         jitted = jax.jit(
-            _named(self, self.name),
+            _as_named_function(self, self.name),
             donate_argnums=self.donated,
-            out_shardings=pinned(self.layout, self.signature, self.traced, self.outputs),
+            out_shardings=choose_result_shardings(
+                self.layout, self.signature, self.traced, self.outputs
+            ),
         )
         exactly = _compat.exact_partitioner(self.compiler_options)
         with _compat.without_open_constraints(), exactly:
@@ -317,7 +322,7 @@ class Program:
         return text(self)
 
 
-def _named(program: Program, name: str) -> Callable[..., Any]:
+def _as_named_function(program: Program, name: str) -> Callable[..., Any]:
     def call(*leaves: Any) -> list[Any]:
         return program.call(*leaves)
 

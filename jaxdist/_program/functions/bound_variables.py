@@ -41,12 +41,12 @@ class BoundVariables:
         """Return the traced array that represents `array`, the value of the variable."""
         if id(variable) not in self._arrays:
             home = variable.home.sharding
-            self._arrays[id(variable)] = self._input(
+            self._arrays[id(variable)] = self._add_input(
                 variable, array, Origin(home, home is not None)
             )
         return self._arrays[id(variable)]
 
-    def _input(self, what: "Variable | BatchLeaf", array: Any, origin: Origin) -> Any:
+    def _add_input(self, what: "Variable | BatchLeaf", array: Any, origin: Origin) -> Any:
         aval = jax.typeof(array)
         given = placeholder(
             self._trace, len(self.inputs), aval.shape, aval.dtype, weak_type=aval.weak_type
@@ -85,7 +85,7 @@ class BoundVariables:
         number, which, values = self._draws.next_of(feed)
         leaves, treedef = jax.tree.flatten(values)
         given = [
-            self._input(BatchLeaf(number, which, n), leaf, origin_of_value(leaf))
+            self._add_input(BatchLeaf(number, which, n), leaf, origin_of_value(leaf))
             for n, leaf in enumerate(leaves)
         ]
         batch = treedef.unflatten(given)
@@ -93,7 +93,7 @@ class BoundVariables:
         copy_steps_ahead(values, batch)
         return batch
 
-    def written(self) -> dict[int, Any]:
+    def collect_written(self) -> dict[int, Any]:
         """Return new arrays of the assigned variables, by the `id` of the variable.
 
         They keep the shardings of the old ones.

@@ -8,7 +8,7 @@ _ABOUT_DEVICES = "Received incompatible devices for jitted computation"
 _DEVICES = re.compile(r"device ids \[([^\]]*)\] on platform (\w+)")
 
 
-def mixed_devices(name: str, error: BaseException) -> MixedStrategyError | None:
+def mixed_devices_error(name: str, error: BaseException) -> MixedStrategyError | None:
     """Return the error for a function that JAX refused because of its devices; None for others.
 
     JAX refuses such a program when it lowers it. Nothing of it has run.

@@ -17,7 +17,7 @@ MAX_BATCHES = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class FeedAt:
+class IteratorAt:
     """A placeholder for an iterator argument. Another iterator there uses the same program."""
 
     number: int
@@ -33,18 +33,18 @@ class UnevenBatchError(BaseException):
 class Draws:
     """The batches of a call, by iterator. They are taken before the call or during its trace."""
 
-    def __init__(self, name: str, feeds: Sequence[BatchSource]) -> None:
+    def __init__(self, name: str, sources: Sequence[BatchSource]) -> None:
         self._name = name
-        self._feeds = feeds
-        self._before = [feed.position() for feed in feeds]
-        self._after: list[list[Any]] = [[] for _ in feeds]  # the position after each batch
-        self.batches: list[list[Any]] = [[] for _ in feeds]
-        self._used = [0] * len(feeds)
+        self._sources = sources
+        self._before = [feed.position() for feed in sources]
+        self._after: list[list[Any]] = [[] for _ in sources]  # the position after each batch
+        self.batches: list[list[Any]] = [[] for _ in sources]
+        self._used = [0] * len(sources)
 
-    def in_place(self, slots: Sequence[Any]) -> tuple[Any, ...]:
+    def insert_iterators(self, slots: Sequence[Any]) -> tuple[Any, ...]:
         """Return the slots of the arguments with the iterators put back."""
-        feeds = self._feeds
-        return tuple(Static(feeds[s.number]) if isinstance(s, FeedAt) else s for s in slots)
+        sources = self._sources
+        return tuple(Static(sources[s.number]) if isinstance(s, IteratorAt) else s for s in slots)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class Draws:
 
     def put_back(self) -> None:
         """Return all batches to their iterators."""
-        for number, feed in enumerate(self._feeds):
+        for number, feed in enumerate(self._sources):
             taken = list(zip(self.batches[number], self._after[number], strict=True))
             feed.put_back(taken, self._before[number])
         for held in (*self.batches, *self._after):
@@ -67,7 +67,7 @@ class Draws:
 
     def begin_trace(self) -> None:
         """Let `next_of` start again with the first batches."""
-        self._used = [0] * len(self._feeds)
+        self._used = [0] * len(self._sources)
 
     def next_of(self, feed: Any) -> tuple[int, int, Any]:
         """Return the next batch of an iterator while the function is traced.
@@ -75,7 +75,7 @@ class Draws:
         Returns:
             The number of the iterator, the number of the batch, and the batch.
         """
-        number = next((i for i, f in enumerate(self._feeds) if f is feed), None)
+        number = next((i for i, f in enumerate(self._sources) if f is feed), None)
         if number is None:
             self._refuse()
         used, self._used[number] = self._used[number], self._used[number] + 1
@@ -105,7 +105,7 @@ class Draws:
                 "Loop outside: for batch in dataset: train_step(batch)."
             )
         try:
-            batch = self._feeds[number].take()
+            batch = self._sources[number].take()
         except StopIteration:
             raise OutOfRangeError(
                 f"{self._name} asks for {len(taken) + 1} batch(es) in a call, and the dataset has "
@@ -114,7 +114,7 @@ class Draws:
                 "Call it as often as there are batches, or loop outside: for batch in dataset."
             ) from None
         taken.append(batch)
-        self._after[number].append(self._feeds[number].position())
+        self._after[number].append(self._sources[number].position())
         if any(map(is_uneven, jax.tree.leaves(batch, is_leaf=_is_per_replica))):
             raise UnevenBatchError
 
@@ -127,20 +127,22 @@ class Draws:
         )
 
 
-def taken_out(name: str, flat: Flat) -> tuple[Flat, Draws]:
+def take_iterators_out(name: str, flat: Flat) -> tuple[Flat, Draws]:
     """Return a call with placeholders for its iterators, and the batches that it will take."""
-    feeds: list[BatchSource] = []
+    sources: list[BatchSource] = []
     slots: list[Any] = []
     for slot in flat.slots:
         if isinstance(slot, Static) and isinstance(slot.value, BatchSource):
-            number = next((i for i, f in enumerate(feeds) if f is slot.value), len(feeds))
-            if number == len(feeds):
-                feeds.append(slot.value)
-            slot = FeedAt(number)
+            number = next((i for i, f in enumerate(sources) if f is slot.value), len(sources))
+            if number == len(sources):
+                sources.append(slot.value)
+            slot = IteratorAt(number)
         slots.append(slot)
-    if not feeds:
+    if not sources:
         return flat, NO_DRAWS
-    return dataclasses.replace(flat, slots=tuple(slots)), Draws(f"{name} (jaxdist.function)", feeds)
+    return dataclasses.replace(flat, slots=tuple(slots)), Draws(
+        f"{name} (jaxdist.function)", sources
+    )
 
 
 NO_DRAWS = Draws("a jaxdist.function", ())
@@ -149,16 +151,16 @@ _DRAWS: ContextVar[Draws] = ContextVar("jaxdist_draws", default=NO_DRAWS)
 current_draws = _DRAWS.get
 
 
-def serving(draws: Draws) -> contextlib.AbstractContextManager[None]:
+def serve(draws: Draws) -> contextlib.AbstractContextManager[None]:
     """Return a context in which traces take their batches from `draws`."""
-    return _NOTHING if draws is NO_DRAWS else _serving(draws)
+    return _NOTHING if draws is NO_DRAWS else _serve(draws)
 
 
 _NOTHING = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _serving(draws: Draws) -> Iterator[None]:
+def _serve(draws: Draws) -> Iterator[None]:
     token = _DRAWS.set(draws)
     draws.begin_trace()
     try:

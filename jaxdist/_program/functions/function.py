@@ -20,19 +20,19 @@ from jaxdist._program.arguments.arguments import (
 )
 from jaxdist._program.arguments.exact import exact_structure
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
-from jaxdist._program.arguments.options import checked_names, static_numbers
+from jaxdist._program.arguments.options import check_names, find_static_numbers
 from jaxdist._program.functions.call import FunctionCall
-from jaxdist._program.functions.devices import mixed_devices
+from jaxdist._program.functions.devices import mixed_devices_error
 from jaxdist._program.functions.draws import (
     Draws,
     UnevenBatchError,
     current_draws,
     is_uneven,
-    serving,
+    serve,
     shapes_of,
-    taken_out,
+    take_iterators_out,
 )
-from jaxdist._program.functions.numbers import with_line
+from jaxdist._program.functions.numbers import find_invalid_operation
 from jaxdist._program.functions.trace import FunctionTrace, trace_function
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.eagerly import EAGERLY
@@ -77,9 +77,9 @@ class Function:
     def __init__(self, fn: Callable[..., Any], static_argnames: Sequence[str]) -> None:
         functools.update_wrapper(self, fn)
         self._fn = fn
-        names = checked_names("jaxdist.function", static_argnames)
+        names = check_names("jaxdist.function", static_argnames)
         self._static_names = frozenset(names)
-        self._static_numbers = static_numbers(fn, names, "jaxdist.function")
+        self._static_numbers = find_static_numbers(fn, names, "jaxdist.function")
         self._known: dict[Any, _Compiled] = {}
         self._counts: dict[Any, tuple[int, ...]] = {}  # the number of batches that a call takes
         self._kept = GraphCache()
@@ -120,7 +120,7 @@ class Function:
         check_not_leaked("jaxdist.function", flat)
         check_dtypes("jaxdist.function", flat)
         check_no_bare_variable("jaxdist.function", args, kwargs)
-        flat, draws = taken_out(getattr(self._fn, "__name__", "function"), flat)
+        flat, draws = take_iterators_out(getattr(self._fn, "__name__", "function"), flat)
         try:
             return self._run(flat, draws, None if frame is None else frame.strategy)
         except UnevenBatchError:
@@ -128,7 +128,7 @@ class Function:
         except BaseException as error:
             better: Exception | None = None
             try:
-                better = self._explained(error, flat, draws)
+                better = self._improve_error(error, flat, draws)
             finally:
                 draws.put_back()
             _compat.hide_frames(error)
@@ -138,14 +138,14 @@ class Function:
             raise
         return self._fn(*args, **kwargs)
 
-    def _explained(self, error: BaseException, flat: Flat, draws: Draws) -> Exception | None:
+    def _improve_error(self, error: BaseException, flat: Flat, draws: Draws) -> Exception | None:
         """Return a better error for a call that failed, or None."""
         if isinstance(error, jax.errors.UnexpectedTracerError):
             kept = self._kept.of(flat)
-            return None if kept is None else kept.leak("jaxdist.function")
+            return None if kept is None else kept.find_leak("jaxdist.function")
         if isinstance(error, FloatingPointError) and _compat.checks_numbers():
-            return with_line(self._fn, flat, self._kept.of(flat), draws, error)
-        return mixed_devices(getattr(self._fn, "__name__", "function"), error)
+            return find_invalid_operation(self._fn, flat, self._kept.of(flat), draws, error)
+        return mixed_devices_error(getattr(self._fn, "__name__", "function"), error)
 
     def _run(self, flat: Flat, draws: Draws, strategy: Any) -> Any:
         kept = self._kept.of(flat)
@@ -166,20 +166,20 @@ class Function:
         if compiled is None:
             check_no_arrays_hidden("jaxdist.function", flat)
             check_step_holds_no_arrays("jaxdist.function", self._fn)
-            with serving(draws):
+            with serve(draws):
                 found = self._trace(given, state, flat.dynamic)
-            compiled = self._settled(given, asked, found, ())
+            compiled = self._build(given, asked, found, ())
         while True:
             CPU_STEPS.make_room()
             try:
-                with serving(draws):
+                with serve(draws):
                     results = compiled.call(
                         held_by(compiled.variables), state, flat.dynamic, draws.batches
                     )
                 break
             except _OtherInputsError as error:
                 # With other shapes the function used other variables, or more batches.
-                compiled = self._settled(given, asked, error.found, compiled.variables)
+                compiled = self._build(given, asked, error.found, compiled.variables)
         CPU_STEPS.dispatched(results)
         variables, after, result = as_sharded(results) if compiled.gives_padding else results
         try:
@@ -196,7 +196,7 @@ class Function:
         self._is_exact[treedef] = found is not None
         return found
 
-    def _settled(
+    def _build(
         self, given: FunctionCall, asked: Any, found: FunctionTrace, before: tuple[Variable, ...]
     ) -> _Compiled:
         """Build the compiled function, with all variables and batches of a trace as inputs."""
@@ -204,7 +204,7 @@ class Function:
         known = set(map(id, before))
         variables = (*before, *(v for v in found.variables if id(v) not in known))
         compiled = _Compiled(variables, found.options, found)
-        compiled.call = self._jitted(compiled, given)
+        compiled.call = self._jit(compiled, given)
         self._counts[asked] = given.draws.counts
         self._known[(asked, given.key())] = compiled
         return compiled
@@ -214,7 +214,7 @@ class Function:
         self._num_traces += 1
         return trace_function(self._fn, given, current_draws(), state, dynamic)
 
-    def _jitted(self, compiled: _Compiled, given: FunctionCall) -> Any:
+    def _jit(self, compiled: _Compiled, given: FunctionCall) -> Any:
         def traced(
             values: list[Any], state: list[Any], dynamic: list[Any], batches: list[list[Any]]
         ) -> Any:
@@ -239,11 +239,11 @@ class Function:
             return jitted
 
         # The partitioner is chosen when JAX lowers the function, so at the calls and not here.
-        def exactly(*args: Any) -> Any:
+        def call_exactly(*args: Any) -> Any:
             with _compat.exact_partitioner(compiled.options):
                 return jitted(*args)
 
-        return exactly
+        return call_exactly
 
 
 @overload
@@ -312,8 +312,8 @@ def function(
         `tf.function`; `jax.jit`.
     """
 
-    def decorated(fn: Callable[..., Any]) -> Function:
+    def decorate(fn: Callable[..., Any]) -> Function:
         is_callable("jaxdist.function", fn, "func")
         return Function(fn, static_argnames)
 
-    return decorated if func is None else decorated(func)
+    return decorate if func is None else decorate(func)

@@ -17,7 +17,7 @@ from jaxdist.errors import NotFiniteError
 _FOUND = re.compile(r"\((nan|inf)\) encountered in (.+)$")
 
 
-def with_line(
+def find_invalid_operation(
     fn: Callable[..., Any],
     flat: Flat,
     kept: CachedGraph | None,
@@ -32,7 +32,7 @@ def with_line(
     state = kept.read() if kept is not None else []
     # JAX does not check operations on NumPy arrays, which NumPy computes.
     leaves = [x if isinstance(x, PerReplica) else jax.device_put(x) for x in flat.dynamic]
-    args, kwargs = unflatten(flat.treedef, draws.in_place(flat.slots), leaves, flat.nodes)
+    args, kwargs = unflatten(flat.treedef, draws.insert_iterators(flat.slots), leaves, flat.nodes)
     draws.begin_trace()
     try:
         with bound(_Trial(draws)), jax.disable_jit():
@@ -43,7 +43,9 @@ def with_line(
         match = _FOUND.search(str(found))
         if match is not None:
             line = _compat.line_of_error(found)
-            return NotFiniteError(_made_by(name, match[2], line, match[1], leaves))
+            return NotFiniteError(
+                _invalid_operation_message(name, match[2], line, match[1], leaves)
+            )
     except Exception:  # An error that only occurs op by op is not about the nan.
         pass
     finally:
@@ -58,7 +60,7 @@ def with_line(
     )
 
 
-def _made_by(name: str, operation: str, line: str, kind: str, given: Any) -> str:
+def _invalid_operation_message(name: str, operation: str, line: str, kind: str, given: Any) -> str:
     came_in = any(has_kind(kind, leaf) for leaf in jax.tree.leaves(given))
     source = " An argument of the function holds one." if came_in else ""
     return (

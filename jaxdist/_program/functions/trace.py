@@ -16,7 +16,7 @@ from jaxdist._program.functions.call import FunctionCall
 from jaxdist._program.functions.draws import Draws
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
 from jaxdist._program.nnx import closures
-from jaxdist._program.trace.trace import check_result, not_a_result, opened_result
+from jaxdist._program.trace.trace import check_result, open_result, refused_result_message
 from jaxdist._values import (
     Variable,
     as_held,
@@ -45,7 +45,7 @@ class FunctionTrace:
 
     def fits(self, state: Any, dynamic: Any) -> bool:
         """Whether the trace is for values of these shapes and dtypes."""
-        return bool(self.kinds == _kinds(state, dynamic))
+        return bool(self.kinds == _shapes_and_dtypes(state, dynamic))
 
     def replay(
         self,
@@ -69,7 +69,7 @@ class FunctionTrace:
         after, result = self.treedef.unflatten(results[count:])
         arrays = dict(zip((place[i] for i in self.written), results[:count], strict=True))
         # `unflatten` turned each `Static` into its bare value, which `jax.jit` cannot return.
-        return arrays, after, _checked(result)
+        return arrays, after, _check_result(result)
 
 
 def trace_function(
@@ -86,20 +86,20 @@ def trace_function(
         copy_steps_ahead(given.flat.dynamic, dynamic)
         state, dynamic = as_sharded((state, dynamic))
         nodes = shape.merge(state) if shape is not None else ()
-        args, kwargs = unflatten(given.flat.treedef, draws.in_place(slots), dynamic, nodes)
+        args, kwargs = unflatten(given.flat.treedef, draws.insert_iterators(slots), dynamic, nodes)
         with bound(binding):
             result = closures.call(fn, args, kwargs)
         after = shape.values_of(nodes) if shape is not None else []
-        written = binding.written()
+        written = binding.collect_written()
         held, gives_padding = as_held((after, result)), has_padding((after, result))
-        leaves, treedef = jax.tree.flatten((held[0], _checked(held[1])))
+        leaves, treedef = jax.tree.flatten((held[0], _check_result(held[1])))
         made[:] = binding, tuple(written), treedef, gives_padding
         return [*written.values(), *leaves]
 
     closed = jax.make_jaxpr(traced)(state, dynamic)
     dead = next((c for c in closed.consts if is_leaked(c)), None)
     if dead is not None:
-        raise closures.leak(fn, dead)
+        raise closures.leak_error(fn, dead)
     binding, written, treedef, gives_padding = made
     jaxpr, marks = _compat.without_placeholders(closed, PLACEHOLDER)
     jaxpr = _compat.with_inputs(jaxpr, [marks[n] for n in range(len(binding.inputs))])
@@ -111,25 +111,25 @@ def trace_function(
         treedef,
         binding.compiler_options,
         draws.used,
-        _kinds(state, dynamic),
+        _shapes_and_dtypes(state, dynamic),
         gives_padding,
     )
 
 
-def _kinds(state: Any, dynamic: Any) -> list[Any]:
+def _shapes_and_dtypes(state: Any, dynamic: Any) -> list[Any]:
     avals = [jax.typeof(x) for x in jax.tree.leaves((state, dynamic))]
     return [(a.shape, a.dtype, a.weak_type) for a in avals]
 
 
-def _checked(result: Any) -> Any:
+def _check_result(result: Any) -> Any:
     """Check a result, and wrap everything in it that is no array."""
 
-    result = opened_result(result, _is_whole)
+    result = open_result(result, _is_whole)
 
     def keep(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, (nnx.Module, nnx.Optimizer)):
             name = "result" + jax.tree_util.keystr(path)
-            raise ArgumentTypeError(not_a_result(name, leaf, "The function"))
+            raise ArgumentTypeError(refused_result_message(name, leaf, "The function"))
         if isinstance(leaf, Variable):
             return VariableItself(leaf)
         if hasattr(leaf, "dtype"):

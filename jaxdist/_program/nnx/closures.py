@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from jaxdist import _compat
 from jaxdist._program.arguments.retrace import place
-from jaxdist._program.nnx.lost_writes import bare_variables, check_none_is_lost
+from jaxdist._program.nnx.lost_writes import check_no_write_is_lost, find_bare_variables
 from jaxdist._values import is_sharded, leaked
 from jaxdist.errors import ContextError
 
@@ -35,28 +35,28 @@ def _collect(fn: Any, found: dict[str, Any], seen: set[int], depth: int) -> None
     if id(fn) in seen or not depth:
         return
     seen.add(id(fn))
-    for name, value in _reached(fn):
+    for name, value in _iterate_reachable(fn):
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             _collect(value, found, seen, depth - 1)
         else:
             found.setdefault(name, value)
 
 
-def _reached(fn: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_reachable(fn: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(fn, functools.partial):
         yield "func", fn.func
         yield from ((f"args[{i}]", a) for i, a in enumerate(fn.args))
         yield from fn.keywords.items()
     elif isinstance(fn, types.MethodType):
         yield "self", fn.__self__
-        yield from _reached(fn.__func__)
+        yield from _iterate_reachable(fn.__func__)
     elif isinstance(fn, types.FunctionType):
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             try:
                 yield name, cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
-        for name in _names(fn.__code__):
+        for name in _iterate_global_names(fn.__code__):
             if name in fn.__globals__:
                 yield name, fn.__globals__[name]
         yield from ((f"default {i}", d) for i, d in enumerate(fn.__defaults__ or ()))
@@ -65,24 +65,24 @@ def _reached(fn: Any) -> Iterator[tuple[str, Any]]:
         yield "__wrapped__", fn.__wrapped__
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def _iterate_global_names(code: types.CodeType) -> Iterator[str]:
     """Yield the global names in a code object and in the functions defined in it."""
     yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            yield from _names(const)
+            yield from _iterate_global_names(const)
 
 
 def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call the step. Raise a named error if it assigns to an NNX object in its closure."""
-    bare = bare_variables(args, kwargs)
+    bare = find_bare_variables(args, kwargs)
     try:
         result = fn(*args, **kwargs)
     except (TraceContextError, ValueError, UnexpectedTracerError) as error:
-        raise_leak(fn, error)
+        raise_if_leaked(fn, error)
         # JAX and Flax have no classes for these errors; their texts tell them apart.
         if "should match the mesh of sharding" in str(error):
-            _raise_of_global_array(fn, error)
+            _raise_for_global_array(fn, error)
         if "different trace level" not in str(error):
             raise
         objects = {
@@ -90,7 +90,7 @@ def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             for name, value in closed_over(fn).items()
             if any(isinstance(x, (nnx.Pytree, nnx.Variable)) for x in _nnx_objects(value))
         }
-        touched = _touched(error, objects)
+        touched = _find_refused_object(error, objects)
         if touched is None:
             # The object is in the closure of a transformation inside the step, or the search did
             # not reach it.
@@ -99,20 +99,20 @@ def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
                 "strategy.run(step, args=(object, ...))."
             )
             raise
-        raise ContextError(_message(fn, *touched, objects)) from error
-    check_none_is_lost(bare, result)
+        raise ContextError(_closure_message(fn, *touched, objects)) from error
+    check_no_write_is_lost(bare, result)
     return result
 
 
-def raise_leak(fn: Any, error: Exception) -> None:
+def raise_if_leaked(fn: Any, error: Exception) -> None:
     """Raise a named error if the cause was a tracer of an ended trace."""
     if isinstance(error, UnexpectedTracerError) or "context mesh" in str(error):
-        dead = _leaked_value(fn)
+        dead = _find_leaked_value(fn)
         if dead is not None:
-            raise leak(fn, dead) from error
+            raise leak_error(fn, dead) from error
 
 
-def _raise_of_global_array(fn: Any, error: Exception) -> None:
+def _raise_for_global_array(fn: Any, error: Exception) -> None:
     """Raise a named error if JAX refused a closed-over array because of its sharding."""
     for name, value in closed_over(fn).items():
         for leaf in jax.tree.leaves(value, is_leaf=is_sharded):
@@ -128,7 +128,7 @@ def _raise_of_global_array(fn: Any, error: Exception) -> None:
                 ) from error
 
 
-def _leaked_value(fn: Any) -> Any:
+def _find_leaked_value(fn: Any) -> Any:
     """Return a tracer that a function reaches and whose trace has ended; None without one."""
     for value in closed_over(fn).values():
         for leaf in jax.tree.leaves(value) if isinstance(value, (dict, list, tuple)) else [value]:
@@ -137,7 +137,7 @@ def _leaked_value(fn: Any) -> Any:
     return None
 
 
-def leak(fn: Any, dead: Any) -> ContextError:
+def leak_error(fn: Any, dead: Any) -> ContextError:
     """Return the error for a step that closes over a tracer of an ended trace."""
     names = [
         name
@@ -158,12 +158,12 @@ def _nnx_objects(value: Any) -> list[Any]:
     return leaves
 
 
-def _touched(error: BaseException, objects: dict[str, Any]) -> tuple[str, Any] | None:
+def _find_refused_object(error: BaseException, objects: dict[str, Any]) -> tuple[str, Any] | None:
     """Return name and value of the object that Flax refused to change, if `objects` contain it."""
     known: dict[int, tuple[str, Any]] = {}
     for name, value in objects.items():
         for path, part in nnx.iter_graph(value):
-            known.setdefault(id(part), (name + _path(path), part))
+            known.setdefault(id(part), (name + _path_suffix(path), part))
     found = None
     traceback = error.__traceback__
     while traceback is not None:
@@ -176,11 +176,11 @@ def _touched(error: BaseException, objects: dict[str, Any]) -> tuple[str, Any] |
     return found
 
 
-def _path(path: tuple[Any, ...]) -> str:
+def _path_suffix(path: tuple[Any, ...]) -> str:
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
 
 
-def _message(fn: Any, name: str, part: Any, objects: dict[str, Any]) -> str:
+def _closure_message(fn: Any, name: str, part: Any, objects: dict[str, Any]) -> str:
     kinds = ", ".join(f"{n} ({type(v).__name__})" for n, v in objects.items())
     arguments = ", ".join(objects)
     bare = [n for n, v in objects.items() if isinstance(v, nnx.Variable)]

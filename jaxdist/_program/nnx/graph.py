@@ -43,7 +43,7 @@ class GraphShape:
         """Return the leaves of `nodes` after a step; raise if the step changed their structure."""
         after, leaves = shape_of(nodes)
         if after.exact != self.exact or after.treedef != self.treedef:
-            raise StateDivergenceError(self._changed(after))
+            raise StateDivergenceError(self._describe_change(after))
         return leaves
 
     def values_of(self, nodes: tuple[Any, ...]) -> list[Any]:
@@ -54,16 +54,16 @@ class GraphShape:
 
     def name(self, leaf: int) -> str:
         """Return the name of leaf number `leaf`, such as `args[0].layers[1].kernel`."""
-        return self._named(self.paths[leaf])
+        return self._path_name(self.paths[leaf])
 
-    def _named(self, path: tuple[Any, ...]) -> str:
+    def _path_name(self, path: tuple[Any, ...]) -> str:
         head, *rest = path
         parts = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in rest)
         return f"{self.arguments[head]}{parts}"
 
-    def _changed(self, after: "GraphShape") -> str:
-        more = [self._named(p) for p in after.paths if p not in self.paths]
-        less = [self._named(p) for p in self.paths if p not in after.paths]
+    def _describe_change(self, after: "GraphShape") -> str:
+        more = [self._path_name(p) for p in after.paths if p not in self.paths]
+        less = [self._path_name(p) for p in self.paths if p not in after.paths]
         what = "; ".join(
             f"{word} {names[:5]}" for word, names in (("added", more), ("removed", less)) if names
         )
@@ -96,11 +96,13 @@ def shape_of(
     paths = tuple(path for path, _ in flat)
     types = tuple(kind for _, kind in flat)
     exact = exact_graph(graphdef)
-    moments = _moments(nodes, paths)
+    moments = _find_moments(nodes, paths)
     return GraphShape(graphdef, exact, treedef, paths, types, arguments, moments), leaves
 
 
-def _moments(nodes: tuple[Any, ...], paths: tuple[Any, ...]) -> tuple[tuple[int, int, int], ...]:
+def _find_moments(
+    nodes: tuple[Any, ...], paths: tuple[Any, ...]
+) -> tuple[tuple[int, int, int], ...]:
     # A subclass may lack one of the three variables. It is then no running mean that can be merged.
     number = {path: i for i, path in enumerate(paths)}
     found = []
@@ -138,7 +140,7 @@ class CachedGraph:
                 self._watch(vars(value))
             elif isinstance(value, (dict, list)):
                 self._watch(value)
-        self._seen = list(self._held())
+        self._seen = list(self._iterate_contents())
         missing = [p for p in self.shape.paths if p not in by_path]
         if missing:
             raise ArgumentTypeError(
@@ -150,7 +152,7 @@ class CachedGraph:
         self.variables = [by_path[p] for p in dict.fromkeys(self.shape.paths)]
         # The structure of each variable's value. `sow`, for instance, stores a tuple. None if each
         # value is one leaf, so that the common case pays nothing.
-        found = list(self._structures_now())
+        found = list(self._iterate_structures())
         self._structures = None if all(map(treedef_is_leaf, found)) else found
 
     @property
@@ -162,12 +164,14 @@ class CachedGraph:
         """Whether no attribute in the graph was replaced, added or removed since the listing."""
         # Counting first: `map` stops at the shorter list and would not see an added attribute.
         count = sum(map(len, self._attributes)) + sum(map(len, self._lists))
-        is_same = count == len(self._seen) and all(map(operator.is_, self._held(), self._seen))
+        is_same = count == len(self._seen) and all(
+            map(operator.is_, self._iterate_contents(), self._seen)
+        )
         if self._structures is None:
             return is_same
-        return is_same and all(map(operator.eq, self._structures_now(), self._structures))
+        return is_same and all(map(operator.eq, self._iterate_structures(), self._structures))
 
-    def _structures_now(self) -> Iterator[PyTreeDef]:
+    def _iterate_structures(self) -> Iterator[PyTreeDef]:
         """Yield the structure of each variable's value; a `Sharded` array counts as one leaf."""
         values = (v.get_raw_value() for v in self.variables)
         return (jax.tree.structure(value, is_leaf=is_sharded) for value in values)
@@ -187,7 +191,7 @@ class CachedGraph:
             ):
                 self._watch(value)
 
-    def _held(self) -> Iterator[Any]:
+    def _iterate_contents(self) -> Iterator[Any]:
         attributes = itertools.chain.from_iterable(map(dict.values, self._attributes))
         return itertools.chain(attributes, itertools.chain.from_iterable(self._lists))
 
@@ -196,7 +200,7 @@ class CachedGraph:
         held = [v.get_raw_value() for v in self.variables]
         return held if self._structures is None else jax.tree.leaves(held, is_leaf=is_sharded)
 
-    def leak(self, caller: str) -> ContextError | None:
+    def find_leak(self, caller: str) -> ContextError | None:
         """Return the error for a variable that holds a tracer of an ended trace; None without."""
         for number, leaf in enumerate(self.read()):
             value = leaf.held if isinstance(leaf, Sharded) else leaf

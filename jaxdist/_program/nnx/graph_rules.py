@@ -36,7 +36,7 @@ class Combination:
 def enter(kind: type, value: Any, axes: AxisNames) -> Any:
     """Return a variable's value on one replica. A random key gets the replica's index folded in."""
     if issubclass(kind, nnx.RngKey):
-        return keys_of_replicas.of_replica(value, axes)
+        return keys_of_replicas.fold_in_replica(value, axes)
     return value
 
 
@@ -44,7 +44,11 @@ def leave(kind: type, before: Any, entered: Any, after: Any, axes: AxisNames) ->
     """Return a variable's value for the next step. An unassigned random key keeps its old value."""
     if not issubclass(kind, nnx.RngKey):
         return after
-    return before if after is entered else keys_of_replicas.kept(before, entered, after, axes)
+    return (
+        before
+        if after is entered
+        else keys_of_replicas.keys_for_next_step(before, entered, after, axes)
+    )
 
 
 def is_metric(kind: type) -> bool:
@@ -82,25 +86,25 @@ def combine(
         axes: The replica axes.
         takes_part: For each replica, whether it has rows; None if all have.
     """
-    counts = None if takes_part is None else _own(takes_part, axes)
+    counts = None if takes_part is None else _own_entry(takes_part, axes)
     # Without any rows there is nothing to average or add. Random streams advance nevertheless.
     if takes_part is not None and not any(takes_part) and combination.rule is not Rule.LARGEST:
         return [b.reshape(a.shape) for b, a in zip(before, after, strict=True)]
     if combination.rule is Rule.MOMENTS:
-        return _moments(before, after, axes, counts)
+        return _merge_moments(before, after, axes, counts)
     if combination.rule is Rule.LARGEST:
         return [jax.lax.pmax(x, axes) for x in after]
     if combination.rule is Rule.SUM:
-        return [_sum(*pair, axes, counts) for pair in zip(before, after, strict=True)]
-    return [_mean(x, axes, takes_part, counts) for x in after]
+        return [_add_up(*pair, axes, counts) for pair in zip(before, after, strict=True)]
+    return [_average(x, axes, takes_part, counts) for x in after]
 
 
-def _own(of_replica: tuple[bool, ...], axes: AxisNames) -> Any:
+def _own_entry(of_replica: tuple[bool, ...], axes: AxisNames) -> Any:
     return jnp.asarray(of_replica)[jax.lax.axis_index(axes)]
 
 
-def _mean(x: Any, axes: AxisNames, takes_part: tuple[bool, ...] | None, counts: Any) -> Any:
-    wide = _wide(x)
+def _average(x: Any, axes: AxisNames, takes_part: tuple[bool, ...] | None, counts: Any) -> Any:
+    wide = _widen(x)
     if takes_part is None:
         return mean_over(wide, axes).astype(x.dtype)
     # Replicas without rows must not count: the mean of no rows is nan.
@@ -109,15 +113,15 @@ def _mean(x: Any, axes: AxisNames, takes_part: tuple[bool, ...] | None, counts: 
     return mean_of_shares(total, wide.dtype, num).astype(x.dtype)
 
 
-def _sum(before: Any, added: Any, axes: AxisNames, counts: Any) -> Any:
-    added = _wide(added)
+def _add_up(before: Any, added: Any, axes: AxisNames, counts: Any) -> Any:
+    added = _widen(added)
     total = jax.lax.psum(added if counts is None else jnp.where(counts, added, 0), axes)
     # The program stores each scalar as one element of a vector.
     start = before.reshape(added.shape)
-    return (_wide(start).astype(total.dtype) + total).astype(start.dtype)
+    return (_widen(start).astype(total.dtype) + total).astype(start.dtype)
 
 
-def _moments(
+def _merge_moments(
     before: Sequence[Any], after: Sequence[Any], axes: AxisNames, counts: Any
 ) -> list[Any]:
     """Merge the moments of parts into those of the whole (Chan, Golub and LeVeque, 1979)."""
@@ -126,7 +130,7 @@ def _moments(
     num = jnp.where(has, num, 0)
     # A replica without rows may hold nan, and 0 * nan is nan: so select, do not multiply.
     sum_num = jax.lax.psum(num, axes)
-    wide = _wide(mean)
+    wide = _widen(mean)
     rows = jnp.stack([num.astype(wide.dtype), jnp.where(has, wide, 0), jnp.where(has, squares, 0)])
     nums, means, devs = jnp.moveaxis(jax.lax.all_gather(rows, axes), 1, 0)  # each [R, ...]
     num0, mean0, dev0 = (x.reshape(num.shape) for x in before)
@@ -161,11 +165,11 @@ def combine_all(
         takes_part: For each replica, whether it has rows.
     """
 
-    def one(*rows: Any) -> list[Any]:
+    def combine_replica(*rows: Any) -> list[Any]:
         return combine(combination, before, rows, names, takes_part)
 
     # `vmap` with axis names lets the same collectives run without devices.
-    mapped = one
+    mapped = combine_replica
     for name in reversed(names):
         mapped = jax.vmap(mapped, axis_name=name)
     stacks = [jnp.stack(list(x)).reshape(*shape, *x[0].shape) for x in after]
@@ -173,7 +177,7 @@ def combine_all(
     return [x.reshape(math.prod(shape), *x.shape[len(shape) :])[0] for x in whole]
 
 
-def _wide(x: Any) -> Any:
+def _widen(x: Any) -> Any:
     """Cast narrow floats to f32: long sums need it, and XLA's CPU backend may abort on bf16."""
     is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
     return x.astype(jnp.float32) if is_narrow else x

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxdist._typing import AxisNames
 
 
-def of_replica(keys: Any, axes: AxisNames) -> Any:
+def fold_in_replica(keys: Any, axes: AxisNames) -> Any:
     """Return the keys of one replica, derived from the keys that all replicas share."""
     return _fold_in(keys, jax.lax.axis_index(axes))
 
@@ -21,7 +21,7 @@ def _fold_in(keys: Any, number: Any) -> Any:
     return fold(keys, number)
 
 
-def kept(before: Any, entered: Any, after: Any, axes: AxisNames) -> Any:
+def keys_for_next_step(before: Any, entered: Any, after: Any, axes: AxisNames) -> Any:
     """Return the keys for the next step, after the step may have assigned new ones.
 
     There is one variable for all replicas. So all continue with the keys of the first replica, and

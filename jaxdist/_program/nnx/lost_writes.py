@@ -12,7 +12,7 @@ from jaxdist.errors import ArgumentTypeError
 Found = list[tuple[str, nnx.Variable[Any], Any]]
 
 
-def bare_variables(args: Any, kwargs: Any) -> Found:
+def find_bare_variables(args: Any, kwargs: Any) -> Found:
     """Return name, variable and value of each variable that is in no module and no `nnx.State`."""
     leaves = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=_is_whole)[0]
     return [
@@ -22,7 +22,7 @@ def bare_variables(args: Any, kwargs: Any) -> Found:
     ]
 
 
-def check_none_is_lost(found: Found, result: Any) -> None:
+def check_no_write_is_lost(found: Found, result: Any) -> None:
     """Raise if a step assigned such a variable and does not return the new value.
 
     Raises:

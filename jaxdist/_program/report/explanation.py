@@ -11,7 +11,12 @@ from jaxdist._collectives import TraceNotes
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.logical.placed_work import PlacedWork
 from jaxdist._program.proof.replication import TracedCollective
-from jaxdist._program.report.reconciled import AskedFor, CompiledRow, compiled_rows, reconciled
+from jaxdist._program.report.reconciled import (
+    AskedFor,
+    CompiledRow,
+    compiled_rows,
+    match_collectives,
+)
 from jaxdist.explain import Table
 
 
@@ -101,7 +106,7 @@ class Explanation:
 
     def _totals(self) -> str:
         count = self.num_collectives
-        runs = "as many runs as its loops decide" if count is None else _counted(count, "run")
+        runs = "as many runs as its loops decide" if count is None else _pluralize(count, "run")
         sent = f"{_bytes(self.bytes_sent('inside'))} inside a worker"
         if self.links.outer is not None:
             sent += f" and {_bytes(self.bytes_sent('between'))} between workers"
@@ -123,8 +128,8 @@ def explained(
     """Read a compiled program and match it with what the step asked for."""
     links = cost.links_of(layout)
     found = hlo.collectives(text)
-    asked = tuple(_with_plan(a, told) for a in asked)
-    asked_for, origins = reconciled(asked, found)
+    asked = tuple(_add_plan(a, told) for a in asked)
+    asked_for, origins = match_collectives(asked, found)
     where = (
         f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
         f"{layout.platform}"
@@ -142,7 +147,7 @@ def explained(
     )
 
 
-def _with_plan(asked: TracedCollective, told: TraceNotes) -> TracedCollective:
+def _add_plan(asked: TracedCollective, told: TraceNotes) -> TracedCollective:
     """Return a collective with the all-reduce plan that left it unchanged."""
     plan = told.plans.get(asked.source)
     if plan is None or asked.algorithm or asked.kind != "psum":
@@ -257,8 +262,8 @@ def _seconds(value: float) -> str:
 
 
 def _bytes(value: float) -> str:
-    return _counted(round(value), "byte")
+    return _pluralize(round(value), "byte")
 
 
-def _counted(count: int, what: str) -> str:
+def _pluralize(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"

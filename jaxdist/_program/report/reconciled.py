@@ -88,7 +88,7 @@ class CompiledRow:
     count: int = 1
 
 
-def reconciled(
+def match_collectives(
     asked: Sequence[TracedCollective], found: Sequence[CompiledCollective]
 ) -> tuple[tuple[AskedFor, ...], list[list[TracedCollective]]]:
     """Return what became of each asked collective, and the origins of each compiled one."""
@@ -107,26 +107,26 @@ def reconciled(
         # one of another kind.
         of_line = by_line[source]
         fitting = [i for i in of_line if found[i].kind == kind] or of_line
-        _share(asked, numbers, found, fitting, became)
+        _match_line(asked, numbers, found, fitting, became)
     for a, places in zip(asked, became, strict=True):
         for i in places:
             origins[i].append(a)
     # jaxdist's own operations, and those whose line XLA lost, are matched by kind and size.
     for a, places in zip(asked, became, strict=True):
         if not places:
-            spare = _spare(a, found, origins)
+            spare = _find_unmatched(a, found, origins)
             if spare is not None:
                 places.append(spare)
                 origins[spare].append(a)
     noted = not found or any(c.sources for c in found)
     rows = [
-        _asked_for(a, [(found[i], origins[i]) for i in p], noted)
+        _make_asked_for(a, [(found[i], origins[i]) for i in p], noted)
         for a, p in zip(asked, became, strict=True)
     ]
     return tuple(rows), origins
 
 
-def _share(
+def _match_line(
     asked: Sequence[TracedCollective],
     numbers: Sequence[int],
     found: Sequence[CompiledCollective],
@@ -153,7 +153,7 @@ def _share(
     became[numbers[-1]] += [i for i in places if i not in used]
 
 
-def _spare(
+def _find_unmatched(
     a: TracedCollective,
     found: Sequence[CompiledCollective],
     origins: Sequence[list[TracedCollective]],
@@ -170,7 +170,7 @@ def _spare(
     return room[0] if room else None
 
 
-def _asked_for(
+def _make_asked_for(
     a: TracedCollective,
     places: list[tuple[CompiledCollective, list[TracedCollective]]],
     lines_noted: bool,
@@ -220,7 +220,9 @@ def compiled_rows(
     rows: collections.Counter[CompiledRow] = collections.Counter()
     for c, of in zip(found, origins, strict=True):
         # A program for several TPU slices is compiled for the devices of one of them.
-        crosses = c.between_slices or (participants == len(devices) and _crosses(c, workers))
+        crosses = c.between_slices or (
+            participants == len(devices) and _crosses_workers(c, workers)
+        )
         size = max(c.bytes_per_device, c.operand_bytes)
         link = links.across if crosses else links.inner
         times = c.times
@@ -243,19 +245,19 @@ def compiled_rows(
                 seconds=_seconds(c, size, crosses, workers, links),
                 source=sources[0] if sources else "",
                 sources=sources,
-                added=not of and (bool(c.sources) or not _no_lines(found)),
+                added=not of and (bool(c.sources) or not _has_no_lines(found)),
             )
         ] += 1
     return tuple(dataclasses.replace(row, count=count) for row, count in rows.items())
 
 
-def _crosses(c: CompiledCollective, workers: list[int]) -> bool:
+def _crosses_workers(c: CompiledCollective, workers: list[int]) -> bool:
     """Whether some group, or some pair of a permutation, spans two workers."""
     together = c.pairs or c.groups
     return any(len({workers[d] for d in group}) > 1 for group in together)
 
 
-def _no_lines(found: Sequence[CompiledCollective]) -> bool:
+def _has_no_lines(found: Sequence[CompiledCollective]) -> bool:
     return not any(c.sources for c in found)
 
 

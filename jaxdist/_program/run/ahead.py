@@ -52,7 +52,7 @@ class LaterSteps:
                 yield step, signature
 
 
-def later_steps(call: Call, layout: ReplicaMesh) -> LaterSteps | None:
+def find_later_steps(call: Call, layout: ReplicaMesh) -> LaterSteps | None:
     """Return the later batches of a call's data, or None if they cannot be known.
 
     They are unknown if some per-replica value does not come from a dataset, or if a static argument
@@ -107,7 +107,7 @@ def _zeros(slot: InSlot, shapes: Shapes) -> PerReplica:
     return PerReplica([np.zeros(shape, dtype) for shape in shapes])
 
 
-def note(step: UnevenStep) -> str:
+def describe_later_step(step: UnevenStep) -> str:
     """Return the note for an error about a later batch."""
     rows = ", ".join(map(str, step.rows))
     return (

@@ -10,7 +10,7 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Flat
 from jaxdist._program.arguments.exact import exact_structure
-from jaxdist._program.arguments.in_slot import in_slot, must_move
+from jaxdist._program.arguments.in_slot import make_in_slot, must_move
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph import CachedGraph
 from jaxdist._program.trace.trace import Signature
@@ -46,9 +46,9 @@ class Call:
     def leaves_of(self, program: Program) -> Sequence[Any]:
         """Return the inputs of the program: the leaves and the variables that it uses."""
         variables = program.variables
-        return variables.around(self.leaves) if variables else self.leaves
+        return variables.insert_into(self.leaves) if variables else self.leaves
 
-    def settle(self, program: Program, results: Sequence[Any]) -> Any:
+    def update_state(self, program: Program, results: Sequence[Any]) -> Any:
         """Update the state with the results, and return the step's result."""
         rebuilt = program.rebuild(results)
         if not program.has_state:
@@ -71,12 +71,12 @@ def read(flat: Flat, kept: CachedGraph | None, layout: ReplicaMesh) -> Call:
         ShapeError: Per-replica values do not fit. The error names all such arguments.
         ReplicaValueError: A value belongs to another strategy.
     """
-    leak = kept.leak("strategy.run") if kept else None
+    leak = kept.find_leak("strategy.run") if kept else None
     if leak is not None:
         raise leak
     leaves = kept.read() if kept else []
     num_state = len(leaves)
-    values, uneven, moved = _checked_values(flat, num_state, layout)
+    values, uneven, moved = _check_values(flat, num_state, layout)
     leaves += values
     inputs = []
     has_padding = False
@@ -86,7 +86,7 @@ def read(flat: Flat, kept: CachedGraph | None, layout: ReplicaMesh) -> Call:
             moved = moved or pieces is not leaf
             has_padding = has_padding or pieces.has_padding
             leaf = pieces
-        slot = in_slot(leaf, layout)
+        slot = make_in_slot(leaf, layout)
         inputs.append(slot)
         is_virtual = layout.num_virtual is not None
         if is_virtual and slot.kind is Kind.PER_REPLICA and not isinstance(leaf, PerReplica):
@@ -108,7 +108,7 @@ def read(flat: Flat, kept: CachedGraph | None, layout: ReplicaMesh) -> Call:
     return Call(flat, signature, leaves, kept, moved, has_padding)
 
 
-def _checked_values(
+def _check_values(
     flat: Flat, num_state: int, layout: ReplicaMesh
 ) -> tuple[list[Any], list[tuple[int, Any]], bool]:
     """Return the dynamic leaves, the shapes of padded ones, and whether some leaf is new."""
@@ -133,11 +133,11 @@ def _checked_values(
             leaf = checked
         values.append(leaf)
     if misfits:
-        raise _together(misfits)
+        raise _merge_errors(misfits)
     return values, uneven, moved
 
 
-def _together(errors: list[ShapeError]) -> ShapeError:
+def _merge_errors(errors: list[ShapeError]) -> ShapeError:
     """Return one error for all arguments that do not fit, with the remedy of the first one."""
     if len(errors) == 1:
         return errors[0]

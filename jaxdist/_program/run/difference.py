@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from jaxdist._program.trace.trace import Signature
 
 
-def difference(before: Signature, now: Signature, names: Sequence[str]) -> str:
+def describe_difference(before: Signature, now: Signature, names: Sequence[str]) -> str:
     """Return how two signatures differ, in words."""
     if (before.treedef, before.structure) != (now.treedef, now.structure):
         return "the structure of its arguments"

@@ -11,7 +11,7 @@ from jaxdist._program.nnx.graph import GraphShape
 from jaxdist.errors import ArgumentError, DonationError
 
 
-def check_numbers(donated: Sequence[int], args: Sequence[Any]) -> None:
+def check_positions(donated: Sequence[int], args: Sequence[Any]) -> None:
     """Raise if `donate_argnums` contains a position that the call does not have.
 
     Raises:
@@ -23,11 +23,11 @@ def check_numbers(donated: Sequence[int], args: Sequence[Any]) -> None:
             f"RunOptions(donate_argnums={tuple(donated)}) has {out_of_range}, and the step was "
             f"called with {len(args)} positional argument(s).\n\n"
             "donate_argnums are positions of arguments, from 0. Keyword arguments cannot be "
-            f"donated.\n\n{_within(donated, len(args))}"
+            f"donated.\n\n{_suggest_positions(donated, len(args))}"
         )
 
 
-def donated_leaves(donated: Sequence[int], flat: Flat, graph: GraphShape | None) -> list[int]:
+def find_donated_leaves(donated: Sequence[int], flat: Flat, graph: GraphShape | None) -> list[int]:
     """Return the numbers of the program's inputs that these arguments contain.
 
     Variables of NNX objects come first.
@@ -46,12 +46,12 @@ def donated_leaves(donated: Sequence[int], flat: Flat, graph: GraphShape | None)
     return leaves
 
 
-def _within(donated: Sequence[int], count: int) -> str:
+def _suggest_positions(donated: Sequence[int], count: int) -> str:
     kept = tuple(n for n in donated if 0 <= n < count)
     return f"Pass RunOptions(donate_argnums={kept})." if kept else "Leave donate_argnums out."
 
 
-def check_once(donated: Sequence[int], leaves: Sequence[Any], program: Program) -> None:
+def check_not_repeated(donated: Sequence[int], leaves: Sequence[Any], program: Program) -> None:
     """Raise if the call contains one buffer twice and donates it.
 
     Raises:

@@ -47,7 +47,7 @@ class DonatingCall:
         self._finds_deleted = finds_deleted
         self._all_flat = True
 
-    def see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def register_structure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Register the structure of a call's arguments before the C++ path takes over."""
         whole = [*args, *kwargs.values()]
         self._all_flat = self._all_flat and all(
@@ -60,7 +60,7 @@ class DonatingCall:
         if _compat.checks_numbers():
             return self._slow(*args, **kwargs)
         if self._one_device:
-            return self._on_one_device(*args, **kwargs)
+            return self._call_on_one_device(*args, **kwargs)
         may_repeat, finds_deleted = True, self._finds_deleted
         if self._all_flat and not kwargs:
             count = 0
@@ -78,7 +78,7 @@ class DonatingCall:
             return self._slow(*args, **kwargs)
         return self.dispatch(*args, **kwargs)
 
-    def _on_one_device(self, *args: Any, **kwargs: Any) -> Any:
+    def _call_on_one_device(self, *args: Any, **kwargs: Any) -> Any:
         """Run on one device, where XLA refuses repeated buffers without ending the process."""
         try:
             return self.dispatch(*args, **kwargs)

@@ -17,7 +17,7 @@ from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._values import as_held, held_by, held_leaves, owned_leaves
 
 
-class Slow:
+class TakeSlowPath:
     """The result of a dispatcher that cannot handle a call; the caller then runs it slowly."""
 
     __slots__ = ()
@@ -69,25 +69,25 @@ class FastCall:
     closure become leaves beside the arguments, in the order of the program's inputs.
     """
 
-    def __init__(self, step: Any, plan: CallTemplate, variables: LiftedVariables) -> None:
-        self.plan = plan
+    def __init__(self, step: Any, template: CallTemplate, variables: LiftedVariables) -> None:
+        self.template = template
         self.variables = variables
         self._step = step
         self._dispatchers: dict[Any, Callable[..., Any]] = {}
-        self._taken = frozenset(plan.static_numbers) | frozenset(plan.node_numbers)
-        self._is_plain = not self._taken and not plan.static_names
+        self._taken = frozenset(template.static_numbers) | frozenset(template.node_numbers)
+        self._is_plain = not self._taken and not template.static_names
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        plan, step, variables = self.plan, self._step, self.variables
+        template, step, variables = self.template, self._step, self.variables
         rest: tuple[Any, ...] = args
         named, kept, leaves, key = kwargs, None, _NONE, None
         known = self._dispatchers
         static: list[Any] = _NONE
         if not self._is_plain:
             try:
-                static = [args[i] for i in plan.static_numbers]
-                static += [kwargs[n] for n in plan.static_names]
-                nodes = [args[i] for i in plan.node_numbers]
+                static = [args[i] for i in template.static_numbers]
+                static += [kwargs[n] for n in template.static_names]
+                nodes = [args[i] for i in template.node_numbers]
                 # See Note [Equal constants]
                 key = (len(args), *map(exact, static))
                 kept = step.kept_for(nodes) if nodes else None
@@ -100,21 +100,21 @@ class FastCall:
             if nodes and kept is None:
                 return step.slow(*args, **kwargs)
             rest = tuple(a for i, a in enumerate(args) if i not in self._taken)
-            named = {k: v for k, v in kwargs.items() if k not in plan.static_names}
+            named = {k: v for k, v in kwargs.items() if k not in template.static_names}
             leaves = kept.read() if kept else leaves
         if step.tells_structures_apart:
             key = (key, exact_structure(jax.tree.structure((rest, named))))
         dispatch = known.get(key)
         is_new = dispatch is None
         if dispatch is None:
-            dispatch = self._new(kept, len(args), static)
+            dispatch = self._make_dispatcher(kept, len(args), static)
         written, read_only = _NONE, _NONE
         if variables:
             written, read_only = held_by(variables.written), held_by(variables.read_only)
         # What the call paths of `Step` do for other calls; see Note [Call paths].
         if step.keeps_padding:
             leaves, rest, named = as_held((leaves, rest, named))
-        if step.owns:
+        if step.copies_host_arrays:
             leaves, rest, named = owned_leaves((leaves, rest, named))
         if step.donates and (
             checks_numbers() or has_repeats((leaves, written, rest, named, read_only))
@@ -125,21 +125,21 @@ class FastCall:
         ):
             return step.slow(*args, **kwargs)
         if step.mirrors:
-            rest, named = self._mirrored(len(args), rest, named)
-        if step.bounded:
+            rest, named = self._use_mirrored_copies(len(args), rest, named)
+        if step.counts_steps:
             CPU_STEPS.make_room()
         results = dispatch(leaves, written, rest, named, read_only)
-        if type(results) is Slow:
+        if type(results) is TakeSlowPath:
             return step.slow(*args, **kwargs)
         # Only a dispatcher that has worked is kept.
         if is_new:
             known[key] = dispatch
-        result = self._settled(results, kept)
-        if step.bounded:
+        result = self._update_state(results, kept)
+        if step.counts_steps:
             CPU_STEPS.dispatched(results, held_leaves)
         return result
 
-    def _mirrored(
+    def _use_mirrored_copies(
         self, count: int, rest: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the other arguments with cached copies of arrays that are on one device."""
@@ -147,13 +147,13 @@ class FastCall:
         places = [i for i in range(count) if i not in self._taken]
         donated = {n for n, place in enumerate(places) if place in step.donated}
         copied: tuple[tuple[Any, ...], dict[str, Any]] | None
-        copied = step.mirror.arguments(rest, named, donated)
+        copied = step.mirror.replace_arguments(rest, named, donated)
         if copied is None:
             step.keep_copies(False)
             return rest, named
         return copied
 
-    def _settled(self, results: Any, kept: CachedGraph | None) -> Any:
+    def _update_state(self, results: Any, kept: CachedGraph | None) -> Any:
         """Update the state with the results, and return the step's result."""
         variables = self.variables
         if kept is None and not variables.written:
@@ -171,20 +171,22 @@ class FastCall:
                 variables.write(state[variables.after :])
         return result
 
-    def _new(self, kept: CachedGraph | None, count: int, static: list[Any]) -> Callable[..., Any]:
-        plan = self.plan
-        numbers = plan.static_numbers
+    def _make_dispatcher(
+        self, kept: CachedGraph | None, count: int, static: list[Any]
+    ) -> Callable[..., Any]:
+        template = self.template
+        numbers = template.static_numbers
         fixed = dict(zip(numbers, static, strict=False))
-        names = dict(zip(plan.static_names, static[len(numbers) :], strict=True))
+        names = dict(zip(template.static_names, static[len(numbers) :], strict=True))
 
         def restore(rest: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
             held = dict(fixed)
             if kept is not None:
-                held.update(zip(plan.node_numbers, kept.nodes, strict=True))
+                held.update(zip(template.node_numbers, kept.nodes, strict=True))
             others = iter(rest)
             if self._is_plain:
                 return rest, named
             whole = tuple(held[i] if i in held else next(others) for i in range(count))
             return whole, {**named, **names}
 
-        return self._step.dispatcher_for(plan, self.variables, restore)
+        return self._step.dispatcher_for(template, self.variables, restore)

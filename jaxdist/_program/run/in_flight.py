@@ -16,7 +16,7 @@ def must_count(program: Program) -> bool:
     return bool(program.traced_collectives) or layout.num_logical > 1
 
 
-def counted(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+def count_steps(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     """Return a call path that waits for a free place first, and counts the step it starts."""
 
     def call(*args: Any, **kwargs: Any) -> Any:

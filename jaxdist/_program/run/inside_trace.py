@@ -20,17 +20,17 @@ def run_inside_trace(call: Call, program: Program) -> Any:
     """
     variables = program.variables
     if variables and current_binding() is None:
-        raise ContextError(_not_bound(variables))
+        raise ContextError(_no_binding_message(variables))
     is_virtual = program.layout.num_virtual is not None
     inner = not_differentiable(program.call) if is_virtual else program.call
     if program.layout.num_logical > 1:
         # Under `grad` alone, JAX would evaluate the program operation by operation. It cannot do
         # that while some axes are manual and others automatic.
         inner = jax.jit(inner)
-    return call.settle(program, inner(*call.leaves_of(program)))
+    return call.update_state(program, inner(*call.leaves_of(program)))
 
 
-def _not_bound(variables: LiftedVariables) -> str:
+def _no_binding_message(variables: LiftedVariables) -> str:
     names = [v.label for v in variables.all]
     return (
         f"strategy.run was called inside another function that JAX is tracing (jax.jit, scan, "

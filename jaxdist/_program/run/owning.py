@@ -17,7 +17,7 @@ def has_host_arrays(call: Call) -> bool:
     return any(isinstance(x, (np.ndarray, np.generic)) for x in call.leaves)
 
 
-def owning(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+def copy_host_arrays(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     """Return a call path that passes copies of the caller's NumPy arrays."""
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -16,17 +16,22 @@ from jaxdist._program.arguments.retrace import RetraceWatch, place
 from jaxdist._program.compile.build import build
 from jaxdist._program.compile.program import Program
 from jaxdist._program.proof.uneven_mean import warn_of_means
-from jaxdist._program.run.ahead import LaterSteps, check_can_be_uneven, later_steps, note
+from jaxdist._program.run.ahead import (
+    LaterSteps,
+    check_can_be_uneven,
+    describe_later_step,
+    find_later_steps,
+)
 from jaxdist._program.run.call import Call
-from jaxdist._program.run.difference import difference
-from jaxdist._program.run.donated import check_numbers, donated_leaves
+from jaxdist._program.run.difference import describe_difference
+from jaxdist._program.run.donated import check_positions, find_donated_leaves
 from jaxdist._program.state.no_rows import rows_of
 from jaxdist._program.trace.trace import Signature
 from jaxdist._program.variables.lift import NO_VARIABLES
 
 
 @dataclasses.dataclass
-class Ready:
+class ReadyProgram:
     """A program with its executable, and the record for the C++ call path (made at first call)."""
 
     program: Program
@@ -35,7 +40,7 @@ class Ready:
     has_record: bool = False
 
     @functools.cached_property
-    def _has_parts_of_bytes(self) -> bool:
+    def _has_subbyte_inputs(self) -> bool:
         # On such JAX versions the compiled call refuses the layouts of 4-bit arrays.
         dtypes = (slot.dtype for slot in self.program.signature.inputs)
         return not _compat.LAYOUTS_BELOW_A_BYTE_AGREE and any(
@@ -44,14 +49,14 @@ class Ready:
 
     def call(self, leaves: Sequence[Any]) -> Any:
         """Run the executable and return flat results."""
-        if self._has_parts_of_bytes:
+        if self._has_subbyte_inputs:
             return _compat.call_with_any_layout(self.compiled, leaves)
         return self.compiled(*leaves)
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """Run the executable, make the record for the C++ call path, and return flat results."""
         results = self.call(leaves)
-        if not self.has_record and not self._has_parts_of_bytes:
+        if not self.has_record and not self._has_subbyte_inputs:
             self.record = _compat.fast_call_record(
                 self.compiled, len(leaves), results, self.program.template
             )
@@ -76,27 +81,27 @@ class Programs:
         self._strategy = strategy
         self._donated = donated
         self._watch = watch
-        self._ready: dict[Signature, Ready] = {}
+        self._ready: dict[Signature, ReadyProgram] = {}
         # Programs without donation, which run while JAX checks for nan and inf.
-        self._undonated: dict[Signature, Ready] = {}
+        self._undonated: dict[Signature, ReadyProgram] = {}
         # Whether the warning was already given that replicas with unequal rows take a mean.
-        self._means_told = False
-        # Programs that `traced` or `look_ahead` traced and that are not compiled yet.
+        self._has_warned_of_means = False
+        # Programs that `find_or_trace` or `look_ahead` traced and that are not compiled yet.
         self._only_traced: dict[Signature, Program] = {}
         self._looked_ahead: set[LaterSteps] = set()
         # The variables of the last program. The next program probably uses the same ones.
         self._variables = NO_VARIABLES
 
-    def get(self, signature: Signature) -> Ready | None:
+    def get(self, signature: Signature) -> ReadyProgram | None:
         """Return the compiled program for this signature, or None."""
         return self._ready.get(signature)
 
-    def ready(self, call: Call) -> Ready:
+    def find_or_compile(self, call: Call) -> ReadyProgram:
         """Return the compiled program of a call; compile it at the first call."""
         known = self._ready.get(call.signature)
-        return self._new(call) if known is None else known
+        return self._compile(call) if known is None else known
 
-    def without_donation(self, call: Call) -> Ready:
+    def without_donation(self, call: Call) -> ReadyProgram:
         """Return the same program without donation of its arguments."""
         known = self._undonated.get(call.signature)
         if known is None:
@@ -104,10 +109,10 @@ class Programs:
             whole = program or self._only_traced.get(call.signature) or self.build(call)
             self.look_ahead(call)
             kept = dataclasses.replace(whole, donated=())
-            known = self._undonated[call.signature] = Ready(kept, kept.compiled())
+            known = self._undonated[call.signature] = ReadyProgram(kept, kept.compiled())
         return known
 
-    def traced(self, call: Call) -> Program:
+    def find_or_trace(self, call: Call) -> Program:
         """Return the program of a call without compiling it."""
         ready = self._ready.get(call.signature)
         if ready is not None:
@@ -125,7 +130,7 @@ class Programs:
         """Trace and analyse a call. The result is not cached."""
         fn = self._fn()
         flat, signature = call.flat, call.signature
-        check_numbers(self._donated, flat.given[0])
+        check_positions(self._donated, flat.given[0])
         check_no_arrays_hidden("strategy.run", flat)
         check_step_holds_no_arrays("strategy.run", fn)
         program = build(
@@ -134,14 +139,14 @@ class Programs:
             self._strategy(),
             flat.names(),
             self._donated,
-            donated_leaves(self._donated, flat, signature.graph),
+            find_donated_leaves(self._donated, flat, signature.graph),
             place(fn),
             self._variables,
         )
         if program.variables:
             self._variables = program.variables
-        if program.traced.means and not self._means_told:
-            self._means_told = True
+        if program.traced.means and not self._has_warned_of_means:
+            self._has_warned_of_means = True
             rows = rows_of(signature, program.layout.num_replicas)
             warn_of_means(place(fn), program.traced.means, rows, signature.step)
         return program
@@ -156,7 +161,7 @@ class Programs:
             Exception: Any error of the trace, with a note about the batch.
         """
         layout = self._strategy().layout
-        later = later_steps(call, layout)
+        later = find_later_steps(call, layout)
         if later is None or later in self._looked_ahead:
             return
         for step, signature in later.signatures(call, layout):
@@ -166,22 +171,22 @@ class Programs:
                 check_can_be_uneven(signature, call.flat.names(), layout)
                 program = self.build(dataclasses.replace(call, signature=signature))
             except Exception as error:
-                error.add_note(note(step))
+                error.add_note(describe_later_step(step))
                 raise
             if not call.is_traced:
                 self._only_traced[signature] = program
         self._looked_ahead.add(later)
 
-    def _new(self, call: Call) -> Ready:
+    def _compile(self, call: Call) -> ReadyProgram:
         fn, signature = self._fn(), call.signature
         program = self._only_traced.pop(signature, None) or self.build(call)
         self.look_ahead(call)
         # Before the first run: an error about a later batch must come before hours of training.
         if self._ready:
             last = next(reversed(self._ready))
-            changed = difference(last, signature, call.flat.names())
-            self._watch.new_program(fn, len(self._ready) + 1, changed)
+            changed = describe_difference(last, signature, call.flat.names())
+            self._watch.count_program(fn, len(self._ready) + 1, changed)
         else:
-            self._watch.new_function(fn)
-        ready = self._ready[signature] = Ready(program, program.compiled())
+            self._watch.count_function(fn)
+        ready = self._ready[signature] = ReadyProgram(program, program.compiled())
         return ready

@@ -51,7 +51,7 @@ class Runner:
         """Return the `Step` of `fn` with these options; make it at the first call."""
         chosen = _DEFAULT if options is None else checked(options)
         if type(fn).__name__ == "function":
-            return self._weakly(fn, chosen)
+            return self._find_weakly_held(fn, chosen)
         key = (exact(fn), chosen) if _is_hashable(fn) else (id(fn), chosen)
         step = self._strong.get(key)
         if step is None:
@@ -62,7 +62,7 @@ class Runner:
             self._strong.move_to_end(key)
         return step
 
-    def _weakly(self, fn: Callable[..., Any], options: RunOptions) -> Step:
+    def _find_weakly_held(self, fn: Callable[..., Any], options: RunOptions) -> Step:
         key: Any = weakref.ref(fn) if options == _DEFAULT else (weakref.ref(fn), options)
         step = self.known.get(key)
         if step is None:

@@ -32,21 +32,25 @@ from jaxdist._program.arguments.arguments import (
     check_not_leaked,
     flatten,
 )
-from jaxdist._program.arguments.deleted import deleted_arguments, guarded, was_given_away
-from jaxdist._program.arguments.exact import by_structure
-from jaxdist._program.arguments.mirroring import Mirror, MirroringCall, has_arrays_elsewhere
-from jaxdist._program.arguments.padding import has_padding, keeping_padding
+from jaxdist._program.arguments.deleted import (
+    deleted_arguments_error,
+    find_deleted_arguments,
+    guard_against_deleted,
+)
+from jaxdist._program.arguments.exact import dispatch_by_structure
+from jaxdist._program.arguments.mirroring import MirrorCache, MirroringCall, has_arrays_elsewhere
+from jaxdist._program.arguments.padding import has_padding, keep_padding
 from jaxdist._program.arguments.retrace import RetraceWatch, place
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.executor import OpByOpStep, Outcome
 from jaxdist._program.run.call import Call, read
-from jaxdist._program.run.donated import check_numbers, check_once
+from jaxdist._program.run.donated import check_not_repeated, check_positions
 from jaxdist._program.run.donation import DonatingCall, has_repeats, may_crash
-from jaxdist._program.run.fast_call import CallTemplate, FastCall, Slow
-from jaxdist._program.run.in_flight import counted, must_count
+from jaxdist._program.run.fast_call import CallTemplate, FastCall, TakeSlowPath
+from jaxdist._program.run.in_flight import count_steps, must_count
 from jaxdist._program.run.inside_trace import run_inside_trace
-from jaxdist._program.run.owning import has_host_arrays, owning
+from jaxdist._program.run.owning import copy_host_arrays, has_host_arrays
 from jaxdist._program.run.programs import Programs
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._program.virtual.limits import check_compiled, check_inside_trace
@@ -70,19 +74,19 @@ class Step:
         self.name = getattr(fn, "__name__", type(fn).__name__)
         self.donated = options.donate_argnums
         self._static_names = frozenset(options.static_argnames)
-        self._static_numbers = run_options.static_numbers(fn, options.static_argnames)
+        self._static_numbers = run_options.find_static_numbers(fn, options.static_argnames)
         self._programs = Programs(self._fn, self._strategy, self.donated, watch)
         self._kept = GraphCache()
-        self._planned: dict[tuple[CallTemplate, int], FastCall] = {}
+        self._fast_calls: dict[tuple[CallTemplate, int], FastCall] = {}
         # Plain attributes, because `FastCall` reads them at every call.
         self.kept_for = self._kept.current
         self.donates = bool(self.donated)
         # Whether steps in flight must be counted.
-        self.bounded = False
+        self.counts_steps = False
         # Whether structures that JAX considers equal must be told apart.
         self.tells_structures_apart = False
         # Whether NumPy arrays must be copied first.
-        self.owns = False
+        self.copies_host_arrays = False
         # Whether padded arrays must pass JAX's call path with their padding.
         self.keeps_padding = False
         # Whether call paths check for deleted buffers, because JAX would check too late.
@@ -90,7 +94,7 @@ class Step:
         self._is_guarded = False
         # Whether uncommitted arrays are copied to all devices only once.
         self.mirrors = False
-        self.mirror = Mirror(self._layout)
+        self.mirror = MirrorCache(self._layout)
         self._mirroring = MirroringCall(self.mirror, self.donated, lambda: self.keep_copies(False))
         self._dispatcher = self._new_dispatcher()
         self._donating = DonatingCall(
@@ -130,47 +134,51 @@ class Step:
             # The copy on the array's own device has the same buffer. It would hide that one buffer
             # is passed twice.
             is_twice = self.donates and has_repeats((args, kwargs))
-            copied = None if is_twice else self.mirror.arguments(args, kwargs, self.donated)
+            copied = None if is_twice else self.mirror.replace_arguments(args, kwargs, self.donated)
             if copied is not None:
                 args, kwargs = copied
                 call = self._read(args, kwargs)
         is_checked = self.donates and _compat.checks_numbers()
         # If the result has a nan, the step runs again op by op, with the same arguments. So they
         # must not be donated.
-        ready = self._programs.without_donation(call) if is_checked else self._programs.ready(call)
+        ready = (
+            self._programs.without_donation(call)
+            if is_checked
+            else self._programs.find_or_compile(call)
+        )
         program = ready.program
         leaves = call.leaves_of(program)
         if _compat.any_deleted(leaves):
             self.check_deleted(args, kwargs)
-        check_once(self.donated, leaves, program)
-        self._donating.see(args, kwargs)
+        check_not_repeated(self.donated, leaves, program)
+        self._donating.register_structure(args, kwargs)
         CPU_STEPS.make_room()
         results = ready.run(leaves)
-        result = call.settle(program, results)
+        result = call.update_state(program, results)
         # Only now, because the call may have failed: add the call paths that such calls need.
         if must_count(program):
             CPU_STEPS.dispatched(results)
-            self._bound()
+            self._start_counting()
         if call.signature.structure is not None:
-            self._tell_structures_apart()
+            self._start_telling_structures_apart()
         if has_host_arrays(call):
-            self._own()
+            self._start_copying_host_arrays()
         if call.has_padding:
-            self._keep_padding()
+            self._start_keeping_padding()
         if is_checked:
             return result, None
         # The dispatcher can only repeat this call if its leaves are the arguments as they came.
         plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
         if program.variables or not plain:
-            self._plan(call, args, kwargs, program.variables)
+            self._use_fast_call(call, args, kwargs, program.variables)
             return result, None
         return result, None if call.moved or call.flat.lost_padding else ready.record
 
-    def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         return flatten(args, kwargs, self._static_names, self._static_numbers)
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        flat = self._flat(args, kwargs)
+        flat = self._flatten(args, kwargs)
         check_hashable("strategy.run", flat)
         check_not_leaked("strategy.run", flat)
         check_dtypes("strategy.run", flat)
@@ -185,7 +193,7 @@ class Step:
 
     def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
         """Return the program that this call would run."""
-        return self._programs.traced(self._read(args, kwargs))
+        return self._programs.find_or_trace(self._read(args, kwargs))
 
     # Op by op, as JAX runs operations outside of `jit`.
 
@@ -199,10 +207,10 @@ class Step:
             self.check_deleted(args, kwargs)
         return self._op_by_op(call, args)
 
-    def _outcome(self, call: Call, args: tuple[Any, ...]) -> Outcome:
+    def _run_op_by_op(self, call: Call, args: tuple[Any, ...]) -> Outcome:
         check_compiled(self._layout)
         fn: Any = self._fn()
-        check_numbers(self.donated, args)
+        check_positions(self.donated, args)
         check_no_arrays_hidden("strategy.run", call.flat)
         with _compat.with_jit():
             step = OpByOpStep(fn, call.signature, self._strategy(), call.leaves)
@@ -218,11 +226,11 @@ class Step:
         """
         call = None if self._layout.num_virtual is not None else self._read(args, kwargs)
         if call is not None and not call.is_traced and not _compat.any_deleted(call.leaves):
-            self._outcome(call, args)
-        raise NotFiniteError(_not_found(self.name, error, call is None)) from error
+            self._run_op_by_op(call, args)
+        raise NotFiniteError(_number_not_found_message(self.name, error, call is None)) from error
 
     def _op_by_op(self, call: Call, args: tuple[Any, ...]) -> Any:
-        outcome = self._outcome(call, args)
+        outcome = self._run_op_by_op(call, args)
         variables = LiftedVariables(outcome.variables, (), 0)
         # Even if the first assignment is interrupted, the variables get their new values.
         try:
@@ -236,12 +244,12 @@ class Step:
 
     def check_deleted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise an error that names the arguments with deleted buffers, if there are any."""
-        flat = self._flat(args, kwargs)
+        flat = self._flatten(args, kwargs)
         kept = self._kept.of(flat)
         state = kept.read() if kept else []
-        names = deleted_arguments(flat, kept.shape.name if kept else str, state)
+        names = find_deleted_arguments(flat, kept.shape.name if kept else str, state)
         if names:
-            raise was_given_away(self.name, names, self.donated)
+            raise deleted_arguments_error(self.name, names, self.donated)
 
     def guard(self) -> None:
         """Check for deleted buffers from now on: another step of the strategy donates some."""
@@ -249,19 +257,19 @@ class Step:
             self.finds_deleted = self._is_guarded = True
             self._renew_direct()
 
-    def _bound(self) -> None:
+    def _start_counting(self) -> None:
         """Count the steps in flight from now on."""
-        if not self.bounded:
-            self.bounded = True
+        if not self.counts_steps:
+            self.counts_steps = True
             self._renew_direct()
 
-    def _own(self) -> None:
+    def _start_copying_host_arrays(self) -> None:
         """Copy NumPy arrays from now on."""
-        if not self.owns:
-            self.owns = True
+        if not self.copies_host_arrays:
+            self.copies_host_arrays = True
             self._renew_direct()
 
-    def _keep_padding(self) -> None:
+    def _start_keeping_padding(self) -> None:
         """Pass padded arrays with their padding from now on."""
         if not self.keeps_padding:
             self.keeps_padding = True
@@ -276,11 +284,11 @@ class Step:
     def _new_dispatcher(self) -> Callable[..., Any]:
         return _compat.make_dispatcher(self.name, self._miss, copies=self.keep_copies)
 
-    def _tell_structures_apart(self) -> None:
+    def _start_telling_structures_apart(self) -> None:
         """Use one C++ dispatcher for each exact structure; see Note [Equal constants]."""
         if not self.tells_structures_apart:
             self.tells_structures_apart = True
-            self._dispatcher = by_structure(self._new_dispatcher)
+            self._dispatcher = dispatch_by_structure(self._new_dispatcher)
             self._renew_direct()
 
     def _renew_direct(self) -> None:
@@ -294,13 +302,13 @@ class Step:
         if self.donates:
             direct = self._donating
         if self._is_guarded:
-            direct = guarded(direct, self.slow)
-        if self.bounded:
-            direct = counted(direct)
-        if self.owns:
-            direct = owning(direct)
+            direct = guard_against_deleted(direct, self.slow)
+        if self.counts_steps:
+            direct = count_steps(direct)
+        if self.copies_host_arrays:
+            direct = copy_host_arrays(direct)
         if self.keeps_padding:
-            direct = keeping_padding(direct)
+            direct = keep_padding(direct)
         # The first call has not looked at the arguments yet, so it must come before all of them.
         direct = self._first or direct
         # `call` may be a `FastCall` or the slow path; these stay.
@@ -310,7 +318,7 @@ class Step:
 
     # Calls with static arguments, NNX objects and variables.
 
-    def _plan(
+    def _use_fast_call(
         self,
         call: Call,
         args: tuple[Any, ...],
@@ -318,20 +326,20 @@ class Step:
         variables: LiftedVariables,
     ) -> None:
         """Use a `FastCall` for later calls that have such arguments at the same positions."""
-        plan = self._plan_of(call, args, kwargs)
-        if plan is not None:
-            key = (plan, id(variables))
-            self.call = self._planned.setdefault(key, FastCall(self, plan, variables))
+        template = self._make_template(call, args, kwargs)
+        if template is not None:
+            key = (template, id(variables))
+            self.call = self._fast_calls.setdefault(key, FastCall(self, template, variables))
         elif variables:
             self.call = self.slow
 
-    def _plan_of(
+    def _make_template(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> CallTemplate | None:
         return CallTemplate.of(call.flat, args, kwargs, self._static_numbers, self._static_names)
 
     def dispatcher_for(
-        self, plan: CallTemplate, variables: LiftedVariables, restore: Callable[..., Any]
+        self, template: CallTemplate, variables: LiftedVariables, restore: Callable[..., Any]
     ) -> Callable[..., Any]:
         """Return a C++ dispatcher for calls whose arguments a template took apart."""
 
@@ -342,13 +350,13 @@ class Step:
             traced = call.flat.has_tracer or _compat.must_interpret()
             # A traced number at the position of a static value is an argument of the program, but
             # the dispatcher did not get it.
-            fits = self._plan_of(call, args, kwargs) == plan
+            fits = self._make_template(call, args, kwargs) == template
             if ready is None or traced or call.moved or not fits or has_padding(given):
-                return Slow(), None
+                return TakeSlowPath(), None
             if ready.program.variables is not variables:
-                return Slow(), None
+                return TakeSlowPath(), None
             leaves = call.leaves_of(ready.program)
-            check_once(self.donated, leaves, ready.program)
+            check_not_repeated(self.donated, leaves, ready.program)
             results = ready.call(leaves)
             record = ready.record if ready.has_record else None
             return ready.program.rebuild(results), record
@@ -356,7 +364,7 @@ class Step:
         return _compat.make_dispatcher(self.name, miss, copies=self.keep_copies)
 
 
-def _not_found(name: str, error: Exception, is_virtual: bool) -> str:
+def _number_not_found_message(name: str, error: Exception, is_virtual: bool) -> str:
     kind = getattr(error, "ty", "nan")
     why = (
         "With deterministic=True a step cannot be run op by op, where the line would be found."

@@ -25,7 +25,7 @@ def carried(signature: Signature, traced: Traced, num_replicas: int) -> dict[int
         out_leaves, out_treedef = jax.tree.flatten(output, is_leaf=is_static)
         for position, argument in free.items():
             leaves, treedef = jax.tree.flatten(argument, is_leaf=is_static)
-            if treedef == out_treedef and _fits(
+            if treedef == out_treedef and _can_be_carried(
                 signature, traced, leaves, out_leaves, num_replicas
             ):
                 pairs = zip(leaves, out_leaves, strict=True)
@@ -70,7 +70,7 @@ def is_static(x: Any) -> bool:
     return isinstance(x, Static)
 
 
-def _fits(
+def _can_be_carried(
     signature: Signature,
     traced: Traced,
     leaves: list[Any],

@@ -19,7 +19,7 @@ def numbers_of_metrics(combined: Sequence[Combination]) -> tuple[int, ...]:
     return tuple(n for c in combined if c.rule in _FROM_ZERO for n in c.numbers)
 
 
-def with_increments(
+def trace_increments(
     traced: Traced, signature: Signature, combined: Sequence[Combination], layout: ReplicaMesh
 ) -> Traced:
     """Trace the step again with metrics that start at zero, so that they return increments."""

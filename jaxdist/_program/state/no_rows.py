@@ -56,7 +56,7 @@ def check_without_rows(
         raise NoRowsError(_message(origin, target, replicas, rows, whole.step))
 
     given = [
-        _given(o, v, own, layout.num_replicas)
+        _starting_value(o, v, own, layout.num_replicas)
         for o, v in zip(traced.operands, traced.jaxpr.invars, strict=True)
     ]
     found = walk(traced.jaxpr, given, axes, refuse)
@@ -70,7 +70,7 @@ def check_without_rows(
             raise NoRowsError(_message(result.nan, target, replicas, rows, whole.step))
 
 
-def _given(operand: Any, variable: Any, own: Signature, num_replicas: int) -> Found:
+def _starting_value(operand: Any, variable: Any, own: Signature, num_replicas: int) -> Found:
     if type(operand) is not Argument:
         return UNKNOWN if operand is None else constant(operand)
     slot = own.inputs[operand]

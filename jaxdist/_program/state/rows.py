@@ -23,11 +23,11 @@ def replicas_with_rows(signature: Signature, num_replicas: int) -> tuple[bool, .
     ]
     if not given:
         return None
-    has = tuple(map(_any_rows, zip(*given, strict=True)))
+    has = tuple(map(_has_rows, zip(*given, strict=True)))
     return None if all(has) else has
 
 
-def _any_rows(shapes: Iterable[tuple[int, ...]]) -> bool:
+def _has_rows(shapes: Iterable[tuple[int, ...]]) -> bool:
     return any(math.prod(s) > 0 for s in shapes)
 
 

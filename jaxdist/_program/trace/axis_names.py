@@ -9,7 +9,7 @@ from jaxdist.errors import AxisNameError
 _UNBOUND = re.compile(r"unbound axis name:? '?(.+?)'?(?:\. |\.?$)", re.MULTILINE)
 
 
-def unbound_axis(error: Exception, fn: Any, layout: ReplicaMesh) -> AxisNameError | None:
+def unbound_axis_error(error: Exception, fn: Any, layout: ReplicaMesh) -> AxisNameError | None:
     """Return a better error for JAX's error about an unbound axis; None for other errors."""
     found = _UNBOUND.search(str(error)) if isinstance(error, NameError) else None
     if found is None or isinstance(error, AxisNameError):

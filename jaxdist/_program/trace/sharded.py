@@ -26,7 +26,9 @@ class HasCut(Protocol):
         ...
 
 
-def entered(values: Sequence[Any], inputs: Sequence[HasCut], layout: ReplicaMesh) -> list[Any]:
+def assemble_pieces(
+    values: Sequence[Any], inputs: Sequence[HasCut], layout: ReplicaMesh
+) -> list[Any]:
     """Return local values, with each local piece replaced by the array that it belongs to."""
     return [
         x if slot.cut is None else piece(x, slot.cut, layout)
@@ -34,7 +36,7 @@ def entered(values: Sequence[Any], inputs: Sequence[HasCut], layout: ReplicaMesh
     ]
 
 
-def declared(values: Sequence[Any], inputs: Sequence[HasCut]) -> list[Any]:
+def wrap_pieces(values: Sequence[Any], inputs: Sequence[HasCut]) -> list[Any]:
     """Return values in which each array in pieces is wrapped into a `Sharded` node."""
     return [
         x if slot.cut is None else undeclared(x, slot.cut)
@@ -47,7 +49,7 @@ def cuts_of(inputs: Sequence[HasCut]) -> dict[int, Cut]:
     return {i: slot.cut for i, slot in enumerate(inputs) if slot.cut is not None}
 
 
-def variables_of(nodes: Sequence[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
+def split_variables(nodes: Sequence[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
     """Return the variables of NNX objects by id: those that are whole, and `Sharded` ones."""
     found = [v for _, v in nnx.iter_graph(tuple(nodes)) if isinstance(v, nnx.Variable)]
     cut = {id(v): v for v in found if isinstance(v.get_raw_value(), Sharded)}
@@ -55,7 +57,9 @@ def variables_of(nodes: Sequence[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 def restore_nodes(
-    came: tuple[dict[int, Any], dict[int, Any]], nodes: Sequence[Any], layout: ReplicaMesh
+    variables_before: tuple[dict[int, Any], dict[int, Any]],
+    nodes: Sequence[Any],
+    layout: ReplicaMesh,
 ) -> None:
     """Restore the `Sharded` nodes that `nnx.Optimizer.update` removed from variables.
 
@@ -66,7 +70,7 @@ def restore_nodes(
     Raises:
         ReplicaValueError: A variable came in pieces and would leave the step whole.
     """
-    whole, cut = came
+    whole, cut = variables_before
     put_together = []
     gathered_bytes: dict[str, int] = {}
     for path, value in nnx.iter_graph(tuple(nodes)):
@@ -121,10 +125,10 @@ def pieces_of(array: Any, cut: Cut, layout: ReplicaMesh) -> list[Any]:
     """Return the piece of each replica, cut out of the padded array."""
     rows = cut.rows(cut.pieces(layout))
     index = [slice(None)] * cut.dim
-    return [array[(*index, slice(n * rows, (n + 1) * rows))] for n in _numbers(cut, layout)]
+    return [array[(*index, slice(n * rows, (n + 1) * rows))] for n in _piece_numbers(cut, layout)]
 
 
-def _numbers(cut: Cut, layout: ReplicaMesh) -> list[int]:
+def _piece_numbers(cut: Cut, layout: ReplicaMesh) -> list[int]:
     """Return the number of the piece that each replica holds."""
     sizes = [layout.mesh.shape[a] for a in layout.replica_axes]
     # An array may be cut along some replica axes only. Replicas along the other axes hold the
@@ -140,7 +144,7 @@ def _numbers(cut: Cut, layout: ReplicaMesh) -> list[int]:
 def joined(pieces: Sequence[Any], cut: Cut, layout: ReplicaMesh) -> Sharded:
     """Return the array made from the piece of each replica."""
     first = pieces[0].sharding
-    numbers = _numbers(cut, layout)
+    numbers = _piece_numbers(cut, layout)
     # Several replicas may hold the same piece; one of them is enough.
     one_each = [pieces[numbers.index(n)] for n in range(cut.pieces(layout))]
     whole = jnp.concatenate([jax.device_put(x, first) for x in one_each], axis=cut.dim)

@@ -17,7 +17,7 @@ _OF_CALLS = (
 )
 
 
-def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
+def find_better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
     """Return the error to raise instead of an error of a step that has arrays in pieces.
 
     Args:
@@ -41,7 +41,7 @@ def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
     if not isinstance(error, (TypeError, ValueError)):
         return None
     is_of_structures = "pytree" in text and "Sharded" in text
-    if is_of_structures or (_is_of_optax(error) and not _is_of_call(text)):
+    if is_of_structures or (_is_raised_by_optax(error) and not _is_about_call(text)):
         found = (
             "A function of several pytrees was given one with arrays in pieces and another with "
             "something else in their places"
@@ -62,12 +62,12 @@ def better_error(error: Exception, names: Sequence[str]) -> JaxdistError | None:
     return None
 
 
-def _is_of_call(text: str) -> bool:
+def _is_about_call(text: str) -> bool:
     """Whether a call has missing or surplus arguments; then the pieces are not the cause."""
     return any(words in text for words in _OF_CALLS)
 
 
-def _is_of_optax(error: Exception) -> bool:
+def _is_raised_by_optax(error: Exception) -> bool:
     """Whether a transformation of optax raised the error, and not a function of the user's."""
     raised_in = ""
     traceback = error.__traceback__

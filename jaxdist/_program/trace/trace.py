@@ -18,8 +18,8 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static, unflatten
 from jaxdist._program.arguments.in_slot import InSlot
-from jaxdist._program.arguments.leaf_names import LeafNames, leaf_names, source_of_function
-from jaxdist._program.arguments.opaque import array_in, tracer_in, with_tracer
+from jaxdist._program.arguments.leaf_names import LeafNames, find_function_with_source, leaf_names
+from jaxdist._program.arguments.opaque import find_array, find_tracer, hidden_tracer_message
 from jaxdist._program.jaxprs.subprograms import contains
 from jaxdist._program.nnx import closures, graph_rules
 from jaxdist._program.nnx.graph import GraphShape
@@ -27,8 +27,8 @@ from jaxdist._program.proof.local_pieces import Local, LocalPieces, is_marked
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof, check_results
 from jaxdist._program.proof.replication import NONE
 from jaxdist._program.trace import sharded
-from jaxdist._program.trace.axis_names import unbound_axis
-from jaxdist._program.trace.sharded_errors import better_error
+from jaxdist._program.trace.axis_names import unbound_axis_error
+from jaxdist._program.trace.sharded_errors import find_better_error
 from jaxdist._replica import Frame, ReplicaContext, entered
 from jaxdist._validate import as_array
 from jaxdist._values import (
@@ -112,7 +112,7 @@ class Traced:
         params = {**self.eqn.params, "out_specs": tuple(out_specs)}
         if any(isinstance(x, jax.core.Tracer) for x in self.closed.consts):
             return list(_compat.bind_like(self.eqn, self.given(leaves), params))
-        parts = [_parts(spec, params["mesh"]) for spec in out_specs]
+        parts = [_find_split_dim(spec, params["mesh"]) for spec in out_specs]
         return _compat.call_traced(self.closed, params, parts, leaves)
 
     def given(self, leaves: Sequence[Any]) -> list[Any]:
@@ -120,7 +120,7 @@ class Traced:
         return [leaves[o] if type(o) is Argument else o for o in self.operands]
 
 
-def _parts(spec: PartitionSpec, mesh: Any) -> tuple[int, int]:
+def _find_split_dim(spec: PartitionSpec, mesh: Any) -> tuple[int, int]:
     """Return the dim of a result that is split, and the number of its parts."""
     dim = max(len(spec) - 1, 0)
     axis = spec[dim] if len(spec) else None
@@ -160,10 +160,10 @@ def _trace_with(
 ) -> Traced:
     variables = signature.lifting.begin()
     local = LocalStep(fn, signature, strategy, variables)
-    traced: Traced = variables.finished(trace_local(manual_axes, local, signature, strategy.layout))
+    traced: Traced = variables.finish(trace_local(manual_axes, local, signature, strategy.layout))
     dead = next((c for c in traced.closed.consts if is_leaked(c)), None)
     if dead is not None:
-        raise closures.leak(fn, dead)
+        raise closures.leak_error(fn, dead)
     return traced
 
 
@@ -177,12 +177,12 @@ def input_differences(
 ) -> list[frozenset[str]]:
     """Return, for each input of the trace, the axes over which it may differ."""
     return [
-        NONE if type(o) is not Argument else signature.inputs[o].differs(axes)
+        NONE if type(o) is not Argument else signature.inputs[o].differing_axes(axes)
         for o in traced.operands
     ]
 
 
-def on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Traced:
+def trace_on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Traced:
     """Return a trace in which each replica computes with its piece of a `Sharded` array.
 
     Raises:
@@ -206,7 +206,7 @@ def on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Trac
         axis_names=traced.manual_axes,
         check_vma=False,
     )
-    slots = map(_without_layout, signature.inputs)
+    slots = map(_drop_layout, signature.inputs)
     closed = jax.make_jaxpr(lambda *leaves: mapped(*traced.given(leaves)))(*slots)
     closed = closed.replace(consts=[owned(c) for c in closed.consts])
     check_results(walk.wrong)
@@ -227,7 +227,7 @@ def trace_local(
         # respect to a replicated parameter already holds the sum over the replicas.
         check_vma=False,
     )
-    closed = jax.make_jaxpr(mapped)(*(_without_layout(i) for i in signature.inputs))
+    closed = jax.make_jaxpr(mapped)(*(_drop_layout(i) for i in signature.inputs))
     # The program may be compiled later, after the caller changed the arrays in place.
     closed = closed.replace(consts=[owned(c) for c in closed.consts])
     return Traced(
@@ -252,7 +252,7 @@ def _operands(closed: Any) -> tuple[Any, ...]:
     )
 
 
-def _without_layout(slot: InSlot) -> jax.ShapeDtypeStruct:
+def _drop_layout(slot: InSlot) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(slot.shape, slot.dtype, weak_type=slot.weak_type)
 
 
@@ -289,7 +289,7 @@ class LocalStep:
         self._entered: list[Any] = []
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         # JAX's error messages read these for the function's source line and argument names.
-        self.__wrapped__ = source_of_function(fn)
+        self.__wrapped__ = find_function_with_source(fn)
         self.__signature__ = LeafNames(functools.partial(leaf_names, fn, signature))
 
     def __call__(self, *leaves: Any) -> list[Any]:
@@ -299,11 +299,11 @@ class LocalStep:
             x.reshape(()) if slot.is_scalar else x
             for x, slot in zip(leaves, signature.inputs, strict=True)
         ]
-        values = sharded.entered(values, signature.inputs, self.strategy.layout)
+        values = sharded.assemble_pieces(values, signature.inputs, self.strategy.layout)
         self._entered = self._enter(values[: self.graph_size])
         nodes = signature.graph.merge(self._entered) if signature.graph else ()
-        came = sharded.variables_of(nodes)
-        own = sharded.declared(values, signature.inputs)[self.graph_size :]
+        variables_before = sharded.split_variables(nodes)
+        own = sharded.wrap_pieces(values, signature.inputs)[self.graph_size :]
         args, kwargs = unflatten(signature.treedef, signature.slots, own, nodes)
         context = ReplicaContext(self.strategy)
         with (
@@ -314,24 +314,24 @@ class LocalStep:
                 result = closures.call(self.fn, args, kwargs)
             except Exception as error:
                 # Only here the names of the arguments are known that the better error shows.
-                better = unbound_axis(error, self.fn, self.strategy.layout)
-                better = better or better_error(error, self._names_of_pieces())
+                better = unbound_axis_error(error, self.fn, self.strategy.layout)
+                better = better or find_better_error(error, self._names_of_pieces())
                 if better is None:
                     raise
                 raise better from error
-            sharded.restore_nodes(came, nodes, self.strategy.layout)
+            sharded.restore_nodes(variables_before, nodes, self.strategy.layout)
         self.cuts = sharded.cuts_of(signature.inputs[: self.graph_size])
-        state = self._left(values, nodes)
+        state = self._collect_state(values, nodes)
         state += self.variables.results()
         self.num_graph = len(state)
-        results = [*state, *self._results(result)]
-        results = self._pieces(results)
+        results = [*state, *self._flatten_result(result)]
+        results = self._open_pieces(results)
         self.shapes = tuple(jnp.shape(x) for x in results)
         # JAX finds a leaked tracer only when it is used, which may be here.
         try:
             return [jnp.asarray(x)[None] if jnp.ndim(x) == 0 else x for x in results]
         except ValueError as error:
-            closures.raise_leak(self.fn, error)
+            closures.raise_if_leaked(self.fn, error)
             raise
 
     def _enter(self, leaves: list[Any]) -> list[Any]:
@@ -342,7 +342,7 @@ class LocalStep:
         pairs = zip(graph.types, leaves, strict=True)
         return [graph_rules.enter(kind, leaf, layout.replica_axes) for kind, leaf in pairs]
 
-    def _left(self, values: list[Any], nodes: tuple[Any, ...]) -> list[Any]:
+    def _collect_state(self, values: list[Any], nodes: tuple[Any, ...]) -> list[Any]:
         """Return the values of NNX variables after the step."""
         graph, layout = self.signature.graph, self.strategy.layout
         if graph is None:
@@ -357,11 +357,11 @@ class LocalStep:
     def _names_of_pieces(self) -> list[str]:
         graph, slots = self.signature.graph, self.signature.inputs
         return [
-            graph.name(i) if graph and i < self.graph_size else _described(slots[i])
+            graph.name(i) if graph and i < self.graph_size else _describe_piece(slots[i])
             for i in sharded.cuts_of(slots)
         ]
 
-    def _pieces(self, results: list[Any]) -> list[Any]:
+    def _open_pieces(self, results: list[Any]) -> list[Any]:
         """Return the results, with each `Sharded` array replaced by this replica's piece."""
         names = dict(enumerate(self.paths, self.num_graph))
         graph, layout = self.signature.graph, self.strategy.layout
@@ -372,8 +372,8 @@ class LocalStep:
             made[i] = opened_piece(results[i], cut, layout, name=name)
         return made
 
-    def _results(self, result: Any) -> list[Any]:
-        result = opened_result(result, _is_whole)
+    def _flatten_result(self, result: Any) -> list[Any]:
+        result = open_result(result, _is_whole)
         leaves, treedef = jax.tree_util.tree_flatten_with_path(result, is_leaf=_is_whole)
         marks: list[Any] = []
         arrays: list[Any] = []
@@ -381,7 +381,7 @@ class LocalStep:
         for path, leaf in leaves:
             name = "result" + jax.tree_util.keystr(path)
             if isinstance(leaf, (PerReplica, nnx.Module, nnx.Optimizer)):
-                raise ReplicaValueError(not_a_result(name, leaf, "The step"))
+                raise ReplicaValueError(refused_result_message(name, leaf, "The step"))
             if isinstance(leaf, Sharded):
                 if leaf.has_padding:  # The step closed over it, so nobody removed the padding.
                     leaf = undeclared(leaf.whole(), leaf.cut)
@@ -405,26 +405,26 @@ def _is_whole(x: Any) -> bool:
 
 
 def _holds_arrays(container: Any) -> bool:
-    return array_in(container) is not None or tracer_in(container) is not None
+    return find_array(container) is not None or find_tracer(container) is not None
 
 
 def check_result(what: str, name: str, leaf: Any) -> None:
     """Raise for an object that contains tracers but is no pytree."""
-    where = tracer_in(leaf)
+    where = find_tracer(leaf)
     if where is not None:
-        raise ArgumentTypeError(with_tracer(what, name, leaf, where))
+        raise ArgumentTypeError(hidden_tracer_message(what, name, leaf, where))
 
 
-def opened_result(result: Any, is_leaf: Callable[[Any], bool]) -> Any:
+def open_result(result: Any, is_leaf: Callable[[Any], bool]) -> Any:
     """Return the result with containers of arrays that JAX does not know as pytree nodes."""
     return open_containers(result, "result", is_leaf=is_leaf, must_open=_holds_arrays)
 
 
-def _described(slot: InSlot) -> str:
+def _describe_piece(slot: InSlot) -> str:
     return f"{slot.dtype}{list(slot.shape)}, cut along dim {slot.cut.dim if slot.cut else None}"
 
 
-def not_a_result(name: str, leaf: Any, what: str) -> str:
+def refused_result_message(name: str, leaf: Any, what: str) -> str:
     """Return the message for a value that a step cannot return."""
     if isinstance(leaf, PerReplica):
         return (

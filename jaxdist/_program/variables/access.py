@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.variables.in_step import given_rows, given_value, value_across
+from jaxdist._program.variables.in_step import aggregate_value, collect_rows, read_aggregated
 from jaxdist._replica import innermost_explicit_frame
 from jaxdist._values import (
     Change,
@@ -53,17 +53,17 @@ class StepAccess(abc.ABC):
         """Return the value of `variable` in the current context (replica or merge function)."""
         own = self._own(variable)
         if self._in_merge and variable.home.per_replica:
-            return value_across(variable, own, self._layout)
+            return read_aggregated(variable, own, self._layout)
         return own
 
     def update(self, variable: Variable, change: Change, value: Any) -> None:
         """Change this replica's copy; aggregate the value over the replicas if needed."""
-        given = given_value(variable, change, value, self._layout, in_merge=self._in_merge)
+        given = aggregate_value(variable, change, value, self._layout, in_merge=self._in_merge)
         self._set(variable, change.value, change.apply(self._own_to_change(variable), given))
 
     def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
         """Change some rows of a mirrored variable."""
-        rows = given_rows(variable, kind, slices, self._layout, in_merge=self._in_merge)
+        rows = collect_rows(variable, kind, slices, self._layout, in_merge=self._in_merge)
         self._set(variable, kind.value, kind.apply(self._own_to_change(variable), rows))
 
     def own_copies(self) -> "OwnCopies":
@@ -122,10 +122,10 @@ def check_home(variable: Variable, layout: ReplicaMesh) -> None:
     """Raise if a variable belongs to another strategy."""
     home = variable.home.layout
     if home is not None and home != layout:
-        raise _other_strategy(variable, home, layout)
+        raise _other_strategy_error(variable, home, layout)
 
 
-def _other_strategy(
+def _other_strategy_error(
     variable: Variable, home: ReplicaMesh, layout: ReplicaMesh
 ) -> MixedStrategyError:
     return MixedStrategyError(

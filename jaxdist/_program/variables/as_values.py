@@ -20,11 +20,11 @@ def variables_as_values(value: PyTree) -> PyTree:
     if not any(isinstance(leaf, Variable) for leaf in leaves):
         return value
     return treedef.unflatten(
-        [_values_of(leaf) if isinstance(leaf, Variable) else leaf for leaf in leaves]
+        [_value_on_replicas(leaf) if isinstance(leaf, Variable) else leaf for leaf in leaves]
     )
 
 
-def _values_of(variable: Variable) -> Any:
+def _value_on_replicas(variable: Variable) -> Any:
     frame = innermost_explicit_frame()
     if frame is None or frame.variables is None:
         return variable.distributed

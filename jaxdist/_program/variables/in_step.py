@@ -23,7 +23,7 @@ from jaxdist._values import (
 from jaxdist.errors import ArgumentError
 
 
-def given_value(
+def aggregate_value(
     variable: Variable, change: Change, value: Any, layout: ReplicaMesh, *, in_merge: bool
 ) -> Any:
     """Return the value to assign or add to the copy of one replica, after aggregation."""
@@ -34,16 +34,16 @@ def given_value(
     if layout.num_replicas == 1:
         return given
     if variable.home.per_replica:
-        return given if is_own else _for_all_copies(variable, change, given, layout)
+        return given if is_own else _share_of_copy(variable, change, given, layout)
     if not is_own:
         return given
     # A variable of no strategy is one variable for all replicas, so each replica's addition counts.
     if variable.home.layout is None:
-        return given if change is Change.ASSIGN else _added_by_all(given, layout)
-    return _together(variable, change, given, layout)
+        return given if change is Change.ASSIGN else _sum_additions(given, layout)
+    return _aggregate_mirrored(variable, change, given, layout)
 
 
-def _for_all_copies(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
+def _share_of_copy(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
     """Return one replica's share of a value that a merge function assigns to all copies."""
     if variable.aggregation is not VariableAggregation.SUM:
         return given
@@ -58,7 +58,7 @@ def _for_all_copies(variable: Variable, change: Change, given: Any, layout: Repl
     return given // count + more.astype(variable.dtype)
 
 
-def _added_by_all(given: Any, layout: ReplicaMesh) -> Any:
+def _sum_additions(given: Any, layout: ReplicaMesh) -> Any:
     """Return the sum of what all replicas add to a variable that belongs to no strategy."""
     # Each replica adds the same constant, so its sum needs no collective.
     if isinstance(given, jax.core.Tracer):
@@ -66,7 +66,7 @@ def _added_by_all(given: Any, layout: ReplicaMesh) -> Any:
     return given * layout.num_replicas
 
 
-def _together(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
+def _aggregate_mirrored(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
     """Return the aggregated value of those that all replicas assign to a mirrored variable."""
     how = variable.aggregation
     is_constant = not isinstance(given, jax.core.Tracer)
@@ -81,10 +81,10 @@ def _together(variable: Variable, change: Change, given: Any, layout: ReplicaMes
         )
     if is_constant or how is VariableAggregation.NONE:
         return given
-    return combined(given, how, layout)
+    return aggregate(given, how, layout)
 
 
-def given_rows(
+def collect_rows(
     variable: Variable, kind: Scatter, slices: IndexedSlices, layout: ReplicaMesh, *, in_merge: bool
 ) -> IndexedSlices:
     """Return the rows to apply to a mirrored variable, collected from all replicas."""
@@ -97,7 +97,7 @@ def given_rows(
         return slices
     values, indices = jnp.asarray(slices.values), jnp.asarray(slices.indices)
     if how is VariableAggregation.ONLY_FIRST_REPLICA:
-        return type(slices)(combined(values, how, layout), combined(indices, how, layout))
+        return type(slices)(aggregate(values, how, layout), aggregate(indices, how, layout))
     if how is VariableAggregation.MEAN:
         values = values / layout.num_replicas
     axes = layout.replica_axes
@@ -106,7 +106,7 @@ def given_rows(
     )
 
 
-def combined(own: Any, how: VariableAggregation, layout: ReplicaMesh) -> Any:
+def aggregate(own: Any, how: VariableAggregation, layout: ReplicaMesh) -> Any:
     """Return the aggregated value of all replicas; this is an all-reduce."""
     axes = layout.replica_axes
     if how is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -121,7 +121,7 @@ def combined(own: Any, how: VariableAggregation, layout: ReplicaMesh) -> Any:
     return _collectives.mean_over(own, axes)
 
 
-def value_across(variable: Variable, own: Any, layout: ReplicaMesh) -> Any:
+def read_aggregated(variable: Variable, own: Any, layout: ReplicaMesh) -> Any:
     """Return the value that a merge function reads of a variable with a copy on each replica."""
     check_can_combine(variable, "read")
-    return combined(own, variable.aggregation, layout)
+    return aggregate(own, variable.aggregation, layout)

@@ -8,7 +8,7 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
-from jaxdist._program.trace.trace import Argument, Signature, Traced, on_pieces, trace
+from jaxdist._program.trace.trace import Argument, Signature, Traced, trace, trace_on_pieces
 from jaxdist._program.uneven.joined import Groups
 from jaxdist._program.uneven.uneven import joined_trace, traces_of_groups
 from jaxdist._program.variables.step_variables import Lifting
@@ -46,7 +46,7 @@ class LiftedVariables:
 
         return [name(v) for v in self.written], [name(v) for v in self.read_only]
 
-    def around(self, leaves: Sequence[Any]) -> list[Any]:
+    def insert_into(self, leaves: Sequence[Any]) -> list[Any]:
         """Return all inputs of the program: the leaves of the call and the variables."""
         return [
             *leaves[: self.after],
@@ -93,7 +93,7 @@ def lift(
             own, traces, groups = traces_of_groups(fn, asked, strategy)
         else:
             own, traces, groups = [asked], [trace(fn, asked, strategy)], None
-        written, touched = _of_all(traces)
+        written, touched = _merge_variables(traces)
         need_refs = lifting.refs.union(*(t.need_refs for t in traces))
         if need_refs == lifting.refs and all(
             len(t.touched) == len(touched) and len(t.written) == len(written) for t in traces
@@ -112,17 +112,17 @@ def lift(
         )
     if groups is not None:
         _check_merge_calls(traces, groups)
-    found = _lifted(signature, written, touched, lifting.refs, known)
-    extended = _extended(signature, found, layout)
-    inner = [_extended(s, found, layout) for s in own]
-    # `on_pieces` comes after the lifting: it needs the variables as inputs, since they may be cut.
-    settled = [
-        on_pieces(_with_inputs(t, s, found, layout), s, layout)
+    found = _make_lifted(signature, written, touched, lifting.refs, known)
+    extended = _extend_signature(signature, found, layout)
+    inner = [_extend_signature(s, found, layout) for s in own]
+    # `trace_on_pieces` must come last: variables may be cut, so they must be inputs already.
+    final = [
+        trace_on_pieces(_add_inputs(t, s, found, layout), s, layout)
         for t, s in zip(traces, inner, strict=True)
     ]
     if groups is None:
-        return settled[0], extended, found
-    return joined_trace(extended, inner, settled, groups, layout), extended, found
+        return final[0], extended, found
+    return joined_trace(extended, inner, final, groups, layout), extended, found
 
 
 def _check_merge_calls(traces: Sequence[Traced], groups: Groups) -> None:
@@ -140,14 +140,14 @@ def _check_merge_calls(traces: Sequence[Traced], groups: Groups) -> None:
     )
 
 
-def _of_all(traces: Sequence[Traced]) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
+def _merge_variables(traces: Sequence[Traced]) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
     """Return the variables that any of the traces assigns, and those that any of them uses."""
     written = {id(v): v for t in traces for v in t.written}
     touched = {id(v): v for t in traces for v in t.touched}
     return tuple(written.values()), tuple(touched.values())
 
 
-def _lifted(
+def _make_lifted(
     signature: Signature,
     written: tuple[Variable, ...],
     touched: tuple[Variable, ...],
@@ -171,7 +171,7 @@ def _lifted(
     return known if same else LiftedVariables(written, read_only, after, refs)
 
 
-def _with_inputs(
+def _add_inputs(
     traced: Traced, signature: Signature, found: LiftedVariables, layout: ReplicaMesh
 ) -> Traced:
     """Return a trace whose placeholders are inputs, with results of variables in `found`'s order.
@@ -183,7 +183,7 @@ def _with_inputs(
     body, marks = _compat.without_placeholders(traced.jaxpr, PLACEHOLDER)
     by_id = {id(v): marks[n] for n, v in enumerate(traced.touched)}
     body = _compat.with_inputs(body, [by_id[id(v)] for v in found.all])
-    body = body.replace(outvars=_in_order(body.outvars, traced, found))
+    body = body.replace(outvars=_sort_results(body.outvars, traced, found))
     count, written = len(signature.inputs) - len(found.all), len(found.written)
     # Inputs of the program: NNX variables, assigned variables, arguments, read-only variables.
     # The body got its new inputs at the end, so they are sorted here.
@@ -209,21 +209,23 @@ def _with_inputs(
         traced,
         closed=_compat.body_with_inputs(traced.closed, body, new, order),
         operands=(*operands, *map(Argument, places)),
-        shapes=tuple(_in_order(traced.shapes, traced, found)),
+        shapes=tuple(_sort_results(traced.shapes, traced, found)),
     )
 
 
-def _in_order(results: Sequence[Any], traced: Traced, found: LiftedVariables) -> list[Any]:
+def _sort_results(results: Sequence[Any], traced: Traced, found: LiftedVariables) -> list[Any]:
     """Return what belongs to the results of a trace, with variables in the order of `found`."""
     own = dict(zip(map(id, traced.written), results[found.after : traced.num_graph], strict=True))
     variables = [own[id(v)] for v in found.written]
     return [*results[: found.after], *variables, *results[traced.num_graph :]]
 
 
-def _extended(signature: Signature, found: LiftedVariables, layout: ReplicaMesh) -> Signature:
+def _extend_signature(
+    signature: Signature, found: LiftedVariables, layout: ReplicaMesh
+) -> Signature:
     after = found.after
-    written = [_slot(v, layout) for v in found.written]
-    read_only = [_slot(v, layout) for v in found.read_only]
+    written = [_slot_of_variable(v, layout) for v in found.written]
+    read_only = [_slot_of_variable(v, layout) for v in found.read_only]
     inputs = (
         *signature.inputs[:after],
         *written,
@@ -234,7 +236,7 @@ def _extended(signature: Signature, found: LiftedVariables, layout: ReplicaMesh)
     return dataclasses.replace(signature, inputs=inputs, uneven=uneven, lifting=None)
 
 
-def _slot(variable: Variable, layout: ReplicaMesh) -> InSlot:
+def _slot_of_variable(variable: Variable, layout: ReplicaMesh) -> InSlot:
     placement = variable.home.placement or Placement(Kind.MIRRORED, layout.replicated)
     is_scalar = placement.kind is Kind.PER_REPLICA and not variable.shape
     shape, dtype = variable.home.global_shape, variable.dtype

@@ -11,13 +11,13 @@ from jaxdist._program.jaxprs.subprograms import subprograms
 from jaxdist.errors import ContextError
 
 
-def without_refs(traced: Any, names: Sequence[str]) -> Any:
+def remove_refs(traced: Any, names: Sequence[str]) -> Any:
     """Return the same trace with refs replaced by values that operations take and return.
 
     Raises:
         ContextError: A variable would be changed twice, or an operation would read an old value.
     """
-    if _changes_when_recomputed(traced.jaxpr):
+    if _has_recomputed_refs(traced.jaxpr):
         raise ContextError(
             f"A step assigns variables inside jax.checkpoint (remat), under jax.grad; it assigns "
             f"{list(names)[:5]}.\n\n"
@@ -26,7 +26,7 @@ def without_refs(traced: Any, names: Sequence[str]) -> Any:
             "Return the new value from the wrapped function (jax.value_and_grad(..., "
             "has_aux=True)) and assign it outside."
         )
-    if _decides_while_changing(traced.jaxpr):
+    if _has_changing_condition(traced.jaxpr):
         raise ContextError(
             "A step has a while_loop whose condition reads a variable that its body changes; it "
             f"assigns {list(names)[:5]}.\n\n"
@@ -37,16 +37,16 @@ def without_refs(traced: Any, names: Sequence[str]) -> Any:
     return dataclasses.replace(traced, closed=_compat.without_refs(traced.closed))
 
 
-def _changes_when_recomputed(jaxpr: Any) -> bool:
+def _has_recomputed_refs(jaxpr: Any) -> bool:
     """Whether an operation that is recomputed for a gradient takes a ref."""
     return any(
         (e.params.get("differentiated") and any(_compat.is_ref(v) for v in e.invars))
-        or any(_changes_when_recomputed(s) for s in subprograms(e))
+        or any(_has_recomputed_refs(s) for s in subprograms(e))
         for e in getattr(jaxpr, "jaxpr", jaxpr).eqns
     )
 
 
-def _decides_while_changing(jaxpr: Any) -> bool:
+def _has_changing_condition(jaxpr: Any) -> bool:
     """Whether a `while` reads a ref in its condition and changes it in its body."""
     for e in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         # A `while` has two lists of constants, so one ref may be in both, as different inputs.
@@ -57,7 +57,7 @@ def _decides_while_changing(jaxpr: Any) -> bool:
             given = zip(e.invars[first : first + second], inner.invars, strict=False)
             if any(v in asked and _compat.is_changed(inner, w) for v, w in given if _is_ref(v)):
                 return True
-        if any(_decides_while_changing(s) for s in subprograms(e)):
+        if any(_has_changing_condition(s) for s in subprograms(e)):
             return True
     return False
 

@@ -7,7 +7,7 @@ one trace is enough.
 
 A variable that is changed at the top of the step, or under `jax.grad` or `jax.vmap`, is a plain
 value there. A variable that is changed in a subprogram (`scan`, `while_loop`, `cond`, `jit`,
-`checkpoint`) is a `jax.Ref`, because JAX lets no other change leave a subprogram. `without_refs`
+`checkpoint`) is a `jax.Ref`, because JAX lets no other change leave a subprogram. `remove_refs`
 turns the refs into values before the trace is analysed.
 
 The ref must exist before such a subprogram reads the variable. If the subprogram reads it first
@@ -28,7 +28,7 @@ from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.placeholder import placeholder
 from jaxdist._program.variables.access import StepAccess, check_home, one_for_each_example
-from jaxdist._program.variables.refs import without_refs
+from jaxdist._program.variables.refs import remove_refs
 from jaxdist._values import Variable, any_variable
 
 
@@ -45,9 +45,9 @@ class Lifting:
     written: frozenset[int] = frozenset()
     refs: frozenset[int] = frozenset()
 
-    def begin(self) -> "VariablesOfTrace":
+    def begin(self) -> "TraceVariables":
         """Return the variables of one more trace."""
-        return VariablesOfTrace(self)
+        return TraceVariables(self)
 
 
 class _Cell:
@@ -77,7 +77,7 @@ class _Cell:
             self._ref[...] = value
 
 
-class VariablesOfTrace(StepAccess):
+class TraceVariables(StepAccess):
     """The variables that one trace of a step uses."""
 
     def __init__(self, lifting: Lifting) -> None:
@@ -111,7 +111,7 @@ class VariablesOfTrace(StepAccess):
             self._cell(variable)
         with self._number:
             if any_variable():
-                self._trace_anew()
+                self._use_fresh_trace_key()
             yield
 
     @property
@@ -133,10 +133,10 @@ class VariablesOfTrace(StepAccess):
         """Return the new values of the written variables."""
         return [self._cells[id(v)].read() for v in self.written]
 
-    def finished(self, traced: Any) -> Any:
+    def finish(self, traced: Any) -> Any:
         """Return the trace with the variables that it used, and without their refs."""
         if self.holds_refs:
-            traced = without_refs(traced, [v.label for v in self.written])
+            traced = remove_refs(traced, [v.label for v in self.written])
         return dataclasses.replace(
             traced,
             touched=self.touched,
@@ -183,9 +183,9 @@ class VariablesOfTrace(StepAccess):
             raise one_for_each_example(variable, what)
         cell.write(own)
         if id(variable) in self._read_inside:
-            self._trace_anew()
+            self._use_fresh_trace_key()
 
-    def _trace_anew(self) -> None:
+    def _use_fresh_trace_key(self) -> None:
         # JAX caches traces of inner functions. A cached one would contain this variable's
         # placeholder of another trace, or its old value as a constant.
         self._number.enter_context(fresh_trace_key())
