@@ -51,7 +51,7 @@ class InSlot:
             return self.cut.local_shape(self.shape, self.num_pieces(num_replicas))
         return () if self.is_scalar else (self.shape[0] // num_replicas, *self.shape[1:])
 
-    def differing_axes(self, axes: frozenset[str]) -> frozenset[str]:
+    def differs(self, axes: frozenset[str]) -> frozenset[str]:
         """Return those of these replica axes along which replicas get different values."""
         # A shard may be replicated over some of the axes: only those that it is cut along differ.
         if self.cut is not None and self.cut.axes is not None:

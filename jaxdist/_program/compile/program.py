@@ -20,8 +20,8 @@ from jaxdist._program.nnx.graph_rules import Combination
 from jaxdist._program.proof.replication import TracedCollective
 from jaxdist._program.report.compiled_program import CompiledProgram
 from jaxdist._program.report.explanation import Explanation
+from jaxdist._program.report.matching import CompiledRow
 from jaxdist._program.report.program_text import shapes_text, text
-from jaxdist._program.report.reconciled import CompiledRow
 from jaxdist._program.trace.trace import Signature, Traced, scalar_form
 from jaxdist._program.uneven.uneven import cut
 from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables

@@ -22,7 +22,6 @@ from jaxdist._program.arguments.exact import exact_structure
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
 from jaxdist._program.arguments.options import check_names, find_static_numbers
 from jaxdist._program.functions.call import FunctionCall
-from jaxdist._program.functions.devices import mixed_devices_error
 from jaxdist._program.functions.draws import (
     Draws,
     UnevenBatchError,
@@ -32,7 +31,7 @@ from jaxdist._program.functions.draws import (
     shapes_of,
     take_iterators_out,
 )
-from jaxdist._program.functions.numbers import find_invalid_operation
+from jaxdist._program.functions.errors import find_invalid_operation, mixed_devices_error
 from jaxdist._program.functions.trace import FunctionTrace, trace_function
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.eagerly import EAGERLY

@@ -1,4 +1,4 @@
-"""NNX objects in closures: a step may read them, and raises an error if it assigns to them."""
+"""NNX objects in closures, and Flax variables in containers: assignments to them raise errors."""
 
 import functools
 import types
@@ -12,10 +12,10 @@ from jax.errors import UnexpectedTracerError
 from jax.sharding import NamedSharding
 
 from jaxdist import _compat
+from jaxdist._program.arguments.arguments import argument_name
 from jaxdist._program.arguments.retrace import place
-from jaxdist._program.nnx.lost_writes import check_no_write_is_lost, find_bare_variables
-from jaxdist._values import is_sharded, leaked
-from jaxdist.errors import ContextError
+from jaxdist._values import Sharded, is_sharded, leaked
+from jaxdist.errors import ArgumentTypeError, ContextError
 
 # How deep the search follows functions that a step calls.
 MAX_DEPTH = 4
@@ -197,3 +197,42 @@ def _closure_message(fn: Any, name: str, part: Any, objects: dict[str, Any]) -> 
         f"Pass the objects as arguments: strategy.run(step, args=({arguments}, ...)). Their "
         f"variables are then updated in place.{inside}"
     )
+
+
+Found = list[tuple[str, nnx.Variable[Any], Any]]
+
+
+def find_bare_variables(args: Any, kwargs: Any) -> Found:
+    """Return name, variable and value of each variable that is in no module and no `nnx.State`."""
+    leaves = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=_is_whole)[0]
+    return [
+        (argument_name(path), leaf, leaf.get_raw_value())
+        for path, leaf in leaves
+        if isinstance(leaf, nnx.Variable)
+    ]
+
+
+def check_no_write_is_lost(found: Found, result: Any) -> None:
+    """Raise if a step assigned such a variable and does not return the new value.
+
+    Raises:
+        ArgumentTypeError: JAX passed a copy of the variable to the step, so the caller's variable
+            would not change.
+    """
+    written = [(n, v) for n, v, before in found if v.get_raw_value() is not before]
+    if not written:
+        return
+    returned = {id(x) for x in jax.tree.leaves(result)}
+    for name, variable in written:
+        if id(variable.get_raw_value()) not in returned:
+            kind = type(variable).__name__
+            raise ArgumentTypeError(
+                f"The step wrote to {name}, a {kind} in a container, and did not return it.\n\n"
+                "JAX takes such a variable for its value: the step had another object in its "
+                "place, and what it wrote would be lost.\n\n"
+                "Pass the module that holds it, or nnx.Dict(value=variable); or return the value."
+            )
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, (nnx.Variable, nnx.State, nnx.Pytree, Sharded))

@@ -11,7 +11,7 @@ from jaxdist._collectives import TraceNotes
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.logical.placed_work import PlacedWork
 from jaxdist._program.proof.replication import TracedCollective
-from jaxdist._program.report.reconciled import (
+from jaxdist._program.report.matching import (
     AskedFor,
     CompiledRow,
     compiled_rows,

@@ -45,12 +45,16 @@ from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.executor import OpByOpStep, Outcome
 from jaxdist._program.run.call import Call, read
+from jaxdist._program.run.call_paths import (
+    copy_host_arrays,
+    count_steps,
+    has_host_arrays,
+    must_count,
+)
 from jaxdist._program.run.donated import check_not_repeated, check_positions
 from jaxdist._program.run.donation import DonatingCall, has_repeats, may_crash
 from jaxdist._program.run.fast_call import CallTemplate, FastCall, TakeSlowPath
-from jaxdist._program.run.in_flight import count_steps, must_count
 from jaxdist._program.run.inside_trace import run_inside_trace
-from jaxdist._program.run.owning import copy_host_arrays, has_host_arrays
 from jaxdist._program.run.programs import Programs
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._program.virtual.limits import check_compiled, check_inside_trace

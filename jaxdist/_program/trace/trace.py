@@ -27,8 +27,7 @@ from jaxdist._program.proof.local_pieces import Local, LocalPieces, is_marked
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof, check_results
 from jaxdist._program.proof.replication import NONE
 from jaxdist._program.trace import sharded
-from jaxdist._program.trace.axis_names import unbound_axis_error
-from jaxdist._program.trace.sharded_errors import find_better_error
+from jaxdist._program.trace.step_errors import find_better_error, unbound_axis_error
 from jaxdist._replica import Frame, ReplicaContext, entered
 from jaxdist._validate import as_array
 from jaxdist._values import (
@@ -177,7 +176,7 @@ def input_differences(
 ) -> list[frozenset[str]]:
     """Return, for each input of the trace, the axes over which it may differ."""
     return [
-        NONE if type(o) is not Argument else signature.inputs[o].differing_axes(axes)
+        NONE if type(o) is not Argument else signature.inputs[o].differs(axes)
         for o in traced.operands
     ]
 

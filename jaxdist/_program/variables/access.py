@@ -1,24 +1,29 @@
 """How a variable is read and changed inside a step."""
 
 import abc
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.variables.in_step import aggregate_value, collect_rows, read_aggregated
-from jaxdist._replica import innermost_explicit_frame
+from jaxdist._replica import Frame, entered, innermost_explicit_frame
+from jaxdist._typing import PyTree
 from jaxdist._values import (
     Change,
+    Handle,
     IndexedSlices,
     PerReplica,
     Scatter,
     Variable,
+    any_variable,
     checked_value,
     own_value,
 )
-from jaxdist.errors import ArgumentError, MixedStrategyError
+from jaxdist.errors import ArgumentError, ContextError, MixedStrategyError
 
 
 class StepAccess(abc.ABC):
@@ -146,3 +151,59 @@ def one_for_each_example(variable: Variable, what: str) -> ArgumentError:
         "Return the value from the mapped function, combine it (value.mean(axis=0)), and assign "
         "that outside jax.vmap."
     )
+
+
+def variables_as_values(value: PyTree) -> PyTree:
+    """Return the same pytree with each variable replaced by its values on the replicas."""
+    # Most programs have no variables: do not flatten then.
+    if not any_variable():
+        return value
+    leaves, treedef = jax.tree.flatten(
+        value, is_leaf=lambda x: isinstance(x, (PerReplica, Variable))
+    )
+    if not any(isinstance(leaf, Variable) for leaf in leaves):
+        return value
+    return treedef.unflatten(
+        [_value_on_replicas(leaf) if isinstance(leaf, Variable) else leaf for leaf in leaves]
+    )
+
+
+def _value_on_replicas(variable: Variable) -> Any:
+    frame = innermost_explicit_frame()
+    if frame is None or frame.variables is None:
+        return variable.distributed
+    # In a merge function `read` would aggregate the copies; `reduce` must see each of them.
+    own = frame.variables.own_copies().read(variable)
+    return Handle(own, frame.strategy.layout) if variable.home.per_replica else own
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateOfCopies:
+    """A step that calls `fn` with a variable; `fn` changes only the replica's own copy."""
+
+    fn: Callable[..., Any]
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+    def __call__(
+        self, variable: Variable, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the function on one replica, or in a merge function for all of them."""
+        frame = innermost_explicit_frame()
+        if frame is None or frame.variables is None:
+            raise ContextError(
+                "A function for the copies of a variable was called outside a step.\n\n"
+                "Each copy belongs to one replica.\n\n"
+                "Call it through strategy.extended.update(variable, fn, args)."
+            )
+        layout = frame.strategy.layout
+        own_args, own_kwargs = jax.tree.map(
+            lambda x: own_value(x, layout) if isinstance(x, PerReplica) else x,
+            (tuple(args), dict(kwargs or {})),
+            is_leaf=lambda x: isinstance(x, (PerReplica, Variable)),
+        )
+        inside = Frame(frame.strategy, in_merge=True, variables=frame.variables.own_copies())
+        with entered(inside):
+            return self.fn(variable, *own_args, **own_kwargs)

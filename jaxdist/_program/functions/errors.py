@@ -1,4 +1,4 @@
-"""A search for the operation of a compiled function that made a nan or inf."""
+"""Better errors for a compiled function: the line of a nan or inf, and mixed devices."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from jaxdist._program.functions.draws import Draws
 from jaxdist._program.nnx.graph import CachedGraph
 from jaxdist._program.op_by_op.invalid_numbers import has_kind, kind_of, remedy
 from jaxdist._values import Origin, PerReplica, Variable, bound
-from jaxdist.errors import NotFiniteError
+from jaxdist.errors import MixedStrategyError, NotFiniteError
 
 _FOUND = re.compile(r"\((nan|inf)\) encountered in (.+)$")
 
@@ -88,3 +88,24 @@ class _Trial:
 
     def next_of(self, feed: Any) -> Any:
         return self._draws.next_of(feed)[2]
+
+
+_ABOUT_DEVICES = "Received incompatible devices for jitted computation"
+_DEVICES = re.compile(r"device ids \[([^\]]*)\] on platform (\w+)")
+
+
+def mixed_devices_error(name: str, error: BaseException) -> MixedStrategyError | None:
+    """Return the error for a function that JAX refused because of its devices; None for others.
+
+    JAX refuses such a program when it lowers it. Nothing of it has run.
+    """
+    if not isinstance(error, ValueError) or _ABOUT_DEVICES not in str(error):
+        return None
+    sets = dict.fromkeys(f"{platform} {ids}" for ids, platform in _DEVICES.findall(str(error)))
+    return MixedStrategyError(
+        f"{name} has parts on different devices: {' and '.join(sets)}.\n\n"
+        "A jaxdist.function is one program, so its steps, variables and arrays are all on the "
+        "devices of one strategy.\n\n"
+        "Use one strategy in it, or call a function for each strategy, one after the other, and "
+        "take the values from one to the other with jax.device_put."
+    )
