@@ -23,7 +23,7 @@ class GraphShape:
 
     graphdef: Any = dataclasses.field(compare=False)
     # The part that is compared; see Note [Equal constants]
-    exact: Any
+    exact_key: Any
     treedef: PyTreeDef
     paths: tuple[tuple[Any, ...], ...]
     types: tuple[type, ...]
@@ -42,7 +42,7 @@ class GraphShape:
     def leaves_of(self, nodes: tuple[Any, ...]) -> list[Any]:
         """Return the leaves of `nodes` after a step; raise if the step changed their structure."""
         after, leaves = shape_of(nodes)
-        if after.exact != self.exact or after.treedef != self.treedef:
+        if after.exact_key != self.exact_key or after.treedef != self.treedef:
             raise StateDivergenceError(self._describe_change(after))
         return leaves
 
@@ -95,9 +95,9 @@ def shape_of(
     ]
     paths = tuple(path for path, _ in flat)
     types = tuple(kind for _, kind in flat)
-    exact = exact_graph(graphdef)
+    exact_key = exact_graph(graphdef)
     moments = _find_moments(nodes, paths)
-    return GraphShape(graphdef, exact, treedef, paths, types, arguments, moments), leaves
+    return GraphShape(graphdef, exact_key, treedef, paths, types, arguments, moments), leaves
 
 
 def _find_moments(
