@@ -15,6 +15,7 @@ def is_elsewhere(leaf: Any, layout: ReplicaMesh) -> bool:
     """Whether an array is uncommitted and on other devices than the strategy's."""
     if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
         return False
+    # JAX copies an uncommitted array to the devices of a program at every call. That copy is saved.
     return not _compat.is_committed(leaf) and leaf.sharding.device_set != layout.device_set
 
 
@@ -49,6 +50,7 @@ class MirrorCache:
         numbers = [i for i, leaf in enumerate(leaves) if is_elsewhere(leaf, self._layout)]
         if not numbers:
             return None
+        # By position, so that the copy of a new batch replaces the copy of the last batch.
         for place, i in enumerate(numbers):
             leaves[i] = self._find_or_copy(place, leaves[i])
         given, kwargs = jax.tree.unflatten(treedef, leaves)

@@ -54,6 +54,7 @@ def checked(options: Any) -> RunOptions:
         as_flag("RunOptions", name, getattr(options, name))
     _check_xla_options(options.experimental_xla_options)
     without_effect = options._replace(donate_argnums=(), static_argnames=())
+    # Once for each combination: a training loop passes the same options at every step.
     if without_effect != _DEFAULTS and repr(without_effect) not in _LOGGED:
         _LOGGED.add(repr(without_effect))
         _LOG.info("strategy.run: the experimental entries have no effect in %r", options)
@@ -129,6 +130,7 @@ def find_static_numbers(
     except (TypeError, ValueError):
         return frozenset()
     known = [p.name for p in parameters]
+    # With `**kwargs`, every name may be a parameter.
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     unknown = [n for n in names if n not in known]
     if unknown and not takes_any:

@@ -19,6 +19,7 @@ def keep_padding(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     """Return a call path that replaces each `Sharded` array by its padded array first."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        # JAX flattens the arguments and would slice the padding off: a copy at every call.
         args, kwargs = as_held((args, kwargs))
         return dispatch(*args, **kwargs)
 

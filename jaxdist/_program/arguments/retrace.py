@@ -40,6 +40,7 @@ class RetraceWatch:
 
     def count_program(self, fn: Any, count: int, changed: str) -> None:
         """Count the `count`-th signature of `fn`; `changed` says how it differs from the last."""
+        # One warning for each function is enough.
         if count < PROGRAMS_BEFORE_WARNING or id(fn) in self._warned:
             return
         self._warned.add(id(fn))

@@ -75,6 +75,7 @@ def build(
     marks = marks_of_results(traced.jaxpr) if layout.num_logical > 1 else [None] * len(names)
     results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
     for i, (name, var, shape) in enumerate(results):
+        # State that differs was refused or combined above, except for variables with own copies.
         different = (differs[i] and i >= traced.num_graph) or i in own_copies
         cut = traced.cuts.get(i)
         kind = Kind.SHARDED if cut else Kind.PER_REPLICA if different else Kind.MIRRORED

@@ -107,6 +107,7 @@ class Program:
 
     def call(self, *leaves: Any) -> list[Any]:
         """Run on flat global arrays. `lowered` compiles this function."""
+        # `traced.call` is the cheapest of the three: it does not trace the step's operations again.
         specs = [o.spec(self.layout) for o in self.outputs]
         if self.layout.num_virtual is not None:
             results = self._call_virtually(leaves)
@@ -182,6 +183,8 @@ class Program:
                 self.layout, self.signature, self.traced, self.outputs
             ),
         )
+        # JAX adds open constraints to nearly every result. They make XLA's TPU compiler insert
+        # all-to-alls; see docs/design/010-logical-devices.md.
         exactly = _compat.exact_partitioner(self.compiler_options)
         with _compat.without_open_constraints(), exactly:
             return jitted.lower(*(i.abstract() for i in self.signature.inputs))

@@ -47,6 +47,8 @@ class Replay:
 
     @functools.cached_property
     def _rewrite(self) -> Rewrite:
+        # XLA's CPU backend cannot reduce bf16 with automatic axes, and the collectives of its CPU
+        # and GPU backends lose nan in `pmax` and `pmin`.
         platform = self._layout.platform
         several = self._layout.num_replicas > 1
         return Rewrite(

@@ -22,6 +22,7 @@ def choose_result_shardings(
     """
     if layout.num_logical == 1:
         return [NamedSharding(layout.mesh, o.spec(layout)) for o in outputs]
+    # Only with logical devices there are several shardings for one kind of result.
     pins = _choose_over_logical_devices(layout, signature, traced, outputs)
     inputs = (i.sharding for i in signature.inputs)
     if all(s is None or s.mesh == layout.mesh for s in (*pins, *inputs)):

@@ -78,6 +78,7 @@ class Draws:
         number = next((i for i, f in enumerate(self._sources) if f is feed), None)
         if number is None:
             self._refuse()
+        # A second trace of the same call gets the same batches as the first one.
         used, self._used[number] = self._used[number], self._used[number] + 1
         if used == len(self.batches[number]):
             self._take(number)
@@ -115,6 +116,7 @@ class Draws:
             ) from None
         taken.append(batch)
         self._after[number].append(self._sources[number].position())
+        # The caller then runs the Python function, whose steps can be uneven.
         if any(map(is_uneven, jax.tree.leaves(batch, is_leaf=_is_per_replica))):
             raise UnevenBatchError
 

@@ -33,6 +33,7 @@ def find_invalid_operation(
     # JAX does not check operations on NumPy arrays, which NumPy computes.
     leaves = [x if isinstance(x, PerReplica) else jax.device_put(x) for x in flat.dynamic]
     args, kwargs = unflatten(flat.treedef, draws.insert_iterators(flat.slots), leaves, flat.nodes)
+    # The same batches again, since the nan may depend on them.
     draws.begin_trace()
     try:
         with bound(_Trial(draws)), jax.disable_jit():
@@ -49,6 +50,7 @@ def find_invalid_operation(
     except Exception:  # An error that only occurs op by op is not about the nan.
         pass
     finally:
+        # The function updated NNX objects in place.
         if kept is not None:
             kept.write(state)
     return NotFiniteError(

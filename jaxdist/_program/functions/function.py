@@ -124,8 +124,10 @@ class Function:
             return self._run(flat, draws, None if frame is None else frame.strategy)
         except UnevenBatchError:
             draws.put_back()
+        # Also KeyboardInterrupt: the batches must return to their iterators.
         except BaseException as error:
             better: Exception | None = None
+            # Before `put_back`, because the search for a nan needs the batches.
             try:
                 better = self._improve_error(error, flat, draws)
             finally:
@@ -199,6 +201,7 @@ class Function:
         self, given: FunctionCall, asked: Any, found: FunctionTrace, before: tuple[Variable, ...]
     ) -> _Compiled:
         """Build the compiled function, with all variables and batches of a trace as inputs."""
+        # Before `given.key()`, which contains the batches.
         given.draws.give_back_unused()
         known = set(map(id, before))
         variables = (*before, *(v for v in found.variables if id(v) not in known))

@@ -26,6 +26,7 @@ class CompiledProgram:
             >>> "ENTRY" in program.compile().as_text()
             True
         """
+        # Cached, because XLA prints a large program in seconds and several properties parse it.
         return self._text
 
     @functools.cached_property

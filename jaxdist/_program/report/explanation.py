@@ -134,6 +134,7 @@ def explained(
         f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
         f"{layout.platform}"
     )
+    # One hint may be ignored at several places; `dict.fromkeys` below keeps one sentence.
     by_plan = (sentence for a in asked for sentence in a.ignored)
     return Explanation(
         name,
@@ -150,6 +151,7 @@ def explained(
 def _add_plan(asked: TracedCollective, told: TraceNotes) -> TracedCollective:
     """Return a collective with the all-reduce plan that left it unchanged."""
     plan = told.plans.get(asked.source)
+    # An operation that the plan changed carries its algorithm itself.
     if plan is None or asked.algorithm or asked.kind != "psum":
         return asked
     # Computed only here, since most programs are never explained.
@@ -196,6 +198,7 @@ def _origin(row: CompiledRow) -> str:
 
 
 def _asked_table(asked: tuple[AskedFor, ...]) -> Table:
+    # A line in a loop of Python, or over leaves, asks for many equal collectives.
     counted = collections.Counter(asked)
     return Table(
         "Asked for",
@@ -250,6 +253,7 @@ def _runs(times: int | None, in_branch: bool) -> str:
 
 def _short(source: str) -> str:
     """Return a path relative to the working directory if the file is inside of it."""
+    # At every call, since the working directory may change.
     here = os.getcwd() + os.sep
     return source.removeprefix(here)
 

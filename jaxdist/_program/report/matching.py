@@ -138,6 +138,7 @@ def _match_line(
     It counts arrays: XLA may cut one collective of many arrays into several, or combine several
     into one. An asked collective that gets none is gone.
     """
+    # A stack in reverse, so that `pop` takes the compiled ones in program order.
     left = [(i, found[i].operands) for i in reversed(places)]
     for j in numbers:
         wanted = asked[j].operands
@@ -149,6 +150,7 @@ def _match_line(
             wanted = 0 if found[i].kind == "all-to-all" else wanted - taken
             if arrays > taken:
                 left.append((i, arrays - taken))
+    # Compiled ones that are left belong to the line as well, so the last asked one gets them.
     used = {i for j in numbers for i in became[j]}
     became[numbers[-1]] += [i for i in places if i not in used]
 
@@ -165,6 +167,7 @@ def _find_unmatched(
             continue
         if not origins[i] and a.bytes_per_device in (c.operand_bytes, c.bytes_per_device):
             return i
+        # XLA may have merged it with others: then the compiled one has more operands than those.
         if origins[i] and c.operands >= a.operands + sum(b.operands for b in origins[i]):
             room.append(i)
     return room[0] if room else None

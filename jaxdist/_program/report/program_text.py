@@ -10,6 +10,7 @@ def text(program: Any) -> str:
         f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
         f"{layout.platform}"
     )
+    # Virtual replicas share devices, so the number of devices is not that of the replicas.
     if layout.num_virtual is not None:
         where = (
             f"{layout.num_virtual} virtual replica(s) on {layout.num_places} device(s) of "

@@ -43,6 +43,7 @@ class LaterSteps:
             inputs = list(call.signature.inputs)
             uneven = [(i, tuple((n, *rest) for n in step.rows)) for i, rest in self.shapes]
             for i, rest in self.shapes:
+                # As `call.read` does, pad to the replica with the most rows.
                 shape = (max(step.rows) * layout.num_replicas, *rest)
                 inputs[i] = dataclasses.replace(inputs[i], placement=placement, shape=shape)
             signature = dataclasses.replace(
@@ -67,10 +68,12 @@ def find_later_steps(call: Call, layout: ReplicaMesh) -> LaterSteps | None:
         if slot.kind is not Kind.PER_REPLICA or slot.is_scalar:
             continue
         ahead = steps_ahead(leaf) if isinstance(leaf, PerReplica) else ()
+        # A concrete array in an enclosing trace is a constant: it stays the same for later batches.
         if call.is_traced and not _is_traced(leaf):
             ahead = ()
         found.add(ahead)
         shapes.append((number, slot.shape[1:]))
+    # Batches of different passes over data do not advance together.
     if len(found) != 1 or any(isinstance(s, Static) and _is_number(s.value) for s in flat.slots):
         return None
     (ahead,) = found
@@ -99,6 +102,7 @@ def check_can_be_uneven(signature: Signature, names: list[str], layout: ReplicaM
             raise not_virtually(shapes)
         if layout.num_logical > 1:
             name = names[number - len(signature.inputs)]
+            # Zeros of these shapes raise the same error as the batch will.
             checked_per_replica(name, _zeros(signature.inputs[number], shapes), layout)
 
 

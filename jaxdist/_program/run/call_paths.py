@@ -19,6 +19,7 @@ def must_count(program: Program) -> bool:
     layout = program.layout
     if layout.platform != "cpu" or len(layout.devices) < 2:
         return False
+    # Only collectives wait for other devices. With several logical devices XLA may add some.
     return bool(program.traced_collectives) or layout.num_logical > 1
 
 

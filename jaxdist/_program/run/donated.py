@@ -37,6 +37,7 @@ def find_donated_leaves(donated: Sequence[int], flat: Flat, graph: GraphShape | 
     offset = len(graph.paths) if graph else 0
     leaves: list[int] = []
     for path, slot in zip(flat.paths(), flat.slots, strict=True):
+        # The first key of a path is 0 for `args` and 1 for `kwargs`, which cannot be donated.
         if path[0].idx != 0 or path[1].idx not in donated:
             continue
         if isinstance(slot, GraphNode) and graph is not None:

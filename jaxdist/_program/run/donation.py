@@ -50,6 +50,7 @@ class DonatingCall:
     def register_structure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Register the structure of a call's arguments before the C++ path takes over."""
         whole = [*args, *kwargs.values()]
+        # From one nested argument on, all calls are flattened: `_parts` would miss its arrays.
         self._all_flat = self._all_flat and all(
             isinstance(x, (jax.Array, PerReplica)) or jax.tree_util.all_leaves(_parts(x))
             for x in whole
@@ -61,6 +62,7 @@ class DonatingCall:
             return self._slow(*args, **kwargs)
         if self._one_device:
             return self._call_on_one_device(*args, **kwargs)
+        # Plain loops over flat arguments, since this runs at every step; see the class.
         may_repeat, finds_deleted = True, self._finds_deleted
         if self._all_flat and not kwargs:
             count = 0

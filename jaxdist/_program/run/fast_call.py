@@ -44,6 +44,7 @@ class CallTemplate:
         static = [i for i, a in enumerate(args) if i in numbers or _is_static_leaf(a)]
         named = [k for k, v in kwargs.items() if k in names or _is_static_leaf(v)]
         nodes = [i for i, a in enumerate(args) if isinstance(a, nnx.Pytree)]
+        # The counts differ if such a value is nested in an argument, or one object is passed twice.
         taken = len(static) + len(named) + len(nodes)
         special = sum(isinstance(s, (Static, GraphNode)) for s in flat.slots)
         distinct = len({id(args[i]) for i in nodes}) == len(nodes) == len(flat.nodes)
@@ -176,6 +177,7 @@ class FastCall:
     ) -> Callable[..., Any]:
         template = self.template
         numbers = template.static_numbers
+        # Not strict: `static` also contains the values of keyword arguments.
         fixed = dict(zip(numbers, static, strict=False))
         names = dict(zip(template.static_names, static[len(numbers) :], strict=True))
 

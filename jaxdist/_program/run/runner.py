@@ -72,6 +72,7 @@ class Runner:
             def forget(dead: Any) -> None:
                 known.pop(dead if options == _DEFAULT else (dead, options), None)
 
+            # Another weak reference than `key`: only this one removes the entry.
             kept = weakref.ref(fn, forget)
             hash(kept)  # A weak reference can compute its hash only while the function lives.
             known[kept if options == _DEFAULT else (kept, options)] = step
@@ -86,6 +87,7 @@ class Runner:
     def _new(self, fn: Callable[..., Any], options: RunOptions) -> Step:
         strategy = self._strategy()
         step = Step(fn, options, strategy, self._watch)
+        # The first step that donates makes all other steps check for deleted arrays.
         if step.finds_deleted and not self._guards:
             self._guards = True
             for other in (*self.known.values(), *self._strong.values()):

@@ -228,6 +228,7 @@ class Step:
         Raises:
             NotFiniteError: Always. It shows the line if that is found.
         """
+        # Virtual replicas cannot run op by op: that would change the order of sums.
         call = None if self._layout.num_virtual is not None else self._read(args, kwargs)
         if call is not None and not call.is_traced and not _compat.any_deleted(call.leaves):
             self._run_op_by_op(call, args)

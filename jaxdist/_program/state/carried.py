@@ -61,6 +61,7 @@ def _arguments(signature: Signature, traced: Traced) -> tuple[list[Any], dict[st
 
 
 def _holds_numbers(container: Any) -> bool:
+    # A container without traced leaves is static, and results cannot continue it.
     values = container.values() if isinstance(container, Mapping) else container
     return any(type(x) is Argument for x in jax.tree.leaves(list(values)))
 

@@ -28,6 +28,7 @@ def trace_increments(
     if not numbers:
         return traced
     made = trace_local(traced.manual_axes, _FromZero(traced, numbers), signature, layout)
+    # `trace_local` does not know these two.
     return dataclasses.replace(made, uneven=traced.uneven, means=traced.means)
 
 
@@ -52,5 +53,6 @@ class _FromZero:
             for o in operands
         ]
         wanted = [i in self._numbers for i in range(len(self._traced.shapes))]
+        # Both values at once: all other results need the metrics' real values.
         results, found = run_twice(self._traced.jaxpr, given, zeros, wanted)
         return [r if f is None else f for r, f in zip(results, found, strict=True)]

@@ -76,6 +76,7 @@ def _starting_value(operand: Any, variable: Any, own: Signature, num_replicas: i
     slot = own.inputs[operand]
     if slot.kind is not Kind.PER_REPLICA or slot.is_scalar:
         return UNKNOWN
+    # What is computed from an array without elements does not depend on data, so it is known.
     shape = slot.local_shape(num_replicas)
     return nothing(shape, variable.aval.dtype) if math.prod(shape) == 0 else UNKNOWN
 

@@ -82,6 +82,7 @@ def role_of(name: str, dtype: Any) -> Role:
 
 def remedy(leaves: Iterable[tuple[str, Role]]) -> str:
     """Return the remedy for these leaves; if their roles differ, one with an example for each."""
+    # One example for each role: a model may have thousands of leaves.
     first: dict[Role, str] = {}
     for name, role in leaves:
         first.setdefault(role, name)

@@ -240,6 +240,8 @@ def _find_returned_arguments(
             # A single array matches the structure of any other one, so look at how it is computed.
             if len(leaves) == 1 and names:
                 is_bare = treedef == _LEAF
+                # Data that are added to a bare array are no proof of an optimizer, unless the array
+                # is certainly state.
                 needed = Part.MOVED if certain or not is_bare else Part.UPDATED
                 part = _part_of_argument(leaves[0], out_leaves[0], signature, traced)
                 certain = certain and (not is_bare or needed <= part <= Part.UPDATED)

@@ -57,6 +57,7 @@ class StepAccess(abc.ABC):
     def read(self, variable: Variable) -> Any:
         """Return the value of `variable` in the current context (replica or merge function)."""
         own = self._own(variable)
+        # As in TensorFlow: such a variable has one value across replicas only after aggregation.
         if self._in_merge and variable.home.per_replica:
             return read_aggregated(variable, own, self._layout)
         return own
@@ -125,6 +126,7 @@ class OwnCopies:
 
 def check_home(variable: Variable, layout: ReplicaMesh) -> None:
     """Raise if a variable belongs to another strategy."""
+    # A variable without a strategy can be used in steps of all strategies.
     home = variable.home.layout
     if home is not None and home != layout:
         raise _other_strategy_error(variable, home, layout)
@@ -199,6 +201,7 @@ class UpdateOfCopies:
                 "Call it through strategy.extended.update(variable, fn, args)."
             )
         layout = frame.strategy.layout
+        # Each copy gets its own part of a `PerReplica` argument.
         own_args, own_kwargs = jax.tree.map(
             lambda x: own_value(x, layout) if isinstance(x, PerReplica) else x,
             (tuple(args), dict(kwargs or {})),

@@ -54,6 +54,7 @@ def _has_changing_condition(jaxpr: Any) -> bool:
             first, second = e.params["cond_nconsts"], e.params["body_nconsts"]
             asked = {v for v in e.invars[:first] if _is_ref(v)}
             inner = getattr(e.params["body_jaxpr"], "jaxpr", e.params["body_jaxpr"])
+            # Not strict: the inputs of the body also contain the carried values.
             given = zip(e.invars[first : first + second], inner.invars, strict=False)
             if any(v in asked and _compat.is_changed(inner, w) for v, w in given if _is_ref(v)):
                 return True
