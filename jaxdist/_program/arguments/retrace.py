@@ -31,7 +31,7 @@ class RetraceWatch:
         self._warned.add(code)
         warnings.warn(
             f"strategy.run got {self._functions[code]} different function objects made by the "
-            f"same code, {fn.__qualname__} at {place(fn)}.\n\nA new function or lambda in every "
+            f"same code, {fn.__qualname__} at {source_location(fn)}.\n\nA new function or lambda in every "
             "step is traced and compiled anew in every step.\n\nDefine it once, outside the "
             "loop, and pass what changes as an argument.",
             RetraceWarning,
@@ -45,7 +45,7 @@ class RetraceWatch:
             return
         self._warned.add(id(fn))
         warnings.warn(
-            f"{getattr(fn, '__qualname__', fn)!s} at {place(fn)} has been traced for {count} "
+            f"{getattr(fn, '__qualname__', fn)!s} at {source_location(fn)} has been traced for {count} "
             f"different signatures; the last one differs in {changed}.\n\nEvery new shape, dtype, "
             "layout or Python constant is a program of its own.\n\nPad batches to one shape; pass "
             "numbers as arrays instead of strings or booleans.",
@@ -54,7 +54,7 @@ class RetraceWatch:
         )
 
 
-def place(fn: Any) -> str:
+def source_location(fn: Any) -> str:
     """Return the `file:line` where a function was defined."""
     code = getattr(fn, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else "an unknown place"

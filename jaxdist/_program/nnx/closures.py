@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from jaxdist import _compat
 from jaxdist._program.arguments.arguments import argument_name
-from jaxdist._program.arguments.retrace import place
+from jaxdist._program.arguments.retrace import source_location
 from jaxdist._values import Sharded, is_sharded, leaked
 from jaxdist.errors import ArgumentTypeError, ContextError
 
@@ -120,7 +120,7 @@ def _raise_for_global_array(fn: Any, error: Exception) -> None:
             if isinstance(getattr(array, "sharding", None), NamedSharding):
                 shown = f"{array.dtype}{list(array.shape)} laid out as {array.sharding.spec}"
                 raise ContextError(
-                    f"The step at {place(fn)} closes over {name}, which holds an array {shown}. "
+                    f"The step at {source_location(fn)} closes over {name}, which holds an array {shown}. "
                     f"JAX refused an operation on it.\n\n"
                     "An array that a step closes over keeps its layout over the devices, and some "
                     "functions of jax.numpy (where, for instance) take none with a layout there."
@@ -145,7 +145,7 @@ def leak_error(fn: Any, dead: Any) -> ContextError:
         if any(x is dead for x in jax.tree.leaves([value]))
     ]
     where = f" through {names[0]}" if names else ""
-    return leaked(f"The step at {place(fn)} uses{where} ", dead)
+    return leaked(f"The step at {source_location(fn)} uses{where} ", dead)
 
 
 def _nnx_objects(value: Any) -> list[Any]:
@@ -190,7 +190,7 @@ def _closure_message(fn: Any, name: str, part: Any, objects: dict[str, Any]) -> 
         else ""
     )
     return (
-        f"The step at {place(fn)} writes, or differentiates with respect to, {name}, a "
+        f"The step at {source_location(fn)} writes, or differentiates with respect to, {name}, a "
         f"{type(part).__name__}, which it closes over.\n\n"
         f"NNX objects that it closes over: {kinds}. The variables of such an object are part of "
         "the program: a step may read them, as they were when it was traced, and nothing else.\n\n"

@@ -13,7 +13,7 @@ from jaxdist import _compat
 from jaxdist._collectives import is_below_a_byte
 from jaxdist._program.arguments.arguments import check_no_arrays_hidden
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
-from jaxdist._program.arguments.retrace import RetraceWatch, place
+from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.build import build
 from jaxdist._program.compile.program import Program
 from jaxdist._program.proof.uneven_mean import warn_of_means
@@ -140,7 +140,7 @@ class Programs:
             flat.names(),
             self._donated,
             find_donated_leaves(self._donated, flat, signature.graph),
-            place(fn),
+            source_location(fn),
             self._variables,
         )
         if program.variables:
@@ -148,7 +148,7 @@ class Programs:
         if program.traced.means and not self._has_warned_of_means:
             self._has_warned_of_means = True
             rows = rows_of(signature, program.layout.num_replicas)
-            warn_of_means(place(fn), program.traced.means, rows, signature.step)
+            warn_of_means(source_location(fn), program.traced.means, rows, signature.step)
         return program
 
     def look_ahead(self, call: Call) -> None:

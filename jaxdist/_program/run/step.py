@@ -40,7 +40,7 @@ from jaxdist._program.arguments.deleted import (
 from jaxdist._program.arguments.exact import dispatch_by_structure
 from jaxdist._program.arguments.mirroring import MirrorCache, MirroringCall, has_arrays_elsewhere
 from jaxdist._program.arguments.padding import has_padding, keep_padding
-from jaxdist._program.arguments.retrace import RetraceWatch, place
+from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.executor import OpByOpStep, Outcome
@@ -218,7 +218,7 @@ class Step:
         check_no_arrays_hidden("strategy.run", call.flat)
         with _compat.with_jit():
             step = OpByOpStep(fn, call.signature, self._strategy(), call.leaves)
-            return step.run(self.donated, place(fn))
+            return step.run(self.donated, source_location(fn))
 
     def find_invalid_number(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
@@ -228,7 +228,7 @@ class Step:
         Raises:
             NotFiniteError: Always. It shows the line if that is found.
         """
-        # Virtual replicas cannot run op by op: that would change the order of sums.
+        # Not for virtual replicas: op by op, numbers are rounded in other ways than compiled.
         call = None if self._layout.num_virtual is not None else self._read(args, kwargs)
         if call is not None and not call.is_traced and not _compat.any_deleted(call.leaves):
             self._run_op_by_op(call, args)
