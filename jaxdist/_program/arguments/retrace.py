@@ -31,9 +31,9 @@ class RetraceWatch:
         self._warned.add(code)
         warnings.warn(
             f"strategy.run got {self._functions[code]} different function objects made by the "
-            f"same code, {fn.__qualname__} at {source_location(fn)}.\n\nA new function or lambda in every "
-            "step is traced and compiled anew in every step.\n\nDefine it once, outside the "
-            "loop, and pass what changes as an argument.",
+            f"same code, {fn.__qualname__} at {source_location(fn)}.\n\n"
+            "A new function or lambda in every step is traced and compiled again in every "
+            "step.\n\nDefine it once, outside the loop, and pass what changes as an argument.",
             RetraceWarning,
             stacklevel=user_stack_level(),
         )
@@ -45,10 +45,10 @@ class RetraceWatch:
             return
         self._warned.add(id(fn))
         warnings.warn(
-            f"{getattr(fn, '__qualname__', fn)!s} at {source_location(fn)} has been traced for {count} "
-            f"different signatures; the last one differs in {changed}.\n\nEvery new shape, dtype, "
-            "layout or Python constant is a program of its own.\n\nPad batches to one shape; pass "
-            "numbers as arrays instead of strings or booleans.",
+            f"{getattr(fn, '__qualname__', fn)!s} at {source_location(fn)} has been traced "
+            f"for {count} different signatures; the last one differs in {changed}.\n\n"
+            "Every new shape, dtype, layout or Python constant is a program of its own.\n\n"
+            "Pad batches to one shape; pass numbers as arrays instead of strings or booleans.",
             RetraceWarning,
             stacklevel=user_stack_level(),
         )

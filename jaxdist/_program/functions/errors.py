@@ -20,7 +20,7 @@ _FOUND = re.compile(r"\((nan|inf)\) encountered in (.+)$")
 def find_invalid_operation(
     fn: Callable[..., Any],
     flat: Flat,
-    kept: CachedGraph | None,
+    cached_graph: CachedGraph | None,
     draws: Draws,
     error: FloatingPointError,
 ) -> NotFiniteError:
@@ -29,7 +29,7 @@ def find_invalid_operation(
     Variables, NNX objects and iterators are unchanged afterwards.
     """
     name = f"jaxdist.function ({getattr(fn, '__name__', 'function')})"
-    state = kept.read() if kept is not None else []
+    state = cached_graph.read() if cached_graph is not None else []
     # JAX does not check operations on NumPy arrays, which NumPy computes.
     leaves = [x if isinstance(x, PerReplica) else jax.device_put(x) for x in flat.dynamic]
     args, kwargs = unflatten(flat.treedef, draws.insert_iterators(flat.slots), leaves, flat.nodes)
@@ -51,8 +51,8 @@ def find_invalid_operation(
         pass
     finally:
         # The function updated NNX objects in place.
-        if kept is not None:
-            kept.write(state)
+        if cached_graph is not None:
+            cached_graph.write(state)
     return NotFiniteError(
         f"{name} returned a value that is not finite ({kind_of(error)}), and jax_debug_nans or "
         "jax_debug_infs is set. No state was written.\n\nRun again op by op, no operation made "

@@ -81,7 +81,7 @@ class Function:
         self._static_numbers = find_static_numbers(fn, names, "jaxdist.function")
         self._known: dict[Any, _Compiled] = {}
         self._counts: dict[Any, tuple[int, ...]] = {}  # the number of batches that a call takes
-        self._kept = GraphCache()
+        self._graphs = GraphCache()
         self._is_exact: dict[Any, bool] = {}
         self._num_traces = 0
 
@@ -142,16 +142,16 @@ class Function:
     def _improve_error(self, error: BaseException, flat: Flat, draws: Draws) -> Exception | None:
         """Return a better error for a call that failed, or None."""
         if isinstance(error, jax.errors.UnexpectedTracerError):
-            kept = self._kept.of(flat)
-            return None if kept is None else kept.find_leak("jaxdist.function")
+            cached_graph = self._graphs.of(flat)
+            return None if cached_graph is None else cached_graph.find_leak("jaxdist.function")
         if isinstance(error, FloatingPointError) and _compat.checks_numbers():
-            return find_invalid_operation(self._fn, flat, self._kept.of(flat), draws, error)
+            return find_invalid_operation(self._fn, flat, self._graphs.of(flat), draws, error)
         return mixed_devices_error(getattr(self._fn, "__name__", "function"), error)
 
     def _run(self, flat: Flat, draws: Draws, strategy: Any) -> Any:
-        kept = self._kept.of(flat)
-        shape = kept.shape if kept else None
-        state = kept.read() if kept else []
+        cached_graph = self._graphs.of(flat)
+        shape = cached_graph.shape if cached_graph else None
+        state = cached_graph.read() if cached_graph else []
         # See Note [Who owns host memory]
         # One by one: a batch without NumPy arrays stays the same object, which knows the batches
         # that come; see Note [Batches to come].
@@ -184,8 +184,8 @@ class Function:
         CPU_STEPS.dispatched(results)
         variables, after, result = as_sharded(results) if compiled.gives_padding else results
         try:
-            if kept is not None:
-                kept.write(after)
+            if cached_graph is not None:
+                cached_graph.write(after)
         finally:
             written = [compiled.variables[i] for i in sorted(variables)]
             hold_all(written, [variables[i] for i in sorted(variables)])

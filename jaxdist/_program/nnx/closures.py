@@ -120,8 +120,8 @@ def _raise_for_global_array(fn: Any, error: Exception) -> None:
             if isinstance(getattr(array, "sharding", None), NamedSharding):
                 shown = f"{array.dtype}{list(array.shape)} laid out as {array.sharding.spec}"
                 raise ContextError(
-                    f"The step at {source_location(fn)} closes over {name}, which holds an array {shown}. "
-                    f"JAX refused an operation on it.\n\n"
+                    f"The step at {source_location(fn)} closes over {name}, which holds an "
+                    f"array {shown}. JAX refused an operation on it.\n\n"
                     "An array that a step closes over keeps its layout over the devices, and some "
                     "functions of jax.numpy (where, for instance) take none with a layout there."
                     f"\n\nPass it as an argument: strategy.run(step, args=({name}, ...))."

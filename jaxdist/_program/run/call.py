@@ -34,7 +34,7 @@ class Call:
     flat: Flat
     signature: Signature
     leaves: list[Any]
-    kept: CachedGraph | None
+    cached_graph: CachedGraph | None
     moved: bool  # some leaf is another array than the one in the call
     has_padding: bool  # some `Sharded` array is padded
 
@@ -55,14 +55,14 @@ class Call:
             return rebuilt
         variables = program.variables
         state, result = rebuilt
-        if self.kept is not None:
-            self.kept.write(state[: variables.after] if variables else state)
+        if self.cached_graph is not None:
+            self.cached_graph.write(state[: variables.after] if variables else state)
         if variables:
             variables.write(state[variables.after :])
         return result
 
 
-def read(flat: Flat, kept: CachedGraph | None, layout: ReplicaMesh) -> Call:
+def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> Call:
     """Check every leaf, and move it to where the program needs it.
 
     The leaves begin with the variables of NNX objects.
@@ -71,10 +71,10 @@ def read(flat: Flat, kept: CachedGraph | None, layout: ReplicaMesh) -> Call:
         ShapeError: Per-replica values do not fit. The error names all such arguments.
         ReplicaValueError: A value belongs to another strategy.
     """
-    leak = kept.find_leak("strategy.run") if kept else None
+    leak = cached_graph.find_leak("strategy.run") if cached_graph else None
     if leak is not None:
         raise leak
-    leaves = kept.read() if kept else []
+    leaves = cached_graph.read() if cached_graph else []
     num_state = len(leaves)
     values, uneven, moved = _check_values(flat, num_state, layout)
     leaves += values
@@ -82,7 +82,7 @@ def read(flat: Flat, kept: CachedGraph | None, layout: ReplicaMesh) -> Call:
     has_padding = False
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, Sharded):
-            pieces = checked_sharded(_LeafName(flat, kept, i - num_state), leaf, layout)
+            pieces = checked_sharded(_LeafName(flat, cached_graph, i - num_state), leaf, layout)
             moved = moved or pieces is not leaf
             has_padding = has_padding or pieces.has_padding
             leaf = pieces
@@ -90,7 +90,7 @@ def read(flat: Flat, kept: CachedGraph | None, layout: ReplicaMesh) -> Call:
         inputs.append(slot)
         is_virtual = layout.num_virtual is not None
         if is_virtual and slot.kind is Kind.PER_REPLICA and not isinstance(leaf, PerReplica):
-            check_virtual_rows(_LeafName(flat, kept, i - num_state), leaf, layout)
+            check_virtual_rows(_LeafName(flat, cached_graph, i - num_state), leaf, layout)
         # See Note [Who owns host memory]: the step may read the array after the call has returned.
         if isinstance(leaf, Sharded):
             leaf = owned(leaf.held)
@@ -100,12 +100,12 @@ def read(flat: Flat, kept: CachedGraph | None, layout: ReplicaMesh) -> Call:
         if must_move(leaf, slot) and layout.described is None:
             leaf, moved = jax.device_put(leaf, slot.sharding), True
         leaves[i] = leaf
-    graph = kept.shape if kept else None
+    graph = cached_graph.shape if cached_graph else None
     structure = exact_structure(flat.treedef)
     signature = Signature(
         flat.treedef, flat.slots, tuple(inputs), graph, uneven=tuple(uneven), structure=structure
     )
-    return Call(flat, signature, leaves, kept, moved, has_padding)
+    return Call(flat, signature, leaves, cached_graph, moved, has_padding)
 
 
 def _check_values(
@@ -150,11 +150,11 @@ class _LeafName:
     """The name of a leaf, computed only when a message needs it. Variables have numbers below 0."""
 
     flat: Flat
-    kept: CachedGraph | None
+    cached_graph: CachedGraph | None
     number: int
 
     def __str__(self) -> str:
-        if self.kept is not None and self.number < 0:
-            shape = self.kept.shape
+        if self.cached_graph is not None and self.number < 0:
+            shape = self.cached_graph.shape
             return shape.name(len(shape.paths) + self.number)
         return self.flat.name(self.number)

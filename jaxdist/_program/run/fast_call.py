@@ -81,7 +81,7 @@ class FastCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         template, step, variables = self.template, self._step, self.variables
         rest: tuple[Any, ...] = args
-        named, kept, leaves, key = kwargs, None, _NONE, None
+        named, cached_graph, leaves, key = kwargs, None, _NONE, None
         known = self._dispatchers
         static: list[Any] = _NONE
         if not self._is_plain:
@@ -91,24 +91,24 @@ class FastCall:
                 nodes = [args[i] for i in template.node_numbers]
                 # See Note [Equal constants]
                 key = (len(args), *map(exact, static))
-                kept = step.kept_for(nodes) if nodes else None
-                known = kept.dispatchers.setdefault(self, {}) if kept else known
+                cached_graph = step.find_graph(nodes) if nodes else None
+                known = cached_graph.dispatchers.setdefault(self, {}) if cached_graph else known
                 hash(key)
             except (IndexError, KeyError, TypeError):
                 # Calls before had a static argument or an NNX object where this one has none.
                 return step.direct(*args, **kwargs) if not variables else step.slow(*args, **kwargs)
             # The NNX objects are new, or their structure changed.
-            if nodes and kept is None:
+            if nodes and cached_graph is None:
                 return step.slow(*args, **kwargs)
             rest = tuple(a for i, a in enumerate(args) if i not in self._taken)
             named = {k: v for k, v in kwargs.items() if k not in template.static_names}
-            leaves = kept.read() if kept else leaves
+            leaves = cached_graph.read() if cached_graph else leaves
         if step.tells_structures_apart:
             key = (key, exact_structure(jax.tree.structure((rest, named))))
         dispatch = known.get(key)
         is_new = dispatch is None
         if dispatch is None:
-            dispatch = self._make_dispatcher(kept, len(args), static)
+            dispatch = self._make_dispatcher(cached_graph, len(args), static)
         written, read_only = _NONE, _NONE
         if variables:
             written, read_only = held_by(variables.written), held_by(variables.read_only)
@@ -135,7 +135,7 @@ class FastCall:
         # Only a dispatcher that has worked is kept.
         if is_new:
             known[key] = dispatch
-        result = self._update_state(results, kept)
+        result = self._update_state(results, cached_graph)
         if step.counts_steps:
             CPU_STEPS.dispatched(results, held_leaves)
         return result
@@ -154,26 +154,26 @@ class FastCall:
             return rest, named
         return copied
 
-    def _update_state(self, results: Any, kept: CachedGraph | None) -> Any:
+    def _update_state(self, results: Any, cached_graph: CachedGraph | None) -> Any:
         """Update the state with the results, and return the step's result."""
         variables = self.variables
-        if kept is None and not variables.written:
+        if cached_graph is None and not variables.written:
             return results
         state, result = results
-        if kept is None:
+        if cached_graph is None:
             variables.write(state[variables.after :])
         elif not variables.written:
-            kept.write(state)
+            cached_graph.write(state)
         else:
             # Even if the first assignment is interrupted, the variables get their new values.
             try:
-                kept.write(state[: variables.after])
+                cached_graph.write(state[: variables.after])
             finally:
                 variables.write(state[variables.after :])
         return result
 
     def _make_dispatcher(
-        self, kept: CachedGraph | None, count: int, static: list[Any]
+        self, cached_graph: CachedGraph | None, count: int, static: list[Any]
     ) -> Callable[..., Any]:
         template = self.template
         numbers = template.static_numbers
@@ -183,8 +183,8 @@ class FastCall:
 
         def restore(rest: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
             held = dict(fixed)
-            if kept is not None:
-                held.update(zip(template.node_numbers, kept.nodes, strict=True))
+            if cached_graph is not None:
+                held.update(zip(template.node_numbers, cached_graph.nodes, strict=True))
             others = iter(rest)
             if self._is_plain:
                 return rest, named

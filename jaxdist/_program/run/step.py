@@ -80,10 +80,10 @@ class Step:
         self._static_names = frozenset(options.static_argnames)
         self._static_numbers = run_options.find_static_numbers(fn, options.static_argnames)
         self._programs = Programs(self._fn, self._strategy, self.donated, watch)
-        self._kept = GraphCache()
+        self._graphs = GraphCache()
         self._fast_calls: dict[tuple[CallTemplate, int], FastCall] = {}
         # Plain attributes, because `FastCall` reads them at every call.
-        self.kept_for = self._kept.current
+        self.find_graph = self._graphs.current
         self.donates = bool(self.donated)
         # Whether steps in flight must be counted.
         self.counts_steps = False
@@ -187,7 +187,7 @@ class Step:
         check_not_leaked("strategy.run", flat)
         check_dtypes("strategy.run", flat)
         check_no_bare_variable("strategy.run", args, kwargs)
-        return read(flat, self._kept.of(flat), self._layout)
+        return read(flat, self._graphs.of(flat), self._layout)
 
     def _inside_trace(self, call: Call) -> Any:
         check_inside_trace(self._layout)
@@ -239,8 +239,8 @@ class Step:
         variables = LiftedVariables(outcome.variables, (), 0)
         # Even if the first assignment is interrupted, the variables get their new values.
         try:
-            if call.kept is not None:
-                call.kept.write(outcome.state)
+            if call.cached_graph is not None:
+                call.cached_graph.write(outcome.state)
         finally:
             variables.write(outcome.values)
         return outcome.result
@@ -250,9 +250,11 @@ class Step:
     def check_deleted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise an error that names the arguments with deleted buffers, if there are any."""
         flat = self._flatten(args, kwargs)
-        kept = self._kept.of(flat)
-        state = kept.read() if kept else []
-        names = find_deleted_arguments(flat, kept.shape.name if kept else str, state)
+        cached_graph = self._graphs.of(flat)
+        state = cached_graph.read() if cached_graph else []
+        names = find_deleted_arguments(
+            flat, cached_graph.shape.name if cached_graph else str, state
+        )
         if names:
             raise deleted_arguments_error(self.name, names, self.donated)
 
