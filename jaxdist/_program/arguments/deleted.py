@@ -16,19 +16,6 @@ from jaxdist.errors import DonationError
 _MOST_LISTED = 4
 
 
-def guard_against_deleted(
-    dispatch: Callable[..., Any], slow: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Return a call path that checks for deleted arrays and calls `slow` if it finds any."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if _compat.any_deleted(jax.tree.leaves((args, kwargs))):
-            return slow(*args, **kwargs)
-        return dispatch(*args, **kwargs)
-
-    return call
-
-
 def is_about_deleted(error: Exception) -> bool:
     """Whether an error is JAX's error about a deleted buffer."""
     # JAX has no exception class for it, and its messages for arrays and for buffers differ.

@@ -73,7 +73,7 @@ class BoundVariables:
         found = self._origins.get(id(value))
         return None if found is None else found[1]
 
-    def next_of(self, feed: Any) -> Any:
+    def next_of(self, source: Any) -> Any:
         """Return traced values that represent the next batch of an iterator."""
         if _compat.current_trace() is not self._trace:
             raise ContextError(
@@ -82,7 +82,7 @@ class BoundVariables:
                 "A transformation is traced on its own, and has what is passed to it.\n\n"
                 "Take the batch before it, and pass it."
             )
-        number, which, values = self._draws.next_of(feed)
+        number, which, values = self._draws.next_of(source)
         leaves, treedef = jax.tree.flatten(values)
         given = [
             self._add_input(BatchLeaf(number, which, n), leaf, origin_of_value(leaf))
@@ -111,10 +111,10 @@ class BoundVariables:
 class BatchLeaf:
     """One leaf of a batch: the number of its iterator, of the batch, and of the leaf."""
 
-    feed: int
+    source: int
     batch: int
     leaf: int
 
     def of(self, batches: Sequence[Sequence[Any]]) -> Any:
         """Return the value of this leaf in the batches of a call."""
-        return jax.tree.leaves(batches[self.feed][self.batch])[self.leaf]
+        return jax.tree.leaves(batches[self.source][self.batch])[self.leaf]

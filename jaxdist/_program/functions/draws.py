@@ -36,7 +36,7 @@ class Draws:
     def __init__(self, name: str, sources: Sequence[BatchSource]) -> None:
         self._name = name
         self._sources = sources
-        self._before = [feed.position() for feed in sources]
+        self._before = [source.position() for source in sources]
         self._after: list[list[Any]] = [[] for _ in sources]  # the position after each batch
         self.batches: list[list[Any]] = [[] for _ in sources]
         self._used = [0] * len(sources)
@@ -59,9 +59,9 @@ class Draws:
 
     def put_back(self) -> None:
         """Return all batches to their iterators."""
-        for number, feed in enumerate(self._sources):
+        for number, source in enumerate(self._sources):
             taken = list(zip(self.batches[number], self._after[number], strict=True))
-            feed.put_back(taken, self._before[number])
+            source.put_back(taken, self._before[number])
         for held in (*self.batches, *self._after):
             held.clear()
 
@@ -69,13 +69,13 @@ class Draws:
         """Let `next_of` start again with the first batches."""
         self._used = [0] * len(self._sources)
 
-    def next_of(self, feed: Any) -> tuple[int, int, Any]:
+    def next_of(self, source: Any) -> tuple[int, int, Any]:
         """Return the next batch of an iterator while the function is traced.
 
         Returns:
             The number of the iterator, the number of the batch, and the batch.
         """
-        number = next((i for i, f in enumerate(self._sources) if f is feed), None)
+        number = next((i for i, f in enumerate(self._sources) if f is source), None)
         if number is None:
             self._refuse()
         # A second trace of the same call gets the same batches as the first one.

@@ -36,7 +36,7 @@ def find_invalid_operation(
     # The same batches again, since the nan may depend on them.
     draws.begin_trace()
     try:
-        with bound(_Trial(draws)), jax.disable_jit():
+        with bound(_DiscardingBinding(draws)), jax.disable_jit():
             fn(*args, **kwargs)
     except NotFiniteError as found:
         return found
@@ -72,7 +72,7 @@ def _invalid_operation_message(name: str, operation: str, line: str, kind: str, 
     )
 
 
-class _Trial:
+class _DiscardingBinding:
     """A binding of variables and batches that discards all assignments."""
 
     def __init__(self, draws: Draws) -> None:
@@ -88,8 +88,8 @@ class _Trial:
     def origin(self, value: Any) -> Origin | None:
         return None
 
-    def next_of(self, feed: Any) -> Any:
-        return self._draws.next_of(feed)[2]
+    def next_of(self, source: Any) -> Any:
+        return self._draws.next_of(source)[2]
 
 
 _ABOUT_DEVICES = "Received incompatible devices for jitted computation"

@@ -59,7 +59,7 @@ class _OtherInputsError(BaseException):
 
 
 @dataclasses.dataclass(eq=False)
-class _Compiled:
+class _CompiledFunction:
     """The compiled function for one structure of arguments, with the variables that it uses."""
 
     variables: tuple[Variable, ...]
@@ -79,7 +79,7 @@ class Function:
         names = check_names("jaxdist.function", static_argnames)
         self._static_names = frozenset(names)
         self._static_numbers = find_static_numbers(fn, names, "jaxdist.function")
-        self._known: dict[Any, _Compiled] = {}
+        self._known: dict[Any, _CompiledFunction] = {}
         self._counts: dict[Any, tuple[int, ...]] = {}  # the number of batches that a call takes
         self._graphs = GraphCache()
         self._is_exact: dict[Any, bool] = {}
@@ -157,7 +157,7 @@ class Function:
         # that come; see Note [Batches to come].
         flat.dynamic[:] = map(owned_leaves, as_held(flat.dynamic))
         state = [owned_leaves(x) for x in as_held(state)]
-        asked: Any = (flat.treedef, self._structure(flat.treedef), flat.slots, shape, strategy)
+        asked: Any = (flat.treedef, self._find_structure(flat.treedef), flat.slots, shape, strategy)
         if draws.counts:
             # The number of batches may depend on the shapes of all arguments.
             asked = (*asked, shapes_of(flat.dynamic))
@@ -191,7 +191,7 @@ class Function:
             hold_all(written, [variables[i] for i in sorted(variables)])
         return result
 
-    def _structure(self, treedef: Any) -> Any:
+    def _find_structure(self, treedef: Any) -> Any:
         """Return `exact_structure`, and cache for which structures it is None."""
         found = exact_structure(treedef) if self._is_exact.get(treedef, True) else None
         self._is_exact[treedef] = found is not None
@@ -199,13 +199,13 @@ class Function:
 
     def _build(
         self, given: FunctionCall, asked: Any, found: FunctionTrace, before: tuple[Variable, ...]
-    ) -> _Compiled:
+    ) -> _CompiledFunction:
         """Build the compiled function, with all variables and batches of a trace as inputs."""
         # Before `given.key()`, which contains the batches.
         given.draws.give_back_unused()
         known = set(map(id, before))
         variables = (*before, *(v for v in found.variables if id(v) not in known))
-        compiled = _Compiled(variables, found.options, found)
+        compiled = _CompiledFunction(variables, found.options, found)
         compiled.call = self._jit(compiled, given)
         self._counts[asked] = given.draws.counts
         self._known[(asked, given.key())] = compiled
@@ -216,7 +216,7 @@ class Function:
         self._num_traces += 1
         return trace_function(self._fn, given, current_draws(), state, dynamic)
 
-    def _jit(self, compiled: _Compiled, given: FunctionCall) -> Any:
+    def _jit(self, compiled: _CompiledFunction, given: FunctionCall) -> Any:
         def traced(
             values: list[Any], state: list[Any], dynamic: list[Any], batches: list[list[Any]]
         ) -> Any:

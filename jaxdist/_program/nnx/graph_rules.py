@@ -33,14 +33,14 @@ class Combination:
     numbers: tuple[int, ...]
 
 
-def enter(kind: type, value: Any, axes: AxisNames) -> Any:
+def enter_replica(kind: type, value: Any, axes: AxisNames) -> Any:
     """Return a variable's value on one replica. A random key gets the replica's index folded in."""
     if issubclass(kind, nnx.RngKey):
         return keys_of_replicas.fold_in_replica(value, axes)
     return value
 
 
-def leave(kind: type, before: Any, entered: Any, after: Any, axes: AxisNames) -> Any:
+def leave_replica(kind: type, before: Any, entered: Any, after: Any, axes: AxisNames) -> Any:
     """Return a variable's value for the next step. An unassigned random key keeps its old value."""
     if not issubclass(kind, nnx.RngKey):
         return after

@@ -1,4 +1,4 @@
-"""Call paths around the C++ dispatcher, for steps in flight and for NumPy arrays.
+"""Call paths around the C++ dispatcher: deleted arrays, steps in flight, NumPy arrays.
 
 See Note [Call paths].
 """
@@ -6,12 +6,27 @@ See Note [Call paths].
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
+from jaxdist import _compat
 from jaxdist._devices import CPU_STEPS
 from jaxdist._program.compile.program import Program
 from jaxdist._program.run.call import Call
 from jaxdist._values import held_leaves, owned_leaves
+
+
+def guard_against_deleted(
+    dispatch: Callable[..., Any], slow: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a call path that checks for deleted arrays and calls `slow` if it finds any."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _compat.any_deleted(jax.tree.leaves((args, kwargs))):
+            return slow(*args, **kwargs)
+        return dispatch(*args, **kwargs)
+
+    return call
 
 
 def must_count(program: Program) -> bool:

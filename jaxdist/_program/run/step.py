@@ -8,7 +8,7 @@ signature that the dispatcher does not know is a miss, and takes the slow path.
 Some calls need more than the dispatcher does: copies of NumPy arrays, checks for deleted buffers,
 a limit of the steps in flight, and so on. `Step._renew_direct` wraps the dispatcher into call paths
 that do this, one around the other. A call path is added when the slow path first meets a call that
-needs it, and stays: the other calls do not pay for it.
+needs it. Steps without such calls do not pay for it.
 
 Static arguments, NNX objects and variables are no leaves for the dispatcher. `FastCall` takes them
 out of the arguments first.
@@ -32,11 +32,7 @@ from jaxdist._program.arguments.arguments import (
     check_not_leaked,
     flatten,
 )
-from jaxdist._program.arguments.deleted import (
-    deleted_arguments_error,
-    find_deleted_arguments,
-    guard_against_deleted,
-)
+from jaxdist._program.arguments.deleted import deleted_arguments_error, find_deleted_arguments
 from jaxdist._program.arguments.exact import dispatch_by_structure
 from jaxdist._program.arguments.mirroring import MirrorCache, MirroringCall, has_arrays_elsewhere
 from jaxdist._program.arguments.padding import has_padding, keep_padding
@@ -48,6 +44,7 @@ from jaxdist._program.run.call import Call, read
 from jaxdist._program.run.call_paths import (
     copy_host_arrays,
     count_steps,
+    guard_against_deleted,
     has_host_arrays,
     must_count,
 )

@@ -339,7 +339,7 @@ class LocalStep:
         if graph is None or layout.num_replicas == 1:
             return leaves
         pairs = zip(graph.types, leaves, strict=True)
-        return [graph_rules.enter(kind, leaf, layout.replica_axes) for kind, leaf in pairs]
+        return [graph_rules.enter_replica(kind, leaf, layout.replica_axes) for kind, leaf in pairs]
 
     def _collect_state(self, values: list[Any], nodes: tuple[Any, ...]) -> list[Any]:
         """Return the values of NNX variables after the step."""
@@ -351,7 +351,7 @@ class LocalStep:
             return leaves
         # Not strict: `values` also holds the arguments, which come after the variables.
         rows = zip(graph.types, values, self._entered, leaves, strict=False)
-        return [graph_rules.leave(*row, layout.replica_axes) for row in rows]
+        return [graph_rules.leave_replica(*row, layout.replica_axes) for row in rows]
 
     def _names_of_pieces(self) -> list[str]:
         graph, slots = self.signature.graph, self.signature.inputs
