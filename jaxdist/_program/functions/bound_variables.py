@@ -73,7 +73,7 @@ class BoundVariables:
         found = self._origins.get(id(value))
         return None if found is None else found[1]
 
-    def next_of(self, source: Any) -> Any:
+    def next_of(self, feed: Any) -> Any:
         """Return traced values that represent the next batch of an iterator."""
         if _compat.current_trace() is not self._trace:
             raise ContextError(
@@ -82,7 +82,7 @@ class BoundVariables:
                 "A transformation is traced on its own, and has what is passed to it.\n\n"
                 "Take the batch before it, and pass it."
             )
-        number, which, values = self._draws.next_of(source)
+        number, which, values = self._draws.next_of(feed)
         leaves, treedef = jax.tree.flatten(values)
         given = [
             self._add_input(BatchLeaf(number, which, n), leaf, origin_of_value(leaf))

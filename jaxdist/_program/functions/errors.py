@@ -88,8 +88,8 @@ class _DiscardingBinding:
     def origin(self, value: Any) -> Origin | None:
         return None
 
-    def next_of(self, source: Any) -> Any:
-        return self._draws.next_of(source)[2]
+    def next_of(self, feed: Any) -> Any:
+        return self._draws.next_of(feed)[2]
 
 
 _ABOUT_DEVICES = "Received incompatible devices for jitted computation"
