@@ -19,9 +19,9 @@ from jaxdist._program.op_by_op.eagerly import steps_run_eagerly as steps_run_eag
 from jaxdist._program.proof.replication import TracedCollective as TracedCollective
 from jaxdist._program.report.compiled_program import CompiledProgram as CompiledProgram
 from jaxdist._program.report.explanation import Explanation as Explanation
-from jaxdist._program.report.reconciled import CompiledRow as CompiledRow
+from jaxdist._program.report.matching import CompiledRow as CompiledRow
 from jaxdist._program.run.runner import Runner as Runner
 from jaxdist._program.state.carried import carried as carried
 from jaxdist._program.trace.trace import Signature as Signature
-from jaxdist._program.variables.as_values import variables_as_values as variables_as_values
-from jaxdist._program.variables.update import UpdateOfCopies as UpdateOfCopies
+from jaxdist._program.variables.access import UpdateOfCopies as UpdateOfCopies
+from jaxdist._program.variables.access import variables_as_values as variables_as_values

@@ -1,1 +1,1 @@
-"""What a call brings: traced leaves, static values, options."""
+"""The arguments of one call: traced leaves, static values, options."""

@@ -1,4 +1,4 @@
-"""Which leaves of a call are traced, which are part of the program, which are NNX objects."""
+"""Flattening of a call: which leaves are traced, which are static, which are NNX objects."""
 
 import dataclasses
 import enum
@@ -12,7 +12,7 @@ from jax.tree_util import PyTreeDef, keystr, register_pytree_node
 
 from jaxdist import _compat
 from jaxdist._program.arguments.exact import exact
-from jaxdist._program.arguments.opaque import array_in, with_array
+from jaxdist._program.arguments.opaque import find_array, hidden_array_message
 from jaxdist._values import (
     BatchSource,
     HeldPieces,
@@ -28,7 +28,7 @@ from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
 class Static:
-    """A value that is part of the program; a pytree node without leaves that turns into it."""
+    """A static value of a call: a pytree node without leaves that unflattens to the bare value."""
 
     __slots__ = ("key", "value")
 
@@ -47,13 +47,15 @@ class Static:
         return repr(self.value)
 
 
-# Unflattening gives the bare value back, so that a result with a string in it needs no second
+# Unflattening returns the bare value. A result that contains a string therefore needs no second
 # pass over its leaves.
 register_pytree_node(Static, lambda s: ((), s), lambda s, _: s.value)
 
 
 class VariableItself(Static):
-    """A variable as an argument: the same as one that the step has from a closure."""
+    """A `Variable` that is an argument. It behaves like a variable from the step's closure."""
+
+    # By identity: the value of a variable changes between calls and is not part of the program.
 
     __slots__ = ()
 
@@ -69,43 +71,44 @@ register_pytree_node(VariableItself, lambda s: ((), s), lambda s, _: s.value)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GraphNode:
-    """Stands for the `index`-th NNX object of a call."""
+    """A placeholder for the `index`-th NNX object of a call."""
 
     index: int
 
 
 @dataclasses.dataclass(slots=True)
 class Flat:
-    """The arguments of one call, taken apart.
+    """The flattened arguments of one call.
 
-    `slots[i]` is where leaf `i` of `treedef` goes: a number into `dynamic`, or a `Static`, or a
-    `GraphNode` into `nodes`.
+    `slots[i]` describes leaf `i` of `treedef`. It is an index into `dynamic`, a `Static`, or a
+    `GraphNode`, which is an index into `nodes`.
     """
 
-    given: tuple[Any, Any]  # `(args, kwargs)`; arguments that are part of the program are `Static`
+    given: tuple[Any, Any]  # `(args, kwargs)`; static arguments are wrapped in `Static`
     treedef: PyTreeDef
     slots: tuple[Any, ...]
     dynamic: list[Any]
     nodes: list[Any]
     has_tracer: bool
-    # Whether JAX's call path found some array without its padding; see Note [Padding in nodes].
+    # Whether JAX's call path would pass some array without its padding.
+    # See Note [Padding in nodes].
     lost_padding: bool = False
 
     def paths(self) -> list[Any]:
-        """The pytree paths of all slots. Flattening with them is slow, so they are not kept."""
+        """Return the pytree paths of all slots. They are not cached, and computing them is slow."""
         return [p for p, _ in jax.tree_util.tree_flatten_with_path(self.given, is_leaf=is_unit)[0]]
 
     def name(self, number: int) -> str:
-        """The name of dynamic leaf `number`."""
+        """Return the name of dynamic leaf `number`."""
         return argument_name(self.paths()[self.slots.index(number)])
 
     def names(self) -> list[str]:
-        """The names of all dynamic leaves."""
+        """Return the names of all dynamic leaves."""
         paths = zip(self.paths(), self.slots, strict=True)
         return [argument_name(p) for p, s in paths if not isinstance(s, (Static, GraphNode))]
 
     def node_names(self) -> tuple[str, ...]:
-        """The names of the NNX objects, each by the first place where it is."""
+        """Return the names of the NNX objects. Each name is the first place of its object."""
         names: dict[int, str] = {}
         for path, slot in zip(self.paths(), self.slots, strict=True):
             if isinstance(slot, GraphNode):
@@ -114,7 +117,7 @@ class Flat:
 
 
 def is_unit(x: Any) -> bool:
-    """Whether flattening stops at `x`: values of replicas and NNX objects are kept whole."""
+    """Whether flattening stops at `x`. Per-replica values and NNX objects stay whole."""
     return isinstance(x, (PerReplica, Sharded, HeldPieces, Variable, nnx.Pytree, Static))
 
 
@@ -124,14 +127,14 @@ def flatten(
     static_names: frozenset[str] = frozenset(),
     static_numbers: frozenset[int] = frozenset(),
 ) -> Flat:
-    """Take a call apart; arguments by these names and numbers are part of the program whole."""
+    """Flatten a call. The arguments with these names and positions are static as a whole."""
     given = (
         tuple(Static(a) if i in static_numbers else a for i, a in enumerate(args)),
         {k: Static(v) if k in static_names else v for k, v in kwargs.items()},
     )
     leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_unit)
     if any(is_container(leaf) and not is_unit(leaf) for leaf in leaves):
-        given = _with_containers(given)
+        given = _open_containers(given)
         leaves, treedef = jax.tree_util.tree_flatten(given, is_leaf=is_unit)
     slots: list[Any] = []
     dynamic: list[Any] = []
@@ -158,11 +161,14 @@ def flatten(
     return Flat(given, treedef, tuple(slots), dynamic, nodes, has_tracer, lost_padding)
 
 
-def _with_containers(given: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Arguments with containers that JAX does not know as pytree nodes, where they hold arrays."""
+def _open_containers(given: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return the arguments with containers of arrays that JAX does not know as pytree nodes."""
+
+    # A hashable container without arrays can stay static. Others must be opened: an array would
+    # become a constant, and an unhashable container cannot be part of the program's key.
 
     def must_open(container: Any) -> bool:
-        return type(container).__hash__ is None or array_in(container) is not None
+        return type(container).__hash__ is None or find_array(container) is not None
 
     def open_one(name: str, value: Any) -> Any:
         return open_containers(value, name, is_leaf=is_unit, must_open=must_open, rebuilds=True)
@@ -175,18 +181,19 @@ def _with_containers(given: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def check_no_arrays_hidden(caller: str, flat: Flat) -> None:
-    """Refuse objects that hold arrays and are no pytrees: the program would keep the arrays."""
+    """Raise for an object that holds arrays but is no pytree: they would become constants."""
     for position, slot in enumerate(flat.slots):
         if not isinstance(slot, Static) or isinstance(slot, VariableItself):
             continue
-        where = array_in(slot.value)
+        where = find_array(slot.value)
         if where is not None:
             name = argument_name(flat.paths()[position])
-            raise ArgumentTypeError(with_array(caller, name, slot.value, where))
+            raise ArgumentTypeError(hidden_array_message(caller, name, slot.value, where))
 
 
 def check_not_leaked(caller: str, flat: Flat) -> None:
-    """Refuse traced values that outlived their trace."""
+    """Raise for a tracer whose trace has ended."""
+    # Inside another trace, tracers are ordinary arguments.
     if not flat.has_tracer or _compat.inside_trace():
         return
     for number, leaf in enumerate(flat.dynamic):
@@ -195,7 +202,7 @@ def check_not_leaked(caller: str, flat: Flat) -> None:
 
 
 def is_dynamic(leaf: Any) -> bool:
-    """Whether a leaf is traced: arrays, and numbers other than booleans and enums."""
+    """Whether a leaf is traced: an array, or a number that is neither a bool nor an enum."""
     arrays = (jax.Array, np.ndarray, np.generic, PerReplica, Sharded, jax.ShapeDtypeStruct)
     if isinstance(leaf, arrays):
         return True
@@ -213,15 +220,15 @@ def _is_traced(leaf: Any) -> bool:
 
 
 def check_hashable(caller: str, flat: Flat) -> None:
-    """Refuse an object that is neither an array nor a pytree nor hashable, naming it.
+    """Raise for a leaf that is neither an array nor a pytree nor hashable; the error names it.
 
-    And an iterator: as part of the program it would be asked once, when the step is traced.
+    Also raise for an iterator: as a static value it would be advanced only once, while tracing.
     """
     for position, slot in enumerate(flat.slots):
         if not isinstance(slot, Static):
             continue
         if isinstance(slot.value, Iterator) and not isinstance(slot.value, BatchSource):
-            raise _is_iterator(caller, argument_name(flat.paths()[position]), slot.value)
+            raise _iterator_error(caller, argument_name(flat.paths()[position]), slot.value)
         try:
             hash(slot)
         except TypeError as error:
@@ -237,7 +244,7 @@ def check_hashable(caller: str, flat: Flat) -> None:
 
 
 def check_dtypes(caller: str, flat: Flat) -> None:
-    """Refuse an array of what is no number, such as text and Python objects, naming it."""
+    """Raise for an array whose elements are not numbers, such as text or Python objects."""
     for number, leaf in enumerate(flat.dynamic):
         if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUmM":
             raise ArgumentTypeError(
@@ -254,7 +261,7 @@ def check_dtypes(caller: str, flat: Flat) -> None:
                 )
 
 
-def _is_iterator(caller: str, name: str, value: Any) -> ArgumentTypeError:
+def _iterator_error(caller: str, name: str, value: Any) -> ArgumentTypeError:
     kind = type(value).__name__
     return ArgumentTypeError(
         f"{caller} was given {name}, an iterator ({kind}).\n\n"
@@ -267,7 +274,7 @@ def _is_iterator(caller: str, name: str, value: Any) -> ArgumentTypeError:
 
 
 def check_no_bare_variable(caller: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Refuse a Flax variable that is an argument by itself: what a step writes would be lost."""
+    """Raise for a Flax variable that is itself an argument: its assignments would be lost."""
     named = [*((f"args[{i}]", a) for i, a in enumerate(args))]
     named += [(f"kwargs[{k!r}]", v) for k, v in kwargs.items()]
     for name, value in named:
@@ -282,18 +289,18 @@ def check_no_bare_variable(caller: str, args: Sequence[Any], kwargs: dict[str, A
 
 
 def argument_name(path: Any) -> str:
-    """A pytree path within `(args, kwargs)` in the words of the caller: `args[1]['x']`."""
+    """Return a path within `(args, kwargs)` in the caller's words, such as `args[1]['x']`."""
     head = "args" if path[0].idx == 0 else "kwargs"
     return head + keystr(path[1:])
 
 
 def unflatten(treedef: PyTreeDef, slots: tuple[Any, ...], dynamic: Any, nodes: Any) -> Any:
-    """Put `(args, kwargs)` together from new values for the traced leaves and NNX objects."""
-    leaves = [_filled(s, dynamic, nodes) for s in slots]
+    """Build `(args, kwargs)` from new values for the traced leaves and new NNX objects."""
+    leaves = [_fill_slot(s, dynamic, nodes) for s in slots]
     return jax.tree_util.tree_unflatten(treedef, leaves)
 
 
-def _filled(slot: Any, dynamic: Any, nodes: Any) -> Any:
+def _fill_slot(slot: Any, dynamic: Any, nodes: Any) -> Any:
     if isinstance(slot, GraphNode):
         return nodes[slot.index]
     return slot.value if isinstance(slot, Static) else dynamic[slot]

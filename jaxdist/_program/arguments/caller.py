@@ -1,4 +1,4 @@
-"""Where a warning should point."""
+"""The stack level of the user's line, for warnings."""
 
 import sys
 
@@ -6,7 +6,7 @@ from jaxdist import _compat
 
 
 def user_stack_level() -> int:
-    """The `stacklevel` with which a warning of the caller points at the user's own line."""
+    """Return the `stacklevel` with which a warning of the caller shows the user's own line."""
     level = 1
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_compat.PACKAGE):

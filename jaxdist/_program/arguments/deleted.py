@@ -1,7 +1,7 @@
-"""Arguments whose buffers were given away before.
+"""Errors for arguments whose buffers were donated before.
 
-JAX refuses them too, without saying which argument. Its version 0.10 starts a program on all CPU
-devices before it looks, and then the process ends with a signal; there jaxdist looks first.
+JAX refuses such arguments too, but does not say which ones. JAX 0.10 starts a program on all CPU
+devices before it checks, and then the process ends with a signal. There jaxdist checks first.
 """
 
 from collections.abc import Callable
@@ -16,27 +16,17 @@ from jaxdist.errors import DonationError
 _MOST_LISTED = 4
 
 
-def guarded(dispatch: Callable[..., Any], slow: Callable[..., Any]) -> Callable[..., Any]:
-    """A call path that looks for deleted arrays first, and takes the slow way with them."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if _compat.any_deleted(jax.tree.leaves((args, kwargs))):
-            return slow(*args, **kwargs)
-        return dispatch(*args, **kwargs)
-
-    return call
-
-
 def is_about_deleted(error: Exception) -> bool:
-    """Whether an error is what JAX says of a buffer that is no more."""
+    """Whether an error is JAX's error about a deleted buffer."""
+    # JAX has no exception class for it, and its messages for arrays and for buffers differ.
     text = str(error)
     return "has been deleted" in text and ("Array" in text or "Buffer" in text)
 
 
-def deleted_arguments(
+def find_deleted_arguments(
     flat: Flat, name_of_state: Callable[[int], str], state: list[Any]
 ) -> list[str]:
-    """The names of leaves of a call, and of NNX variables, whose buffers are gone."""
+    """Return names, dtypes and shapes of the call's leaves and NNX variables that are deleted."""
     found = [
         f"{name_of_state(i)}: {x.dtype}{list(x.shape)}"
         for i, x in enumerate(state)
@@ -49,8 +39,8 @@ def deleted_arguments(
     return found
 
 
-def was_given_away(step: str, names: list[str], donated: tuple[int, ...]) -> DonationError:
-    """The error for arguments that hold nothing any more."""
+def deleted_arguments_error(step: str, names: list[str], donated: tuple[int, ...]) -> DonationError:
+    """Return the error for arguments whose buffers are deleted."""
     more = len(names) - _MOST_LISTED
     listed = "\n".join([*names[:_MOST_LISTED], *([f"... and {more} more."] if more > 0 else [])])
     numbers = donated or (0,)

@@ -1,13 +1,14 @@
-"""Equality of what is part of a program: the same type and the same bits, all through.
+"""Keys for static values: two keys are equal if the values have the same types and bits.
 
 # Note [Equal constants]
-Python calls 0.0 and -0.0, 1 and True and 1.0, and all that holds them, equal, and a nan different
-from itself. A program that was traced with one of them is wrong for the others. So everything that
-is static in a call enters the key of its program as `exact` gives it.
+Python's `==` says that 0.0 equals -0.0, and that 1, True and 1.0 are equal. The same holds for
+containers of them. A nan does not equal itself. But a program that was traced with one of these
+values is wrong for the others. So each static value of a call enters the key of its program as
+`exact(value)`, which compares types and bits.
 
-JAX compares the structure of arguments, in C++, by Python's `==`. Where a structure has static
-parts that could compare equal to other ones (`exact_structure` is not None), a step keeps a call
-path for each.
+JAX compares the structures of arguments in C++, by Python's `==`. If a structure has static parts
+that could equal other ones (`exact_structure` is not None), a step keeps one call path for each
+exact structure.
 """
 
 import dataclasses
@@ -25,35 +26,38 @@ import numpy as np
 
 from jaxdist._values import Opened
 
-# Whose equality is that of type and bits.
+# Types whose `==` already compares type and bits.
 _PLAIN = frozenset(
     {bool, int, str, bytes, type, type(None), type(Ellipsis), types.FunctionType, np.dtype}
 )
 _BY_PARTS = (decimal.Decimal, datetime.date, datetime.time, fractions.Fraction)
 _NEVER_ANOTHER = (str, bytes, type, enum.Enum, types.FunctionType, types.MethodType, np.dtype)
-# Pytree nodes of these packages have static parts of one type each.
+# The pytree nodes of these packages have static parts of one type only.
 _TRUSTED = ("jax", "jaxlib", "jaxdist", "optax")
 
 
 def exact(value: Any) -> Any:
-    """A key that equals that of another value where both have the same type and bits.
+    """Return a key that equals another value's key if both have the same type and bits.
 
-    Tuples, frozen sets, named tuples and dataclasses are compared part by part; other objects by
-    their own `==`. What cannot be hashed has a key that cannot.
+    Tuples, frozen sets, named tuples and dataclasses are compared part by part, other objects by
+    their own `==`. The key of a value that cannot be hashed cannot be hashed either.
     """
     kind = type(value)
     if kind in _PLAIN:
         return kind, value
     if kind is tuple:
         return kind, *map(exact, value)
-    return (kind, *_parts(kind, value))
+    return (kind, *_exact_parts(kind, value))
 
 
-def _parts(kind: type, value: Any) -> tuple[Any, ...]:
+def _exact_parts(kind: type, value: Any) -> tuple[Any, ...]:
     if isinstance(value, np.generic):
         return value.dtype, value.tobytes()
+    # An unhashable value makes its key unhashable, and the caller raises an error that names it.
+    # Members of an enum are singletons.
     if kind.__hash__ is None or isinstance(value, enum.Enum):
         return (value,)
+    # A subclass with its own `==` decides itself what is equal.
     if isinstance(value, float) and kind.__eq__ is float.__eq__:
         return (struct.pack("d", value),)
     if isinstance(value, complex) and kind.__eq__ is complex.__eq__:
@@ -64,6 +68,8 @@ def _parts(kind: type, value: Any) -> tuple[Any, ...]:
         return (frozenset(map(exact, value)),)
     if isinstance(value, (slice, range)):
         return exact(value.start), exact(value.stop), exact(value.step)
+    # Decimal("1.0") equals Decimal("1.00"), and times in different zones can be equal. The
+    # arguments of their constructors differ.
     if isinstance(value, _BY_PARTS):
         return (exact(value.__reduce_ex__(4)[1]),)
     if isinstance(value, jax.tree_util.PyTreeDef):
@@ -72,29 +78,29 @@ def _parts(kind: type, value: Any) -> tuple[Any, ...]:
         return (frozenset((exact(k), exact(v)) for k, v in value.items()),)
     if dataclasses.is_dataclass(value) and _is_generated(kind.__eq__):
         fields = (f for f in dataclasses.fields(value) if f.compare)
-        return tuple(_of_field(f, getattr(value, f.name)) for f in fields)
+        return tuple(_exact_field(f, getattr(value, f.name)) for f in fields)
     return (value,)
 
 
 def _is_generated(compare: Any) -> bool:
-    """Whether `dataclass` wrote this method, and not the user."""
+    """Whether `@dataclass` generated this method (and the user did not write it)."""
     code = getattr(compare, "__code__", None)
     return code is not None and code.co_filename == "<string>"
 
 
-def _of_field(field: Any, value: Any) -> Any:
+def _exact_field(field: Any, value: Any) -> Any:
     return _Unhashed(value) if field.hash is False else exact(value)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Unhashed:
-    """A field that its class compares and does not hash."""
+    """The value of a field that its class compares but does not hash."""
 
     value: Any = dataclasses.field(hash=False)
 
 
 def exact_structure(treedef: Any) -> Any:
-    """What tells a structure from others that JAX takes for equal; None where there are none."""
+    """Return the static parts that JAX would confuse with equal ones; None if there are none."""
     found: list[Any] = []
     _collect(treedef, found)
     return tuple(found) or None
@@ -106,6 +112,7 @@ def _collect(treedef: Any, found: list[Any]) -> None:
         return
     kind, data = node
     static: Any = ()
+    # JAX compares the keys of a dict, and the static data of a node, by `==`.
     if kind is dict:
         static = tuple(data)
     elif kind is Opened:
@@ -119,7 +126,7 @@ def _collect(treedef: Any, found: list[Any]) -> None:
 
 
 def _may_equal_another(value: Any) -> bool:
-    """Whether something of another type, or of other bits, may be equal to a value."""
+    """Whether `==` may hold between this value and one of another type or with other bits."""
     kind = type(value)
     if value is None or isinstance(value, _NEVER_ANOTHER) or kind.__eq__ is object.__eq__:
         return False
@@ -134,8 +141,8 @@ def _is_trusted(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _TRUSTED
 
 
-def by_structure(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """A call path that has another one, which `make` gives, for each exact structure."""
+def dispatch_by_structure(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """Return a call path that calls a separate one, built by `make`, for each exact structure."""
     known: dict[Any, Callable[..., Any]] = {}
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How a leaf of a call goes into a program."""
+"""The kind, placement and shape of each input of a program."""
 
 import dataclasses
 import math
@@ -23,55 +23,56 @@ from jaxdist._values import (
 
 @dataclasses.dataclass(frozen=True)
 class InSlot:
-    """One traced input: what arrives, and what a replica sees of it."""
+    """One traced input of a program: the global array, and what one replica gets of it."""
 
     placement: Placement
     shape: tuple[int, ...]  # global
     dtype: Any
     weak_type: bool
-    is_scalar: bool  # a local scalar, held as one element of a global [R]
-    cut: Cut | None = None  # of one array in pieces
-    is_variable: bool = False  # a variable that the step uses, and no argument of it
+    is_scalar: bool  # a scalar on each replica, stored as one element of a global [R]
+    cut: Cut | None = None  # of a `Sharded` array
+    is_variable: bool = False  # a variable that the step uses, not an argument
 
     @property
     def kind(self) -> Kind:
-        """Mirrored, per-replica or sharded."""
+        """The kind of placement: mirrored, per-replica or sharded."""
         return self.placement.kind
 
     @property
     def sharding(self) -> NamedSharding:
-        """The layout over the whole mesh."""
+        """The sharding over the whole mesh."""
         return self.placement.sharding
 
     def local_shape(self, num_replicas: int) -> tuple[int, ...]:
-        """The shape that one replica sees."""
+        """Return the shape on one replica."""
         if self.kind is Kind.MIRRORED:
             return self.shape
         if self.cut is not None:
-            return self.cut.local_shape(self.shape, self.cut_in(num_replicas))
+            return self.cut.local_shape(self.shape, self.num_pieces(num_replicas))
         return () if self.is_scalar else (self.shape[0] // num_replicas, *self.shape[1:])
 
     def differs(self, axes: frozenset[str]) -> frozenset[str]:
-        """Of these replica axes, those over which replicas see different values."""
+        """Return those of these replica axes along which replicas get different values."""
+        # A shard may be replicated over some of the axes: only those that it is cut along differ.
         if self.cut is not None and self.cut.axes is not None:
             return axes & frozenset(self.cut.axes)
         return frozenset() if self.kind is Kind.MIRRORED else axes
 
-    def cut_in(self, num_replicas: int) -> int:
-        """How many pieces there are of one array in pieces."""
+    def num_pieces(self, num_replicas: int) -> int:
+        """Return the number of pieces of a `Sharded` array."""
         if self.cut is None or self.cut.axes is None:
             return num_replicas
         return math.prod(self.sharding.mesh.shape[a] for a in self.cut.axes)
 
     def abstract(self) -> jax.ShapeDtypeStruct:
-        """Shape, dtype and layout, as JAX's lowering takes them."""
+        """Return shape, dtype and sharding in the form that `jax.jit(...).lower` takes."""
         return jax.ShapeDtypeStruct(
             self.shape, self.dtype, weak_type=self.weak_type, sharding=self.sharding
         )
 
 
-def in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:
-    """The slot of a leaf that was checked against the strategy."""
+def make_in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:
+    """Return the `InSlot` of a leaf that was already checked against the strategy."""
     if isinstance(leaf, Sharded):
         held = leaf.held
         placement = sharded_placement(leaf, layout)
@@ -87,9 +88,10 @@ def in_slot(leaf: Any, layout: ReplicaMesh) -> InSlot:
 
 
 def must_move(leaf: Any, slot: InSlot) -> bool:
-    """Whether an array is tied to devices or a layout that the program does not take."""
+    """Whether a committed array has another sharding than the program needs."""
     if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
         return False
+    # JAX moves uncommitted arrays itself.
     if not _compat.is_committed(leaf):
         return False
     return not leaf.sharding.is_equivalent_to(slot.sharding, leaf.ndim)

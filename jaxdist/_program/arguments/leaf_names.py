@@ -1,4 +1,4 @@
-"""The names that JAX's messages give to what a step is traced with: those of its parameters."""
+"""Names of traced leaves for JAX's error messages, from the parameters of the step."""
 
 import functools
 import inspect
@@ -16,9 +16,9 @@ _KEYED = re.compile(r"kwargs\['(\w+)'\]")
 
 
 class LeafNames(inspect.Signature):
-    """A signature by which JAX names each of several flat arguments.
+    """A signature through which JAX names each of several flat arguments.
 
-    JAX asks which parameter each argument is bound to; a leaf of a pytree is bound to its path.
+    JAX calls `bind` to find each argument's parameter. `bind` returns the pytree path of each leaf.
     """
 
     __slots__ = ("_find",)
@@ -30,15 +30,16 @@ class LeafNames(inspect.Signature):
         self._find = find
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
-        """The arguments by their names."""
+        """Return the arguments by their names."""
         names = self._find()
+        # JAX may bind other arguments than the flat leaves. Those have no names here.
         if kwargs or len(names) != len(args):
             return super().bind(*args, **kwargs)
         return types.SimpleNamespace(arguments=dict(zip(names, args, strict=True)))
 
 
-def source_of_function(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """What of a callable has the line that JAX's messages show."""
+def find_function_with_source(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of a callable whose source line JAX's messages show."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     has_code = hasattr(inspect.unwrap(fn), "__code__")
@@ -46,18 +47,18 @@ def source_of_function(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def leaf_names(fn: Callable[..., Any], signature: Any) -> list[str]:
-    """The names of all inputs of a step, in their order."""
+    """Return the names of all inputs of a step, in order."""
     graph = signature.graph
     objects = [graph.name(i) for i in range(len(graph.paths))] if graph else []
-    names = [*objects, *own_names(signature.treedef, signature.slots)]
+    names = [*objects, *dynamic_leaf_names(signature.treedef, signature.slots)]
     parameters = _parameters(fn)
-    names = [_as_parameter(name, parameters) for name in names]
-    # One name may stand for two variables.
+    names = [_use_parameter_name(name, parameters) for name in names]
+    # Two variables may have one name, but JAX needs one name for each leaf.
     return names if len(set(names)) == len(names) else [f"{n} ({i})" for i, n in enumerate(names)]
 
 
-def own_names(treedef: Any, slots: Sequence[Any]) -> list[str]:
-    """The paths of the dynamic leaves, such as `args[1]['x']`."""
+def dynamic_leaf_names(treedef: Any, slots: Sequence[Any]) -> list[str]:
+    """Return the paths of the dynamic leaves, such as `args[1]['x']`."""
     numbered = jax.tree_util.tree_unflatten(treedef, range(len(slots)))
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(numbered)[0]]
     return [argument_name(p) for p, s in zip(paths, slots, strict=True) if isinstance(s, int)]
@@ -66,12 +67,13 @@ def own_names(treedef: Any, slots: Sequence[Any]) -> list[str]:
 def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(fn).parameters.values())
+    # Some builtins and callables of C extensions have no signature.
     except (TypeError, ValueError):
         return []
 
 
-def _as_parameter(name: str, parameters: Sequence[inspect.Parameter]) -> str:
-    """`args[1]['x']` in the words of the function: `batch['x']`."""
+def _use_parameter_name(name: str, parameters: Sequence[inspect.Parameter]) -> str:
+    """Return a path with the parameter's name: `args[1]['x']` becomes `batch['x']`."""
     keyed = _KEYED.match(name)
     if keyed is not None:
         return keyed.group(1) + name[keyed.end() :]

@@ -1,4 +1,4 @@
-"""What objects hold that JAX does not look into: arrays that would go stale, or leak."""
+"""A search for arrays and tracers inside objects that are not pytrees."""
 
 import collections
 import dataclasses
@@ -15,34 +15,35 @@ from flax import nnx
 from jaxdist._values import PerReplica, Sharded, Variable
 from jaxdist.errors import ArgumentTypeError
 
-# How many objects are looked at; a cycle or a large cache ends the search without a result.
+# The search visits at most so many objects. It ends without a result in a large cache.
 _MOST = 5_000
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), type, types.ModuleType)
 _LIBRARIES = frozenset({"jax", "jaxlib", "jaxdist", "numpy", "ml_dtypes", "optax"})
 
 
-def tracer_in(value: Any) -> str | None:
-    """Where in an object there is a traced value, as `.attribute[key]`; None if there is none."""
-    return _search(value, lambda x: isinstance(x, jax.core.Tracer), _reached)
+def find_tracer(value: Any) -> str | None:
+    """Return the path of a tracer inside an object, as `.attribute[key]`; None without one."""
+    return _find_path(value, lambda x: isinstance(x, jax.core.Tracer), _iterate_reachable_parts)
 
 
-def array_in(value: Any) -> str | None:
-    """Where in an object there is an array, as `.attribute[key]`; None if there is none.
+def find_array(value: Any) -> str | None:
+    """Return the path of an array inside an object, as `.attribute[key]`; None without one.
 
-    What functions close over is code, and a `Variable` is an input of each step that reads it, so
-    neither counts.
+    The search skips closures of functions, which are code, and `Variable`s, which are inputs of
+    each step that reads them.
     """
-    return _search(value, _is_array, _held)
+    return _find_path(value, _is_array, _iterate_parts)
 
 
 def check_step_holds_no_arrays(caller: str, fn: Any) -> None:
-    """Refuse a method, or a callable object, of an object with arrays that is no pytree.
+    """Raise if the step is a method of an object with arrays, or is itself such an object.
 
-    The object is an argument that is not passed. (NNX objects have a rule of their own, and a
-    `functools.partial` cannot be changed.)
+    The object is not passed as an argument, so its arrays would become constants. Two kinds of
+    steps are accepted: NNX objects have a check of their own, and a `functools.partial` cannot be
+    changed.
 
     Raises:
-        ArgumentTypeError: It holds arrays.
+        ArgumentTypeError: The object holds arrays and is no pytree.
     """
     is_method = isinstance(fn, types.MethodType)
     holder = fn.__self__ if is_method else fn
@@ -50,17 +51,17 @@ def check_step_holds_no_arrays(caller: str, fn: Any) -> None:
         return
     if isinstance(holder, nnx.Pytree) or not jax.tree_util.all_leaves([holder]):
         return
-    where = _search(
+    where = _find_path(
         holder,
         lambda x: _is_array(x) and not isinstance(x, nnx.Variable),
-        lambda x: iter(()) if isinstance(x, nnx.Pytree) else _held(x),
+        lambda x: iter(()) if isinstance(x, nnx.Pytree) else _iterate_parts(x),
     )
     if where is not None:
-        raise ArgumentTypeError(_step_with_array(caller, fn, holder, where))
+        raise ArgumentTypeError(_step_with_array_message(caller, fn, holder, where))
 
 
-def _step_with_array(caller: str, fn: Any, holder: Any, where: str) -> str:
-    kind = _kind(holder)
+def _step_with_array_message(caller: str, fn: Any, holder: Any, where: str) -> str:
+    kind = _class_name(holder)
     is_method = isinstance(fn, types.MethodType)
     what = f"the method {fn.__name__} of a {kind}" if is_method else f"a {kind} as a function"
     call = f"object.{fn.__name__}" if is_method else "object"
@@ -74,22 +75,25 @@ def _step_with_array(caller: str, fn: Any, holder: Any, where: str) -> str:
 
 
 def _is_array(value: Any) -> bool:
+    # A NumPy scalar cannot change, so a constant of it stays correct.
     if isinstance(value, (Variable, np.generic)):
         return False
     if isinstance(value, (jax.Array, jax.ShapeDtypeStruct, nnx.Variable, PerReplica, Sharded)):
         return True
     if isinstance(value, np.ndarray):
         return value.dtype.kind not in "OSU"
+    # Arrays of other libraries count too, such as tensors of PyTorch and variables of Keras.
     kind = type(value)
     return hasattr(kind, "__array__") and hasattr(kind, "shape") and hasattr(kind, "dtype")
 
 
-def _search(
+def _find_path(
     value: Any,
     is_wanted: Callable[[Any], bool],
     parts_of: Callable[[Any], Iterator[tuple[str, Any]]],
 ) -> str | None:
     seen: set[int] = set()
+    # Breadth first: the error shows a shortest path to the array.
     todo = collections.deque([("", value)])
     while todo and len(seen) < _MOST:
         path, found = todo.popleft()
@@ -98,18 +102,19 @@ def _search(
         seen.add(id(found))
         if is_wanted(found):
             return path
-        if isinstance(found, Variable) or _is_of_a_library(found):
+        # Objects of these libraries hold caches with arrays that have nothing to do with the step.
+        if isinstance(found, Variable) or _belongs_to_library(found):
             continue
         todo.extend((path + step, part) for step, part in parts_of(found))
     return None
 
 
-def _is_of_a_library(value: Any) -> bool:
+def _belongs_to_library(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] in _LIBRARIES
 
 
-def _held(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, with a word for where."""
+def _iterate_parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds, with the path of each part."""
     if isinstance(value, Mapping):
         yield from ((f"[{k!r}]", v) for k, v in value.items())
     elif isinstance(value, (list, tuple, collections.deque)):
@@ -126,14 +131,15 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
         yield ".__self__", value.__self__
     if not isinstance(value, types.FunctionType):
         yield from ((f".{n}", v) for n, v in getattr(value, "__dict__", {}).items())
-        yield from _slots(value)
+        yield from _iterate_slots(value)
 
 
-def _reached(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, closures and iterators included."""
-    yield from _held(value)
+def _iterate_reachable_parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds, including closures and iterators, with the path of each part."""
+    yield from _iterate_parts(value)
     if isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            # The referents of a cell: `cell_contents` raises if the cell is empty.
             yield from ((f", which closes over {name}", c) for c in gc.get_referents(cell))
         yield from ((", by a default", v) for v in value.__defaults__ or ())
     elif isinstance(value, types.GeneratorType):
@@ -143,7 +149,7 @@ def _reached(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((", in what it iterates over", v) for v in gc.get_referents(value))
 
 
-def _slots(value: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_slots(value: Any) -> Iterator[tuple[str, Any]]:
     for kind in type(value).__mro__:
         names = kind.__dict__.get("__slots__", ())
         for name in (names,) if isinstance(names, str) else names:
@@ -153,9 +159,9 @@ def _slots(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
 
 
-def with_array(caller: str, name: str, value: Any, where: str) -> str:
-    """The message for an argument that holds arrays where JAX does not see them."""
-    kind = _kind(value)
+def hidden_array_message(caller: str, name: str, value: Any, where: str) -> str:
+    """Return the message for an argument that is no pytree and holds arrays."""
+    kind = _class_name(value)
     place = f" ({name}{where})" if where else ""
     return (
         f"{caller} was given {name}, a {kind}, which holds arrays{place} and is no pytree.\n\n"
@@ -190,9 +196,9 @@ def _remedy_for_argument(value: Any, kind: str) -> str:
     )
 
 
-def with_tracer(what: str, name: str, value: Any, where: str) -> str:
-    """The message for a result that holds traced values where JAX does not see them."""
-    kind = _kind(value)
+def hidden_tracer_message(what: str, name: str, value: Any, where: str) -> str:
+    """Return the message for a result that is no pytree and holds tracers."""
+    kind = _class_name(value)
     return (
         f"{what} returned a {kind} as {name}, which holds a traced array: {name}{where}.\n\n"
         "JAX does not know what is in it, so the array would not come out of the program.\n\n"
@@ -213,5 +219,5 @@ def _remedy_for_result(value: Any, kind: str) -> str:
     )
 
 
-def _kind(value: Any) -> str:
+def _class_name(value: Any) -> str:
     return type(value).__name__

@@ -1,4 +1,4 @@
-"""Options of one call of `run`."""
+"""The options of one call of `run`."""
 
 import inspect
 import logging
@@ -14,14 +14,14 @@ class RunOptions(NamedTuple):
     """Options of `Strategy.run` and `Strategy.lower`.
 
     Args:
-        experimental_enable_dynamic_batch_size: Documented for TPUs; has no effect, since every
-            program here has static shapes. Another value than the default is logged once.
+        experimental_enable_dynamic_batch_size: An option for TPUs. It has no effect, because every
+            program of jaxdist has static shapes. A value other than the default is logged once.
         experimental_bucketizing_dynamic_shape: Likewise.
-        experimental_xla_options: Likewise; compile options of JAX go to `jax.jit`.
+        experimental_xla_options: Likewise. Pass compile options of JAX to `jax.jit`.
         donate_argnums: Positions of arguments whose buffers the step may reuse for its results.
             They cannot be used after the call.
-        static_argnames: Names of arguments that are part of the program instead of traced, such
-            as a number that decides a shape. They must be hashable.
+        static_argnames: Names of arguments that are static instead of traced, such as a number
+            that decides a shape. They must be hashable.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -40,7 +40,7 @@ class RunOptions(NamedTuple):
 
 
 def checked(options: Any) -> RunOptions:
-    """`options` with tuples in it, or a named error."""
+    """Check `options` and return them with tuples as fields."""
     if not isinstance(options, RunOptions):
         raise ArgumentTypeError(
             f"strategy.run was given options={shown(options)}.\n\n"
@@ -54,18 +54,19 @@ def checked(options: Any) -> RunOptions:
         as_flag("RunOptions", name, getattr(options, name))
     _check_xla_options(options.experimental_xla_options)
     without_effect = options._replace(donate_argnums=(), static_argnames=())
-    if without_effect != _NOTHING_CHOSEN and repr(without_effect) not in _TOLD:
-        _TOLD.add(repr(without_effect))
+    # Once for each combination: a training loop passes the same options at every step.
+    if without_effect != _DEFAULTS and repr(without_effect) not in _LOGGED:
+        _LOGGED.add(repr(without_effect))
         _LOG.info("strategy.run: the experimental entries have no effect in %r", options)
     return RunOptions(
-        donate_argnums=_all_of("donate_argnums", options.donate_argnums, int, "(0,)"),
-        static_argnames=_all_of("static_argnames", options.static_argnames, str, "('n',)"),
+        donate_argnums=_as_tuple_of("donate_argnums", options.donate_argnums, int, "(0,)"),
+        static_argnames=_as_tuple_of("static_argnames", options.static_argnames, str, "('n',)"),
     )
 
 
 _LOG = logging.getLogger("jaxdist")
-_TOLD: set[str] = set()
-_NOTHING_CHOSEN = RunOptions()
+_LOGGED: set[str] = set()
+_DEFAULTS = RunOptions()
 
 
 def _check_xla_options(given: Any) -> None:
@@ -82,9 +83,10 @@ def _check_xla_options(given: Any) -> None:
     )
 
 
-def _all_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, ...]:
-    """One value or several, as a tuple of `kind`."""
+def _as_tuple_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, ...]:
+    """Return one value or several values as a tuple of `kind`."""
     several = (given,) if isinstance(given, (str, kind)) else given
+    # `as_list` refuses sets because they have no order; here the order does not matter.
     several = tuple(given) if isinstance(given, (set, frozenset)) else several
     remedy = f"Pass for instance RunOptions({name}={example})."
     what = f"one {kind.__name__}, or a tuple of several"
@@ -96,8 +98,8 @@ def _all_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, ...]:
     return held
 
 
-def checked_names(caller: str, given: Any) -> tuple[str, ...]:
-    """Names of parameters, as a tuple; one name may be given alone."""
+def check_names(caller: str, given: Any) -> tuple[str, ...]:
+    """Check names of parameters, and return them as a tuple. A single name is accepted, too."""
     remedy = "Pass for instance static_argnames=('n',)."
     several = (given,) if isinstance(given, str) else given
     names = as_list(caller, "static_argnames", several, "a list of names of parameters", remedy)
@@ -109,30 +111,32 @@ def checked_names(caller: str, given: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _of_these(names: tuple[str, ...], known: list[str]) -> str:
-    """The names that exist, and for the others those that are spelled nearly so."""
+def _suggest_names(names: tuple[str, ...], known: list[str]) -> str:
+    """Return the remedy that lists the valid names, with misspelled ones corrected."""
     near = [n if n in known else next(iter(get_close_matches(n, known, 1)), None) for n in names]
     fitting = tuple(dict.fromkeys(n for n in near if n is not None))
     return f"Pass static_argnames={fitting}." if fitting else "Leave static_argnames out."
 
 
-def static_numbers(
+def find_static_numbers(
     fn: Callable[..., Any], names: tuple[str, ...], caller: str = "RunOptions"
 ) -> frozenset[int]:
-    """Positions of the parameters of `fn` with these names."""
+    """Return the positions of the parameters of `fn` that have these names."""
     if not names:
         return frozenset()
     try:
         parameters = list(inspect.signature(fn).parameters.values())
+    # Without a signature the names cannot be checked. They still apply to keyword arguments.
     except (TypeError, ValueError):
         return frozenset()
     known = [p.name for p in parameters]
+    # With `**kwargs`, every name may be a parameter.
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     unknown = [n for n in names if n not in known]
     if unknown and not takes_any:
         raise ArgumentError(
             f"{caller} was given static_argnames={names}, and the function has no parameter "
             f"{unknown}.\n\nstatic_argnames are names of its parameters: {known}.\n\n"
-            f"{_of_these(names, known)}"
+            f"{_suggest_names(names, known)}"
         )
     return frozenset(i for i, n in enumerate(known) if n in names)

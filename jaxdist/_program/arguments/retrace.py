@@ -1,4 +1,4 @@
-"""Telling a user that a step is traced again and again."""
+"""Warnings for a step that is traced again and again."""
 
 import warnings
 from collections import Counter
@@ -7,52 +7,54 @@ from typing import Any
 from jaxdist._program.arguments.caller import user_stack_level
 from jaxdist.errors import RetraceWarning
 
-# A step is often traced twice on purpose (a last batch, evaluation), seldom more.
+# Users often trace a step twice on purpose (a smaller last batch, evaluation), but seldom more.
 NEW_FUNCTIONS_BEFORE_WARNING = 3
 PROGRAMS_BEFORE_WARNING = 8
 
 
 class RetraceWatch:
-    """Counts the programs of each function, and the functions made from one piece of code."""
+    """Counts the programs of each function, and the function objects made from the same code."""
 
     def __init__(self) -> None:
         self._functions: Counter[Any] = Counter()
-        self._told: set[Any] = set()
+        self._warned: set[Any] = set()
 
-    def new_function(self, fn: Any) -> None:
-        """A function object is run for the first time."""
+    def count_function(self, fn: Any) -> None:
+        """Count a function object that runs for the first time; warn if its code made several."""
         code = getattr(fn, "__code__", None)
+        # A loop that defines a lambda makes a new object each time, but its code is one object.
         if code is None:
             return
         self._functions[code] += 1
-        if self._functions[code] < NEW_FUNCTIONS_BEFORE_WARNING or code in self._told:
+        if self._functions[code] < NEW_FUNCTIONS_BEFORE_WARNING or code in self._warned:
             return
-        self._told.add(code)
+        self._warned.add(code)
         warnings.warn(
             f"strategy.run got {self._functions[code]} different function objects made by the "
-            f"same code, {fn.__qualname__} at {place(fn)}.\n\nA new function or lambda in every "
-            "step is traced and compiled anew in every step.\n\nDefine it once, outside the "
-            "loop, and pass what changes as an argument.",
+            f"same code, {fn.__qualname__} at {source_location(fn)}.\n\n"
+            "A new function or lambda in every step is traced and compiled again in every "
+            "step.\n\nDefine it once, outside the loop, and pass what changes as an argument.",
             RetraceWarning,
             stacklevel=user_stack_level(),
         )
 
-    def new_program(self, fn: Any, count: int, changed: str) -> None:
-        """`fn` was traced for its `count`-th signature; `changed` says what differs."""
-        if count < PROGRAMS_BEFORE_WARNING or id(fn) in self._told:
+    def count_program(self, fn: Any, count: int, changed: str) -> None:
+        """Count the `count`-th signature of `fn`; `changed` says how it differs from the last."""
+        # One warning for each function is enough.
+        if count < PROGRAMS_BEFORE_WARNING or id(fn) in self._warned:
             return
-        self._told.add(id(fn))
+        self._warned.add(id(fn))
         warnings.warn(
-            f"{getattr(fn, '__qualname__', fn)!s} at {place(fn)} has been traced for {count} "
-            f"different signatures; the last one differs in {changed}.\n\nEvery new shape, dtype, "
-            "layout or Python constant is a program of its own.\n\nPad batches to one shape; pass "
-            "numbers as arrays instead of strings or booleans.",
+            f"{getattr(fn, '__qualname__', fn)!s} at {source_location(fn)} has been traced "
+            f"for {count} different signatures; the last one differs in {changed}.\n\n"
+            "Every new shape, dtype, layout or Python constant is a program of its own.\n\n"
+            "Pad batches to one shape; pass numbers as arrays instead of strings or booleans.",
             RetraceWarning,
             stacklevel=user_stack_level(),
         )
 
 
-def place(fn: Any) -> str:
-    """`file:line` where a function was defined."""
+def source_location(fn: Any) -> str:
+    """Return the `file:line` where a function was defined."""
     code = getattr(fn, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else "an unknown place"

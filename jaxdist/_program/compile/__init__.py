@@ -1,1 +1,1 @@
-"""From a trace to a compiled program."""
+"""The program of a step: how it is built, compiled and called."""

@@ -1,4 +1,4 @@
-"""Tracing and analysing a step."""
+"""The steps from a Python function to a `Program`: trace, prove, check state."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from jaxdist._program.logical.placed_work import placed_work
 from jaxdist._program.logical.spmd_inputs import check_inputs
 from jaxdist._program.nnx.graph_rules import Combination
 from jaxdist._program.proof.replication import TracedCollective, analyse
-from jaxdist._program.state.metric_increments import with_increments
+from jaxdist._program.state.metric_increments import trace_increments
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
 from jaxdist._program.state.rows import places_with_rows
 from jaxdist._program.state.state import check_functional_state, combinations
@@ -35,9 +35,9 @@ def build(
     where: str,
     known: LiftedVariables = NO_VARIABLES,
 ) -> Program:
-    """Trace `fn`, analyse it, and refuse state that would come out different."""
+    """Trace `fn`, analyse the trace, and raise if state would differ between replicas."""
     layout: ReplicaMesh = strategy.layout
-    with told() as said:
+    with told() as notes:
         traced, signature, variables = lift(fn, signature, strategy, known)
     graph_size = len(signature.graph.paths) if signature.graph else 0
     graph_names = [signature.graph.name(i) for i in range(graph_size)] if signature.graph else []
@@ -51,16 +51,21 @@ def build(
     if layout.spmd and layout.num_logical > 1:
         check_inputs(signature, traced, names_in, layout, len(variables.read_only))
     axes = replica_axes_of(layout)
+    # Replicas with different numbers of rows were already checked, each group with its own trace.
     if axes and not signature.uneven and has_empty_input(signature, layout.num_replicas):
         check_without_rows(signature, signature, traced, range(layout.num_replicas), layout)
     found = analyse(traced.jaxpr, input_differences(signature, traced, axes), axes)
+    # A `Sharded` result differs between replicas on purpose: each has its piece.
     differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
     combined: tuple[Combination, ...] = ()
     if axes:
         places = places_with_rows(signature, layout)
         combined = combinations(signature, traced, differs, layout.num_replicas, places)
-    extra = [_for_variable(signature, traced, i, layout) for c in combined for i in c.numbers]
-    traced = with_increments(traced, signature, combined, layout)
+    extra = [
+        _collective_for_variable(signature, traced, i, layout) for c in combined for i in c.numbers
+    ]
+    # After the analysis, because only it tells which metrics differ.
+    traced = trace_increments(traced, signature, combined, layout)
     if axes:
         check_functional_state(signature, traced, differs, donated_args, layout.num_replicas, where)
         of_variables = differs[graph_size : traced.num_graph]
@@ -70,10 +75,11 @@ def build(
     marks = marks_of_results(traced.jaxpr) if layout.num_logical > 1 else [None] * len(names)
     results = zip(names, traced.jaxpr.outvars, traced.shapes, strict=True)
     for i, (name, var, shape) in enumerate(results):
+        # State that differs was refused or combined above, except for variables with own copies.
         different = (differs[i] and i >= traced.num_graph) or i in own_copies
         cut = traced.cuts.get(i)
         kind = Kind.SHARDED if cut else Kind.PER_REPLICA if different else Kind.MIRRORED
-        # A variable stays where it lives.
+        # A variable stays on the devices where it is stored, whatever the step marks.
         parts = None if graph_size <= i < traced.num_graph else marks[i]
         if kind is not Kind.MIRRORED:
             check_whole_bytes(name, var.aval.dtype, "comes out of strategy.run")
@@ -89,16 +95,16 @@ def build(
         combined,
         tuple(d if d < graph_size else d + len(variables.written) for d in donated),
         variables,
-        said,
+        notes,
         placed=tuple(placed_work(traced.jaxpr)) if layout.num_logical > 1 else (),
     )
 
 
 def check_whole_bytes(name: str, dtype: Any, what: str) -> None:
-    """Refuse an array of replicas in which several numbers share a byte.
+    """Raise if the replicas have different arrays of a dtype below one byte.
 
     Raises:
-        ArgumentTypeError: `int4` and the like; JAX cannot pass arrays of them that are split.
+        ArgumentTypeError: The dtype is `int4` or the like. JAX cannot pass such arrays split.
     """
     if isinstance(dtype, np.dtype) and is_below_a_byte(dtype):
         wider = "float16" if jnp.issubdtype(dtype, np.floating) else "int8"
@@ -110,10 +116,11 @@ def check_whole_bytes(name: str, dtype: Any, what: str) -> None:
         )
 
 
-def _for_variable(
+def _collective_for_variable(
     signature: Signature, traced: Traced, number: int, layout: ReplicaMesh
 ) -> TracedCollective:
     aval = traced.jaxpr.outvars[number].aval
+    # Narrow floats are combined in f32, so at least 4 bytes are sent.
     size = int(aval.size) * max(aval.dtype.itemsize, 4)
     name = signature.graph.name(number) if signature.graph else ""
     return TracedCollective("psum", layout.replica_axes, size, 1, False, f"jaxdist, for {name}", 1)

@@ -1,4 +1,4 @@
-"""The program that a call of `run` executes, as a value to look at."""
+"""The program that a call of `run` executes, as a value that can be inspected."""
 
 import dataclasses
 import functools
@@ -14,14 +14,14 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.arguments.out_slot import OutSlot
 from jaxdist._program.compile.replay import Replay
-from jaxdist._program.compile.result_layouts import pinned
+from jaxdist._program.compile.result_layouts import choose_result_shardings
 from jaxdist._program.logical.placed_work import PlacedWork
 from jaxdist._program.nnx.graph_rules import Combination
 from jaxdist._program.proof.replication import TracedCollective
 from jaxdist._program.report.compiled_program import CompiledProgram
 from jaxdist._program.report.explanation import Explanation
+from jaxdist._program.report.matching import CompiledRow
 from jaxdist._program.report.program_text import shapes_text, text
-from jaxdist._program.report.reconciled import CompiledRow
 from jaxdist._program.trace.trace import Signature, Traced, scalar_form
 from jaxdist._program.uneven.uneven import cut
 from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables
@@ -36,12 +36,12 @@ hlo.end_sources_at(__file__)
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Program:
-    """A step traced and analysed for one strategy and one signature; `Strategy.lower` gives it.
+    """A step traced and analysed for one strategy and one signature; `Strategy.lower` returns it.
 
-    Its `repr` shows inputs and results with their kinds, and the collectives that were asked for.
+    Its `repr` shows the inputs and results with their kinds, and the collectives of the step.
 
     Shapes:
-        Inputs are listed as global shapes, results as local ones.
+        Inputs are shown with global shapes, results with local ones.
 
     Example:
         >>> strategy = MirroredStrategy()
@@ -52,7 +52,7 @@ class Program:
         (['all-reduce'], {'result': 'mirrored float32[]'})
 
     Source:
-        The manner of JAX's `jit(...).lower(...)`.
+        `jax.jit(...).lower(...)`.
     """
 
     name: str
@@ -66,9 +66,9 @@ class Program:
     donated: tuple[int, ...]  # numbers of input leaves
     variables: LiftedVariables = NO_VARIABLES
     told: TraceNotes = dataclasses.field(default_factory=TraceNotes)
-    # Lowers the same step for a slice, and plans it; `Strategy.lower` gives it.
+    # Lowers the same step for a TPU slice and plans it. `Strategy.lower` sets it.
     planner: Callable[..., SlicePlan] | None = None
-    # What runs on one logical device of each replica.
+    # The work that runs on one logical device of each replica.
     placed: tuple[PlacedWork, ...] = ()
 
     @property
@@ -78,7 +78,7 @@ class Program:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Each traced input: kind, dtype and global shape.
+        """The kind, dtype and global shape of each traced input, by name.
 
         Example:
             >>> OneDeviceStrategy("cpu:0").lower(lambda x: x + 1, (np.zeros(3, "float32"),)).inputs
@@ -93,7 +93,7 @@ class Program:
 
     @property
     def results(self) -> dict[str, str]:
-        """Each traced result: kind, dtype and local shape.
+        """The kind, dtype and local shape of each traced result, by name.
 
         Example:
             >>> OneDeviceStrategy("cpu:0").lower(lambda: {"a": jnp.ones(2)}).results
@@ -106,7 +106,8 @@ class Program:
         }
 
     def call(self, *leaves: Any) -> list[Any]:
-        """Run on flat global arrays; this is what is compiled."""
+        """Run on flat global arrays. `lowered` compiles this function."""
+        # `traced.call` is the cheapest of the three: it does not trace the step's operations again.
         specs = [o.spec(self.layout) for o in self.outputs]
         if self.layout.num_virtual is not None:
             results = self._call_virtually(leaves)
@@ -114,20 +115,23 @@ class Program:
             results = self._replay.call(leaves, specs)
         else:
             results = self.traced.call(leaves, specs)
-        return [self._by_rows(o, o.settle(r)) for o, r in zip(self.outputs, results, strict=True)]
+        return [
+            self._constrain_rows(o, o.remove_extra_dim(r))
+            for o, r in zip(self.outputs, results, strict=True)
+        ]
 
     def _call_virtually(self, leaves: Sequence[Any]) -> list[Any]:
         kinds = [o.kind for o in self.outputs]
         turns = VirtualDevice(self.layout)
         return call_virtually(self.traced, self.signature, leaves, kinds, self.combined, turns)
 
-    def _by_rows(self, out: OutSlot, array: Any) -> Any:
-        """A per-replica result of which GSPMD lays out all but dim 0."""
+    def _constrain_rows(self, out: OutSlot, array: Any) -> Any:
+        """Constrain dim 0 of a per-replica result to the replicas; XLA lays out the other dims."""
         layout = self.layout
         if layout.num_logical == 1 or out.kind is not Kind.PER_REPLICA:
             return array
         if out.parts is not None and out.parts[:1] == (1,):
-            return array  # The layout that it is marked with says it already.
+            return array  # The step's own sharding constraint already contains this.
         free = [PartitionSpec.UNCONSTRAINED] * (array.ndim - 1)
         spec = PartitionSpec(layout.replica_spec[0], *free)
         return jax.lax.with_sharding_constraint(array, NamedSharding(layout.mesh, spec))
@@ -137,7 +141,7 @@ class Program:
         return Replay(self.layout, self.signature, self.traced, self.combined)
 
     def rebuild(self, results: Sequence[Any]) -> Any:
-        """The step's result from flat global arrays: plain where equal, else `PerReplica`."""
+        """Return the step's result: plain arrays where replicas agree, otherwise `PerReplica`."""
         if self.traced.uneven:
             results = list(results)
             for number, shapes in self.traced.uneven.items():
@@ -146,7 +150,9 @@ class Program:
 
     @functools.cached_property
     def template(self) -> Any:
-        """The pytree that flat results fill: `(variables of NNX objects, the step's result)`."""
+        """The pytree that holds the flat results: `(state, the step's result)`, or the result."""
+        # The nodes of this tree build `PerReplica` and `Sharded` when JAX unflattens it, so JAX's
+        # C++ call path returns them without any Python code of a step.
         count = self.traced.num_graph
 
         def node(number: Any) -> Any:
@@ -169,18 +175,22 @@ class Program:
         return (state, result) if self.has_state else result
 
     def lowered(self) -> jax.stages.Lowered:
-        """JAX's own lowered stage of this program."""
+        """Return JAX's lowered stage of this program."""
         jitted = jax.jit(
-            _named(self, self.name),
+            _as_named_function(self, self.name),
             donate_argnums=self.donated,
-            out_shardings=pinned(self.layout, self.signature, self.traced, self.outputs),
+            out_shardings=choose_result_shardings(
+                self.layout, self.signature, self.traced, self.outputs
+            ),
         )
+        # JAX adds open constraints to nearly every result. They make XLA's TPU compiler insert
+        # all-to-alls; see docs/design/010-logical-devices.md.
         exactly = _compat.exact_partitioner(self.compiler_options)
         with _compat.without_open_constraints(), exactly:
             return jitted.lower(*(i.abstract() for i in self.signature.inputs))
 
     def compiled(self) -> jax.stages.Compiled:
-        """The compiled stage, with the options that this program needs."""
+        """Return JAX's compiled stage, compiled with the options that this program needs."""
         lowered, options = self.lowered(), self.compiler_options
         with _compat.exact_partitioner(options):
             return lowered.compile(compiler_options=options)
@@ -189,7 +199,7 @@ class Program:
         """Compile for the strategy's devices, without running anything.
 
         Cost:
-            One compilation; `Strategy.run` keeps its own.
+            One compilation. It is not shared with `Strategy.run`.
 
         Example:
             >>> compiled = MirroredStrategy().lower(lambda x: x + 1, (1.0,)).compile()
@@ -200,11 +210,10 @@ class Program:
 
     @property
     def compiler_options(self) -> dict[str, bool | str]:
-        """What XLA is told beside the program.
+        """The options that XLA needs for this program.
 
-        With virtual replicas, what keeps sums in their order. On GPU, up to which size it may join
-        all-reduces: it would leave the leaves of a pack apart where the pack is larger than it
-        joins by itself.
+        With virtual replicas, they keep the order of sums. On GPU, they set the size up to which
+        XLA combines all-reduces. By default XLA would not combine the leaves of a larger pack.
 
         Example:
             >>> OneDeviceStrategy("cpu:0").lower(lambda: 1).compiler_options
@@ -219,14 +228,15 @@ class Program:
 
     @functools.cached_property
     def collectives(self) -> tuple[CompiledRow, ...]:
-        """What the compiled program communicates: the rows of `explain`.
+        """The collectives of the compiled program: the rows of `explain`.
 
-        Those that are alike are one row: kind, count, bytes on each device, size of the groups and
-        link that they cross, how often they run in a loop, and the line that asked for them. What
-        the step asked for, before XLA joined and moved it, is `traced_collectives`.
+        Equal collectives are one row. It has the kind, the count, the bytes on each device, the
+        size of the groups, the link between their devices, the number of runs in a loop, and the
+        source line. `traced_collectives` has what the step asked for, before XLA combined and
+        moved it.
 
         Cost:
-            One compilation, the first time; `Strategy.run` keeps its own.
+            One compilation, the first time. It is not shared with `Strategy.run`.
 
         Example:
             >>> def step(x):
@@ -240,12 +250,12 @@ class Program:
         return self.explain().compiled
 
     def explain(self) -> Explanation:
-        """What the compiled program communicates, and what became of what the step asked for.
+        """Return what the compiled program communicates, and what became of each asked collective.
 
-        In a notebook it shows as a table; `str` and `print` give aligned text, rich a rich table.
+        A notebook shows it as a table, `str` and `print` as aligned text, rich as a rich table.
 
         Cost:
-            One compilation; `Strategy.run` keeps its own.
+            One compilation. It is not shared with `Strategy.run`.
 
         Example:
             >>> def step(x):
@@ -264,37 +274,37 @@ class Program:
         global_batch: int | None = None,
         quick: bool = False,
     ) -> SlicePlan:
-        """Compile the same step for a slice of TPUs that need not be there, and plan it.
+        """Compile the same step for a TPU slice, and plan it. The slice need not exist here.
 
-        The step is traced anew for the replicas of that slice, on shapes: nothing is read from
-        arguments, and nothing runs.
+        The step is traced again for the replicas of that slice, with shapes only. It reads no
+        values of arguments, and runs nothing.
 
         Shapes:
-            Each replica keeps its rows: a per-replica `[R*b, ...]` is `[S*b, ...]` on `S` replicas
-            of the slice, unless `global_batch` says otherwise. Pieces of sharded values are cut
-            anew.
+            Each replica keeps its number of rows: a per-replica `[R*b, ...]` becomes `[S*b, ...]`
+            on the `S` replicas of the slice, unless `global_batch` is given. Sharded values are
+            cut again.
 
         Cost:
-            Two traces and compilations, one of them for one device, to compare with; where the step
-            does not fit, a few more, to find the batch that does.
+            Two traces and compilations. One of them is for one device, for the comparison. If the
+            step does not fit into memory, a few more, to find a batch that fits.
 
         Args:
-            topology: `"v5p:8x8x8"`, `"v5e:4x4*2"` for two slices; a `tpu.Slice`, or a
+            topology: `"v5p:8x8x8"`, `"v5e:4x4*2"` for two slices, a `tpu.Slice`, or a
                 `tpu.TPUSystem`.
-            logical: Logical devices of a replica: a number, or a box of chips such as `"2x2"`; None
-                is as many as the strategy has.
-            global_batch: Rows of all replicas together.
-            quick: Compile once: without one device to compare with, and without looking for a batch
-                that fits.
+            logical: The logical devices of a replica: a number, or a box of chips such as `"2x2"`.
+                None: as many as the strategy has.
+            global_batch: The number of rows of all replicas together.
+            quick: Compile only once: without the comparison with one device, and without the
+                search for a batch that fits.
 
         Returns:
-            An `explain.SlicePlan`: print it, or see its fields.
+            An `explain.SlicePlan`. Print it, or read its fields.
 
         Raises:
-            TopologyError: No such slice, or logical devices that do not divide it.
+            TopologyError: The slice does not exist, or the logical devices do not divide it.
             MissingExtraError: libtpu is not installed.
-            ArgumentError: A batch that replicas cannot share, or a step that has variables from a
-                closure, replicas of its own kind, or values of different shapes.
+            ArgumentError: The replicas cannot share the batch, or the step uses variables from a
+                closure, virtual replicas (`deterministic=True`), or values of different shapes.
 
         Example:
             >>> program = MirroredStrategy().lower(lambda w, x: x @ w, (
@@ -315,7 +325,7 @@ class Program:
         return text(self)
 
 
-def _named(program: Program, name: str) -> Callable[..., Any]:
+def _as_named_function(program: Program, name: str) -> Callable[..., Any]:
     def call(*leaves: Any) -> list[Any]:
         return program.call(*leaves)
 

@@ -1,4 +1,4 @@
-"""Running a trace operation by operation, where some of it has to be changed."""
+"""A second evaluation of a trace, with some operations replaced."""
 
 import functools
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from jaxdist._program.trace.trace import Signature, Traced
 
 
 class Replay:
-    """A trace run anew: NNX variables are combined, and what cannot run as it is is rewritten."""
+    """A trace that is evaluated again to combine NNX variables and to rewrite operations."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class Replay:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the trace has to be changed at all."""
+        """Whether the trace must be changed. Otherwise it is called as it is."""
         return bool(self._combined) or self._is_rewritten
 
     @functools.cached_property
     def _is_rewritten(self) -> bool:
-        """Whether some operation cannot run as it is, or XLA would get it wrong."""
+        """Whether some operation cannot run unchanged, or XLA would compile it wrongly."""
         return self._rewrite.applies_to(self._traced.jaxpr)
 
     @property
@@ -47,6 +47,8 @@ class Replay:
 
     @functools.cached_property
     def _rewrite(self) -> Rewrite:
+        # XLA's CPU backend cannot reduce bf16 with automatic axes, and the collectives of its CPU
+        # and GPU backends lose nan in `pmax` and `pmin`.
         platform = self._layout.platform
         several = self._layout.num_replicas > 1
         return Rewrite(
@@ -54,15 +56,17 @@ class Replay:
         )
 
     def call(self, leaves: Sequence[Any], specs: Sequence[PartitionSpec]) -> list[Any]:
-        """Run on global arrays, with results laid out as `specs` say."""
+        """Run on global arrays, with the results laid out by `specs`."""
         traced, layout = self._traced, self._layout
         count = len(leaves)
 
+        # The inputs are all leaves, with the old values of variables, then the trace's operands.
         def replica(*local: Any) -> list[Any]:
             if self._is_rewritten:
                 results = self._rewrite.call(traced.jaxpr, local[count:])
             else:
                 results = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, ()))(*local[count:])
+            # The old values of variables are among the leaves, the new ones among the results.
             for c in self._combined:
                 before, after = [local[i] for i in c.numbers], [results[i] for i in c.numbers]
                 made = combine(c, before, after, layout.replica_axes, self._takes_part)

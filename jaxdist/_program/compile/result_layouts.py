@@ -1,4 +1,4 @@
-"""How the results of a program lie."""
+"""The shardings of a program's results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,54 +13,59 @@ from jaxdist._program.trace.trace import Signature, Traced
 from jaxdist._values import Kind
 
 
-def pinned(
+def choose_result_shardings(
     layout: ReplicaMesh, signature: Signature, traced: Traced, outputs: Sequence[OutSlot]
 ) -> list[NamedSharding] | list[NamedSharding | None]:
-    """Layouts of results: state leaves as it came in, or the next step would compile anew."""
+    """Return the shardings of the results.
+
+    State keeps the sharding of its input. Otherwise the next step would have to compile again.
+    """
     if layout.num_logical == 1:
         return [NamedSharding(layout.mesh, o.spec(layout)) for o in outputs]
-    pins = _over_logical_devices(layout, signature, traced, outputs)
+    # Only with logical devices there are several shardings for one kind of result.
+    pins = _choose_over_logical_devices(layout, signature, traced, outputs)
     inputs = (i.sharding for i in signature.inputs)
     if all(s is None or s.mesh == layout.mesh for s in (*pins, *inputs)):
         return pins
-    # JAX has no name for what XLA would choose where an axis is in factors.
+    # None lets XLA choose. JAX cannot express XLA's choice if the mesh splits an axis into factors.
     return [
         NamedSharding(layout.mesh, o.spec(layout)) if pin is None else pin
         for o, pin in zip(outputs, pins, strict=True)
     ]
 
 
-def _over_logical_devices(
+def _choose_over_logical_devices(
     layout: ReplicaMesh, signature: Signature, traced: Traced, outputs: Sequence[OutSlot]
 ) -> list[NamedSharding | None]:
     inputs = signature.inputs
     came_in: dict[Any, set[NamedSharding]] = {}
     for slot in inputs:
         key = (slot.kind, slot.local_shape(layout.num_replicas), slot.dtype)
-        came_in.setdefault(key, set()).add(_settled(layout, slot))
+        came_in.setdefault(key, set()).add(_whole_row_sharding(layout, slot))
     source = carried(signature, traced, layout.num_replicas)
     pins: list[NamedSharding | None] = []
     for i, out in enumerate(outputs):
+        # In this order: what the step asked for, the own old value, then the only candidate.
         known = came_in.get((out.kind, out.shape, out.dtype), set())
-        marked = out.marked(layout)
+        marked = out.marked_sharding(layout)
         if marked is not None:
             pins.append(marked)
         elif i < traced.num_graph:
             pins.append(inputs[i].sharding)
         elif i in source and inputs[source[i]].kind is out.kind:
-            pins.append(_settled(layout, inputs[source[i]]))
+            pins.append(_whole_row_sharding(layout, inputs[source[i]]))
         elif len(known) == 1:
             pins.append(next(iter(known)))
         elif 0 in out.shape:
-            # XLA has one layout for all arrays of no elements.
+            # XLA gives all arrays without elements the same sharding.
             pins.append(NamedSharding(layout.mesh, out.spec(layout)))
         else:
             pins.append(None)
     return pins
 
 
-def _settled(layout: ReplicaMesh, slot: InSlot) -> NamedSharding:
-    """The layout of an input, with the rows of each replica on all its logical devices."""
+def _whole_row_sharding(layout: ReplicaMesh, slot: InSlot) -> NamedSharding:
+    """Return the sharding of an input, with each replica's rows on all its logical devices."""
     if slot.kind is not Kind.PER_REPLICA:
         return slot.sharding
     rest = tuple(slot.sharding.spec)[1:]

@@ -1,4 +1,4 @@
-"""The variables of a function that is traced as a whole."""
+"""The variables and batches of a function that is traced as a whole."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,39 +15,38 @@ from jaxdist.errors import ContextError
 
 
 class BoundVariables:
-    """What one trace of a function meets: each variable and batch becomes an input of it.
+    """The inputs that one trace of a function finds: each variable and batch becomes an input.
 
-    `inputs[n]` is what the placeholder with the number `n` stands for: a variable, or a leaf of a
-    batch.
+    The placeholder with the number `n` represents `inputs[n]`: a variable, or a leaf of a batch.
     """
 
     def __init__(self, arguments: Sequence[Any], origins: Sequence[Origin], draws: Draws) -> None:
         self._draws = draws
         self._trace = _compat.current_trace()
-        # Kept with the arguments, whose numbers stay theirs as long as they live.
+        # Holds the arguments as well: an `id` is unique only while its object lives.
         self._origins = {id(x): (x, origin) for x, origin in zip(arguments, origins, strict=True)}
         self._arrays: dict[int, Any] = {}
         self._is_written: dict[int, Variable] = {}
         self.inputs: list[Variable | BatchLeaf] = []
-        # What a step in the function needs of whoever compiles it.
+        # Compile options that a step in the function needs; the function's `jax.jit` gets them.
         self.compiler_options: dict[str, Any] | None = None
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """The variables that were read or assigned."""
+        """The variables that the trace read or assigned."""
         read = {id(i): i for i in self.inputs if isinstance(i, Variable)}
         return tuple({**read, **self._is_written}.values())
 
     def held(self, variable: Variable, array: Any) -> Any:
-        """The array that stands for `array`, which the variable holds."""
+        """Return the traced array that represents `array`, the value of the variable."""
         if id(variable) not in self._arrays:
             home = variable.home.sharding
-            self._arrays[id(variable)] = self._input(
+            self._arrays[id(variable)] = self._add_input(
                 variable, array, Origin(home, home is not None)
             )
         return self._arrays[id(variable)]
 
-    def _input(self, what: "Variable | BatchLeaf", array: Any, origin: Origin) -> Any:
+    def _add_input(self, what: "Variable | BatchLeaf", array: Any, origin: Origin) -> Any:
         aval = jax.typeof(array)
         given = placeholder(
             self._trace, len(self.inputs), aval.shape, aval.dtype, weak_type=aval.weak_type
@@ -57,7 +56,7 @@ class BoundVariables:
         return given
 
     def hold(self, variable: Variable, array: Any) -> None:
-        """Take the array that the variable holds from now on."""
+        """Store the array that is the variable's value from now on."""
         if _compat.current_trace() is not self._trace:
             raise ContextError(
                 f"Variable {variable.label!r} was assigned inside a transformation (jax.jit, scan, "
@@ -70,12 +69,12 @@ class BoundVariables:
         self._is_written[id(variable)] = variable
 
     def origin(self, value: Any) -> Origin | None:
-        """Where the argument, or the variable's array, lies that a traced value stands for."""
+        """Return the placement of the argument or variable that a traced value represents."""
         found = self._origins.get(id(value))
         return None if found is None else found[1]
 
     def next_of(self, feed: Any) -> Any:
-        """What stands for the next batch of an iterator among the arguments."""
+        """Return traced values that represent the next batch of an iterator."""
         if _compat.current_trace() is not self._trace:
             raise ContextError(
                 "next() of a distributed dataset was called inside a transformation (jax.jit, "
@@ -86,17 +85,18 @@ class BoundVariables:
         number, which, values = self._draws.next_of(feed)
         leaves, treedef = jax.tree.flatten(values)
         given = [
-            self._input(BatchLeaf(number, which, n), leaf, origin_of_value(leaf))
+            self._add_input(BatchLeaf(number, which, n), leaf, origin_of_value(leaf))
             for n, leaf in enumerate(leaves)
         ]
         batch = treedef.unflatten(given)
+        # The traced batch must also know which uneven batches come; see Note [Batches to come].
         copy_steps_ahead(values, batch)
         return batch
 
-    def written(self) -> dict[int, Any]:
-        """New arrays of the variables that were assigned, by the `id` of the variable.
+    def collect_written(self) -> dict[int, Any]:
+        """Return new arrays of the assigned variables, by the `id` of the variable.
 
-        They have the layouts that they had.
+        They keep the shardings of the old ones.
         """
         found = {}
         for variable in self._is_written.values():
@@ -109,12 +109,12 @@ class BoundVariables:
 
 @dataclasses.dataclass(frozen=True)
 class BatchLeaf:
-    """One leaf of a batch: of which iterator, the how many-th of it, and which leaf."""
+    """One leaf of a batch: the number of its iterator, of the batch, and of the leaf."""
 
-    feed: int
+    source: int
     batch: int
     leaf: int
 
     def of(self, batches: Sequence[Sequence[Any]]) -> Any:
-        """The value in the batches of a call."""
-        return jax.tree.leaves(batches[self.feed][self.batch])[self.leaf]
+        """Return the value of this leaf in the batches of a call."""
+        return jax.tree.leaves(batches[self.source][self.batch])[self.leaf]

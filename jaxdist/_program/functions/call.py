@@ -1,4 +1,4 @@
-"""What one call of a compiled function brings."""
+"""One call of a compiled function."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ from jaxdist._values import Origin
 
 @dataclasses.dataclass(frozen=True)
 class FunctionCall:
-    """Its arguments, the state of its NNX objects, and its batches."""
+    """The arguments of a call, the state of its NNX objects, and its batches."""
 
     flat: Flat
     shape: Any  # of the NNX objects
@@ -22,30 +22,31 @@ class FunctionCall:
     draws: Draws
 
     def origins(self) -> tuple[Origin, ...]:
-        """Where the arrays lie, those of the batches last."""
+        """Return the placements of all arrays; those of the batches come last."""
         return tuple(map(origin_of_value, jax.tree.leaves((self.flat.dynamic, self.draws.batches))))
 
     def origins_of_arguments(self) -> tuple[Origin, ...]:
-        """The same, without those of the batches."""
+        """Return the placements of the arguments' arrays."""
         return tuple(map(origin_of_value, jax.tree.leaves(self.flat.dynamic)))
 
     def key(self) -> Any:
-        """What another program is needed for, beside the structure of the call."""
+        """Return the part of the program's key that is not the structure of the call."""
         batches = self.draws.batches
         return (self.origins(), shapes_of(batches)) if batches else self.origins()
 
 
 def origin_of_value(leaf: Any) -> Origin:
-    """Where an array lies; nowhere where it is one of the host."""
+    """Return the placement of an array. Host arrays have none."""
     if not isinstance(leaf, jax.Array):
         return _NOWHERE
+    # The program does not depend on which single device it is.
     if len(leaf.sharding.device_set) == 1 and not _names_axes(leaf.sharding):
         return _ON_ONE_DEVICE
     return Origin(leaf.sharding, _compat.is_committed(leaf))
 
 
 def _names_axes(sharding: Any) -> bool:
-    """Whether a layout says over which axes; virtual replicas share even one device."""
+    """Whether a sharding names mesh axes. With virtual replicas it does so even on one device."""
     return isinstance(sharding, NamedSharding) and any(sharding.spec)
 
 

@@ -1,4 +1,4 @@
-"""The batches that one call of a compiled function takes from the iterators among its arguments."""
+"""The batches that one call of a compiled function takes from its iterator arguments."""
 
 import contextlib
 import dataclasses
@@ -12,69 +12,73 @@ from jaxdist._program.arguments.arguments import Flat, Static
 from jaxdist._values import BatchSource, PerReplica
 from jaxdist.errors import ContextError, InputContextError, OutOfRangeError
 
-# A function that takes more in one call has a loop over the data in it, and would be unrolled.
+# A function that takes more batches in one call contains a loop over the data. JAX would unroll it.
 MAX_BATCHES = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class FeedAt:
-    """Where an iterator was among the arguments: the next one there is asked the same."""
+class IteratorAt:
+    """A placeholder for an iterator argument. Another iterator there uses the same program."""
 
     number: int
 
 
 class UnevenBatchError(BaseException):
-    """Replicas have different shapes, so nothing can be compiled; not for users to catch."""
+    """The replicas have different shapes, so the function cannot be compiled. Internal.
+
+    It is no `Exception`, so that `except Exception` in a user's function does not catch it.
+    """
 
 
 class Draws:
-    """Batches by iterator, taken before the call or while it is traced."""
+    """The batches of a call, by iterator. They are taken before the call or during its trace."""
 
-    def __init__(self, name: str, feeds: Sequence[BatchSource]) -> None:
+    def __init__(self, name: str, sources: Sequence[BatchSource]) -> None:
         self._name = name
-        self._feeds = feeds
-        self._before = [feed.position() for feed in feeds]
-        self._after: list[list[Any]] = [[] for _ in feeds]  # the position after each batch
-        self.batches: list[list[Any]] = [[] for _ in feeds]
-        self._used = [0] * len(feeds)
+        self._sources = sources
+        self._before = [source.position() for source in sources]
+        self._after: list[list[Any]] = [[] for _ in sources]  # the position after each batch
+        self.batches: list[list[Any]] = [[] for _ in sources]
+        self._used = [0] * len(sources)
 
-    def in_place(self, slots: Sequence[Any]) -> tuple[Any, ...]:
-        """The slots of arguments with the iterators in them."""
-        feeds = self._feeds
-        return tuple(Static(feeds[s.number]) if isinstance(s, FeedAt) else s for s in slots)
+    def insert_iterators(self, slots: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the slots of the arguments with the iterators put back."""
+        sources = self._sources
+        return tuple(Static(sources[s.number]) if isinstance(s, IteratorAt) else s for s in slots)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many were taken of each iterator."""
+        """The number of batches taken from each iterator."""
         return tuple(map(len, self.batches))
 
     def take(self, counts: Sequence[int]) -> None:
-        """Take so many of each iterator."""
+        """Take these numbers of batches from the iterators."""
         for number, count in enumerate(counts):
             for _ in range(count):
                 self._take(number)
 
     def put_back(self) -> None:
-        """Give all of them back."""
-        for number, feed in enumerate(self._feeds):
+        """Return all batches to their iterators."""
+        for number, source in enumerate(self._sources):
             taken = list(zip(self.batches[number], self._after[number], strict=True))
-            feed.put_back(taken, self._before[number])
+            source.put_back(taken, self._before[number])
         for held in (*self.batches, *self._after):
             held.clear()
 
     def begin_trace(self) -> None:
-        """From now on `next_of` begins with the first batches."""
-        self._used = [0] * len(self._feeds)
+        """Let `next_of` start again with the first batches."""
+        self._used = [0] * len(self._sources)
 
-    def next_of(self, feed: Any) -> tuple[int, int, Any]:
-        """The next batch of an iterator while the function is traced.
+    def next_of(self, source: Any) -> tuple[int, int, Any]:
+        """Return the next batch of an iterator while the function is traced.
 
         Returns:
-            The number of the iterator, that of the batch, and the batch.
+            The number of the iterator, the number of the batch, and the batch.
         """
-        number = next((i for i, f in enumerate(self._feeds) if f is feed), None)
+        number = next((i for i, f in enumerate(self._sources) if f is source), None)
         if number is None:
             self._refuse()
+        # A second trace of the same call gets the same batches as the first one.
         used, self._used[number] = self._used[number], self._used[number] + 1
         if used == len(self.batches[number]):
             self._take(number)
@@ -82,12 +86,13 @@ class Draws:
 
     @property
     def used(self) -> tuple[int, ...]:
-        """How many of each iterator a trace asked for."""
+        """The number of batches that the trace took from each iterator."""
         return tuple(self._used)
 
     def give_back_unused(self) -> None:
-        """After a trace: what it did not ask for goes back."""
+        """Return the batches that the trace did not use to their iterators."""
         used = self.used
+        # `put_back` restores the position before the first batch, so take the used ones again.
         if used != self.counts:
             self.put_back()
             self.take(used)
@@ -101,7 +106,7 @@ class Draws:
                 "Loop outside: for batch in dataset: train_step(batch)."
             )
         try:
-            batch = self._feeds[number].take()
+            batch = self._sources[number].take()
         except StopIteration:
             raise OutOfRangeError(
                 f"{self._name} asks for {len(taken) + 1} batch(es) in a call, and the dataset has "
@@ -110,7 +115,8 @@ class Draws:
                 "Call it as often as there are batches, or loop outside: for batch in dataset."
             ) from None
         taken.append(batch)
-        self._after[number].append(self._feeds[number].position())
+        self._after[number].append(self._sources[number].position())
+        # The caller then runs the Python function, whose steps can be uneven.
         if any(map(is_uneven, jax.tree.leaves(batch, is_leaf=_is_per_replica))):
             raise UnevenBatchError
 
@@ -123,38 +129,40 @@ class Draws:
         )
 
 
-def taken_out(name: str, flat: Flat) -> tuple[Flat, Draws]:
-    """A call without the iterators among its arguments, and the batches that it will take."""
-    feeds: list[BatchSource] = []
+def take_iterators_out(name: str, flat: Flat) -> tuple[Flat, Draws]:
+    """Return a call with placeholders for its iterators, and the batches that it will take."""
+    sources: list[BatchSource] = []
     slots: list[Any] = []
     for slot in flat.slots:
         if isinstance(slot, Static) and isinstance(slot.value, BatchSource):
-            number = next((i for i, f in enumerate(feeds) if f is slot.value), len(feeds))
-            if number == len(feeds):
-                feeds.append(slot.value)
-            slot = FeedAt(number)
+            number = next((i for i, f in enumerate(sources) if f is slot.value), len(sources))
+            if number == len(sources):
+                sources.append(slot.value)
+            slot = IteratorAt(number)
         slots.append(slot)
-    if not feeds:
+    if not sources:
         return flat, NO_DRAWS
-    return dataclasses.replace(flat, slots=tuple(slots)), Draws(f"{name} (jaxdist.function)", feeds)
+    return dataclasses.replace(flat, slots=tuple(slots)), Draws(
+        f"{name} (jaxdist.function)", sources
+    )
 
 
 NO_DRAWS = Draws("a jaxdist.function", ())
 _DRAWS: ContextVar[Draws] = ContextVar("jaxdist_draws", default=NO_DRAWS)
-# Asked by the trace, which may be begun by any call.
+# A context variable, because `jax.jit` may start the trace in any call.
 current_draws = _DRAWS.get
 
 
-def serving(draws: Draws) -> contextlib.AbstractContextManager[None]:
-    """Let traces in the block take batches from these."""
-    return _NOTHING if draws is NO_DRAWS else _serving(draws)
+def serve(draws: Draws) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which traces take their batches from `draws`."""
+    return _NOTHING if draws is NO_DRAWS else _serve(draws)
 
 
 _NOTHING = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _serving(draws: Draws) -> Iterator[None]:
+def _serve(draws: Draws) -> Iterator[None]:
     token = _DRAWS.set(draws)
     draws.begin_trace()
     try:
@@ -164,7 +172,7 @@ def _serving(draws: Draws) -> Iterator[None]:
 
 
 def shapes_of(values: Any) -> tuple[Any, ...]:
-    """Structure, shapes and dtypes of arrays."""
+    """Return the structure, shapes and dtypes of a pytree of arrays."""
     leaves, treedef = jax.tree.flatten(values)
     return treedef, tuple((jax.numpy.shape(x), jax.numpy.result_type(x)) for x in leaves)
 
@@ -174,7 +182,7 @@ def _is_per_replica(x: Any) -> bool:
 
 
 def is_uneven(leaf: Any) -> bool:
-    """Whether replicas have different shapes."""
+    """Whether the replicas' values have different shapes."""
     if not isinstance(leaf, PerReplica) or leaf.is_global:
         return False
     return len({jax.numpy.shape(v) for v in leaf.values}) > 1

@@ -1,4 +1,4 @@
-"""A function that JAX compiles as a whole, with the variables that it uses."""
+"""`jaxdist.function`: a function that JAX compiles as a whole, with the variables it uses."""
 
 import dataclasses
 import functools
@@ -20,19 +20,18 @@ from jaxdist._program.arguments.arguments import (
 )
 from jaxdist._program.arguments.exact import exact_structure
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
-from jaxdist._program.arguments.options import checked_names, static_numbers
+from jaxdist._program.arguments.options import check_names, find_static_numbers
 from jaxdist._program.functions.call import FunctionCall
-from jaxdist._program.functions.devices import mixed_devices
 from jaxdist._program.functions.draws import (
     Draws,
     UnevenBatchError,
     current_draws,
     is_uneven,
-    serving,
+    serve,
     shapes_of,
-    taken_out,
+    take_iterators_out,
 )
-from jaxdist._program.functions.numbers import with_line
+from jaxdist._program.functions.errors import find_invalid_operation, mixed_devices_error
 from jaxdist._program.functions.trace import FunctionTrace, trace_function
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.eagerly import EAGERLY
@@ -50,46 +49,49 @@ from jaxdist._values import (
 
 
 class _OtherInputsError(BaseException):
-    """A trace for other shapes met other variables or batches; not for users to catch."""
+    """A trace for other shapes used other variables or batches. Internal.
+
+    It is no `Exception`, so that `except Exception` in a user's function does not catch it.
+    """
 
     def __init__(self, found: FunctionTrace) -> None:
         self.found = found
 
 
 @dataclasses.dataclass(eq=False)
-class _Compiled:
-    """The function for one structure of arguments, with the variables that it uses."""
+class _CompiledFunction:
+    """The compiled function for one structure of arguments, with the variables that it uses."""
 
     variables: tuple[Variable, ...]
     options: dict[str, Any] | None  # compile options that a step in it needs
-    # A trace of it that JAX has not taken over yet.
+    # A trace that `jax.jit` has not used yet.
     found: FunctionTrace | None
-    call: Any = None  # what `jax.jit` makes
-    gives_padding: bool = False  # in results, as `HeldPieces`
+    call: Any = None  # the jitted function
+    gives_padding: bool = False  # whether results contain padded arrays, as `HeldPieces`
 
 
 class Function:
-    """What `jaxdist.function` makes of a Python function."""
+    """A Python function that `jaxdist.function` compiles as a whole."""
 
     def __init__(self, fn: Callable[..., Any], static_argnames: Sequence[str]) -> None:
         functools.update_wrapper(self, fn)
         self._fn = fn
-        names = checked_names("jaxdist.function", static_argnames)
+        names = check_names("jaxdist.function", static_argnames)
         self._static_names = frozenset(names)
-        self._static_numbers = static_numbers(fn, names, "jaxdist.function")
-        self._known: dict[Any, _Compiled] = {}
-        self._counts: dict[Any, tuple[int, ...]] = {}  # batches that a call takes
-        self._kept = GraphCache()
+        self._static_numbers = find_static_numbers(fn, names, "jaxdist.function")
+        self._known: dict[Any, _CompiledFunction] = {}
+        self._counts: dict[Any, tuple[int, ...]] = {}  # the number of batches that a call takes
+        self._graphs = GraphCache()
         self._is_exact: dict[Any, bool] = {}
         self._num_traces = 0
 
     @property
     def python_function(self) -> Callable[..., Any]:
-        """The function as it was written."""
+        """The original Python function."""
         return self._fn
 
     def experimental_get_tracing_count(self) -> int:
-        """How often the function was traced: once for each structure, shape and dtype.
+        """Return how often the function was traced: once for each structure, shape and dtype.
 
         Example:
             >>> double = jaxdist.function(lambda x: 2 * x)
@@ -110,22 +112,24 @@ class Function:
         if EAGERLY or inside or current_binding() is not None or _compat.must_interpret():
             return self._fn(*args, **kwargs)
         flat = flatten(args, kwargs, self._static_names, self._static_numbers)
-        # One compiled function has one shape for all replicas; a step in it need not.
+        # A compiled function needs one shape for all replicas. A step called from Python does not.
         if any(is_uneven(leaf) for leaf in flat.dynamic):
             return self._fn(*args, **kwargs)
         check_hashable("jaxdist.function", flat)
         check_not_leaked("jaxdist.function", flat)
         check_dtypes("jaxdist.function", flat)
         check_no_bare_variable("jaxdist.function", args, kwargs)
-        flat, draws = taken_out(getattr(self._fn, "__name__", "function"), flat)
+        flat, draws = take_iterators_out(getattr(self._fn, "__name__", "function"), flat)
         try:
             return self._run(flat, draws, None if frame is None else frame.strategy)
         except UnevenBatchError:
             draws.put_back()
+        # Also KeyboardInterrupt: the batches must return to their iterators.
         except BaseException as error:
             better: Exception | None = None
+            # Before `put_back`, because the search for a nan needs the batches.
             try:
-                better = self._explained(error, flat, draws)
+                better = self._improve_error(error, flat, draws)
             finally:
                 draws.put_back()
             _compat.hide_frames(error)
@@ -135,26 +139,27 @@ class Function:
             raise
         return self._fn(*args, **kwargs)
 
-    def _explained(self, error: BaseException, flat: Flat, draws: Draws) -> Exception | None:
-        """A better error for a call that failed, if there is one."""
+    def _improve_error(self, error: BaseException, flat: Flat, draws: Draws) -> Exception | None:
+        """Return a better error for a call that failed, or None."""
         if isinstance(error, jax.errors.UnexpectedTracerError):
-            kept = self._kept.of(flat)
-            return None if kept is None else kept.leak("jaxdist.function")
+            cached_graph = self._graphs.of(flat)
+            return None if cached_graph is None else cached_graph.find_leak("jaxdist.function")
         if isinstance(error, FloatingPointError) and _compat.checks_numbers():
-            return with_line(self._fn, flat, self._kept.of(flat), draws, error)
-        return mixed_devices(getattr(self._fn, "__name__", "function"), error)
+            return find_invalid_operation(self._fn, flat, self._graphs.of(flat), draws, error)
+        return mixed_devices_error(getattr(self._fn, "__name__", "function"), error)
 
     def _run(self, flat: Flat, draws: Draws, strategy: Any) -> Any:
-        kept = self._kept.of(flat)
-        shape = kept.shape if kept else None
-        state = kept.read() if kept else []
+        cached_graph = self._graphs.of(flat)
+        shape = cached_graph.shape if cached_graph else None
+        state = cached_graph.read() if cached_graph else []
         # See Note [Who owns host memory]
-        # One by one: a batch that holds no NumPy array stays the object that knows its data.
+        # One by one: a batch without NumPy arrays stays the same object, which knows the batches
+        # that come; see Note [Batches to come].
         flat.dynamic[:] = map(owned_leaves, as_held(flat.dynamic))
         state = [owned_leaves(x) for x in as_held(state)]
-        asked: Any = (flat.treedef, self._structure(flat.treedef), flat.slots, shape, strategy)
+        asked: Any = (flat.treedef, self._find_structure(flat.treedef), flat.slots, shape, strategy)
         if draws.counts:
-            # How many batches it takes may depend on the shapes of all arguments.
+            # The number of batches may depend on the shapes of all arguments.
             asked = (*asked, shapes_of(flat.dynamic))
             draws.take(self._counts.get(asked, ()))
         given = FunctionCall(flat, shape, state, draws)
@@ -162,61 +167,63 @@ class Function:
         if compiled is None:
             check_no_arrays_hidden("jaxdist.function", flat)
             check_step_holds_no_arrays("jaxdist.function", self._fn)
-            with serving(draws):
+            with serve(draws):
                 found = self._trace(given, state, flat.dynamic)
-            compiled = self._settled(given, asked, found, ())
+            compiled = self._build(given, asked, found, ())
         while True:
             CPU_STEPS.make_room()
             try:
-                with serving(draws):
+                with serve(draws):
                     results = compiled.call(
                         held_by(compiled.variables), state, flat.dynamic, draws.batches
                     )
                 break
             except _OtherInputsError as error:
-                # Other shapes led to other variables, or to more batches.
-                compiled = self._settled(given, asked, error.found, compiled.variables)
+                # With other shapes the function used other variables, or more batches.
+                compiled = self._build(given, asked, error.found, compiled.variables)
         CPU_STEPS.dispatched(results)
         variables, after, result = as_sharded(results) if compiled.gives_padding else results
         try:
-            if kept is not None:
-                kept.write(after)
+            if cached_graph is not None:
+                cached_graph.write(after)
         finally:
             written = [compiled.variables[i] for i in sorted(variables)]
             hold_all(written, [variables[i] for i in sorted(variables)])
         return result
 
-    def _structure(self, treedef: Any) -> Any:
-        """`exact_structure`; whether there is one is asked once for structures that are equal."""
+    def _find_structure(self, treedef: Any) -> Any:
+        """Return `exact_structure`, and cache for which structures it is None."""
         found = exact_structure(treedef) if self._is_exact.get(treedef, True) else None
         self._is_exact[treedef] = found is not None
         return found
 
-    def _settled(
+    def _build(
         self, given: FunctionCall, asked: Any, found: FunctionTrace, before: tuple[Variable, ...]
-    ) -> _Compiled:
-        """The function with all the variables and batches that a trace met as inputs."""
+    ) -> _CompiledFunction:
+        """Build the compiled function, with all variables and batches of a trace as inputs."""
+        # Before `given.key()`, which contains the batches.
         given.draws.give_back_unused()
         known = set(map(id, before))
         variables = (*before, *(v for v in found.variables if id(v) not in known))
-        compiled = _Compiled(variables, found.options, found)
-        compiled.call = self._jitted(compiled, given)
+        compiled = _CompiledFunction(variables, found.options, found)
+        compiled.call = self._jit(compiled, given)
         self._counts[asked] = given.draws.counts
         self._known[(asked, given.key())] = compiled
         return compiled
 
     def _trace(self, given: FunctionCall, state: Any, dynamic: Any) -> FunctionTrace:
-        """Run the Python function once, on values of these shapes."""
+        """Trace the Python function once, on values of these shapes."""
         self._num_traces += 1
         return trace_function(self._fn, given, current_draws(), state, dynamic)
 
-    def _jitted(self, compiled: _Compiled, given: FunctionCall) -> Any:
+    def _jit(self, compiled: _CompiledFunction, given: FunctionCall) -> Any:
         def traced(
             values: list[Any], state: list[Any], dynamic: list[Any], batches: list[list[Any]]
         ) -> Any:
             found, compiled.found = compiled.found, None
             if found is None or not found.fits(state, dynamic):
                 found = self._trace(given, state, dynamic)
+            # `jax.jit` traces again for other shapes, and then the inputs may not fit any more.
             known = {id(v) for v in compiled.variables}
             counts = tuple(map(len, batches))
             if (
@@ -233,11 +240,12 @@ class Function:
         if compiled.options is None:
             return jitted
 
-        def exactly(*args: Any) -> Any:
+        # The partitioner is chosen when JAX lowers the function, so at the calls and not here.
+        def call_exactly(*args: Any) -> Any:
             with _compat.exact_partitioner(compiled.options):
                 return jitted(*args)
 
-        return exactly
+        return call_exactly
 
 
 @overload
@@ -255,37 +263,39 @@ def function(
 ) -> Function | Callable[[Callable[..., Any]], Function]:
     """Compile a function as a whole: `jax.jit` for functions that use variables.
 
-    It reads and assigns `Variable`s as if it were not compiled, may call `strategy.run`,
-    `reduce` and `gather`, and updates NNX objects that are arguments in place. Everything in it
-    is one program with one dispatch. Inside a step, inside another such function, with uneven
-    per-replica values, and under `config.run_eagerly` it is the Python function itself.
+    The function reads and assigns `Variable`s as if it were not compiled. It may call
+    `strategy.run`, `reduce` and `gather`, and it updates NNX objects that are arguments in place.
+    Everything in it is one program with one dispatch. The Python function itself runs inside a
+    step, inside another such function, with uneven per-replica values, and under
+    `config.run_eagerly`.
 
-    A `DistributedIterator` may be an argument: `next(iterator)` and `iterator.get_next()` in the
-    function take new batches at each call, as many as when it was traced. They are taken before
-    the program starts, and go back where the call fails.
+    A `DistributedIterator` may be an argument. In the function, `next(iterator)` and
+    `iterator.get_next()` take new batches at each call, as many as in the trace. The batches are
+    taken before the program starts. If the call fails, they return to the iterator.
 
     Shapes:
-        Arguments mean what their layouts say, as outside: laid out over the replicas, each
-        replica gets its rows. An array that is computed in the function is whole for each.
+        The layout of an argument has the same meaning as outside. If it is laid out over the
+        replicas, each replica gets its rows. Each replica gets the whole of an array that the
+        function computes.
 
     Cost:
         A trace and a compilation for each new structure, shape or dtype of the arguments. Then
         one dispatch.
 
     Args:
-        func: The function. Booleans, strings and other objects among its arguments are part of
-            the program, numbers and arrays are traced, as for `Strategy.run`.
-        static_argnames: Numbers that are part of the program, by the names of their parameters.
+        func: The function. As for `Strategy.run`, numbers and arrays among its arguments are
+            traced. Booleans, strings and other objects are static.
+        static_argnames: Names of parameters whose numbers are static instead of traced.
 
     Returns:
-        The compiled function, or a decorator where `func` is left out.
+        The compiled function, or a decorator if `func` is left out.
 
     Raises:
         ArgumentTypeError: `func` is not callable, or returns an NNX object.
-        ContextError: A variable is made in it, or it takes batches of an iterator that is not an
-            argument.
+        ContextError: The function creates a variable, or takes batches of an iterator that is not
+            an argument.
         MixedStrategyError: Steps, variables or arrays in it are on different devices.
-        OutOfRangeError: It takes more batches than its iterator has left.
+        OutOfRangeError: The function takes more batches than its iterator has left.
 
     Example:
         >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -304,8 +314,8 @@ def function(
         `tf.function`; `jax.jit`.
     """
 
-    def decorated(fn: Callable[..., Any]) -> Function:
+    def decorate(fn: Callable[..., Any]) -> Function:
         is_callable("jaxdist.function", fn, "func")
         return Function(fn, static_argnames)
 
-    return decorated if func is None else decorated(func)
+    return decorate if func is None else decorate(func)

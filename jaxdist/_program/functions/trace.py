@@ -1,4 +1,4 @@
-"""One trace of a compiled function, before JAX has it as a program."""
+"""One trace of a compiled function, which `jax.jit` then makes a program of."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from jaxdist._program.functions.call import FunctionCall
 from jaxdist._program.functions.draws import Draws
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
 from jaxdist._program.nnx import closures
-from jaxdist._program.trace.trace import check_result, not_a_result, opened_result
+from jaxdist._program.trace.trace import check_result, open_result, refused_result_message
 from jaxdist._values import (
     Variable,
     as_held,
@@ -31,21 +31,21 @@ from jaxdist.errors import ArgumentTypeError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FunctionTrace:
-    """What the function did for arguments of one shape, as a function of all that it met."""
+    """The function for arguments of one shape, with variables and batches as further inputs."""
 
     program: Callable[..., Any]  # of the flat arguments, then `inputs`; flat results
     inputs: tuple[Variable | BatchLeaf, ...]
-    variables: tuple[Variable, ...]  # that were read or assigned
-    written: tuple[int, ...]  # of these, by `id`: their new arrays are the first results
-    treedef: Any  # of the other results
+    variables: tuple[Variable, ...]  # the variables that it read or assigned
+    written: tuple[int, ...]  # assigned variables by `id`; their new arrays are the first results
+    treedef: Any  # the structure of the other results
     options: dict[str, Any] | None  # compile options that a step in it needs
-    counts: tuple[int, ...]  # batches that it took of each iterator
+    counts: tuple[int, ...]  # the number of batches that it took from each iterator
     kinds: Any  # shapes and dtypes of the arguments
-    gives_padding: bool  # in results, as `HeldPieces`
+    gives_padding: bool  # whether results contain padded arrays, as `HeldPieces`
 
     def fits(self, state: Any, dynamic: Any) -> bool:
-        """Whether it is a trace for values like these."""
-        return bool(self.kinds == _kinds(state, dynamic))
+        """Whether the trace is for values of these shapes and dtypes."""
+        return bool(self.kinds == _shapes_and_dtypes(state, dynamic))
 
     def replay(
         self,
@@ -55,10 +55,11 @@ class FunctionTrace:
         dynamic: Any,
         batches: Sequence[Sequence[Any]],
     ) -> tuple[dict[int, Any], Any, Any]:
-        """Put it into the trace of the caller.
+        """Run the traced function, usually inside of another trace.
 
         Returns:
-            The new arrays of variables by their place in `variables`, and the other results.
+            The new arrays of variables, by their position in `variables`; the new state of NNX
+            objects; and the function's result.
         """
         own = {id(v): value for v, value in zip(variables, values, strict=True)}
         met = [i.of(batches) if isinstance(i, BatchLeaf) else own[id(i)] for i in self.inputs]
@@ -67,16 +68,17 @@ class FunctionTrace:
         count = len(self.written)
         after, result = self.treedef.unflatten(results[count:])
         arrays = dict(zip((place[i] for i in self.written), results[:count], strict=True))
-        # A tree that was put together has its constants bare, and JAX knows none of them.
-        return arrays, after, _checked(result)
+        # `unflatten` turned each `Static` into its bare value, which `jax.jit` cannot return.
+        return arrays, after, _check_result(result)
 
 
 def trace_function(
     fn: Callable[..., Any], given: FunctionCall, draws: Draws, state: Any, dynamic: Any
 ) -> FunctionTrace:
-    """Call `fn` once, on traced values like `state` and `dynamic`."""
+    """Trace `fn` once, on values with the shapes of `state` and `dynamic`."""
     shape, slots = given.shape, given.flat.slots
     origins = given.origins_of_arguments()
+    # The traced function can return only arrays, so it leaves everything else here.
     made: list[Any] = []
 
     def traced(state: Any, dynamic: Any) -> list[Any]:
@@ -84,20 +86,20 @@ def trace_function(
         copy_steps_ahead(given.flat.dynamic, dynamic)
         state, dynamic = as_sharded((state, dynamic))
         nodes = shape.merge(state) if shape is not None else ()
-        args, kwargs = unflatten(given.flat.treedef, draws.in_place(slots), dynamic, nodes)
+        args, kwargs = unflatten(given.flat.treedef, draws.insert_iterators(slots), dynamic, nodes)
         with bound(binding):
             result = closures.call(fn, args, kwargs)
         after = shape.values_of(nodes) if shape is not None else []
-        written = binding.written()
+        written = binding.collect_written()
         held, gives_padding = as_held((after, result)), has_padding((after, result))
-        leaves, treedef = jax.tree.flatten((held[0], _checked(held[1])))
+        leaves, treedef = jax.tree.flatten((held[0], _check_result(held[1])))
         made[:] = binding, tuple(written), treedef, gives_padding
         return [*written.values(), *leaves]
 
     closed = jax.make_jaxpr(traced)(state, dynamic)
     dead = next((c for c in closed.consts if is_leaked(c)), None)
     if dead is not None:
-        raise closures.leak(fn, dead)
+        raise closures.leak_error(fn, dead)
     binding, written, treedef, gives_padding = made
     jaxpr, marks = _compat.without_placeholders(closed, PLACEHOLDER)
     jaxpr = _compat.with_inputs(jaxpr, [marks[n] for n in range(len(binding.inputs))])
@@ -109,25 +111,25 @@ def trace_function(
         treedef,
         binding.compiler_options,
         draws.used,
-        _kinds(state, dynamic),
+        _shapes_and_dtypes(state, dynamic),
         gives_padding,
     )
 
 
-def _kinds(state: Any, dynamic: Any) -> list[Any]:
+def _shapes_and_dtypes(state: Any, dynamic: Any) -> list[Any]:
     avals = [jax.typeof(x) for x in jax.tree.leaves((state, dynamic))]
     return [(a.shape, a.dtype, a.weak_type) for a in avals]
 
 
-def _checked(result: Any) -> Any:
-    """The result with what is no array kept as it is."""
+def _check_result(result: Any) -> Any:
+    """Check a result, and wrap everything in it that is no array."""
 
-    result = opened_result(result, _is_whole)
+    result = open_result(result, _is_whole)
 
     def keep(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, (nnx.Module, nnx.Optimizer)):
             name = "result" + jax.tree_util.keystr(path)
-            raise ArgumentTypeError(not_a_result(name, leaf, "The function"))
+            raise ArgumentTypeError(refused_result_message(name, leaf, "The function"))
         if isinstance(leaf, Variable):
             return VariableItself(leaf)
         if hasattr(leaf, "dtype"):

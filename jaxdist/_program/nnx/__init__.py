@@ -1,1 +1,1 @@
-"""Flax NNX objects as arguments, and in closures."""
+"""Flax NNX objects as arguments and in closures."""

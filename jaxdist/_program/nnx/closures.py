@@ -1,4 +1,4 @@
-"""NNX objects that a step closes over: reading them is fine, writing them is a named error."""
+"""NNX objects in closures, and Flax variables in containers: assignments to them raise errors."""
 
 import functools
 import types
@@ -12,19 +12,19 @@ from jax.errors import UnexpectedTracerError
 from jax.sharding import NamedSharding
 
 from jaxdist import _compat
-from jaxdist._program.arguments.retrace import place
-from jaxdist._program.nnx.lost_writes import bare_variables, check_none_is_lost
-from jaxdist._values import is_sharded, leaked
-from jaxdist.errors import ContextError
+from jaxdist._program.arguments.arguments import argument_name
+from jaxdist._program.arguments.retrace import source_location
+from jaxdist._values import Sharded, is_sharded, leaked
+from jaxdist.errors import ArgumentTypeError, ContextError
 
-# How far functions that a step calls are followed.
+# How deep the search follows functions that a step calls.
 MAX_DEPTH = 4
 
 
 def closed_over(fn: Any) -> dict[str, Any]:
-    """What a function reaches without being given it, by the name that its code uses.
+    """Return what a function can reach besides its arguments, by the names in its code.
 
-    Closures, globals and defaults, of the functions that it reaches in this way as well.
+    This includes closures, globals and defaults, also of the functions that it reaches.
     """
     found: dict[str, Any] = {}
     _collect(fn, found, set(), MAX_DEPTH)
@@ -35,28 +35,28 @@ def _collect(fn: Any, found: dict[str, Any], seen: set[int], depth: int) -> None
     if id(fn) in seen or not depth:
         return
     seen.add(id(fn))
-    for name, value in _reached(fn):
+    for name, value in _iterate_reachable(fn):
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             _collect(value, found, seen, depth - 1)
         else:
             found.setdefault(name, value)
 
 
-def _reached(fn: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_reachable(fn: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(fn, functools.partial):
         yield "func", fn.func
         yield from ((f"args[{i}]", a) for i, a in enumerate(fn.args))
         yield from fn.keywords.items()
     elif isinstance(fn, types.MethodType):
         yield "self", fn.__self__
-        yield from _reached(fn.__func__)
+        yield from _iterate_reachable(fn.__func__)
     elif isinstance(fn, types.FunctionType):
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             try:
                 yield name, cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
-        for name in _names(fn.__code__):
+        for name in _iterate_global_names(fn.__code__):
             if name in fn.__globals__:
                 yield name, fn.__globals__[name]
         yield from ((f"default {i}", d) for i, d in enumerate(fn.__defaults__ or ()))
@@ -65,23 +65,24 @@ def _reached(fn: Any) -> Iterator[tuple[str, Any]]:
         yield "__wrapped__", fn.__wrapped__
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Global names in a piece of code, with those of the functions defined in it."""
+def _iterate_global_names(code: types.CodeType) -> Iterator[str]:
+    """Yield the global names in a code object and in the functions defined in it."""
     yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            yield from _names(const)
+            yield from _iterate_global_names(const)
 
 
 def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call the step; a write to an NNX object that it closes over is an error that names it."""
-    bare = bare_variables(args, kwargs)
+    """Call the step. Raise a named error if it assigns to an NNX object in its closure."""
+    bare = find_bare_variables(args, kwargs)
     try:
         result = fn(*args, **kwargs)
     except (TraceContextError, ValueError, UnexpectedTracerError) as error:
-        raise_leak(fn, error)
+        raise_if_leaked(fn, error)
+        # JAX and Flax have no classes for these errors; their texts tell them apart.
         if "should match the mesh of sharding" in str(error):
-            _raise_of_global_array(fn, error)
+            _raise_for_global_array(fn, error)
         if "different trace level" not in str(error):
             raise
         objects = {
@@ -89,46 +90,46 @@ def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             for name, value in closed_over(fn).items()
             if any(isinstance(x, (nnx.Pytree, nnx.Variable)) for x in _nnx_objects(value))
         }
-        touched = _touched(error, objects)
+        touched = _find_refused_object(error, objects)
         if touched is None:
-            # An object that a transformation inside the step closes over, or one that the step
-            # reaches in a way that is not followed.
+            # The object is in the closure of a transformation inside the step, or the search did
+            # not reach it.
             error.add_note(
                 "If the object was made outside the step, pass it as an argument: "
                 "strategy.run(step, args=(object, ...))."
             )
             raise
-        raise ContextError(_message(fn, *touched, objects)) from error
-    check_none_is_lost(bare, result)
+        raise ContextError(_closure_message(fn, *touched, objects)) from error
+    check_no_write_is_lost(bare, result)
     return result
 
 
-def raise_leak(fn: Any, error: Exception) -> None:
-    """Raise a named error if it was a traced value which outlived its trace."""
+def raise_if_leaked(fn: Any, error: Exception) -> None:
+    """Raise a named error if the cause was a tracer of an ended trace."""
     if isinstance(error, UnexpectedTracerError) or "context mesh" in str(error):
-        dead = _leaked_value(fn)
+        dead = _find_leaked_value(fn)
         if dead is not None:
-            raise leak(fn, dead) from error
+            raise leak_error(fn, dead) from error
 
 
-def _raise_of_global_array(fn: Any, error: Exception) -> None:
-    """Raise a named error if JAX does not take an array with a layout as a constant of a step."""
+def _raise_for_global_array(fn: Any, error: Exception) -> None:
+    """Raise a named error if JAX refused a closed-over array because of its sharding."""
     for name, value in closed_over(fn).items():
         for leaf in jax.tree.leaves(value, is_leaf=is_sharded):
             array = leaf.held if is_sharded(leaf) else leaf
             if isinstance(getattr(array, "sharding", None), NamedSharding):
                 shown = f"{array.dtype}{list(array.shape)} laid out as {array.sharding.spec}"
                 raise ContextError(
-                    f"The step at {place(fn)} closes over {name}, which holds an array {shown}. "
-                    f"JAX refused an operation on it.\n\n"
+                    f"The step at {source_location(fn)} closes over {name}, which holds an "
+                    f"array {shown}. JAX refused an operation on it.\n\n"
                     "An array that a step closes over keeps its layout over the devices, and some "
                     "functions of jax.numpy (where, for instance) take none with a layout there."
                     f"\n\nPass it as an argument: strategy.run(step, args=({name}, ...))."
                 ) from error
 
 
-def _leaked_value(fn: Any) -> Any:
-    """A traced value that a function reaches, and that belongs to no trace of the caller."""
+def _find_leaked_value(fn: Any) -> Any:
+    """Return a tracer that a function reaches and whose trace has ended; None without one."""
     for value in closed_over(fn).values():
         for leaf in jax.tree.leaves(value) if isinstance(value, (dict, list, tuple)) else [value]:
             if isinstance(leaf, jax.core.Tracer) and not _compat.is_live(leaf):
@@ -136,19 +137,19 @@ def _leaked_value(fn: Any) -> Any:
     return None
 
 
-def leak(fn: Any, dead: Any) -> ContextError:
-    """The error for a step that closes over a traced value which outlived its trace."""
+def leak_error(fn: Any, dead: Any) -> ContextError:
+    """Return the error for a step that closes over a tracer of an ended trace."""
     names = [
         name
         for name, value in closed_over(fn).items()
         if any(x is dead for x in jax.tree.leaves([value]))
     ]
     where = f" through {names[0]}" if names else ""
-    return leaked(f"The step at {place(fn)} uses{where} ", dead)
+    return leaked(f"The step at {source_location(fn)} uses{where} ", dead)
 
 
 def _nnx_objects(value: Any) -> list[Any]:
-    """A value, or what a container of NNX objects holds."""
+    """Return the value itself, or the leaves of a container of NNX objects."""
     if not isinstance(value, (nnx.Pytree, nnx.Variable, dict, list, tuple)):
         return []
     leaves: list[Any] = jax.tree.leaves(
@@ -157,17 +158,17 @@ def _nnx_objects(value: Any) -> list[Any]:
     return leaves
 
 
-def _touched(error: BaseException, objects: dict[str, Any]) -> tuple[str, Any] | None:
-    """Name and value of what Flax refused to touch, if it belongs to one of `objects`."""
+def _find_refused_object(error: BaseException, objects: dict[str, Any]) -> tuple[str, Any] | None:
+    """Return name and value of the object that Flax refused to change, if `objects` contain it."""
     known: dict[int, tuple[str, Any]] = {}
     for name, value in objects.items():
         for path, part in nnx.iter_graph(value):
-            known.setdefault(id(part), (name + _path(path), part))
+            known.setdefault(id(part), (name + _path_suffix(path), part))
     found = None
     traceback = error.__traceback__
     while traceback is not None:
         frame = traceback.tb_frame
-        # The user's own frames hold what they close over whether it is at fault or not.
+        # Frames of the user also hold closed-over objects that are not the cause.
         if str(frame.f_globals.get("__name__", "")).startswith("flax."):
             for local in frame.f_locals.values():
                 found = known.get(id(local), found)
@@ -175,11 +176,11 @@ def _touched(error: BaseException, objects: dict[str, Any]) -> tuple[str, Any] |
     return found
 
 
-def _path(path: tuple[Any, ...]) -> str:
+def _path_suffix(path: tuple[Any, ...]) -> str:
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
 
 
-def _message(fn: Any, name: str, part: Any, objects: dict[str, Any]) -> str:
+def _closure_message(fn: Any, name: str, part: Any, objects: dict[str, Any]) -> str:
     kinds = ", ".join(f"{n} ({type(v).__name__})" for n, v in objects.items())
     arguments = ", ".join(objects)
     bare = [n for n, v in objects.items() if isinstance(v, nnx.Variable)]
@@ -189,10 +190,49 @@ def _message(fn: Any, name: str, part: Any, objects: dict[str, Any]) -> str:
         else ""
     )
     return (
-        f"The step at {place(fn)} writes, or differentiates with respect to, {name}, a "
+        f"The step at {source_location(fn)} writes, or differentiates with respect to, {name}, a "
         f"{type(part).__name__}, which it closes over.\n\n"
         f"NNX objects that it closes over: {kinds}. The variables of such an object are part of "
         "the program: a step may read them, as they were when it was traced, and nothing else.\n\n"
         f"Pass the objects as arguments: strategy.run(step, args=({arguments}, ...)). Their "
         f"variables are then updated in place.{inside}"
     )
+
+
+Found = list[tuple[str, nnx.Variable[Any], Any]]
+
+
+def find_bare_variables(args: Any, kwargs: Any) -> Found:
+    """Return name, variable and value of each variable that is in no module and no `nnx.State`."""
+    leaves = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=_is_whole)[0]
+    return [
+        (argument_name(path), leaf, leaf.get_raw_value())
+        for path, leaf in leaves
+        if isinstance(leaf, nnx.Variable)
+    ]
+
+
+def check_no_write_is_lost(found: Found, result: Any) -> None:
+    """Raise if a step assigned such a variable and does not return the new value.
+
+    Raises:
+        ArgumentTypeError: JAX passed a copy of the variable to the step, so the caller's variable
+            would not change.
+    """
+    written = [(n, v) for n, v, before in found if v.get_raw_value() is not before]
+    if not written:
+        return
+    returned = {id(x) for x in jax.tree.leaves(result)}
+    for name, variable in written:
+        if id(variable.get_raw_value()) not in returned:
+            kind = type(variable).__name__
+            raise ArgumentTypeError(
+                f"The step wrote to {name}, a {kind} in a container, and did not return it.\n\n"
+                "JAX takes such a variable for its value: the step had another object in its "
+                "place, and what it wrote would be lost.\n\n"
+                "Pass the module that holds it, or nnx.Dict(value=variable); or return the value."
+            )
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, (nnx.Variable, nnx.State, nnx.Pytree, Sharded))

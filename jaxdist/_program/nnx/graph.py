@@ -1,4 +1,4 @@
-"""Flax NNX objects as arguments: their variables go in as leaves and come back in place."""
+"""Flax NNX objects as arguments: their variables are inputs, and are updated in place."""
 
 import dataclasses
 import itertools
@@ -12,56 +12,58 @@ from flax import nnx
 from jax.tree_util import PyTreeDef, treedef_is_leaf
 
 from jaxdist import _compat
-from jaxdist._program.nnx.exact_contents import exact_graph
+from jaxdist._program.arguments.exact import exact
 from jaxdist._values import Sharded, is_leaked, is_sharded, leaked
 from jaxdist.errors import ArgumentTypeError, ContextError, StateDivergenceError
 
 
 @dataclasses.dataclass(frozen=True)
 class GraphShape:
-    """What is static of the NNX objects of a call; part of the program's key."""
+    """The static part of a call's NNX objects, which is a part of the program's key."""
 
     graphdef: Any = dataclasses.field(compare=False)
-    # What is compared of it. See Note [Equal constants]
-    exact: Any
+    # The part that is compared; see Note [Equal constants]
+    exact_key: Any
     treedef: PyTreeDef
     paths: tuple[tuple[Any, ...], ...]
     types: tuple[type, ...]
-    # What the caller calls the objects; two calls that differ in it run the same program.
+    # The caller's names of the objects. Calls that differ only in the names share a program.
     arguments: tuple[str, ...] = dataclasses.field(default=(), compare=False)
-    # Numbers of the count, the mean and the squared deviations of each `nnx.metrics.Welford`.
+    # Leaf numbers of the count, the mean and the squared deviations of each
+    # `nnx.metrics.Welford`.
     moments: tuple[tuple[int, int, int], ...] = dataclasses.field(default=(), compare=False)
 
     def merge(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """New NNX objects of this shape that hold `leaves`."""
+        """Return new NNX objects of this shape that hold `leaves`."""
         state = jax.tree.unflatten(self.treedef, leaves)
         merged: tuple[Any, ...] = nnx.merge(self.graphdef, state)
         return merged
 
     def leaves_of(self, nodes: tuple[Any, ...]) -> list[Any]:
-        """The leaves of `nodes`, which a step was run on; the graph must be as it was."""
+        """Return the leaves of `nodes` after a step; raise if the step changed their structure."""
         after, leaves = shape_of(nodes)
-        if after.exact != self.exact or after.treedef != self.treedef:
-            raise StateDivergenceError(self._changed(after))
+        if after.exact_key != self.exact_key or after.treedef != self.treedef:
+            raise StateDivergenceError(self._describe_change(after))
         return leaves
 
     def values_of(self, nodes: tuple[Any, ...]) -> list[Any]:
-        """The same, with arrays in pieces as they are."""
+        """Return the same leaves, but each `Sharded` array as one leaf."""
+        # Checks that the structure is unchanged.
         self.leaves_of(nodes)
         return jax.tree.leaves(nnx.split(nodes)[1], is_leaf=is_sharded)
 
     def name(self, leaf: int) -> str:
-        """A name for leaf number `leaf`, such as `args[0].layers[1].kernel`."""
-        return self._named(self.paths[leaf])
+        """Return the name of leaf number `leaf`, such as `args[0].layers[1].kernel`."""
+        return self._path_name(self.paths[leaf])
 
-    def _named(self, path: tuple[Any, ...]) -> str:
+    def _path_name(self, path: tuple[Any, ...]) -> str:
         head, *rest = path
         parts = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in rest)
         return f"{self.arguments[head]}{parts}"
 
-    def _changed(self, after: "GraphShape") -> str:
-        more = [self._named(p) for p in after.paths if p not in self.paths]
-        less = [self._named(p) for p in self.paths if p not in after.paths]
+    def _describe_change(self, after: "GraphShape") -> str:
+        more = [self._path_name(p) for p in after.paths if p not in self.paths]
+        less = [self._path_name(p) for p in self.paths if p not in after.paths]
         what = "; ".join(
             f"{word} {names[:5]}" for word, names in (("added", more), ("removed", less)) if names
         )
@@ -77,9 +79,15 @@ class GraphShape:
 def shape_of(
     nodes: tuple[Any, ...], arguments: tuple[str, ...] = ()
 ) -> tuple[GraphShape, list[Any]]:
-    """The static part of NNX objects, and their leaves; `arguments` are names for messages."""
+    """Return the static part of NNX objects, and their leaves.
+
+    Args:
+        nodes: The NNX objects.
+        arguments: Their names in error messages.
+    """
     graphdef, state = nnx.split(nodes)
     leaves, treedef = jax.tree.flatten(state)
+    # One entry for each leaf: the value of a variable may be a pytree.
     flat = [
         (path, type(variable))
         for path, variable in nnx.to_flat_state(state)
@@ -87,12 +95,15 @@ def shape_of(
     ]
     paths = tuple(path for path, _ in flat)
     types = tuple(kind for _, kind in flat)
-    exact = exact_graph(graphdef)
-    moments = _moments(nodes, paths)
-    return GraphShape(graphdef, exact, treedef, paths, types, arguments, moments), leaves
+    exact_key = exact_graph(graphdef)
+    moments = _find_moments(nodes, paths)
+    return GraphShape(graphdef, exact_key, treedef, paths, types, arguments, moments), leaves
 
 
-def _moments(nodes: tuple[Any, ...], paths: tuple[Any, ...]) -> tuple[tuple[int, int, int], ...]:
+def _find_moments(
+    nodes: tuple[Any, ...], paths: tuple[Any, ...]
+) -> tuple[tuple[int, int, int], ...]:
+    # A subclass may lack one of the three variables. It is then no running mean that can be merged.
     number = {path: i for i, path in enumerate(paths)}
     found = []
     for path, value in nnx.iter_graph(nodes):
@@ -104,19 +115,19 @@ def _moments(nodes: tuple[Any, ...], paths: tuple[Any, ...]) -> tuple[tuple[int,
 
 
 class CachedGraph:
-    """The NNX objects of a call, with a flat list of their variables kept ready.
+    """The NNX objects of a call, with a cached flat list of their variables.
 
-    Splitting a model costs milliseconds; reading a kept list costs microseconds. Whether the
-    graph is still the one that was listed is seen from the attributes of every object in it,
-    compared by identity.
+    Splitting a model costs milliseconds; reading the cached list costs microseconds. `is_current`
+    checks whether the list is still valid: it compares the attributes of every object in the graph
+    by identity.
     """
 
     def __init__(
         self, nodes: tuple[Any, ...], arguments: tuple[str, ...], forget: Callable[[Any], object]
     ) -> None:
-        # The list holds the variables, so it goes when one of the objects goes.
+        # The list keeps the variables alive, so it is dropped when one of the objects dies.
         self._roots = tuple(weakref.ref(n, forget) for n in nodes)
-        # The C++ call paths of the step that runs on these objects, by plan and static arguments.
+        # C++ dispatchers of the step for these objects, by call template and static arguments.
         self.dispatchers: dict[Any, dict[Any, Callable[..., Any]]] = {}
         self.shape, _ = shape_of(nodes, arguments)
         by_path: dict[Any, Any] = {}
@@ -129,7 +140,7 @@ class CachedGraph:
                 self._watch(vars(value))
             elif isinstance(value, (dict, list)):
                 self._watch(value)
-        self._seen = list(self._held())
+        self._seen = list(self._iterate_contents())
         missing = [p for p in self.shape.paths if p not in by_path]
         if missing:
             raise ArgumentTypeError(
@@ -139,30 +150,34 @@ class CachedGraph:
                 "Wrap the array: nnx.Param(x), or nnx.Variable(x) if it is not trained."
             )
         self.variables = [by_path[p] for p in dict.fromkeys(self.shape.paths)]
-        # Of variables that hold a pytree (what `sow` leaves is a tuple), the structure of each.
-        found = list(self._structures_now())
+        # The structure of each variable's value. `sow`, for instance, stores a tuple. None if each
+        # value is one leaf, so that the common case pays nothing.
+        found = list(self._iterate_structures())
         self._structures = None if all(map(treedef_is_leaf, found)) else found
 
     @property
     def nodes(self) -> tuple[Any, ...]:
-        """The NNX objects; they are not kept alive from here."""
+        """The NNX objects. Only weak references to them are stored."""
         return tuple(r() for r in self._roots)
 
     def is_current(self) -> bool:
-        """Whether no object of the graph has had an attribute replaced, added or removed."""
+        """Whether no attribute in the graph was replaced, added or removed since the listing."""
+        # Counting first: `map` stops at the shorter list and would not see an added attribute.
         count = sum(map(len, self._attributes)) + sum(map(len, self._lists))
-        is_same = count == len(self._seen) and all(map(operator.is_, self._held(), self._seen))
+        is_same = count == len(self._seen) and all(
+            map(operator.is_, self._iterate_contents(), self._seen)
+        )
         if self._structures is None:
             return is_same
-        return is_same and all(map(operator.eq, self._structures_now(), self._structures))
+        return is_same and all(map(operator.eq, self._iterate_structures(), self._structures))
 
-    def _structures_now(self) -> Iterator[PyTreeDef]:
-        """An array in pieces is one leaf: its node says how it is cut."""
+    def _iterate_structures(self) -> Iterator[PyTreeDef]:
+        """Yield the structure of each variable's value; a `Sharded` array counts as one leaf."""
         values = (v.get_raw_value() for v in self.variables)
         return (jax.tree.structure(value, is_leaf=is_sharded) for value in values)
 
     def _watch(self, container: Any) -> None:
-        """Look at what a container holds, and at the plain containers in it, at every call."""
+        """Register a container, and the plain containers in it, to be compared at every call."""
         if isinstance(container, dict):
             self._attributes.append(container)
             inside = container.values()
@@ -170,22 +185,23 @@ class CachedGraph:
             self._lists.append(container)
             inside = container
         for value in inside:
+            # By identity: containers may refer to each other in a circle.
             if type(value) in (dict, list, set) and not any(
                 value is c for c in (*self._attributes, *self._lists)
             ):
                 self._watch(value)
 
-    def _held(self) -> Iterator[Any]:
+    def _iterate_contents(self) -> Iterator[Any]:
         attributes = itertools.chain.from_iterable(map(dict.values, self._attributes))
         return itertools.chain(attributes, itertools.chain.from_iterable(self._lists))
 
     def read(self) -> list[Any]:
-        """The leaves of all variables."""
+        """Return the leaves of all variables."""
         held = [v.get_raw_value() for v in self.variables]
         return held if self._structures is None else jax.tree.leaves(held, is_leaf=is_sharded)
 
-    def leak(self, caller: str) -> ContextError | None:
-        """The error for a variable with a value that outlived its trace, if there is one."""
+    def find_leak(self, caller: str) -> ContextError | None:
+        """Return the error for a variable that holds a tracer of an ended trace; None without."""
         for number, leaf in enumerate(self.read()):
             value = leaf.held if isinstance(leaf, Sharded) else leaf
             if is_leaked(value):
@@ -193,7 +209,7 @@ class CachedGraph:
         return None
 
     def write(self, values: Sequence[Any]) -> None:
-        """Give every variable its new value; an interruption leaves none half done."""
+        """Assign a new value to every variable. An interrupt does not leave it half done."""
         if self._structures is not None:
             leaves = iter(values)
             values = [
@@ -202,6 +218,59 @@ class CachedGraph:
             ]
         try:
             _compat.set_variables(self.variables, values)
+            # Ctrl-C may come between two assignments. Without this, some variables would have
+            # values from before the step and others from after it.
         except KeyboardInterrupt:
             _compat.set_variables(self.variables, values)
             raise
+
+
+def exact_graph(graphdef: Any) -> Any:
+    """Return the key of the static part of NNX objects, whose lists cannot be hashed.
+
+    Raises:
+        ArgumentTypeError: An attribute, or something in it, cannot be hashed.
+    """
+    # Flax stores static attributes with a `value`; other attributes are only markers, which are
+    # compared themselves.
+    attributes = (
+        (exact(name), exact_contents(getattr(mark, "value", mark), f"The attribute {name!r}"))
+        for name, mark in graphdef.attributes
+    )
+    return tuple(map(exact, graphdef.nodes)), tuple(attributes)
+
+
+def exact_contents(value: Any, name: str) -> Any:
+    """Return a key like `exact`, also for dicts, lists and sets. A changed container has another.
+
+    Args:
+        value: A number, a string, a container, or any hashable object.
+        name: The name of the value in error messages.
+
+    Raises:
+        ArgumentTypeError: The value, or something in it, cannot be hashed.
+    """
+    kind = type(value)
+    if isinstance(value, dict):
+        items = value.items()
+        return kind, tuple((exact(k), exact_contents(v, f"{name}[{k!r}]")) for k, v in items)
+    if kind in (list, tuple):
+        return kind, tuple(exact_contents(v, f"{name}[{i}]") for i, v in enumerate(value))
+    if kind in (set, frozenset):
+        return kind, frozenset(exact_contents(v, name) for v in value)
+    key = exact(value)
+    try:
+        hash(key)
+    except TypeError:
+        raise ArgumentTypeError(_not_hashable(value, name)) from None
+    return key
+
+
+def _not_hashable(value: Any, name: str) -> str:
+    return (
+        f"{name} is {value!r}, of type {type(value).__name__}, which cannot be hashed.\n\n"
+        "What an NNX object holds beside its variables is part of the program, so it must be "
+        "told apart from other values.\n\n"
+        "Use numbers, strings, tuples, lists, dicts, or a class with __hash__ and __eq__ "
+        "(@dataclass(frozen=True)); put arrays into nnx.Variable."
+    )

@@ -1,4 +1,4 @@
-"""What becomes of NNX variables that a step leaves different on each replica."""
+"""Rules that make NNX variables equal on all replicas after a step."""
 
 import dataclasses
 import enum
@@ -17,43 +17,50 @@ from jaxdist._values import mean_of_shares, share_of_mean
 
 
 class Rule(enum.Enum):
-    """How the values of all replicas become one."""
+    """How the values of all replicas become one value."""
 
     MEAN = "mean"  # batch statistics
-    SUM = "sum"  # of what each replica added to a metric
-    MOMENTS = "moments"  # count, mean and squared deviations of what each replica saw
-    LARGEST = "largest"  # counts of random streams: no number is drawn twice
+    SUM = "sum"  # of the amounts that the replicas added to a metric
+    MOMENTS = "moments"  # count, mean and squared deviations of each replica's rows
+    LARGEST = "largest"  # counters of random streams: no random number is drawn twice
 
 
 @dataclasses.dataclass(frozen=True)
 class Combination:
-    """Variables of NNX objects, by number, that are combined together."""
+    """Variables of NNX objects, by leaf number, that one rule combines together."""
 
     rule: Rule
     numbers: tuple[int, ...]
 
 
-def enter(kind: type, value: Any, axes: AxisNames) -> Any:
-    """A variable as a replica sees it: random keys get the replica's number folded in."""
+def enter_replica(kind: type, value: Any, axes: AxisNames) -> Any:
+    """Return a variable's value on one replica. A random key gets the replica's index folded in."""
     if issubclass(kind, nnx.RngKey):
-        return keys_of_replicas.of_replica(value, axes)
+        return keys_of_replicas.fold_in_replica(value, axes)
     return value
 
 
-def leave(kind: type, before: Any, entered: Any, after: Any, axes: AxisNames) -> Any:
-    """A variable as it goes on to the next step; a key that was not written stays as it was."""
+def leave_replica(kind: type, before: Any, entered: Any, after: Any, axes: AxisNames) -> Any:
+    """Return a variable's value for the next step. An unassigned random key keeps its old value."""
     if not issubclass(kind, nnx.RngKey):
         return after
-    return before if after is entered else keys_of_replicas.kept(before, entered, after, axes)
+    return (
+        before
+        if after is entered
+        else keys_of_replicas.keys_for_next_step(before, entered, after, axes)
+    )
 
 
 def is_metric(kind: type) -> bool:
-    """Whether a variable grows by what all replicas add to it, also where they add the same."""
+    """Whether a variable sums up what all replicas add to it, even if they add equal amounts."""
     return issubclass(kind, nnx.metrics.MetricState)
 
 
 def rule_of(kind: type) -> Rule | None:
-    """How a variable that differs is combined, if it has a rule; metrics are looked at closer."""
+    """Return the rule for a variable that differs between replicas; None if it has no rule.
+
+    Metrics have no rule here: it depends on what the step does with them.
+    """
     if issubclass(kind, nnx.BatchStat):
         return Rule.MEAN
     if issubclass(kind, nnx.RngCount):
@@ -68,56 +75,62 @@ def combine(
     axes: AxisNames,
     takes_part: tuple[bool, ...] | None = None,
 ) -> list[Any]:
-    """The values of some variables after a step; of metrics, `after` is what a replica added.
+    """Return the values of some variables after a step.
+
+    For metrics, `after` is the amount that a replica added.
 
     Args:
-        combination: Which variables these are.
+        combination: The rule and the variables.
         before: Their values before the step.
-        after: Those of this replica after it.
+        after: Their values on this replica after the step.
         axes: The replica axes.
-        takes_part: By replica, whether it has rows; None where all have.
+        takes_part: For each replica, whether it has rows; None if all have.
     """
-    counts = None if takes_part is None else _own(takes_part, axes)
+    counts = None if takes_part is None else _own_entry(takes_part, axes)
+    # Without any rows there is nothing to average or add. Random streams advance nevertheless.
     if takes_part is not None and not any(takes_part) and combination.rule is not Rule.LARGEST:
         return [b.reshape(a.shape) for b, a in zip(before, after, strict=True)]
     if combination.rule is Rule.MOMENTS:
-        return _moments(before, after, axes, counts)
+        return _merge_moments(before, after, axes, counts)
     if combination.rule is Rule.LARGEST:
         return [jax.lax.pmax(x, axes) for x in after]
     if combination.rule is Rule.SUM:
-        return [_sum(*pair, axes, counts) for pair in zip(before, after, strict=True)]
-    return [_mean(x, axes, takes_part, counts) for x in after]
+        return [_add_up(*pair, axes, counts) for pair in zip(before, after, strict=True)]
+    return [_average(x, axes, takes_part, counts) for x in after]
 
 
-def _own(of_replica: tuple[bool, ...], axes: AxisNames) -> Any:
+def _own_entry(of_replica: tuple[bool, ...], axes: AxisNames) -> Any:
     return jnp.asarray(of_replica)[jax.lax.axis_index(axes)]
 
 
-def _mean(x: Any, axes: AxisNames, takes_part: tuple[bool, ...] | None, counts: Any) -> Any:
-    wide = _wide(x)
+def _average(x: Any, axes: AxisNames, takes_part: tuple[bool, ...] | None, counts: Any) -> Any:
+    wide = _widen(x)
     if takes_part is None:
         return mean_over(wide, axes).astype(x.dtype)
+    # Replicas without rows must not count: the mean of no rows is nan.
     num = sum(takes_part)
     total = jax.lax.psum(jnp.where(counts, share_of_mean(wide, num), 0), axes)
     return mean_of_shares(total, wide.dtype, num).astype(x.dtype)
 
 
-def _sum(before: Any, added: Any, axes: AxisNames, counts: Any) -> Any:
-    added = _wide(added)
+def _add_up(before: Any, added: Any, axes: AxisNames, counts: Any) -> Any:
+    added = _widen(added)
     total = jax.lax.psum(added if counts is None else jnp.where(counts, added, 0), axes)
+    # The program stores each scalar as one element of a vector.
     start = before.reshape(added.shape)
-    return (_wide(start).astype(total.dtype) + total).astype(start.dtype)
+    return (_widen(start).astype(total.dtype) + total).astype(start.dtype)
 
 
-def _moments(
+def _merge_moments(
     before: Sequence[Any], after: Sequence[Any], axes: AxisNames, counts: Any
 ) -> list[Any]:
-    """Chan, Golub and LeVeque, 1979: moments of parts give those of the whole."""
+    """Merge the moments of parts into those of the whole (Chan, Golub and LeVeque, 1979)."""
     num, mean, squares = after
     has = num > 0 if counts is None else counts & (num > 0)
     num = jnp.where(has, num, 0)
+    # A replica without rows may hold nan, and 0 * nan is nan: so select, do not multiply.
     sum_num = jax.lax.psum(num, axes)
-    wide = _wide(mean)
+    wide = _widen(mean)
     rows = jnp.stack([num.astype(wide.dtype), jnp.where(has, wide, 0), jnp.where(has, squares, 0)])
     nums, means, devs = jnp.moveaxis(jax.lax.all_gather(rows, axes), 1, 0)  # each [R, ...]
     num0, mean0, dev0 = (x.reshape(num.shape) for x in before)
@@ -126,7 +139,7 @@ def _moments(
     means = jnp.concatenate([mean0.astype(wide.dtype)[None], means])
     devs = jnp.concatenate([dev0.astype(wide.dtype)[None], devs])
     share = nums / jnp.maximum(whole, 1).astype(wide.dtype)[None]
-    # From the mean before, so that a long run of steps keeps its digits.
+    # Add small corrections to the old mean: a weighted sum would lose digits in a long run.
     moved = jnp.sum(jnp.where(nums > 0, share * (means - means[:1]), 0), axis=0)
     new = jnp.where(num0 > 0, means[0] + moved, jnp.sum(share * means, axis=0))
     spread = jnp.sum(jnp.where(nums > 0, devs + nums * (means - new[None]) ** 2, 0), axis=0)
@@ -141,21 +154,22 @@ def combine_all(
     names: tuple[str, ...],
     takes_part: tuple[bool, ...] | None = None,
 ) -> list[Any]:
-    """The same, of the values of all replicas in one place.
+    """Apply `combine` to the values of all replicas on one device.
 
     Args:
-        combination: Which variables these are.
+        combination: The rule and the variables.
         before: Their values before the step.
-        after: For each of them, the values of all replicas.
-        shape: Sizes of the replica axes.
-        names: Names of the replica axes.
-        takes_part: By replica, whether it has rows.
+        after: For each variable, the values of all replicas.
+        shape: The sizes of the replica axes.
+        names: The names of the replica axes.
+        takes_part: For each replica, whether it has rows.
     """
 
-    def one(*rows: Any) -> list[Any]:
+    def combine_replica(*rows: Any) -> list[Any]:
         return combine(combination, before, rows, names, takes_part)
 
-    mapped = one
+    # `vmap` with axis names lets the same collectives run without devices.
+    mapped = combine_replica
     for name in reversed(names):
         mapped = jax.vmap(mapped, axis_name=name)
     stacks = [jnp.stack(list(x)).reshape(*shape, *x[0].shape) for x in after]
@@ -163,7 +177,7 @@ def combine_all(
     return [x.reshape(math.prod(shape), *x.shape[len(shape) :])[0] for x in whole]
 
 
-def _wide(x: Any) -> Any:
-    """At least f32: sums of many replicas need it, and XLA's CPU backend may abort on bf16."""
+def _widen(x: Any) -> Any:
+    """Cast narrow floats to f32: long sums need it, and XLA's CPU backend may abort on bf16."""
     is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
     return x.astype(jnp.float32) if is_narrow else x

@@ -1,4 +1,4 @@
-"""Random keys of NNX objects: one key between steps, and a stream for each replica inside."""
+"""Random keys of NNX objects: one key between steps, one stream for each replica in a step."""
 
 from typing import Any
 
@@ -8,23 +8,24 @@ import jax.numpy as jnp
 from jaxdist._typing import AxisNames
 
 
-def of_replica(keys: Any, axes: AxisNames) -> Any:
-    """The keys of one replica, made from those that all have."""
+def fold_in_replica(keys: Any, axes: AxisNames) -> Any:
+    """Return the keys of one replica, derived from the keys that all replicas share."""
     return _fold_in(keys, jax.lax.axis_index(axes))
 
 
 def _fold_in(keys: Any, number: Any) -> Any:
+    # `fold_in` takes one key, so it is mapped over each dim of an array of keys.
     fold = jax.random.fold_in
     for _ in range(keys.ndim if _is_typed(keys) else keys.ndim - 1):
         fold = jax.vmap(fold, in_axes=(0, None))
     return fold(keys, number)
 
 
-def kept(before: Any, entered: Any, after: Any, axes: AxisNames) -> Any:
-    """The keys that go on to the next step, where a step may have written its own.
+def keys_for_next_step(before: Any, entered: Any, after: Any, axes: AxisNames) -> Any:
+    """Return the keys for the next step, after the step may have assigned new ones.
 
-    All replicas go on from those of the first one, since there is one variable; each folds its
-    number in again. Where no replica wrote other bits, they are as they were before.
+    There is one variable for all replicas. So all continue with the keys of the first replica, and
+    each folds its own index in again. If no replica assigned new bits, the keys stay as before.
 
     Cost:
         One all-reduce of the words of the keys.
@@ -35,6 +36,8 @@ def kept(before: Any, entered: Any, after: Any, axes: AxisNames) -> Any:
     else:
         written = jnp.uint32(1)
     is_first = jax.lax.axis_index(axes) == 0
+    # The sum over replicas of which all but one hold 0 is a broadcast. The flag is part of the
+    # same all-reduce.
     mine = jnp.where(is_first, new, 0)
     both = jax.lax.psum(jnp.concatenate([written.reshape(1), mine.reshape(-1)]), axes)
     first = both[1:].reshape(new.shape).astype(new.dtype)

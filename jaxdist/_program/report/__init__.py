@@ -1,1 +1,1 @@
-"""What a compiled program communicates, against what was asked for."""
+"""What a compiled program communicates, compared with what the step asked for."""

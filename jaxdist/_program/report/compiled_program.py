@@ -12,19 +12,21 @@ from jaxdist._program.report.explanation import Explanation, explained
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompiledProgram:
-    """A compiled step; what `Strategy.run` would execute."""
+    """A compiled step: what `Strategy.run` would execute."""
 
-    program: Any  # the `Program` that this was compiled from
+    # The `Program` that this was compiled from. Its class is in a room above this one.
+    program: Any
     executable: jax.stages.Compiled
 
     def as_text(self) -> str:
-        """The optimized HLO.
+        """Return the optimized HLO as text.
 
         Example:
             >>> program = OneDeviceStrategy("cpu:0").lower(lambda: 1 + jnp.ones(2))
             >>> "ENTRY" in program.compile().as_text()
             True
         """
+        # Cached, because XLA prints a large program in seconds and several properties parse it.
         return self._text
 
     @functools.cached_property
@@ -33,7 +35,7 @@ class CompiledProgram:
 
     @property
     def collectives(self) -> tuple[hlo.CompiledCollective, ...]:
-        """The collectives that are really in the compiled program.
+        """The collectives of the compiled program.
 
         Example:
             >>> def step(x):
@@ -45,7 +47,7 @@ class CompiledProgram:
         return hlo.collectives(self.as_text())
 
     def explain(self) -> Explanation:
-        """What this program communicates, and what became of what the step asked for.
+        """Return what this program communicates, and what became of what the step asked for.
 
         Example:
             >>> def step(x):

@@ -1,4 +1,4 @@
-"""What a compiled program communicates, as a value that can be read and shown."""
+"""What a compiled program communicates, as a value that can be inspected and printed."""
 
 import collections
 import dataclasses
@@ -11,24 +11,30 @@ from jaxdist._collectives import TraceNotes
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.logical.placed_work import PlacedWork
 from jaxdist._program.proof.replication import TracedCollective
-from jaxdist._program.report.reconciled import AskedFor, CompiledRow, compiled_rows, reconciled
+from jaxdist._program.report.matching import (
+    AskedFor,
+    CompiledRow,
+    compiled_rows,
+    match_collectives,
+)
 from jaxdist.explain import Table
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
-    """What a step asked for, what was compiled, and what it should take.
+    """The collectives that a step asked for, those that XLA compiled, and their predicted times.
 
     Args:
-        name: The step's.
+        name: The name of the step.
         where: The layout, in words.
-        compiled: What the program does, from its HLO; equal ones together, with their `count`.
-        asked: What the step asked for, from its trace, with what became of it.
-        ignored: Hints that were given and have no effect, with the reason.
-        links: What joins the devices, from which times are predicted.
-        placed: What runs on one logical device of each replica.
-        unknown: What the compiled program holds and jaxdist does not know: it may communicate, and
-            is not counted.
+        compiled: The collectives of the compiled program, from its HLO. Equal ones are one row with
+            a `count`.
+        asked: The collectives of the step, from its trace, with what became of each.
+        ignored: The hints that have no effect, with the reasons.
+        links: The links between the devices, from which times are predicted.
+        placed: The operations that run on one logical device of each replica.
+        unknown: The operations of the compiled program that jaxdist does not know. They may
+            communicate, and are not counted.
 
     Example:
         >>> def step(x):
@@ -49,21 +55,21 @@ class Explanation:
 
     @property
     def num_collectives(self) -> int | None:
-        """Operations that one step runs; None where a loop decides while running."""
+        """The number of collectives that one step runs; None if a loop has no fixed length."""
         counts = [None if row.times is None else row.count * row.times for row in self.compiled]
         return None if None in counts else sum(n for n in counts if n is not None)
 
     def bytes_sent(self, level: str) -> float:
-        """The least that one device sends in a step `"inside"` a worker, or `"between"` workers.
+        """Return the least bytes that a device sends in a step, `"inside"` or `"between"` workers.
 
-        A loop that decides while running counts as one turn.
+        A loop without a fixed length counts as one iteration.
         """
         rows = (row for row in self.compiled if row.level == level)
         return sum(row.bytes_sent * row.count * (row.times or 1) for row in rows)
 
     @property
     def predicted_seconds(self) -> float:
-        """All collectives, one after the other; a loop that decides while running as one turn."""
+        """The time of all collectives in sequence. A loop of unknown length runs once."""
         return sum(row.seconds * row.count * (row.times or 1) for row in self.compiled)
 
     def __str__(self) -> str:
@@ -100,7 +106,7 @@ class Explanation:
 
     def _totals(self) -> str:
         count = self.num_collectives
-        runs = "as many runs as its loops decide" if count is None else _counted(count, "run")
+        runs = "as many runs as its loops decide" if count is None else _pluralize(count, "run")
         sent = f"{_bytes(self.bytes_sent('inside'))} inside a worker"
         if self.links.outer is not None:
             sent += f" and {_bytes(self.bytes_sent('between'))} between workers"
@@ -119,15 +125,16 @@ def explained(
     text: str,
     placed: tuple[PlacedWork, ...] = (),
 ) -> Explanation:
-    """Read a compiled program and reconcile it with what was asked for."""
+    """Read a compiled program and match it with what the step asked for."""
     links = cost.links_of(layout)
     found = hlo.collectives(text)
-    asked = tuple(_with_plan(a, told) for a in asked)
-    asked_for, origins = reconciled(asked, found)
+    asked = tuple(_add_plan(a, told) for a in asked)
+    asked_for, origins = match_collectives(asked, found)
     where = (
         f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
         f"{layout.platform}"
     )
+    # One hint may be ignored at several places; `dict.fromkeys` below keeps one sentence.
     by_plan = (sentence for a in asked for sentence in a.ignored)
     return Explanation(
         name,
@@ -141,11 +148,13 @@ def explained(
     )
 
 
-def _with_plan(asked: TracedCollective, told: TraceNotes) -> TracedCollective:
-    """A collective with the plan that left it as it is."""
+def _add_plan(asked: TracedCollective, told: TraceNotes) -> TracedCollective:
+    """Return a collective with the all-reduce plan that left it unchanged."""
     plan = told.plans.get(asked.source)
+    # An operation that the plan changed carries its algorithm itself.
     if plan is None or asked.algorithm or asked.kind != "psum":
         return asked
+    # Computed only here, since most programs are never explained.
     made = plan()
     return dataclasses.replace(
         asked,
@@ -189,6 +198,7 @@ def _origin(row: CompiledRow) -> str:
 
 
 def _asked_table(asked: tuple[AskedFor, ...]) -> Table:
+    # A line in a loop of Python, or over leaves, asks for many equal collectives.
     counted = collections.Counter(asked)
     return Table(
         "Asked for",
@@ -211,7 +221,7 @@ def _asked_table(asked: tuple[AskedFor, ...]) -> Table:
 
 
 def _placed_table(placed: tuple[PlacedWork, ...]) -> Table:
-    """Work on one logical device; 0 operations is a mark on what cannot be placed."""
+    """Return the table of work on one logical device. 0 operations: the mark had no effect."""
     columns = ("logical device", "operations", "results for others", "at")
     rows = tuple(
         (str(w.device), str(w.operations), str(w.results), _short(w.source)) for w in placed
@@ -220,7 +230,7 @@ def _placed_table(placed: tuple[PlacedWork, ...]) -> Table:
 
 
 def _choices(asked: tuple[AskedFor, ...]) -> list[Table | str]:
-    """Which algorithm was chosen where, and what the others would have taken."""
+    """Return the lines that show each chosen algorithm, and the times of the alternatives."""
     lines: list[Table | str] = []
     for a in dict.fromkeys(a.choice for a in asked if a.algorithm):
         if not lines:
@@ -242,7 +252,8 @@ def _runs(times: int | None, in_branch: bool) -> str:
 
 
 def _short(source: str) -> str:
-    """A path from the working directory, where the file is in it."""
+    """Return a path relative to the working directory if the file is inside of it."""
+    # At every call, since the working directory may change.
     here = os.getcwd() + os.sep
     return source.removeprefix(here)
 
@@ -255,8 +266,8 @@ def _seconds(value: float) -> str:
 
 
 def _bytes(value: float) -> str:
-    return _counted(round(value), "byte")
+    return _pluralize(round(value), "byte")
 
 
-def _counted(count: int, what: str) -> str:
+def _pluralize(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"

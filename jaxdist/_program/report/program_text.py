@@ -1,15 +1,16 @@
-"""How a program is shown: inputs and results with their kinds, and what was asked for."""
+"""The text of a program: inputs and results with their kinds, and the collectives of the step."""
 
 from typing import Any
 
 
 def text(program: Any) -> str:
-    """The `repr` of a `Program`."""
+    """Return the `repr` of a `Program`."""
     layout = program.layout
     where = (
         f"{layout.num_replicas} replica(s) x {layout.num_logical} logical device(s) on "
         f"{layout.platform}"
     )
+    # Virtual replicas share devices, so the number of devices is not that of the replicas.
     if layout.num_virtual is not None:
         where = (
             f"{layout.num_virtual} virtual replica(s) on {layout.num_places} device(s) of "
@@ -30,7 +31,7 @@ def text(program: Any) -> str:
 
 
 def shapes_text(uneven: tuple[tuple[int, ...], ...] | None, shape: tuple[int, ...]) -> str:
-    """One shape, or those of all replicas where they differ."""
+    """Return one shape, or the shapes of all replicas if they differ."""
     return str(list(shape)) if uneven is None else ", ".join(str(list(s)) for s in uneven)
 
 

@@ -1,4 +1,4 @@
-"""The uneven batches that a step will get later, as signatures; see Note [Batches to come]."""
+"""Signatures of the uneven batches that a step will get later; see Note [Batches to come]."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -26,22 +26,24 @@ from jaxdist._values import (
 
 @dataclasses.dataclass(frozen=True)
 class LaterSteps:
-    """The uneven steps that the data of a call has yet to give, and the arguments that change.
+    """The uneven steps that the data of a call will still produce, and the arguments they change.
 
-    Equal ones lead to the same traces, but for dtypes and layouts of other arguments.
+    Equal ones lead to the same traces, except for dtypes and layouts of other arguments.
     """
 
     ahead: Ahead
-    shapes: tuple[tuple[int, tuple[int, ...]], ...]  # number of the input; local, without dim 0
-    arguments: tuple[Any, ...]  # their structure, and those that are part of the program
+    # For each per-replica input: its number, and its local shape without dim 0.
+    shapes: tuple[tuple[int, tuple[int, ...]], ...]
+    arguments: tuple[Any, ...]  # their structure, and the static ones
 
     def signatures(self, call: Call, layout: ReplicaMesh) -> Iterator[tuple[UnevenStep, Signature]]:
-        """What `_call.read` would make of the arguments with these batches in them."""
+        """Yield the signatures that `call.read` would make of calls with these batches."""
         placement = Placement(Kind.PER_REPLICA, layout.per_replica)
         for step in self.ahead:
             inputs = list(call.signature.inputs)
             uneven = [(i, tuple((n, *rest) for n in step.rows)) for i, rest in self.shapes]
             for i, rest in self.shapes:
+                # As `call.read` does, pad to the replica with the most rows.
                 shape = (max(step.rows) * layout.num_replicas, *rest)
                 inputs[i] = dataclasses.replace(inputs[i], placement=placement, shape=shape)
             signature = dataclasses.replace(
@@ -51,11 +53,11 @@ class LaterSteps:
                 yield step, signature
 
 
-def later_steps(call: Call, layout: ReplicaMesh) -> LaterSteps | None:
-    """What is known of the batches to come, where the arguments of this call tell.
+def find_later_steps(call: Call, layout: ReplicaMesh) -> LaterSteps | None:
+    """Return the later batches of a call's data, or None if they cannot be known.
 
-    Values of replicas that no dataset gave, and numbers that are part of the program, may depend
-    on the rows of the batch, so nothing is known then.
+    They are unknown if some per-replica value does not come from a dataset, or if a static argument
+    is a number. Both may depend on the rows of the batch.
     """
     flat, signature = call.flat, call.signature
     first = len(signature.inputs) - len(flat.dynamic)
@@ -66,10 +68,12 @@ def later_steps(call: Call, layout: ReplicaMesh) -> LaterSteps | None:
         if slot.kind is not Kind.PER_REPLICA or slot.is_scalar:
             continue
         ahead = steps_ahead(leaf) if isinstance(leaf, PerReplica) else ()
+        # A concrete array in an enclosing trace is a constant: it stays the same for later batches.
         if call.is_traced and not _is_traced(leaf):
             ahead = ()
         found.add(ahead)
         shapes.append((number, slot.shape[1:]))
+    # Batches of different passes over data do not advance together.
     if len(found) != 1 or any(isinstance(s, Static) and _is_number(s.value) for s in flat.slots):
         return None
     (ahead,) = found
@@ -88,16 +92,17 @@ def _is_number(value: Any) -> bool:
 
 
 def check_can_be_uneven(signature: Signature, names: list[str], layout: ReplicaMesh) -> None:
-    """Refuse values of different shapes where replicas have to have one.
+    """Raise if per-replica values have different shapes where replicas need equal ones.
 
     Raises:
-        ShapeError: Replicas are virtual, or span several devices.
+        ShapeError: The replicas are virtual, or each spans several devices.
     """
     for number, shapes in signature.uneven:
         if layout.num_virtual is not None:
             raise not_virtually(shapes)
         if layout.num_logical > 1:
             name = names[number - len(signature.inputs)]
+            # Zeros of these shapes raise the same error as the batch will.
             checked_per_replica(name, _zeros(signature.inputs[number], shapes), layout)
 
 
@@ -106,8 +111,8 @@ def _zeros(slot: InSlot, shapes: Shapes) -> PerReplica:
     return PerReplica([np.zeros(shape, dtype) for shape in shapes])
 
 
-def note(step: UnevenStep) -> str:
-    """What is added to an error of a batch to come."""
+def describe_later_step(step: UnevenStep) -> str:
+    """Return the note for an error about a later batch."""
     rows = ", ".join(map(str, step.rows))
     return (
         f"This is about {step}, and nothing has run: its shapes are traced together with the "

@@ -1,4 +1,4 @@
-"""One call of a step, read against the strategy: what it has to run, and on what."""
+"""One call of a step, checked against the strategy: its signature and its input arrays."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Flat
 from jaxdist._program.arguments.exact import exact_structure
-from jaxdist._program.arguments.in_slot import in_slot, must_move
+from jaxdist._program.arguments.in_slot import make_in_slot, must_move
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph import CachedGraph
 from jaxdist._program.trace.trace import Signature
@@ -29,88 +29,92 @@ from jaxdist.errors import ShapeError
 
 @dataclasses.dataclass
 class Call:
-    """One call, taken apart and read against the strategy."""
+    """One call, flattened and checked against the strategy."""
 
     flat: Flat
     signature: Signature
     leaves: list[Any]
-    kept: CachedGraph | None
-    moved: bool  # some leaf is not passed on as it came
-    has_padding: bool  # some array in pieces has
+    cached_graph: CachedGraph | None
+    moved: bool  # some leaf is another array than the one in the call
+    has_padding: bool  # some `Sharded` array is padded
 
     @property
     def is_traced(self) -> bool:
-        """Whether somebody else traces, and nothing can be compiled here."""
+        """Whether an enclosing function is being traced, so that nothing can be compiled."""
         return self.flat.has_tracer or _compat.inside_trace()
 
     def leaves_of(self, program: Program) -> Sequence[Any]:
-        """What the program takes: the leaves, between the variables that it has beside them."""
+        """Return the inputs of the program: the leaves and the variables that it uses."""
         variables = program.variables
-        return variables.around(self.leaves) if variables else self.leaves
+        return variables.insert_into(self.leaves) if variables else self.leaves
 
-    def settle(self, program: Program, results: Sequence[Any]) -> Any:
-        """The step's result, after its state was put in place."""
+    def update_state(self, program: Program, results: Sequence[Any]) -> Any:
+        """Update the state with the results, and return the step's result."""
         rebuilt = program.rebuild(results)
         if not program.has_state:
             return rebuilt
         variables = program.variables
         state, result = rebuilt
-        if self.kept is not None:
-            self.kept.write(state[: variables.after] if variables else state)
+        if self.cached_graph is not None:
+            self.cached_graph.write(state[: variables.after] if variables else state)
         if variables:
             variables.write(state[variables.after :])
         return result
 
 
-def read(flat: Flat, kept: CachedGraph | None, layout: ReplicaMesh) -> Call:
-    """Check every leaf, and put it where the program takes it; variables of NNX objects go first.
+def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> Call:
+    """Check every leaf, and move it to where the program needs it.
+
+    The leaves begin with the variables of NNX objects.
 
     Raises:
-        ShapeError: Values of replicas do not fit; all arguments that do not are named.
-        ReplicaValueError: A value of another strategy.
+        ShapeError: Per-replica values do not fit. The error names all such arguments.
+        ReplicaValueError: A value belongs to another strategy.
     """
-    leak = kept.leak("strategy.run") if kept else None
+    leak = cached_graph.find_leak("strategy.run") if cached_graph else None
     if leak is not None:
         raise leak
-    leaves = kept.read() if kept else []
+    leaves = cached_graph.read() if cached_graph else []
     num_state = len(leaves)
-    values, uneven, moved = _checked_values(flat, num_state, layout)
+    values, uneven, moved = _check_values(flat, num_state, layout)
     leaves += values
     inputs = []
     has_padding = False
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, Sharded):
-            pieces = checked_sharded(_LeafName(flat, kept, i - num_state), leaf, layout)
+            pieces = checked_sharded(_LeafName(flat, cached_graph, i - num_state), leaf, layout)
             moved = moved or pieces is not leaf
             has_padding = has_padding or pieces.has_padding
             leaf = pieces
-        slot = in_slot(leaf, layout)
+        slot = make_in_slot(leaf, layout)
         inputs.append(slot)
         is_virtual = layout.num_virtual is not None
         if is_virtual and slot.kind is Kind.PER_REPLICA and not isinstance(leaf, PerReplica):
-            check_virtual_rows(_LeafName(flat, kept, i - num_state), leaf, layout)
-        # See Note [Who owns host memory]: the step may still read it after the call has returned.
+            check_virtual_rows(_LeafName(flat, cached_graph, i - num_state), leaf, layout)
+        # See Note [Who owns host memory]: the step may read the array after the call has returned.
         if isinstance(leaf, Sharded):
             leaf = owned(leaf.held)
         else:
             leaf = owned(leaf.array if isinstance(leaf, PerReplica) else leaf)
+        # A described layout has no real devices to move arrays to.
         if must_move(leaf, slot) and layout.described is None:
             leaf, moved = jax.device_put(leaf, slot.sharding), True
         leaves[i] = leaf
-    graph = kept.shape if kept else None
+    graph = cached_graph.shape if cached_graph else None
     structure = exact_structure(flat.treedef)
     signature = Signature(
         flat.treedef, flat.slots, tuple(inputs), graph, uneven=tuple(uneven), structure=structure
     )
-    return Call(flat, signature, leaves, kept, moved, has_padding)
+    return Call(flat, signature, leaves, cached_graph, moved, has_padding)
 
 
-def _checked_values(
+def _check_values(
     flat: Flat, num_state: int, layout: ReplicaMesh
 ) -> tuple[list[Any], list[tuple[int, Any]], bool]:
-    """The dynamic leaves, those that are padded with their shapes, and whether some are new."""
+    """Return the dynamic leaves, the shapes of padded ones, and whether some leaf is new."""
     values: list[Any] = []
     uneven: list[tuple[int, Any]] = []
+    # Collected, so that one error names all arguments that do not fit.
     misfits: list[ShapeError] = []
     moved = False
     for number, leaf in enumerate(flat.dynamic):
@@ -129,12 +133,12 @@ def _checked_values(
             leaf = checked
         values.append(leaf)
     if misfits:
-        raise _together(misfits)
+        raise _merge_errors(misfits)
     return values, uneven, moved
 
 
-def _together(errors: list[ShapeError]) -> ShapeError:
-    """One error for all arguments that do not fit, with what the first one advises."""
+def _merge_errors(errors: list[ShapeError]) -> ShapeError:
+    """Return one error for all arguments that do not fit, with the remedy of the first one."""
     if len(errors) == 1:
         return errors[0]
     found = [str(error).partition("\n\n") for error in errors]
@@ -143,14 +147,14 @@ def _together(errors: list[ShapeError]) -> ShapeError:
 
 @dataclasses.dataclass
 class _LeafName:
-    """The name of a leaf, found only when a message needs it; variables have negative numbers."""
+    """The name of a leaf, computed only when a message needs it. Variables have numbers below 0."""
 
     flat: Flat
-    kept: CachedGraph | None
+    cached_graph: CachedGraph | None
     number: int
 
     def __str__(self) -> str:
-        if self.kept is not None and self.number < 0:
-            shape = self.kept.shape
+        if self.cached_graph is not None and self.number < 0:
+            shape = self.cached_graph.shape
             return shape.name(len(shape.paths) + self.number)
         return self.flat.name(self.number)

@@ -1,4 +1,4 @@
-"""The arguments whose buffers a step gives to its results."""
+"""Checks of `donate_argnums`, and the program inputs that it covers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from jaxdist._program.nnx.graph import GraphShape
 from jaxdist.errors import ArgumentError, DonationError
 
 
-def check_numbers(donated: Sequence[int], args: Sequence[Any]) -> None:
-    """Refuse numbers of arguments that a call does not have.
+def check_positions(donated: Sequence[int], args: Sequence[Any]) -> None:
+    """Raise if `donate_argnums` contains a position that the call does not have.
 
     Raises:
-        ArgumentError: There are such numbers.
+        ArgumentError: Some position is out of range.
     """
     out_of_range = [n for n in donated if not 0 <= n < len(args)]
     if out_of_range:
@@ -23,17 +23,21 @@ def check_numbers(donated: Sequence[int], args: Sequence[Any]) -> None:
             f"RunOptions(donate_argnums={tuple(donated)}) has {out_of_range}, and the step was "
             f"called with {len(args)} positional argument(s).\n\n"
             "donate_argnums are positions of arguments, from 0. Keyword arguments cannot be "
-            f"donated.\n\n{_within(donated, len(args))}"
+            f"donated.\n\n{_suggest_positions(donated, len(args))}"
         )
 
 
-def donated_leaves(donated: Sequence[int], flat: Flat, graph: GraphShape | None) -> list[int]:
-    """The inputs of the program, variables of NNX objects first, that these arguments hold."""
+def find_donated_leaves(donated: Sequence[int], flat: Flat, graph: GraphShape | None) -> list[int]:
+    """Return the numbers of the program's inputs that these arguments contain.
+
+    Variables of NNX objects come first.
+    """
     if not donated:
         return []
     offset = len(graph.paths) if graph else 0
     leaves: list[int] = []
     for path, slot in zip(flat.paths(), flat.slots, strict=True):
+        # The first key of a path is 0 for `args` and 1 for `kwargs`, which cannot be donated.
         if path[0].idx != 0 or path[1].idx not in donated:
             continue
         if isinstance(slot, GraphNode) and graph is not None:
@@ -43,22 +47,23 @@ def donated_leaves(donated: Sequence[int], flat: Flat, graph: GraphShape | None)
     return leaves
 
 
-def _within(donated: Sequence[int], count: int) -> str:
+def _suggest_positions(donated: Sequence[int], count: int) -> str:
     kept = tuple(n for n in donated if 0 <= n < count)
     return f"Pass RunOptions(donate_argnums={kept})." if kept else "Leave donate_argnums out."
 
 
-def check_once(donated: Sequence[int], leaves: Sequence[Any], program: Program) -> None:
-    """Refuse a buffer that is donated and given a second time.
+def check_not_repeated(donated: Sequence[int], leaves: Sequence[Any], program: Program) -> None:
+    """Raise if the call contains one buffer twice and donates it.
 
     Raises:
-        DonationError: There is one; both places are named.
+        DonationError: The error names both places.
     """
     if not program.donated:
         return
     names = program.input_names
     seen: dict[int, int] = {}
     for i, leaf in enumerate(leaves):
+        # NumPy arrays and numbers are copied to the devices, so they are never donated.
         if not isinstance(leaf, jax.Array):
             continue
         first = seen.setdefault(id(leaf), i)

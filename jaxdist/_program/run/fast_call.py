@@ -1,4 +1,4 @@
-"""Calls with static arguments, NNX objects and variables, made ready for the C++ call path."""
+"""Calls with static arguments, NNX objects and variables, prepared for the C++ call path."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._values import as_held, held_by, held_leaves, owned_leaves
 
 
-class Slow:
-    """A dispatcher's way to say: this call has to go the slow way."""
+class TakeSlowPath:
+    """The result of a dispatcher that cannot handle a call; the caller then runs it slowly."""
 
     __slots__ = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class CallTemplate:
-    """Which top-level arguments are static, and which are NNX objects."""
+    """The positions of static arguments and NNX objects among the top-level arguments."""
 
     static_numbers: tuple[int, ...]
     static_names: tuple[str, ...]
@@ -40,10 +40,11 @@ class CallTemplate:
         numbers: frozenset[int],
         names: frozenset[str],
     ) -> "CallTemplate | None":
-        """The plan for calls like this one; None where such an argument is inside another."""
+        """Return the template for calls like this one; None if such a value is nested deeper."""
         static = [i for i, a in enumerate(args) if i in numbers or _is_static_leaf(a)]
         named = [k for k, v in kwargs.items() if k in names or _is_static_leaf(v)]
         nodes = [i for i, a in enumerate(args) if isinstance(a, nnx.Pytree)]
+        # The counts differ if such a value is nested in an argument, or one object is passed twice.
         taken = len(static) + len(named) + len(nodes)
         special = sum(isinstance(s, (Static, GraphNode)) for s in flat.slots)
         distinct = len({id(args[i]) for i in nodes}) == len(nodes) == len(flat.nodes)
@@ -63,55 +64,58 @@ _NONE: list[Any] = []
 
 
 class FastCall:
-    """Calls through a plan, with the variables of one program.
+    """A call path for one template, with the variables of one program.
 
-    Static values choose a C++ dispatcher; the variables of NNX objects, and those that the step
-    has from a closure, become leaves beside the arguments, in the order of the program's inputs.
+    Static values choose a C++ dispatcher. The variables of NNX objects and those from the step's
+    closure become leaves beside the arguments, in the order of the program's inputs.
     """
 
-    def __init__(self, step: Any, plan: CallTemplate, variables: LiftedVariables) -> None:
-        self.plan = plan
+    def __init__(self, step: Any, template: CallTemplate, variables: LiftedVariables) -> None:
+        self.template = template
         self.variables = variables
         self._step = step
         self._dispatchers: dict[Any, Callable[..., Any]] = {}
-        self._taken = frozenset(plan.static_numbers) | frozenset(plan.node_numbers)
-        self._is_plain = not self._taken and not plan.static_names
+        self._taken = frozenset(template.static_numbers) | frozenset(template.node_numbers)
+        self._is_plain = not self._taken and not template.static_names
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        plan, step, variables = self.plan, self._step, self.variables
+        template, step, variables = self.template, self._step, self.variables
         rest: tuple[Any, ...] = args
-        named, kept, leaves, key = kwargs, None, _NONE, None
+        named, cached_graph, leaves, key = kwargs, None, _NONE, None
         known = self._dispatchers
         static: list[Any] = _NONE
         if not self._is_plain:
             try:
-                static = [args[i] for i in plan.static_numbers]
-                static += [kwargs[n] for n in plan.static_names]
-                nodes = [args[i] for i in plan.node_numbers]
+                static = [args[i] for i in template.static_numbers]
+                static += [kwargs[n] for n in template.static_names]
+                nodes = [args[i] for i in template.node_numbers]
+                # See Note [Equal constants]
                 key = (len(args), *map(exact, static))
-                kept = step.kept_for(nodes) if nodes else None
-                known = kept.dispatchers.setdefault(self, {}) if kept else known
+                cached_graph = step.find_graph(nodes) if nodes else None
+                known = cached_graph.dispatchers.setdefault(self, {}) if cached_graph else known
                 hash(key)
             except (IndexError, KeyError, TypeError):
-                # This call has no static argument or NNX object where calls before it had one.
+                # Calls before had a static argument or an NNX object where this one has none.
                 return step.direct(*args, **kwargs) if not variables else step.slow(*args, **kwargs)
-            if nodes and kept is None:
+            # The NNX objects are new, or their structure changed.
+            if nodes and cached_graph is None:
                 return step.slow(*args, **kwargs)
             rest = tuple(a for i, a in enumerate(args) if i not in self._taken)
-            named = {k: v for k, v in kwargs.items() if k not in plan.static_names}
-            leaves = kept.read() if kept else leaves
+            named = {k: v for k, v in kwargs.items() if k not in template.static_names}
+            leaves = cached_graph.read() if cached_graph else leaves
         if step.tells_structures_apart:
             key = (key, exact_structure(jax.tree.structure((rest, named))))
         dispatch = known.get(key)
         is_new = dispatch is None
         if dispatch is None:
-            dispatch = self._new(kept, len(args), static)
+            dispatch = self._make_dispatcher(cached_graph, len(args), static)
         written, read_only = _NONE, _NONE
         if variables:
             written, read_only = held_by(variables.written), held_by(variables.read_only)
+        # What the call paths of `Step` do for other calls; see Note [Call paths].
         if step.keeps_padding:
             leaves, rest, named = as_held((leaves, rest, named))
-        if step.owns:
+        if step.copies_host_arrays:
             leaves, rest, named = owned_leaves((leaves, rest, named))
         if step.donates and (
             checks_numbers() or has_repeats((leaves, written, rest, named, read_only))
@@ -122,64 +126,69 @@ class FastCall:
         ):
             return step.slow(*args, **kwargs)
         if step.mirrors:
-            rest, named = self._mirrored(len(args), rest, named)
-        if step.bounded:
+            rest, named = self._use_mirrored_copies(len(args), rest, named)
+        if step.counts_steps:
             CPU_STEPS.make_room()
         results = dispatch(leaves, written, rest, named, read_only)
-        if type(results) is Slow:
+        if type(results) is TakeSlowPath:
             return step.slow(*args, **kwargs)
+        # Only a dispatcher that has worked is kept.
         if is_new:
             known[key] = dispatch
-        result = self._settled(results, kept)
-        if step.bounded:
+        result = self._update_state(results, cached_graph)
+        if step.counts_steps:
             CPU_STEPS.dispatched(results, held_leaves)
         return result
 
-    def _mirrored(
+    def _use_mirrored_copies(
         self, count: int, rest: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The other arguments with kept copies of arrays that are on one device."""
+        """Return the other arguments with cached copies of arrays that are on one device."""
         step = self._step
         places = [i for i in range(count) if i not in self._taken]
         donated = {n for n, place in enumerate(places) if place in step.donated}
         copied: tuple[tuple[Any, ...], dict[str, Any]] | None
-        copied = step.mirror.arguments(rest, named, donated)
+        copied = step.mirror.replace_arguments(rest, named, donated)
         if copied is None:
             step.keep_copies(False)
             return rest, named
         return copied
 
-    def _settled(self, results: Any, kept: CachedGraph | None) -> Any:
-        """The step's result, after its state was put in place."""
+    def _update_state(self, results: Any, cached_graph: CachedGraph | None) -> Any:
+        """Update the state with the results, and return the step's result."""
         variables = self.variables
-        if kept is None and not variables.written:
+        if cached_graph is None and not variables.written:
             return results
         state, result = results
-        if kept is None:
+        if cached_graph is None:
             variables.write(state[variables.after :])
         elif not variables.written:
-            kept.write(state)
+            cached_graph.write(state)
         else:
+            # Even if the first assignment is interrupted, the variables get their new values.
             try:
-                kept.write(state[: variables.after])
+                cached_graph.write(state[: variables.after])
             finally:
                 variables.write(state[variables.after :])
         return result
 
-    def _new(self, kept: CachedGraph | None, count: int, static: list[Any]) -> Callable[..., Any]:
-        plan = self.plan
-        numbers = plan.static_numbers
+    def _make_dispatcher(
+        self, cached_graph: CachedGraph | None, count: int, static: list[Any]
+    ) -> Callable[..., Any]:
+        template = self.template
+        numbers = template.static_numbers
+        # Not strict: `static` also contains the values of keyword arguments.
         fixed = dict(zip(numbers, static, strict=False))
-        names = dict(zip(plan.static_names, static[len(numbers) :], strict=True))
+        names = dict(zip(template.static_names, static[len(numbers) :], strict=True))
 
         def restore(rest: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
             held = dict(fixed)
-            if kept is not None:
-                held.update(zip(plan.node_numbers, kept.nodes, strict=True))
+            if cached_graph is not None:
+                held.update(zip(template.node_numbers, cached_graph.nodes, strict=True))
             others = iter(rest)
             if self._is_plain:
                 return rest, named
             whole = tuple(held[i] if i in held else next(others) for i in range(count))
             return whole, {**named, **names}
 
-        return self._step.dispatcher_for(plan, self.variables, restore)
+        return self._step.dispatcher_for(template, self.variables, restore)

@@ -1,4 +1,4 @@
-"""A step inside somebody else's trace: no layouts to read, and nothing to compile."""
+"""A step inside another trace: its arguments have no shardings, and nothing is compiled."""
 
 from typing import Any
 
@@ -13,24 +13,24 @@ from jaxdist.errors import ContextError
 
 
 def run_inside_trace(call: Call, program: Program) -> Any:
-    """Put the program of a call into the trace.
+    """Put the program of a call into the enclosing trace.
 
     Raises:
-        ContextError: The step uses variables, and whoever traces does not know of them.
+        ContextError: The step uses variables, but the enclosing function does not track them.
     """
     variables = program.variables
     if variables and current_binding() is None:
-        raise ContextError(_not_bound(variables))
+        raise ContextError(_no_binding_message(variables))
     is_virtual = program.layout.num_virtual is not None
     inner = not_differentiable(program.call) if is_virtual else program.call
     if program.layout.num_logical > 1:
-        # Under `grad` alone JAX would run it operation by operation, and cannot where some axes
-        # are manual and others are not.
+        # Under `grad` alone, JAX would evaluate the program operation by operation. It cannot do
+        # that while some axes are manual and others automatic.
         inner = jax.jit(inner)
-    return call.settle(program, inner(*call.leaves_of(program)))
+    return call.update_state(program, inner(*call.leaves_of(program)))
 
 
-def _not_bound(variables: LiftedVariables) -> str:
+def _no_binding_message(variables: LiftedVariables) -> str:
     names = [v.label for v in variables.all]
     return (
         f"strategy.run was called inside another function that JAX is tracing (jax.jit, scan, "

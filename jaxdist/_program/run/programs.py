@@ -1,7 +1,8 @@
-"""The programs of one function under one strategy."""
+"""The programs of one function under one strategy, by signature."""
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,22 +13,26 @@ from jaxdist import _compat
 from jaxdist._collectives import is_below_a_byte
 from jaxdist._program.arguments.arguments import check_no_arrays_hidden
 from jaxdist._program.arguments.opaque import check_step_holds_no_arrays
-from jaxdist._program.arguments.retrace import RetraceWatch, place
+from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.build import build
 from jaxdist._program.compile.program import Program
 from jaxdist._program.proof.uneven_mean import warn_of_means
-from jaxdist._program.run.ahead import LaterSteps, check_can_be_uneven, later_steps, note
+from jaxdist._program.run.ahead import (
+    LaterSteps,
+    check_can_be_uneven,
+    describe_later_step,
+    find_later_steps,
+)
 from jaxdist._program.run.call import Call
-from jaxdist._program.run.difference import difference
-from jaxdist._program.run.donated import check_numbers, donated_leaves
+from jaxdist._program.run.donated import check_positions, find_donated_leaves
 from jaxdist._program.state.no_rows import rows_of
 from jaxdist._program.trace.trace import Signature
 from jaxdist._program.variables.lift import NO_VARIABLES
 
 
 @dataclasses.dataclass
-class Ready:
-    """A program with its executable, and what the C++ call path needs (made at the first call)."""
+class ReadyProgram:
+    """A program with its executable, and the record for the C++ call path (made at first call)."""
 
     program: Program
     compiled: jax.stages.Compiled
@@ -35,22 +40,23 @@ class Ready:
     has_record: bool = False
 
     @functools.cached_property
-    def _has_parts_of_bytes(self) -> bool:
+    def _has_subbyte_inputs(self) -> bool:
+        # On such JAX versions the compiled call refuses the layouts of 4-bit arrays.
         dtypes = (slot.dtype for slot in self.program.signature.inputs)
         return not _compat.LAYOUTS_BELOW_A_BYTE_AGREE and any(
             isinstance(dtype, np.dtype) and is_below_a_byte(dtype) for dtype in dtypes
         )
 
     def call(self, leaves: Sequence[Any]) -> Any:
-        """Flat results."""
-        if self._has_parts_of_bytes:
+        """Run the executable and return flat results."""
+        if self._has_subbyte_inputs:
             return _compat.call_with_any_layout(self.compiled, leaves)
         return self.compiled(*leaves)
 
     def run(self, leaves: Sequence[Any]) -> Any:
-        """Flat results, and from then on a record for the C++ call path."""
+        """Run the executable, make the record for the C++ call path, and return flat results."""
         results = self.call(leaves)
-        if not self.has_record and not self._has_parts_of_bytes:
+        if not self.has_record and not self._has_subbyte_inputs:
             self.record = _compat.fast_call_record(
                 self.compiled, len(leaves), results, self.program.template
             )
@@ -59,9 +65,9 @@ class Ready:
 
 
 class Programs:
-    """Traces and compiles a function, once for each signature of its calls.
+    """Traces and compiles a function once for each signature of its calls.
 
-    The function and the strategy are asked for when they are needed: neither is kept alive.
+    It holds callables that return the function and the strategy, to keep neither of them alive.
     """
 
     def __init__(
@@ -75,39 +81,39 @@ class Programs:
         self._strategy = strategy
         self._donated = donated
         self._watch = watch
-        self._ready: dict[Signature, Ready] = {}
-        # While JAX looks for numbers that are none.
-        self._undonated: dict[Signature, Ready] = {}
-        # Whether it was said that replicas with different numbers of rows take a mean.
-        self._means_told = False
-        # Traced by `traced` or `look_ahead` and not compiled yet.
+        self._ready: dict[Signature, ReadyProgram] = {}
+        # Programs without donation, which run while JAX checks for nan and inf.
+        self._undonated: dict[Signature, ReadyProgram] = {}
+        # Whether the warning was already given that replicas with unequal rows take a mean.
+        self._has_warned_of_means = False
+        # Programs that `find_or_trace` or `look_ahead` traced and that are not compiled yet.
         self._only_traced: dict[Signature, Program] = {}
         self._looked_ahead: set[LaterSteps] = set()
-        # The variables that the last program touched; the next one probably does as well.
+        # The variables of the last program. The next program probably uses the same ones.
         self._variables = NO_VARIABLES
 
-    def get(self, signature: Signature) -> Ready | None:
-        """The compiled program for this signature, if there is one."""
+    def get(self, signature: Signature) -> ReadyProgram | None:
+        """Return the compiled program for this signature, or None."""
         return self._ready.get(signature)
 
-    def ready(self, call: Call) -> Ready:
-        """The compiled program of a call, made at the first one."""
+    def find_or_compile(self, call: Call) -> ReadyProgram:
+        """Return the compiled program of a call; compile it at the first call."""
         known = self._ready.get(call.signature)
-        return self._new(call) if known is None else known
+        return self._compile(call) if known is None else known
 
-    def without_donation(self, call: Call) -> Ready:
-        """The same program, which leaves its arguments as they are."""
+    def without_donation(self, call: Call) -> ReadyProgram:
+        """Return the same program without donation of its arguments."""
         known = self._undonated.get(call.signature)
         if known is None:
             program = self._ready[call.signature].program if call.signature in self._ready else None
             whole = program or self._only_traced.get(call.signature) or self.build(call)
             self.look_ahead(call)
             kept = dataclasses.replace(whole, donated=())
-            known = self._undonated[call.signature] = Ready(kept, kept.compiled())
+            known = self._undonated[call.signature] = ReadyProgram(kept, kept.compiled())
         return known
 
-    def traced(self, call: Call) -> Program:
-        """The program of a call, without compiling it."""
+    def find_or_trace(self, call: Call) -> Program:
+        """Return the program of a call without compiling it."""
         ready = self._ready.get(call.signature)
         if ready is not None:
             return ready.program
@@ -115,15 +121,16 @@ class Programs:
         if known is not None:
             return known
         program = self.build(call)
+        # Inside another trace the program contains tracers, which die with that trace.
         if not call.is_traced:
             self._only_traced[call.signature] = program
         return program
 
     def build(self, call: Call) -> Program:
-        """Trace and analyse a call; nothing is kept."""
+        """Trace and analyse a call. The result is not cached."""
         fn = self._fn()
         flat, signature = call.flat, call.signature
-        check_numbers(self._donated, flat.given[0])
+        check_positions(self._donated, flat.given[0])
         check_no_arrays_hidden("strategy.run", flat)
         check_step_holds_no_arrays("strategy.run", fn)
         program = build(
@@ -132,29 +139,29 @@ class Programs:
             self._strategy(),
             flat.names(),
             self._donated,
-            donated_leaves(self._donated, flat, signature.graph),
-            place(fn),
+            find_donated_leaves(self._donated, flat, signature.graph),
+            source_location(fn),
             self._variables,
         )
         if program.variables:
             self._variables = program.variables
-        if program.traced.means and not self._means_told:
-            self._means_told = True
+        if program.traced.means and not self._has_warned_of_means:
+            self._has_warned_of_means = True
             rows = rows_of(signature, program.layout.num_replicas)
-            warn_of_means(place(fn), program.traced.means, rows, signature.step)
+            warn_of_means(source_location(fn), program.traced.means, rows, signature.step)
         return program
 
     def look_ahead(self, call: Call) -> None:
-        """Trace the step for the uneven batches that its data has yet to give.
+        """Trace the step for the uneven batches that its data will still produce.
 
-        See Note [Batches to come]. Where nobody else traces, the traces are kept for the calls
+        See Note [Batches to come]. Outside of other traces, the programs are cached for the calls
         with these batches.
 
         Raises:
-            Exception: What tracing raises, with a note that says of which batch.
+            Exception: Any error of the trace, with a note about the batch.
         """
         layout = self._strategy().layout
-        later = later_steps(call, layout)
+        later = find_later_steps(call, layout)
         if later is None or later in self._looked_ahead:
             return
         for step, signature in later.signatures(call, layout):
@@ -164,21 +171,44 @@ class Programs:
                 check_can_be_uneven(signature, call.flat.names(), layout)
                 program = self.build(dataclasses.replace(call, signature=signature))
             except Exception as error:
-                error.add_note(note(step))
+                error.add_note(describe_later_step(step))
                 raise
             if not call.is_traced:
                 self._only_traced[signature] = program
         self._looked_ahead.add(later)
 
-    def _new(self, call: Call) -> Ready:
+    def _compile(self, call: Call) -> ReadyProgram:
         fn, signature = self._fn(), call.signature
         program = self._only_traced.pop(signature, None) or self.build(call)
         self.look_ahead(call)
+        # Before the first run: an error about a later batch must come before hours of training.
         if self._ready:
             last = next(reversed(self._ready))
-            changed = difference(last, signature, call.flat.names())
-            self._watch.new_program(fn, len(self._ready) + 1, changed)
+            changed = describe_difference(last, signature, call.flat.names())
+            self._watch.count_program(fn, len(self._ready) + 1, changed)
         else:
-            self._watch.new_function(fn)
-        ready = self._ready[signature] = Ready(program, program.compiled())
+            self._watch.count_function(fn)
+        ready = self._ready[signature] = ReadyProgram(program, program.compiled())
         return ready
+
+
+def describe_difference(before: Signature, now: Signature, names: Sequence[str]) -> str:
+    """Return how two signatures differ, in words."""
+    if (before.treedef, before.structure) != (now.treedef, now.structure):
+        return "the structure of its arguments"
+    if before.slots != now.slots:
+        pairs = zip(before.slots, now.slots, strict=False)
+        changed = [f"{a!r} -> {b!r}" for a, b in pairs if a != b]
+        return f"a Python value that is part of the program: {', '.join(changed[:3])}"
+    if before.graph != now.graph:
+        return "the structure or a static attribute of an NNX object"
+    offset = len(now.inputs) - len(names)
+    changed = []
+    for i, (a, b) in enumerate(zip(before.inputs, now.inputs, strict=True)):
+        if a != b:
+            name = names[i - offset] if i >= offset else f"NNX variable {i}"
+            changed.append(
+                f"{name}: {a.kind.value} {a.dtype}{list(a.shape)} -> "
+                f"{b.kind.value} {b.dtype}{list(b.shape)}"
+            )
+    return ", ".join(itertools.islice(changed, 3)) or "nothing that can be named"

@@ -1,4 +1,4 @@
-"""All the functions that one strategy has run."""
+"""The cache of all functions that one strategy has run."""
 
 import weakref
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from jaxdist._program.compile.program import Program
 from jaxdist._program.run.step import Step
 from jaxdist.errors import DonationError, NotFiniteError
 
-# Functions that cannot be referred to weakly (bound methods, partials) are kept, to a number.
+# Functions without weak references (bound methods, partials) are kept alive, but only so many.
 MAX_KEPT_FUNCTIONS = 256
 _DEFAULT = RunOptions()
 
@@ -22,25 +22,25 @@ _DEFAULT = RunOptions()
 class Runner:
     """Finds the `Step` of a function.
 
-    Plain functions are referred to weakly: a redefined notebook cell frees its programs.
+    It holds plain functions weakly. So a redefined notebook cell frees its old programs.
     """
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = weakref.ref(strategy)
-        # Steps by weak reference to their function, or by that and their options; `Strategy.run`
-        # looks in here itself.
+        # Steps by a weak reference to their function, or by that and their options. `Strategy.run`
+        # reads this dict itself, to save a call.
         self.known: dict[Any, Step] = {}
         self._strong: OrderedDict[Any, Step] = OrderedDict()
         self._watch = RetraceWatch()
-        # Whether some step donates, and others have to look for what it leaves.
+        # Whether some step donates arguments. Then all steps must check for deleted ones.
         self._guards = False
 
     def call_of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """The way into `fn` with default options."""
+        """Return the call path of `fn` with default options."""
         return self.step(fn, None).call
 
     def call_with(self, fn: Callable[..., Any], options: RunOptions) -> Callable[..., Any]:
-        """The way into `fn` with these options."""
+        """Return the call path of `fn` with these options."""
         try:
             step = self.known.get((weakref.ref(fn), options))
         except TypeError:
@@ -48,10 +48,10 @@ class Runner:
         return self.step(fn, options).call if step is None else step.call
 
     def step(self, fn: Callable[..., Any], options: RunOptions | None) -> Step:
-        """The `Step` of `fn` under these options, made at the first call."""
+        """Return the `Step` of `fn` with these options; make it at the first call."""
         chosen = _DEFAULT if options is None else checked(options)
         if type(fn).__name__ == "function":
-            return self._weakly(fn, chosen)
+            return self._find_weakly_held(fn, chosen)
         key = (exact(fn), chosen) if _is_hashable(fn) else (id(fn), chosen)
         step = self._strong.get(key)
         if step is None:
@@ -62,7 +62,7 @@ class Runner:
             self._strong.move_to_end(key)
         return step
 
-    def _weakly(self, fn: Callable[..., Any], options: RunOptions) -> Step:
+    def _find_weakly_held(self, fn: Callable[..., Any], options: RunOptions) -> Step:
         key: Any = weakref.ref(fn) if options == _DEFAULT else (weakref.ref(fn), options)
         step = self.known.get(key)
         if step is None:
@@ -72,20 +72,22 @@ class Runner:
             def forget(dead: Any) -> None:
                 known.pop(dead if options == _DEFAULT else (dead, options), None)
 
+            # Another weak reference than `key`: only this one removes the entry.
             kept = weakref.ref(fn, forget)
-            hash(kept)
+            hash(kept)  # A weak reference can compute its hash only while the function lives.
             known[kept if options == _DEFAULT else (kept, options)] = step
         return step
 
     def op_by_op(
         self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions | None
     ) -> Any:
-        """Run a call without compiling it."""
+        """Run a call operation by operation, without compiling it."""
         return self.step(fn, options).op_by_op(tuple(args), dict(kwargs or {}))
 
     def _new(self, fn: Callable[..., Any], options: RunOptions) -> Step:
         strategy = self._strategy()
         step = Step(fn, options, strategy, self._watch)
+        # The first step that donates makes all other steps check for deleted arrays.
         if step.finds_deleted and not self._guards:
             self._guards = True
             for other in (*self.known.values(), *self._strong.values()):
@@ -102,7 +104,7 @@ class Runner:
         kwargs: Any,
         options: RunOptions | None,
     ) -> DonationError | NotFiniteError | None:
-        """A better error for a call that failed, if there is one."""
+        """Return a better error for a call that failed, or None."""
         if isinstance(error, _compat.InvalidNumberError):
             try:
                 self.step(fn, options).find_invalid_number(tuple(args), dict(kwargs or {}), error)
@@ -118,7 +120,7 @@ class Runner:
     def program(
         self, fn: Callable[..., Any], args: Any, kwargs: Any, options: RunOptions | None
     ) -> Program:
-        """The program that a call would run."""
+        """Return the program that a call would run."""
         return self.step(fn, options).program(tuple(args), dict(kwargs or {}))
 
 

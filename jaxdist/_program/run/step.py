@@ -1,4 +1,18 @@
-"""One function under one strategy: the fast way into its programs, and the slow one."""
+"""One function under one strategy: its fast call path and its slow one.
+
+# Note [Call paths]
+The slow path (`Step.slow`) reads every leaf of a call, builds or finds the program, and runs it. It
+then gives JAX's C++ dispatcher a record, so that equal calls need no Python of this room. A
+signature that the dispatcher does not know is a miss, and takes the slow path.
+
+Some calls need more than the dispatcher does: copies of NumPy arrays, checks for deleted buffers,
+a limit of the steps in flight, and so on. `Step._renew_direct` wraps the dispatcher into call paths
+that do this, one around the other. A call path is added when the slow path first meets a call that
+needs it. Steps without such calls do not pay for it.
+
+Static arguments, NNX objects and variables are no leaves for the dispatcher. `FastCall` takes them
+out of the arguments first.
+"""
 
 import weakref
 from collections.abc import Callable
@@ -18,21 +32,26 @@ from jaxdist._program.arguments.arguments import (
     check_not_leaked,
     flatten,
 )
-from jaxdist._program.arguments.deleted import deleted_arguments, guarded, was_given_away
-from jaxdist._program.arguments.exact import by_structure
-from jaxdist._program.arguments.mirroring import Mirror, MirroringCall, has_arrays_elsewhere
-from jaxdist._program.arguments.padding import has_padding, keeping_padding
-from jaxdist._program.arguments.retrace import RetraceWatch, place
+from jaxdist._program.arguments.deleted import deleted_arguments_error, find_deleted_arguments
+from jaxdist._program.arguments.exact import dispatch_by_structure
+from jaxdist._program.arguments.mirroring import MirrorCache, MirroringCall, has_arrays_elsewhere
+from jaxdist._program.arguments.padding import has_padding, keep_padding
+from jaxdist._program.arguments.retrace import RetraceWatch, source_location
 from jaxdist._program.compile.program import Program
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.executor import OpByOpStep, Outcome
 from jaxdist._program.run.call import Call, read
-from jaxdist._program.run.donated import check_numbers, check_once
+from jaxdist._program.run.call_paths import (
+    copy_host_arrays,
+    count_steps,
+    guard_against_deleted,
+    has_host_arrays,
+    must_count,
+)
+from jaxdist._program.run.donated import check_not_repeated, check_positions
 from jaxdist._program.run.donation import DonatingCall, has_repeats, may_crash
-from jaxdist._program.run.fast_call import CallTemplate, FastCall, Slow
-from jaxdist._program.run.in_flight import counted, must_count
+from jaxdist._program.run.fast_call import CallTemplate, FastCall, TakeSlowPath
 from jaxdist._program.run.inside_trace import run_inside_trace
-from jaxdist._program.run.owning import has_host_arrays, owning
 from jaxdist._program.run.programs import Programs
 from jaxdist._program.variables.lift import LiftedVariables
 from jaxdist._program.virtual.limits import check_compiled, check_inside_trace
@@ -40,7 +59,7 @@ from jaxdist.errors import NotFiniteError
 
 
 class Step:
-    """Runs one function. `call` is the way in; it changes as more is known of the arguments."""
+    """Runs one function. `call` is the current call path; see Note [Call paths]."""
 
     def __init__(
         self,
@@ -49,33 +68,34 @@ class Step:
         strategy: Any,
         watch: RetraceWatch,
     ) -> None:
+        # Weakly where it is possible: the runner drops this object when the function dies.
         self._fn = weakref.ref(fn) if type(fn).__name__ == "function" else (lambda: fn)
         self._strategy = weakref.ref(strategy)
         self._layout: ReplicaMesh = strategy.layout
         self.name = getattr(fn, "__name__", type(fn).__name__)
         self.donated = options.donate_argnums
         self._static_names = frozenset(options.static_argnames)
-        self._static_numbers = run_options.static_numbers(fn, options.static_argnames)
+        self._static_numbers = run_options.find_static_numbers(fn, options.static_argnames)
         self._programs = Programs(self._fn, self._strategy, self.donated, watch)
-        self._kept = GraphCache()
-        self._planned: dict[tuple[CallTemplate, int], FastCall] = {}
-        # What `FastCall` asks at every call is plain attributes.
-        self.kept_for = self._kept.current
+        self._graphs = GraphCache()
+        self._fast_calls: dict[tuple[CallTemplate, int], FastCall] = {}
+        # Plain attributes, because `FastCall` reads them at every call.
+        self.find_graph = self._graphs.current
         self.donates = bool(self.donated)
-        # Whether the steps in flight have to be counted.
-        self.bounded = False
-        # Whether structures that JAX takes for equal have to be told apart.
+        # Whether steps in flight must be counted.
+        self.counts_steps = False
+        # Whether structures that JAX considers equal must be told apart.
         self.tells_structures_apart = False
-        # Whether arrays of the host have to be copied first.
-        self.owns = False
-        # Whether arrays in pieces keep their padding on JAX's call path.
+        # Whether NumPy arrays must be copied first.
+        self.copies_host_arrays = False
+        # Whether padded arrays must pass JAX's call path with their padding.
         self.keeps_padding = False
-        # Whether the call paths look for deleted buffers, since JAX would look too late.
+        # Whether call paths check for deleted buffers, because JAX would check too late.
         self.finds_deleted = self.donates and may_crash(self._layout)
         self._is_guarded = False
-        # Whether arrays that follow where they are used are copied to all devices only once.
+        # Whether uncommitted arrays are copied to all devices only once.
         self.mirrors = False
-        self.mirror = Mirror(self._layout)
+        self.mirror = MirrorCache(self._layout)
         self._mirroring = MirroringCall(self.mirror, self.donated, lambda: self.keep_copies(False))
         self._dispatcher = self._new_dispatcher()
         self._donating = DonatingCall(
@@ -91,16 +111,16 @@ class Step:
             self.call = self.slow
 
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
-        """Look at the arguments before JAX's call path does."""
+        """Look for padded arrays before JAX's call path would remove their padding."""
         self._first = None
         self.keeps_padding = has_padding((args, kwargs))
         self._renew_direct()
         return self.direct(*args, **kwargs)
 
-    # The slow way: read everything, pick or build the program.
+    # The slow path: read every leaf, find or build the program, run it.
 
     def slow(self, *args: Any, **kwargs: Any) -> Any:
-        """Run without the C++ call path."""
+        """Run without the C++ dispatcher."""
         return self._miss(args, kwargs)[0]
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -112,51 +132,59 @@ class Step:
             return self._op_by_op(call, args), None
         if has_arrays_elsewhere(call.leaves, self._layout):
             self.keep_copies()
-            # A copy has the buffer of the array on its device: it hides what is given twice.
+            # The copy on the array's own device has the same buffer. It would hide that one buffer
+            # is passed twice.
             is_twice = self.donates and has_repeats((args, kwargs))
-            copied = None if is_twice else self.mirror.arguments(args, kwargs, self.donated)
+            copied = None if is_twice else self.mirror.replace_arguments(args, kwargs, self.donated)
             if copied is not None:
                 args, kwargs = copied
                 call = self._read(args, kwargs)
         is_checked = self.donates and _compat.checks_numbers()
-        # What is found is looked for again in the arguments, so they are not given away.
-        ready = self._programs.without_donation(call) if is_checked else self._programs.ready(call)
+        # If the result has a nan, the step runs again op by op, with the same arguments. So they
+        # must not be donated.
+        ready = (
+            self._programs.without_donation(call)
+            if is_checked
+            else self._programs.find_or_compile(call)
+        )
         program = ready.program
         leaves = call.leaves_of(program)
         if _compat.any_deleted(leaves):
             self.check_deleted(args, kwargs)
-        check_once(self.donated, leaves, program)
-        self._donating.see(args, kwargs)
+        check_not_repeated(self.donated, leaves, program)
+        self._donating.register_structure(args, kwargs)
         CPU_STEPS.make_room()
         results = ready.run(leaves)
-        result = call.settle(program, results)
+        result = call.update_state(program, results)
+        # Only now, because the call may have failed: add the call paths that such calls need.
         if must_count(program):
             CPU_STEPS.dispatched(results)
-            self._bound()
+            self._start_counting()
         if call.signature.structure is not None:
-            self._tell_structures_apart()
+            self._start_telling_structures_apart()
         if has_host_arrays(call):
-            self._own()
+            self._start_copying_host_arrays()
         if call.has_padding:
-            self._keep_padding()
+            self._start_keeping_padding()
         if is_checked:
             return result, None
+        # The dispatcher can only repeat this call if its leaves are the arguments as they came.
         plain = not call.flat.nodes and not any(isinstance(s, Static) for s in call.flat.slots)
         if program.variables or not plain:
-            self._plan(call, args, kwargs, program.variables)
+            self._use_fast_call(call, args, kwargs, program.variables)
             return result, None
         return result, None if call.moved or call.flat.lost_padding else ready.record
 
-    def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         return flatten(args, kwargs, self._static_names, self._static_numbers)
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        flat = self._flat(args, kwargs)
+        flat = self._flatten(args, kwargs)
         check_hashable("strategy.run", flat)
         check_not_leaked("strategy.run", flat)
         check_dtypes("strategy.run", flat)
         check_no_bare_variable("strategy.run", args, kwargs)
-        return read(flat, self._kept.of(flat), self._layout)
+        return read(flat, self._graphs.of(flat), self._layout)
 
     def _inside_trace(self, call: Call) -> Any:
         check_inside_trace(self._layout)
@@ -165,13 +193,13 @@ class Step:
         return run_inside_trace(call, program)
 
     def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
-        """The program that this call would run."""
-        return self._programs.traced(self._read(args, kwargs))
+        """Return the program that this call would run."""
+        return self._programs.find_or_trace(self._read(args, kwargs))
 
     # Op by op, as JAX runs operations outside of `jit`.
 
     def op_by_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run without compiling, one thread for each replica."""
+        """Run without compiling, with one thread for each replica."""
         call = self._read(args, kwargs)
         if call.is_traced:
             return self._inside_trace(call)
@@ -180,75 +208,79 @@ class Step:
             self.check_deleted(args, kwargs)
         return self._op_by_op(call, args)
 
-    def _outcome(self, call: Call, args: tuple[Any, ...]) -> Outcome:
+    def _run_op_by_op(self, call: Call, args: tuple[Any, ...]) -> Outcome:
         check_compiled(self._layout)
         fn: Any = self._fn()
-        check_numbers(self.donated, args)
+        check_positions(self.donated, args)
         check_no_arrays_hidden("strategy.run", call.flat)
         with _compat.with_jit():
             step = OpByOpStep(fn, call.signature, self._strategy(), call.leaves)
-            return step.run(self.donated, place(fn))
+            return step.run(self.donated, source_location(fn))
 
     def find_invalid_number(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
     ) -> NoReturn:
-        """Run op by op to find the line that made a number that is none; no state is written.
+        """Run op by op to find the line that made a nan or inf. No state is assigned.
 
         Raises:
-            NotFiniteError: Always; with the line, where it is found.
+            NotFiniteError: Always. It shows the line if that is found.
         """
+        # Not for virtual replicas: op by op, numbers are rounded in other ways than compiled.
         call = None if self._layout.num_virtual is not None else self._read(args, kwargs)
         if call is not None and not call.is_traced and not _compat.any_deleted(call.leaves):
-            self._outcome(call, args)
-        raise NotFiniteError(_not_found(self.name, error, call is None)) from error
+            self._run_op_by_op(call, args)
+        raise NotFiniteError(_number_not_found_message(self.name, error, call is None)) from error
 
     def _op_by_op(self, call: Call, args: tuple[Any, ...]) -> Any:
-        outcome = self._outcome(call, args)
+        outcome = self._run_op_by_op(call, args)
         variables = LiftedVariables(outcome.variables, (), 0)
+        # Even if the first assignment is interrupted, the variables get their new values.
         try:
-            if call.kept is not None:
-                call.kept.write(outcome.state)
+            if call.cached_graph is not None:
+                call.cached_graph.write(outcome.state)
         finally:
             variables.write(outcome.values)
         return outcome.result
 
-    # What the ways in do before they start a program.
+    # What call paths do before they start a program.
 
     def check_deleted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise an error that names the arguments whose buffers are gone, if there are any."""
-        flat = self._flat(args, kwargs)
-        kept = self._kept.of(flat)
-        state = kept.read() if kept else []
-        names = deleted_arguments(flat, kept.shape.name if kept else str, state)
+        """Raise an error that names the arguments with deleted buffers, if there are any."""
+        flat = self._flatten(args, kwargs)
+        cached_graph = self._graphs.of(flat)
+        state = cached_graph.read() if cached_graph else []
+        names = find_deleted_arguments(
+            flat, cached_graph.shape.name if cached_graph else str, state
+        )
         if names:
-            raise was_given_away(self.name, names, self.donated)
+            raise deleted_arguments_error(self.name, names, self.donated)
 
     def guard(self) -> None:
-        """Look for deleted buffers from now on: another step of the strategy donates some."""
+        """Check for deleted buffers from now on: another step of the strategy donates some."""
         if not self.finds_deleted:
             self.finds_deleted = self._is_guarded = True
             self._renew_direct()
 
-    def _bound(self) -> None:
+    def _start_counting(self) -> None:
         """Count the steps in flight from now on."""
-        if not self.bounded:
-            self.bounded = True
+        if not self.counts_steps:
+            self.counts_steps = True
             self._renew_direct()
 
-    def _own(self) -> None:
-        """Copy arrays of the host from now on."""
-        if not self.owns:
-            self.owns = True
+    def _start_copying_host_arrays(self) -> None:
+        """Copy NumPy arrays from now on."""
+        if not self.copies_host_arrays:
+            self.copies_host_arrays = True
             self._renew_direct()
 
-    def _keep_padding(self) -> None:
-        """Hand arrays in pieces over as they are held from now on."""
+    def _start_keeping_padding(self) -> None:
+        """Pass padded arrays with their padding from now on."""
         if not self.keeps_padding:
             self.keeps_padding = True
             self._renew_direct()
 
     def keep_copies(self, mirrors: bool = True) -> None:
-        """Keep copies of arrays on one device from now on, or no longer."""
+        """Start or stop the caching of copies of arrays on one device."""
         if self.mirrors is not mirrors:
             self.mirrors = mirrors
             self._renew_direct()
@@ -256,77 +288,79 @@ class Step:
     def _new_dispatcher(self) -> Callable[..., Any]:
         return _compat.make_dispatcher(self.name, self._miss, copies=self.keep_copies)
 
-    def _tell_structures_apart(self) -> None:
-        """Have a C++ call path for each structure from now on; see Note [Equal constants]."""
+    def _start_telling_structures_apart(self) -> None:
+        """Use one C++ dispatcher for each exact structure; see Note [Equal constants]."""
         if not self.tells_structures_apart:
             self.tells_structures_apart = True
-            self._dispatcher = by_structure(self._new_dispatcher)
+            self._dispatcher = dispatch_by_structure(self._new_dispatcher)
             self._renew_direct()
 
     def _renew_direct(self) -> None:
-        """Put what has to be done at each call around the C++ call path."""
+        """Wrap the C++ dispatcher into all call paths that are needed; see Note [Call paths]."""
         direct = self._dispatcher
         if self.mirrors:
             self._mirroring.dispatch = direct
             direct = self._mirroring
-        # It looks at the arrays themselves: one of them may be given twice.
+        # Around the copies: it must see the caller's own arrays, one of which may be passed twice.
         self._donating.dispatch = direct
         if self.donates:
             direct = self._donating
         if self._is_guarded:
-            direct = guarded(direct, self.slow)
-        if self.bounded:
-            direct = counted(direct)
-        if self.owns:
-            direct = owning(direct)
+            direct = guard_against_deleted(direct, self.slow)
+        if self.counts_steps:
+            direct = count_steps(direct)
+        if self.copies_host_arrays:
+            direct = copy_host_arrays(direct)
         if self.keeps_padding:
-            direct = keeping_padding(direct)
+            direct = keep_padding(direct)
+        # The first call has not looked at the arguments yet, so it must come before all of them.
         direct = self._first or direct
+        # `call` may be a `FastCall` or the slow path; these stay.
         if self.call is self.direct:
             self.call = direct
         self.direct = direct
 
-    # Static arguments, NNX objects and variables are taken out before the C++ call path.
+    # Calls with static arguments, NNX objects and variables.
 
-    def _plan(
+    def _use_fast_call(
         self,
         call: Call,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         variables: LiftedVariables,
     ) -> None:
-        """From now on, take out the arguments at the places where this call had such ones."""
-        plan = self._plan_of(call, args, kwargs)
-        if plan is not None:
-            key = (plan, id(variables))
-            self.call = self._planned.setdefault(key, FastCall(self, plan, variables))
+        """Use a `FastCall` for later calls that have such arguments at the same positions."""
+        template = self._make_template(call, args, kwargs)
+        if template is not None:
+            key = (template, id(variables))
+            self.call = self._fast_calls.setdefault(key, FastCall(self, template, variables))
         elif variables:
             self.call = self.slow
 
-    def _plan_of(
+    def _make_template(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> CallTemplate | None:
         return CallTemplate.of(call.flat, args, kwargs, self._static_numbers, self._static_names)
 
     def dispatcher_for(
-        self, plan: CallTemplate, variables: LiftedVariables, restore: Callable[..., Any]
+        self, template: CallTemplate, variables: LiftedVariables, restore: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """A C++ dispatcher for calls that were taken apart by a plan."""
+        """Return a C++ dispatcher for calls whose arguments a template took apart."""
 
         def miss(given: tuple[Any, ...], _: dict[str, Any]) -> tuple[Any, Any]:
             args, kwargs = restore(given[2], given[3])
             call = self._read(args, kwargs)
             ready = self._programs.get(call.signature)
             traced = call.flat.has_tracer or _compat.must_interpret()
-            # A number where there was a static value is an argument of the program, and is not
-            # among what this dispatcher was given.
-            fits = self._plan_of(call, args, kwargs) == plan
+            # A traced number at the position of a static value is an argument of the program, but
+            # the dispatcher did not get it.
+            fits = self._make_template(call, args, kwargs) == template
             if ready is None or traced or call.moved or not fits or has_padding(given):
-                return Slow(), None
+                return TakeSlowPath(), None
             if ready.program.variables is not variables:
-                return Slow(), None
+                return TakeSlowPath(), None
             leaves = call.leaves_of(ready.program)
-            check_once(self.donated, leaves, ready.program)
+            check_not_repeated(self.donated, leaves, ready.program)
             results = ready.call(leaves)
             record = ready.record if ready.has_record else None
             return ready.program.rebuild(results), record
@@ -334,7 +368,7 @@ class Step:
         return _compat.make_dispatcher(self.name, miss, copies=self.keep_copies)
 
 
-def _not_found(name: str, error: Exception, is_virtual: bool) -> str:
+def _number_not_found_message(name: str, error: Exception, is_virtual: bool) -> str:
     kind = getattr(error, "ty", "nan")
     why = (
         "With deterministic=True a step cannot be run op by op, where the line would be found."

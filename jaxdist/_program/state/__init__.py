@@ -1,1 +1,1 @@
-"""State of a traced step: what differs between replicas, what is carried on, who has rows."""
+"""Checks of a traced step's state: which values differ, which return, which replicas have rows."""

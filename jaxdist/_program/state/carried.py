@@ -1,4 +1,4 @@
-"""Which results of a step are its arguments, carried on to the next step."""
+"""Results of a step that are its arguments of the next step, such as parameters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,20 +11,21 @@ from jaxdist._values import open_containers
 
 
 def carried(signature: Signature, traced: Traced, num_replicas: int) -> dict[int, int]:
-    """For results that come back in the structure of an argument: the input they stand for.
+    """Return, for results with the structure of an argument, the number of the matching input.
 
-    Numbers are those of all results and all inputs, NNX variables first. An argument is taken
-    once, in order, so `params, momentum` that come back as `params, momentum` are told apart.
+    The numbers count all results and all inputs, NNX variables first. Each argument is matched
+    once, in order. So if `params, momentum` return as `params, momentum`, each finds its own.
     """
     offset = traced.num_graph
     found: dict[int, int] = {}
+    # A step that returns one value has one output; a tuple is several outputs.
     outputs = traced.template if isinstance(traced.template, tuple) else (traced.template,)
     free = arguments_of(signature, traced)
     for output in outputs:
         out_leaves, out_treedef = jax.tree.flatten(output, is_leaf=is_static)
         for position, argument in free.items():
             leaves, treedef = jax.tree.flatten(argument, is_leaf=is_static)
-            if treedef == out_treedef and _fits(
+            if treedef == out_treedef and _can_be_carried(
                 signature, traced, leaves, out_leaves, num_replicas
             ):
                 pairs = zip(leaves, out_leaves, strict=True)
@@ -35,12 +36,12 @@ def carried(signature: Signature, traced: Traced, num_replicas: int) -> dict[int
 
 
 def arguments_of(signature: Signature, traced: Traced) -> dict[int, Any]:
-    """The positional arguments of a call, with the number of each traced leaf in its place."""
+    """Return the positional arguments of a call, with each traced leaf replaced by its number."""
     return dict(enumerate(_arguments(signature, traced)[0]))
 
 
 def named_arguments_of(signature: Signature, traced: Traced) -> dict[str, Any]:
-    """All arguments of a call, as `arguments_of`, by the names that messages give them."""
+    """Return all arguments of a call like `arguments_of`, by their names in messages."""
     args, kwargs = _arguments(signature, traced)
     return {f"args[{i}]": a for i, a in enumerate(args)} | {
         f"kwargs[{k!r}]": v for k, v in kwargs.items()
@@ -48,16 +49,19 @@ def named_arguments_of(signature: Signature, traced: Traced) -> dict[str, Any]:
 
 
 def _arguments(signature: Signature, traced: Traced) -> tuple[list[Any], dict[str, Any]]:
+    # The inputs begin with the variables of NNX objects; those are not among the arguments.
     count = len(signature.inputs) - traced.num_graph
     numbers = [Argument(i) for i in range(count)]
     args, kwargs = unflatten(signature.treedef, signature.slots, numbers, _Nodes())
     return (
+        # Results with containers that JAX does not know are opened, so arguments must be, too.
         [open_containers(a, "argument", must_open=_holds_numbers) for a in args],
         {k: open_containers(v, "argument", must_open=_holds_numbers) for k, v in kwargs.items()},
     )
 
 
 def _holds_numbers(container: Any) -> bool:
+    # A container without traced leaves is static, and results cannot continue it.
     values = container.values() if isinstance(container, Mapping) else container
     return any(type(x) is Argument for x in jax.tree.leaves(list(values)))
 
@@ -67,15 +71,16 @@ def is_static(x: Any) -> bool:
     return isinstance(x, Static)
 
 
-def _fits(
+def _can_be_carried(
     signature: Signature,
     traced: Traced,
     leaves: list[Any],
     out_leaves: list[Any],
     num_replicas: int,
 ) -> bool:
-    """Whether the leaves of a result are arrays of the shapes and dtypes of an argument's."""
+    """Whether the leaves of a result are arrays with the shapes and dtypes of an argument."""
     for before, after in zip(leaves, out_leaves, strict=True):
+        # Static leaves were compared with the structure. They must not match traced ones.
         if type(before) is not Argument or type(after) is not int:
             if type(before) is Argument or type(after) is int:
                 return False
@@ -89,7 +94,7 @@ def _fits(
 
 
 class _Nodes:
-    """Stands in for the NNX objects of a call, which are not looked at here."""
+    """A stand-in for the NNX objects of a call, which are not needed here."""
 
     def __getitem__(self, index: int) -> None:
         return None

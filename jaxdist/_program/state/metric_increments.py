@@ -1,4 +1,4 @@
-"""A traced step that gives, for each metric, what the replica added, in the place of its value."""
+"""A traced step that returns what each replica added to a metric, instead of the metric's value."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,23 +15,25 @@ _FROM_ZERO = frozenset({Rule.SUM, Rule.MOMENTS})
 
 
 def numbers_of_metrics(combined: Sequence[Combination]) -> tuple[int, ...]:
-    """The variables whose results are what the step makes of zero."""
+    """Return the variables whose results must be the amounts that the step adds."""
     return tuple(n for c in combined if c.rule in _FROM_ZERO for n in c.numbers)
 
 
-def with_increments(
+def trace_increments(
     traced: Traced, signature: Signature, combined: Sequence[Combination], layout: ReplicaMesh
 ) -> Traced:
-    """Trace a step anew: metrics come out as they are after it if they were zero before."""
+    """Trace the step again with metrics that start at zero, so that they return increments."""
+    # Old and new value are not subtracted: a large sum would lose the digits of a small increment.
     numbers = numbers_of_metrics(combined)
     if not numbers:
         return traced
     made = trace_local(traced.manual_axes, _FromZero(traced, numbers), signature, layout)
+    # `trace_local` does not know these two.
     return dataclasses.replace(made, uneven=traced.uneven, means=traced.means)
 
 
 class _FromZero:
-    """A traced step as a function of flat local values."""
+    """A traced step as a function from flat local values, with increments as results."""
 
     def __init__(self, traced: Traced, numbers: tuple[int, ...]) -> None:
         self._traced = traced
@@ -51,5 +53,6 @@ class _FromZero:
             for o in operands
         ]
         wanted = [i in self._numbers for i in range(len(self._traced.shapes))]
+        # Both values at once: all other results need the metrics' real values.
         results, found = run_twice(self._traced.jaxpr, given, zeros, wanted)
         return [r if f is None else f for r, f in zip(results, found, strict=True)]

@@ -1,4 +1,4 @@
-"""Replicas without rows: a mean over nothing that would reach the others is an error."""
+"""The error for replicas without rows, whose mean over nothing would reach other replicas."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ REMEDIES = (
 
 
 def has_empty_input(signature: Signature, num_replicas: int) -> bool:
-    """Whether some per-replica input of this signature has no elements on a replica."""
+    """Whether some per-replica input of this signature is empty on a replica."""
     return any(
         math.prod(i.local_shape(num_replicas)) == 0
         for i in signature.inputs
@@ -36,17 +36,17 @@ def has_empty_input(signature: Signature, num_replicas: int) -> bool:
 def check_without_rows(
     whole: Signature, own: Signature, traced: Traced, replicas: Sequence[int], layout: ReplicaMesh
 ) -> None:
-    """Refuse a nan that these replicas make of nothing, if it reaches a collective or state.
+    """Raise if the empty batch of these replicas makes a nan that reaches a collective or state.
 
     Args:
         whole: The signature of the step.
-        own: As if all replicas had the shapes of these.
-        traced: What these replicas do.
-        replicas: Their numbers.
-        layout: The strategy's.
+        own: The same signature, as if all replicas had the shapes of these replicas.
+        traced: The trace of these replicas.
+        replicas: Their indices.
+        layout: The strategy's layout.
 
     Raises:
-        NoRowsError: With the line that made the nan, and what it reaches.
+        NoRowsError: It shows the line that made the nan, and what the nan reaches.
     """
     axes = frozenset(layout.replica_axes)
     rows = rows_of(whole, layout.num_replicas)
@@ -56,30 +56,33 @@ def check_without_rows(
         raise NoRowsError(_message(origin, target, replicas, rows, whole.step))
 
     given = [
-        _given(o, v, own, layout.num_replicas)
+        _starting_value(o, v, own, layout.num_replicas)
         for o, v in zip(traced.operands, traced.jaxpr.invars, strict=True)
     ]
     found = walk(traced.jaxpr, given, axes, refuse)
     has = replicas_with_rows(whole, layout.num_replicas)
     takes_part = has is None or any(has[r] for r in replicas)
+    # Batch statistics and metrics are combined over the replicas with rows only, so a nan from a
+    # group without rows does not reach them.
     for number, result in enumerate(found[: traced.num_graph]):
         if result.nan is not None and (takes_part or not _is_combined(own, number)):
             target = _name(own, traced, number)
             raise NoRowsError(_message(result.nan, target, replicas, rows, whole.step))
 
 
-def _given(operand: Any, variable: Any, own: Signature, num_replicas: int) -> Found:
+def _starting_value(operand: Any, variable: Any, own: Signature, num_replicas: int) -> Found:
     if type(operand) is not Argument:
         return UNKNOWN if operand is None else constant(operand)
     slot = own.inputs[operand]
     if slot.kind is not Kind.PER_REPLICA or slot.is_scalar:
         return UNKNOWN
+    # What is computed from an array without elements does not depend on data, so it is known.
     shape = slot.local_shape(num_replicas)
     return nothing(shape, variable.aval.dtype) if math.prod(shape) == 0 else UNKNOWN
 
 
 def _is_combined(signature: Signature, number: int) -> bool:
-    """Whether a variable is brought together from the replicas that have rows."""
+    """Whether a variable is combined from only those replicas that have rows."""
     graph = signature.graph
     if graph is None or number >= len(graph.types):
         return False
@@ -97,7 +100,10 @@ def _name(signature: Signature, traced: Traced, number: int) -> str:
 
 
 def rows_of(signature: Signature, num_replicas: int) -> list[int]:
-    """The number of rows on each replica: of the first input whose rows differ, else of any."""
+    """Return the number of rows on each replica.
+
+    They are taken from the first input whose rows differ, or else from the first per-replica input.
+    """
     for _, shapes in signature.uneven:
         return [s[0] if s else 0 for s in shapes]
     for slot in signature.inputs:

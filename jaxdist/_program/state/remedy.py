@@ -1,4 +1,4 @@
-"""What to do about state that would come out different on each replica; it depends on its kind."""
+"""Remedies for state that would differ between replicas, by the role of the state."""
 
 import enum
 import re
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 class Role(enum.Enum):
-    """What a leaf of state is, as far as its name and dtype tell."""
+    """The role of a leaf of state, guessed from its name and dtype."""
 
     PARAMETERS = "parameters"
     STATISTICS = "batch statistics"
@@ -48,8 +48,8 @@ _PROVED = (
     "with jaxdist.assume_replicated(value)."
 )
 
-# Words of a path, in the order in which they are looked for: the state of an optimizer may hold
-# the names of parameters, and statistics may lie under a module of any name.
+# Words in a path, in the order of the search. The order matters: the state of an optimizer may
+# contain the names of parameters, and statistics may be in a module of any name.
 _WORDS = (
     (Role.RANDOM, r"rngs?|rng_?state|keys?|prng\w*|dropout_key"),
     (
@@ -62,17 +62,17 @@ _WORDS = (
 
 
 def role_of(name: str, dtype: Any) -> Role:
-    """What a leaf is.
+    """Return the role of a leaf.
 
     Args:
-        name: Its pytree path.
-        dtype: Of the array.
+        name: The pytree path of the leaf.
+        dtype: The dtype of its array.
     """
     words = [w.lower() for w in re.findall(r"\w+", name)]
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return Role.RANDOM
     for role, pattern in _WORDS:
-        # A mean of floats is no counter, and a key of a dict is no random key.
+        # A float is no counter, and a dict key named "key" is no random key unless it is uint32.
         fits = role is not Role.COUNTERS or jnp.issubdtype(dtype, jnp.integer)
         fits = fits and (role is not Role.RANDOM or dtype == jnp.uint32)
         if fits and any(re.fullmatch(pattern, w) for w in words):
@@ -81,7 +81,8 @@ def role_of(name: str, dtype: Any) -> Role:
 
 
 def remedy(leaves: Iterable[tuple[str, Role]]) -> str:
-    """The advice for these leaves; where they are of several kinds, with an example of each."""
+    """Return the remedy for these leaves; if their roles differ, one with an example for each."""
+    # One example for each role: a model may have thousands of leaves.
     first: dict[Role, str] = {}
     for name, role in leaves:
         first.setdefault(role, name)

@@ -1,4 +1,4 @@
-"""Which replicas have rows in a step."""
+"""The replicas that have rows in a step."""
 
 import math
 from collections.abc import Iterable
@@ -11,9 +11,9 @@ from jaxdist._values import Kind
 
 
 def replicas_with_rows(signature: Signature, num_replicas: int) -> tuple[bool, ...] | None:
-    """By replica, whether any of its per-replica arguments holds something; None where all do.
+    """Return for each replica whether any per-replica argument has elements; None if all have.
 
-    A variable of which each replica has a copy is no row of a batch.
+    Variables with a copy on each replica do not count as rows.
     """
     uneven = dict(signature.uneven)
     given = [
@@ -23,23 +23,25 @@ def replicas_with_rows(signature: Signature, num_replicas: int) -> tuple[bool, .
     ]
     if not given:
         return None
-    has = tuple(map(_any_rows, zip(*given, strict=True)))
+    has = tuple(map(_has_rows, zip(*given, strict=True)))
     return None if all(has) else has
 
 
-def _any_rows(shapes: Iterable[tuple[int, ...]]) -> bool:
+def _has_rows(shapes: Iterable[tuple[int, ...]]) -> bool:
     return any(math.prod(s) > 0 for s in shapes)
 
 
 def place_of(replica: int, layout: ReplicaMesh) -> dict[str, int]:
-    """The index of a replica on each replica axis."""
+    """Return the index of a replica along each replica axis."""
     sizes = [layout.traced_mesh.shape[a] for a in layout.replica_axes]
     found = np.unravel_index(replica, sizes)
     return {a: int(i) for a, i in zip(layout.replica_axes, found, strict=True)}
 
 
 def places_with_rows(signature: Signature, layout: ReplicaMesh) -> list[dict[str, int]]:
-    """The place of one replica of each group that runs the same operations and has rows."""
+    """Return the position of one replica with rows for each group with the same trace."""
+    # Replicas with the same shapes of uneven inputs share a trace. Reversed, so that the first
+    # replica of a group is the one that stays in the dict.
     has = replicas_with_rows(signature, layout.num_replicas)
     columns = zip(*(shapes for _, shapes in signature.uneven), strict=True)
     groups = list(columns) or [()] * layout.num_replicas

@@ -1,4 +1,4 @@
-"""State that would come out different on each replica is found before it is computed."""
+"""Checks for state that would differ between replicas, before anything is computed."""
 
 import dataclasses
 import warnings
@@ -41,17 +41,17 @@ def combinations(
     num_replicas: int,
     places: Sequence[Mapping[str, int]],
 ) -> tuple[Combination, ...]:
-    """The NNX variables that a collective has to make equal after the step, and how.
+    """Return the NNX variables that a collective must make equal after the step, with the rules.
 
     Args:
-        signature: Of the step.
-        traced: What a replica does.
-        differs: Which of its results may differ between replicas.
-        num_replicas: How many there are.
-        places: Replicas to look at, one for each way through the step that has rows.
+        signature: The signature of the step.
+        traced: The trace of one replica.
+        differs: For each result, whether it may differ between replicas.
+        num_replicas: The number of replicas.
+        places: The positions of replicas with rows, one for each different trace.
 
     Raises:
-        StateDivergenceError: Variables that differ and have no rule, or metrics that are no sum.
+        StateDivergenceError: A variable differs and has no rule, or a metric is not a sum.
     """
     graph = signature.graph
     found: list[Combination] = []
@@ -59,13 +59,15 @@ def combinations(
     integers: list[str] = []
     not_sums: list[str] = []
     kinds = graph.types if graph else ()
-    moments = _moments(signature, traced, places)
+    moments = _find_moments(signature, traced, places)
+    # First: the three variables of a Welford metric are not sums one by one.
     found += [Combination(Rule.MOMENTS, three) for three in moments]
     done = {n for c in found for n in c.numbers}
     for i, kind in enumerate(kinds):
         if i in done:
             continue
         if graph_rules.is_metric(kind):
+            # Also if it does not differ: n replicas that all add 1 must add n.
             grown = growth(traced.jaxpr, _input_variable(traced, i), i)
             if grown is Dependence.SUM:
                 found.append(Combination(Rule.SUM, (i,)))
@@ -80,22 +82,22 @@ def combinations(
             else:
                 found.append(Combination(rule, (i,)))
     if diverging and graph:
-        raise _diverging_variables(graph, diverging, num_replicas)
+        raise _diverging_variables_error(graph, diverging, num_replicas)
     if integers:
-        raise _no_mean_of_integers(integers, num_replicas)
+        raise _integer_mean_error(integers, num_replicas)
     if not_sums:
-        raise _metrics_without_rule(not_sums, num_replicas)
+        raise _metrics_without_rule_error(not_sums, num_replicas)
     return tuple(found)
 
 
-def _moments(
+def _find_moments(
     signature: Signature, traced: Traced, places: Sequence[Mapping[str, int]]
 ) -> list[tuple[int, int, int]]:
-    """The metrics that keep a count, a mean and squared deviations, and are updated with data."""
+    """Return the metrics of count, mean and squared deviations that the step updates with data."""
     jaxpr = traced.jaxpr
     found: list[tuple[int, int, int]] = []
     pairs = zip(traced.operands, jaxpr.invars, strict=True)
-    constants = {v: o for o, v in pairs if _is_known(o)}
+    constants = {v: o for o, v in pairs if _is_closed_over_array(o)}
     for three in signature.graph.moments if signature.graph else ():
         inputs = [_input_variable(traced, i) for i in three]
         results = [jaxpr.outvars[i] for i in three]
@@ -104,14 +106,14 @@ def _moments(
     return found
 
 
-def _is_known(operand: Any) -> bool:
-    """Whether an input of a trace is an array that the step closed over."""
+def _is_closed_over_array(operand: Any) -> bool:
+    """Whether an operand of a trace is a concrete array that the step closes over."""
     is_array = isinstance(operand, (jax.Array, np.ndarray, np.generic, int, float))
     return type(operand) is not Argument and is_array and not isinstance(operand, jax.core.Tracer)
 
 
 def _input_variable(traced: Traced, number: int) -> Any:
-    """The input of the traced step that holds argument leaf `number`."""
+    """Return the input of the traced step that holds argument leaf `number`."""
     for operand, variable in zip(traced.operands, traced.jaxpr.invars, strict=True):
         if type(operand) is Argument and operand == number:
             return variable
@@ -122,20 +124,20 @@ def _has_mean(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
-def _no_mean_of_integers(names: Sequence[str], num_replicas: int) -> StateDivergenceError:
+def _integer_mean_error(names: Sequence[str], num_replicas: int) -> StateDivergenceError:
     return StateDivergenceError(
         f"strategy.run would average {len(names)} batch statistic(s) of integers or booleans that "
-        f"are different on each of {num_replicas} replicas: {_listed(names)}.\n\n"
+        f"are different on each of {num_replicas} replicas: {_list_names(names)}.\n\n"
         "Batch statistics are averaged over the replicas, and the mean of integers is none.\n\n"
         "Keep them as floats, or make them the same on all replicas inside the step: "
         "jaxdist.get_replica_context().all_reduce('sum', value)."
     )
 
 
-def _metrics_without_rule(names: Sequence[str], num_replicas: int) -> StateDivergenceError:
+def _metrics_without_rule_error(names: Sequence[str], num_replicas: int) -> StateDivergenceError:
     return StateDivergenceError(
         f"strategy.run cannot bring together what {num_replicas} replicas put into "
-        f"{len(names)} metric variable(s): {_listed(names)}.\n\n"
+        f"{len(names)} metric variable(s): {_list_names(names)}.\n\n"
         "A metric's variables grow by the sum of what the replicas add to them; the three of "
         "nnx.metrics.Welford by what its update() makes of more values. The step does something "
         "else with these: it sets them again (reset), or keeps a running value of another kind.\n\n"
@@ -145,7 +147,7 @@ def _metrics_without_rule(names: Sequence[str], num_replicas: int) -> StateDiver
     )
 
 
-def _diverging_variables(
+def _diverging_variables_error(
     graph: GraphShape, numbers: Sequence[int], num_replicas: int
 ) -> StateDivergenceError:
     kinds = [graph.types[i] for i in numbers]
@@ -157,18 +159,18 @@ def _diverging_variables(
         remedies.append(_OTHER_STATE)
     return StateDivergenceError(
         f"strategy.run would leave {len(names)} NNX variable(s) with a different value on each of "
-        f"{num_replicas} replicas: {_listed(names)}.\n\n"
+        f"{num_replicas} replicas: {_list_names(names)}.\n\n"
         "Each of them is one variable, mirrored, and is updated in place on all replicas; they "
         "must all compute the same update.\n\n" + "\n".join(remedies)
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Returned:
-    """An argument that comes back among the results with the same structure."""
+class _ReturnedArgument:
+    """An argument that the step returns with the same structure."""
 
     argument: str
-    leaves: tuple[tuple[str, Role], ...]  # that went in mirrored and come out different
+    leaves: tuple[tuple[str, Role], ...]  # mirrored as arguments, different as results
     is_state: bool
 
 
@@ -180,22 +182,22 @@ def check_functional_state(
     num_replicas: int,
     where: str,
 ) -> None:
-    """Raise, or warn, when an argument that looks like state comes back different.
+    """Raise or warn if an argument that looks like state differs between replicas when returned.
 
-    It is state for certain when it is donated, or when a node of the call's arguments is of a
-    registered class (a TrainState) or an optimizer's state. A plain dict that comes back with the
-    same structure may be an ordinary result, so there it is a warning. One array that comes back
-    with the shape of an argument is an ordinary result unless the step moved the argument, as an
-    optimizer does (`_updates`).
+    It is certainly state if it is donated, or if the call's arguments contain a node of a
+    registered class (such as a TrainState) or an optimizer's state. Then this raises. A plain dict
+    that returns with the same structure may be an ordinary result, so there this only warns. A
+    single array that returns with an argument's shape is an ordinary result, unless the step moved
+    the argument as an optimizer does (`proof.updates`).
     """
-    found = _returned(signature, traced, differs, donated)
+    found = _find_returned_arguments(signature, traced, differs, donated)
     certain = [r for r in found if r.is_state]
     if certain:
         leaves = [leaf for r in certain for leaf in r.leaves]
         names = [name for name, _ in leaves]
         raise StateDivergenceError(
             f"strategy.run would return state that is different on each of {num_replicas} "
-            f"replicas: {_listed(names)}.\n\n"
+            f"replicas: {_list_names(names)}.\n\n"
             f"{certain[0].argument} went in the same on all replicas, and comes back with the same "
             "structure, so it is state. State must be the same on all replicas.\n\n"
             f"{remedy(leaves)}"
@@ -204,7 +206,7 @@ def check_functional_state(
         warnings.warn(
             f"{where}: {r.argument} went into strategy.run the same on all replicas and "
             f"comes back with the same structure but different on each of {num_replicas} "
-            f"({_listed([name for name, _ in r.leaves])}).\n\nIf it is state, this is a bug. "
+            f"({_list_names([name for name, _ in r.leaves])}).\n\nIf it is state, this is a bug. "
             f"{remedy(r.leaves)}\n\nIf it is "
             "meant, silence this with warnings.filterwarnings('ignore', "
             "category=jaxdist.errors.StateDivergenceWarning).",
@@ -213,9 +215,9 @@ def check_functional_state(
         )
 
 
-def _returned(
+def _find_returned_arguments(
     signature: Signature, traced: Traced, differs: Sequence[bool], donated: Sequence[int]
-) -> list[_Returned]:
+) -> list[_ReturnedArgument]:
     args = named_arguments_of(signature, traced)
     given_away = {f"args[{i}]" for i in donated}
     outputs = _parts_of_result(traced.template)
@@ -228,18 +230,24 @@ def _returned(
             continue
         for output in outputs:
             out_leaves, out_treedef = jax.tree.flatten(output, is_leaf=is_static)
+            # Results have no names, so only the structure tells which argument one continues.
             if out_treedef != treedef:
                 continue
-            names = _diverging(name, argument, leaves, out_leaves, signature, traced, differs)
+            names = _find_diverging_leaves(
+                name, argument, leaves, out_leaves, signature, traced, differs
+            )
             certain = name in given_away or in_state
+            # A single array matches the structure of any other one, so look at how it is computed.
             if len(leaves) == 1 and names:
                 is_bare = treedef == _LEAF
+                # Data that are added to a bare array are no proof of an optimizer, unless the array
+                # is certainly state.
                 needed = Part.MOVED if certain or not is_bare else Part.UPDATED
-                part = _part(leaves[0], out_leaves[0], signature, traced)
+                part = _part_of_argument(leaves[0], out_leaves[0], signature, traced)
                 certain = certain and (not is_bare or needed <= part <= Part.UPDATED)
                 names = names if certain or needed <= part <= Part.UPDATED else []
             if names and (certain or has_batch):
-                found.append(_Returned(name, tuple(names), certain))
+                found.append(_ReturnedArgument(name, tuple(names), certain))
     return found
 
 
@@ -247,7 +255,7 @@ _LEAF = jax.tree.structure(0)
 
 
 def _parts_of_result(template: Any) -> list[Any]:
-    """The result and what its outermost container holds."""
+    """Return the result and the elements of its outermost container."""
     parts: list[Any] = [template]
     if isinstance(template, Opened):
         parts += template.values
@@ -258,8 +266,8 @@ def _parts_of_result(template: Any) -> list[Any]:
     return parts
 
 
-def _part(before: int, after: int, signature: Signature, traced: Traced) -> Part:
-    """What one result is made of, in terms of one argument."""
+def _part_of_argument(before: int, after: int, signature: Signature, traced: Traced) -> Part:
+    """Return how one result is computed from one argument."""
     own = {
         variable: signature.inputs[operand].kind is not Kind.MIRRORED
         for operand, variable in zip(traced.operands, traced.jaxpr.invars, strict=True)
@@ -270,7 +278,7 @@ def _part(before: int, after: int, signature: Signature, traced: Traced) -> Part
     return part_of_result(traced.jaxpr, variable, own, offset + after)
 
 
-def _diverging(
+def _find_diverging_leaves(
     name: str,
     argument: Any,
     leaves: list[Any],
@@ -286,6 +294,7 @@ def _diverging(
             continue
         slot = signature.inputs[traced.num_graph + before]
         shape = traced.shapes[traced.num_graph + after]
+        # A per-replica argument may differ, and another shape is another value.
         if slot.kind is not Kind.MIRRORED or shape != slot.shape:
             continue
         if differs[traced.num_graph + after]:
@@ -295,7 +304,8 @@ def _diverging(
 
 
 def _holds_state_class(argument: Any) -> bool:
-    """Whether a pytree has a node of a registered class, or an optimizer's named tuple."""
+    """Whether a pytree contains a node of a registered class, or an optimizer's named tuple."""
+    # By the name: optax's named tuples (AdamState) have no common base class.
     if isinstance(argument, tuple) and hasattr(argument, "_fields"):
         return type(argument).__name__.endswith("State") or any(map(_holds_state_class, argument))
     if isinstance(argument, (tuple, list)):
@@ -305,6 +315,6 @@ def _holds_state_class(argument: Any) -> bool:
     return argument is not None and not jax.tree_util.all_leaves([argument])
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     shown = ", ".join(names[:10])
     return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"

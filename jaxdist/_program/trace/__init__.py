@@ -1,1 +1,1 @@
-"""A step traced once, as one replica sees it."""
+"""The trace of a step, as one replica runs it."""

@@ -1,4 +1,4 @@
-"""Arrays in pieces on their way into a step and out of it."""
+"""`Sharded` arrays as inputs and results of a step."""
 
 import logging
 from collections.abc import Sequence
@@ -18,24 +18,26 @@ _LOG = logging.getLogger("jaxdist")
 
 
 class HasCut(Protocol):
-    """What is looked at of an input."""
+    """An input that may be a `Sharded` array."""
 
     @property
     def cut(self) -> Cut | None:
-        """How it is cut, if it is in pieces."""
+        """How the array is cut, if it is `Sharded`."""
         ...
 
 
-def entered(values: Sequence[Any], inputs: Sequence[HasCut], layout: ReplicaMesh) -> list[Any]:
-    """Local values, with the one array in the place of those that are pieces of one."""
+def assemble_pieces(
+    values: Sequence[Any], inputs: Sequence[HasCut], layout: ReplicaMesh
+) -> list[Any]:
+    """Return local values, with each local piece replaced by the array that it belongs to."""
     return [
         x if slot.cut is None else piece(x, slot.cut, layout)
         for x, slot in zip(values, inputs, strict=True)
     ]
 
 
-def declared(values: Sequence[Any], inputs: Sequence[HasCut]) -> list[Any]:
-    """Values, with nodes that say which are in pieces."""
+def wrap_pieces(values: Sequence[Any], inputs: Sequence[HasCut]) -> list[Any]:
+    """Return values in which each array in pieces is wrapped into a `Sharded` node."""
     return [
         x if slot.cut is None else undeclared(x, slot.cut)
         for x, slot in zip(values, inputs, strict=True)
@@ -43,29 +45,32 @@ def declared(values: Sequence[Any], inputs: Sequence[HasCut]) -> list[Any]:
 
 
 def cuts_of(inputs: Sequence[HasCut]) -> dict[int, Cut]:
-    """The inputs that are in pieces, by number."""
+    """Return the inputs that are in pieces, by number."""
     return {i: slot.cut for i, slot in enumerate(inputs) if slot.cut is not None}
 
 
-def variables_of(nodes: Sequence[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
-    """The variables of NNX objects, by id: those that come in whole, and those in pieces."""
+def split_variables(nodes: Sequence[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return the variables of NNX objects by id: those that are whole, and `Sharded` ones."""
     found = [v for _, v in nnx.iter_graph(tuple(nodes)) if isinstance(v, nnx.Variable)]
     cut = {id(v): v for v in found if isinstance(v.get_raw_value(), Sharded)}
     return {id(v): v for v in found if id(v) not in cut}, cut
 
 
 def restore_nodes(
-    came: tuple[dict[int, Any], dict[int, Any]], nodes: Sequence[Any], layout: ReplicaMesh
+    variables_before: tuple[dict[int, Any], dict[int, Any]],
+    nodes: Sequence[Any],
+    layout: ReplicaMesh,
 ) -> None:
-    """Give variables back the declaration that `nnx.Optimizer.update` took from them.
+    """Restore the `Sharded` nodes that `nnx.Optimizer.update` removed from variables.
 
-    The structure of NNX objects is fixed, so what came in whole goes out whole: `sharded_update`
-    cuts whatever state is large enough. That state is gathered in every step is logged.
+    The structure of NNX objects is fixed, so a variable that came in whole is gathered:
+    `sharded_update` cuts each state array that is large enough. The log says if a step gathers
+    state in this way.
 
     Raises:
-        ReplicaValueError: What came in pieces would go out whole.
+        ReplicaValueError: A variable came in pieces and would leave the step whole.
     """
-    whole, cut = came
+    whole, cut = variables_before
     put_together = []
     gathered_bytes: dict[str, int] = {}
     for path, value in nnx.iter_graph(tuple(nodes)):
@@ -102,7 +107,7 @@ def restore_nodes(
 
 
 def check_piece(name: str, value: Sharded) -> None:
-    """Refuse what is not the array that its node says."""
+    """Raise if a value has not the size that its `Sharded` node says."""
     held, dim = value.held, value.dim
     if dim < getattr(held, "ndim", 0) and held.shape[dim] == value.size:
         return
@@ -117,15 +122,17 @@ def check_piece(name: str, value: Sharded) -> None:
 
 
 def pieces_of(array: Any, cut: Cut, layout: ReplicaMesh) -> list[Any]:
-    """The piece of each replica, from the padded array."""
+    """Return the piece of each replica, cut out of the padded array."""
     rows = cut.rows(cut.pieces(layout))
     index = [slice(None)] * cut.dim
-    return [array[(*index, slice(n * rows, (n + 1) * rows))] for n in _numbers(cut, layout)]
+    return [array[(*index, slice(n * rows, (n + 1) * rows))] for n in _piece_numbers(cut, layout)]
 
 
-def _numbers(cut: Cut, layout: ReplicaMesh) -> list[int]:
-    """Which piece each replica has."""
+def _piece_numbers(cut: Cut, layout: ReplicaMesh) -> list[int]:
+    """Return the number of the piece that each replica holds."""
     sizes = [layout.mesh.shape[a] for a in layout.replica_axes]
+    # An array may be cut along some replica axes only. Replicas along the other axes hold the
+    # same piece.
     if cut.axes is None:
         return list(range(layout.num_replicas))
     places = np.stack(np.unravel_index(np.arange(layout.num_replicas), sizes), axis=-1)
@@ -135,9 +142,10 @@ def _numbers(cut: Cut, layout: ReplicaMesh) -> list[int]:
 
 
 def joined(pieces: Sequence[Any], cut: Cut, layout: ReplicaMesh) -> Sharded:
-    """One array from the piece of each replica."""
+    """Return the array made from the piece of each replica."""
     first = pieces[0].sharding
-    numbers = _numbers(cut, layout)
+    numbers = _piece_numbers(cut, layout)
+    # Several replicas may hold the same piece; one of them is enough.
     one_each = [pieces[numbers.index(n)] for n in range(cut.pieces(layout))]
     whole = jnp.concatenate([jax.device_put(x, first) for x in one_each], axis=cut.dim)
     return Sharded(jax.device_put(whole, NamedSharding(layout.mesh, cut.full_spec(layout))), *cut)

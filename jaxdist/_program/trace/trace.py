@@ -1,4 +1,4 @@
-"""A step traced once, as one replica sees it."""
+"""The trace of a step, as one replica runs it."""
 
 import dataclasses
 import functools
@@ -18,8 +18,8 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static, unflatten
 from jaxdist._program.arguments.in_slot import InSlot
-from jaxdist._program.arguments.leaf_names import LeafNames, leaf_names, source_of_function
-from jaxdist._program.arguments.opaque import array_in, tracer_in, with_tracer
+from jaxdist._program.arguments.leaf_names import LeafNames, find_function_with_source, leaf_names
+from jaxdist._program.arguments.opaque import find_array, find_tracer, hidden_tracer_message
 from jaxdist._program.jaxprs.subprograms import contains
 from jaxdist._program.nnx import closures, graph_rules
 from jaxdist._program.nnx.graph import GraphShape
@@ -27,8 +27,7 @@ from jaxdist._program.proof.local_pieces import Local, LocalPieces, is_marked
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof, check_results
 from jaxdist._program.proof.replication import NONE
 from jaxdist._program.trace import sharded
-from jaxdist._program.trace.axis_names import unbound_axis
-from jaxdist._program.trace.sharded_errors import better_error
+from jaxdist._program.trace.step_errors import find_better_error, unbound_axis_error
 from jaxdist._replica import Frame, ReplicaContext, entered
 from jaxdist._validate import as_array
 from jaxdist._values import (
@@ -48,76 +47,80 @@ from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """All that decides which program a call runs; hashable."""
+    """The key of a program: everything that decides which program a call runs. It is hashable."""
 
     treedef: PyTreeDef
     slots: tuple[Any, ...]
     inputs: tuple[InSlot, ...]  # the variables of NNX objects first
     graph: GraphShape | None
     inside_trace: bool = False
-    # How a trace gets at the variables of the step (`_variables.Lifting`).
+    # How the trace accesses the variables of the step (`variables.step_variables.Lifting`).
     lifting: Any = dataclasses.field(default=None, compare=False)
-    # Inputs that are padded to one shape: their number, and the real shape on each replica.
+    # Inputs that are padded to one shape: their number, and the true shape on each replica.
     uneven: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
-    # What tells `treedef` from others that are equal to it; see Note [Equal constants].
+    # Tells `treedef` apart from structures that JAX considers equal; see Note [Equal constants].
     structure: Any = None
-    # What messages call the step; another where its batch is still to come.
+    # The name of the step in messages; another one if its batch has not come yet.
     step: str = dataclasses.field(default="this step", compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """The step as one `shard_map` of a jaxpr of local values, and the structure of its results.
+    """A step as one `shard_map` of a local jaxpr, and the structure of its results.
 
-    `operands[i]` is what the i-th input is: the number of an argument leaf, or a value that the
-    step closed over. Scalar results have one dim, so that they can be laid out over replicas.
+    `operands[i]` is the i-th input of the jaxpr: the number of an argument leaf (`Argument`), or a
+    value that the step closes over. Scalar results have one extra dim, so that they can be laid
+    out over the replicas.
     """
 
     closed: Any
     operands: tuple[Any, ...]
     template: Any
-    num_graph: int  # state that goes in and comes out: of NNX objects, then written variables
+    num_graph: int  # results that are state: variables of NNX objects, then assigned variables
     paths: tuple[str, ...]  # of the user's traced results
-    shapes: tuple[tuple[int, ...], ...]  # local, of all results
+    shapes: tuple[tuple[int, ...], ...]  # on one replica, of all results
     manual_axes: frozenset[str]
-    # For results that are padded: their number, and the real shape on each replica.
+    # Results that are padded: their number, and the true shape on each replica.
     uneven: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
-    # For results that are one array in pieces: their number, and how it is cut.
+    # Results that are `Sharded` arrays: their number, and how they are cut.
     cuts: dict[int, Cut] = dataclasses.field(default_factory=dict)
-    # The variables that the step touched, those of them that are results, and those (by `id`)
-    # for which it has to be traced again as refs. Until they are inputs they are placeholders.
+    # The variables that the step used, the assigned ones among them, and those (by `id`) that
+    # must be refs in another trace. They are placeholders in the jaxpr until `lift` makes them
+    # inputs.
     touched: tuple[Variable, ...] = ()
     written: tuple[Variable, ...] = ()
     need_refs: frozenset[int] = frozenset()
-    merge_calls: tuple[str, ...] = ()  # the lines of those at the top of the step
-    # The lines at which replicas with different numbers of rows take a mean.
+    merge_calls: tuple[str, ...] = ()  # source lines of the merge calls at the top of the step
+    # The source lines where replicas with different numbers of rows take a mean.
     means: tuple[str, ...] = ()
 
     @property
     def eqn(self) -> Any:
-        """The traced `shard_map`."""
+        """The traced `shard_map` equation."""
         return self.closed.jaxpr.eqns[-1]
 
     @property
     def jaxpr(self) -> Any:
-        """The jaxpr that one replica runs."""
+        """The jaxpr of one replica."""
         return self.eqn.params["jaxpr"]
 
     def call(self, leaves: Sequence[Any], out_specs: Sequence[PartitionSpec]) -> list[Any]:
-        """Run on global arrays, with results laid out as `out_specs` say."""
+        """Run on global arrays, with the results laid out by `out_specs`."""
+        # The shortcut below needs constants that are arrays. An enclosing trace (`jax.jit` around
+        # `strategy.run`) can make them tracers.
         params = {**self.eqn.params, "out_specs": tuple(out_specs)}
         if any(isinstance(x, jax.core.Tracer) for x in self.closed.consts):
             return list(_compat.bind_like(self.eqn, self.given(leaves), params))
-        parts = [_parts(spec, params["mesh"]) for spec in out_specs]
+        parts = [_find_split_dim(spec, params["mesh"]) for spec in out_specs]
         return _compat.call_traced(self.closed, params, parts, leaves)
 
     def given(self, leaves: Sequence[Any]) -> list[Any]:
-        """The inputs of the jaxpr for these values of the arguments."""
+        """Return the inputs of the jaxpr for these values of the arguments."""
         return [leaves[o] if type(o) is Argument else o for o in self.operands]
 
 
-def _parts(spec: PartitionSpec, mesh: Any) -> tuple[int, int]:
-    """The dim of a result that is split, and into how many parts."""
+def _find_split_dim(spec: PartitionSpec, mesh: Any) -> tuple[int, int]:
+    """Return the dim of a result that is split, and the number of its parts."""
     dim = max(len(spec) - 1, 0)
     axis = spec[dim] if len(spec) else None
     axes = (axis,) if isinstance(axis, str) else tuple(axis or ())
@@ -131,8 +134,9 @@ class Argument(int):
 def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced:
     """Trace `fn` under `shard_map` with the layout of `strategy`.
 
-    With one logical device all axes are manual, which every operation can do. A step that names
-    a logical axis of size 1 in a sharding constraint is traced with that axis automatic.
+    With one logical device for each replica, all axes are manual, which every operation supports.
+    A step that names a logical axis of size 1 in a sharding constraint is traced again, with that
+    axis automatic.
     """
     layout: ReplicaMesh = strategy.layout
     partial = frozenset(layout.replica_axes)
@@ -141,6 +145,7 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced
     try:
         traced = _trace_with(layout.manual_axes, fn, signature, strategy)
     except ValueError as error:
+        # JAX has no class for the error about an operation that names a manual axis.
         if "manual" not in str(error).lower():
             raise
         return _trace_with(partial, fn, signature, strategy)
@@ -154,33 +159,33 @@ def _trace_with(
 ) -> Traced:
     variables = signature.lifting.begin()
     local = LocalStep(fn, signature, strategy, variables)
-    traced: Traced = variables.finished(trace_local(manual_axes, local, signature, strategy.layout))
+    traced: Traced = variables.finish(trace_local(manual_axes, local, signature, strategy.layout))
     dead = next((c for c in traced.closed.consts if is_leaked(c)), None)
     if dead is not None:
-        raise closures.leak(fn, dead)
+        raise closures.leak_error(fn, dead)
     return traced
 
 
 def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
-    """Replica axes over which something can differ at all."""
+    """Return the replica axes that have more than one replica."""
     return frozenset(a for a in layout.replica_axes if layout.traced_mesh.shape[a] > 1)
 
 
 def input_differences(
     signature: Signature, traced: Traced, axes: frozenset[str]
 ) -> list[frozenset[str]]:
-    """For each input of the trace, the axes over which it may differ."""
+    """Return, for each input of the trace, the axes over which it may differ."""
     return [
         NONE if type(o) is not Argument else signature.inputs[o].differs(axes)
         for o in traced.operands
     ]
 
 
-def on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Traced:
-    """A trace with arrays in pieces, in which each replica computes with its piece.
+def trace_on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Traced:
+    """Return a trace in which each replica computes with its piece of a `Sharded` array.
 
     Raises:
-        ShardedArrayError: A piece would be taken for the array.
+        ShardedArrayError: The step would use a piece as if it were the whole array.
     """
     axes = replica_axes_of(layout)
     if not axes or not is_marked(traced.eqn):
@@ -200,7 +205,7 @@ def on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Trac
         axis_names=traced.manual_axes,
         check_vma=False,
     )
-    slots = map(_without_layout, signature.inputs)
+    slots = map(_drop_layout, signature.inputs)
     closed = jax.make_jaxpr(lambda *leaves: mapped(*traced.given(leaves)))(*slots)
     closed = closed.replace(consts=[owned(c) for c in closed.consts])
     check_results(walk.wrong)
@@ -210,7 +215,7 @@ def on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Trac
 def trace_local(
     manual_axes: frozenset[str], local: "LocalFunction", signature: Signature, layout: ReplicaMesh
 ) -> Traced:
-    """Trace a function of flat local values."""
+    """Trace a function from flat local values to flat local results."""
     mapped = jax.shard_map(
         local,
         mesh=layout.traced_mesh,
@@ -221,8 +226,8 @@ def trace_local(
         # respect to a replicated parameter already holds the sum over the replicas.
         check_vma=False,
     )
-    closed = jax.make_jaxpr(mapped)(*(_without_layout(i) for i in signature.inputs))
-    # The program may be compiled later than now, when the caller has other numbers in them.
+    closed = jax.make_jaxpr(mapped)(*(_drop_layout(i) for i in signature.inputs))
+    # The program may be compiled later, after the caller changed the arrays in place.
     closed = closed.replace(consts=[owned(c) for c in closed.consts])
     return Traced(
         closed,
@@ -237,7 +242,7 @@ def trace_local(
 
 
 def _operands(closed: Any) -> tuple[Any, ...]:
-    """What the inputs of the `shard_map` are in which a program ends."""
+    """Return the operands of the last equation, the `shard_map`: arguments or constants."""
     consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     arguments = {v: Argument(i) for i, v in enumerate(closed.jaxpr.invars)}
     return tuple(
@@ -246,12 +251,12 @@ def _operands(closed: Any) -> tuple[Any, ...]:
     )
 
 
-def _without_layout(slot: InSlot) -> jax.ShapeDtypeStruct:
+def _drop_layout(slot: InSlot) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(slot.shape, slot.dtype, weak_type=slot.weak_type)
 
 
 class LocalFunction(Protocol):
-    """A function from flat local values to flat local results, which tells what they are."""
+    """A function from flat local values to flat local results, which also describes them."""
 
     template: Any
     num_graph: int
@@ -260,12 +265,12 @@ class LocalFunction(Protocol):
     cuts: dict[int, Cut]
 
     def __call__(self, *leaves: Any) -> list[Any]:
-        """One replica's step."""
+        """Run the step on one replica."""
         ...
 
 
 class LocalStep:
-    """The user's function from flat local values to flat local results."""
+    """The user's function, called with flat local values and returning flat local results."""
 
     def __init__(
         self, fn: Callable[..., Any], signature: Signature, strategy: Any, variables: Any
@@ -282,21 +287,22 @@ class LocalStep:
         self.cuts: dict[int, Cut] = {}
         self._entered: list[Any] = []
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
-        # What JAX's messages say of the function and of its arguments.
-        self.__wrapped__ = source_of_function(fn)
+        # JAX's error messages read these for the function's source line and argument names.
+        self.__wrapped__ = find_function_with_source(fn)
         self.__signature__ = LeafNames(functools.partial(leaf_names, fn, signature))
 
     def __call__(self, *leaves: Any) -> list[Any]:
         signature = self.signature
+        # A scalar on each replica is one element of a global [R], so it enters as a vector.
         values = [
             x.reshape(()) if slot.is_scalar else x
             for x, slot in zip(leaves, signature.inputs, strict=True)
         ]
-        values = sharded.entered(values, signature.inputs, self.strategy.layout)
+        values = sharded.assemble_pieces(values, signature.inputs, self.strategy.layout)
         self._entered = self._enter(values[: self.graph_size])
         nodes = signature.graph.merge(self._entered) if signature.graph else ()
-        came = sharded.variables_of(nodes)
-        own = sharded.declared(values, signature.inputs)[self.graph_size :]
+        variables_before = sharded.split_variables(nodes)
+        own = sharded.wrap_pieces(values, signature.inputs)[self.graph_size :]
         args, kwargs = unflatten(signature.treedef, signature.slots, own, nodes)
         context = ReplicaContext(self.strategy)
         with (
@@ -306,53 +312,56 @@ class LocalStep:
             try:
                 result = closures.call(self.fn, args, kwargs)
             except Exception as error:
-                better = unbound_axis(error, self.fn, self.strategy.layout)
-                better = better or better_error(error, self._names_of_pieces())
+                # Only here the names of the arguments are known that the better error shows.
+                better = unbound_axis_error(error, self.fn, self.strategy.layout)
+                better = better or find_better_error(error, self._names_of_pieces())
                 if better is None:
                     raise
                 raise better from error
-            sharded.restore_nodes(came, nodes, self.strategy.layout)
+            sharded.restore_nodes(variables_before, nodes, self.strategy.layout)
         self.cuts = sharded.cuts_of(signature.inputs[: self.graph_size])
-        state = self._left(values, nodes)
+        state = self._collect_state(values, nodes)
         state += self.variables.results()
         self.num_graph = len(state)
-        results = [*state, *self._results(result)]
-        results = self._pieces(results)
+        results = [*state, *self._flatten_result(result)]
+        results = self._open_pieces(results)
         self.shapes = tuple(jnp.shape(x) for x in results)
+        # JAX finds a leaked tracer only when it is used, which may be here.
         try:
             return [jnp.asarray(x)[None] if jnp.ndim(x) == 0 else x for x in results]
         except ValueError as error:
-            closures.raise_leak(self.fn, error)
+            closures.raise_if_leaked(self.fn, error)
             raise
 
     def _enter(self, leaves: list[Any]) -> list[Any]:
-        """The variables of NNX objects as this replica sees them."""
+        """Return the variables of NNX objects as this replica sees them."""
         graph, layout = self.signature.graph, self.strategy.layout
         if graph is None or layout.num_replicas == 1:
             return leaves
         pairs = zip(graph.types, leaves, strict=True)
-        return [graph_rules.enter(kind, leaf, layout.replica_axes) for kind, leaf in pairs]
+        return [graph_rules.enter_replica(kind, leaf, layout.replica_axes) for kind, leaf in pairs]
 
-    def _left(self, values: list[Any], nodes: tuple[Any, ...]) -> list[Any]:
-        """What the step leaves in the variables of NNX objects."""
+    def _collect_state(self, values: list[Any], nodes: tuple[Any, ...]) -> list[Any]:
+        """Return the values of NNX variables after the step."""
         graph, layout = self.signature.graph, self.strategy.layout
         if graph is None:
             return []
         leaves = graph.leaves_of(nodes)
         if layout.num_replicas == 1:
             return leaves
+        # Not strict: `values` also holds the arguments, which come after the variables.
         rows = zip(graph.types, values, self._entered, leaves, strict=False)
-        return [graph_rules.leave(*row, layout.replica_axes) for row in rows]
+        return [graph_rules.leave_replica(*row, layout.replica_axes) for row in rows]
 
     def _names_of_pieces(self) -> list[str]:
         graph, slots = self.signature.graph, self.signature.inputs
         return [
-            graph.name(i) if graph and i < self.graph_size else _described(slots[i])
+            graph.name(i) if graph and i < self.graph_size else _describe_piece(slots[i])
             for i in sharded.cuts_of(slots)
         ]
 
-    def _pieces(self, results: list[Any]) -> list[Any]:
-        """The results, with the piece of this replica of those that are one array in pieces."""
+    def _open_pieces(self, results: list[Any]) -> list[Any]:
+        """Return the results, with each `Sharded` array replaced by this replica's piece."""
         names = dict(enumerate(self.paths, self.num_graph))
         graph, layout = self.signature.graph, self.strategy.layout
         made = list(results)
@@ -362,8 +371,8 @@ class LocalStep:
             made[i] = opened_piece(results[i], cut, layout, name=name)
         return made
 
-    def _results(self, result: Any) -> list[Any]:
-        result = opened_result(result, _is_whole)
+    def _flatten_result(self, result: Any) -> list[Any]:
+        result = open_result(result, _is_whole)
         leaves, treedef = jax.tree_util.tree_flatten_with_path(result, is_leaf=_is_whole)
         marks: list[Any] = []
         arrays: list[Any] = []
@@ -371,9 +380,9 @@ class LocalStep:
         for path, leaf in leaves:
             name = "result" + jax.tree_util.keystr(path)
             if isinstance(leaf, (PerReplica, nnx.Module, nnx.Optimizer)):
-                raise ReplicaValueError(not_a_result(name, leaf, "The step"))
+                raise ReplicaValueError(refused_result_message(name, leaf, "The step"))
             if isinstance(leaf, Sharded):
-                if leaf.has_padding:  # made outside, and closed over
+                if leaf.has_padding:  # The step closed over it, so nobody removed the padding.
                     leaf = undeclared(leaf.whole(), leaf.cut)
                 sharded.check_piece(name, leaf)
                 self.cuts[self.num_graph + len(arrays)] = leaf.cut
@@ -395,27 +404,27 @@ def _is_whole(x: Any) -> bool:
 
 
 def _holds_arrays(container: Any) -> bool:
-    return array_in(container) is not None or tracer_in(container) is not None
+    return find_array(container) is not None or find_tracer(container) is not None
 
 
 def check_result(what: str, name: str, leaf: Any) -> None:
-    """Refuse an object with traced values in it, which JAX does not look into."""
-    where = tracer_in(leaf)
+    """Raise for an object that contains tracers but is no pytree."""
+    where = find_tracer(leaf)
     if where is not None:
-        raise ArgumentTypeError(with_tracer(what, name, leaf, where))
+        raise ArgumentTypeError(hidden_tracer_message(what, name, leaf, where))
 
 
-def opened_result(result: Any, is_leaf: Callable[[Any], bool]) -> Any:
-    """A result in which containers of arrays that JAX does not know are pytree nodes."""
+def open_result(result: Any, is_leaf: Callable[[Any], bool]) -> Any:
+    """Return the result with containers of arrays that JAX does not know as pytree nodes."""
     return open_containers(result, "result", is_leaf=is_leaf, must_open=_holds_arrays)
 
 
-def _described(slot: InSlot) -> str:
+def _describe_piece(slot: InSlot) -> str:
     return f"{slot.dtype}{list(slot.shape)}, cut along dim {slot.cut.dim if slot.cut else None}"
 
 
-def not_a_result(name: str, leaf: Any, what: str) -> str:
-    """The message for a result that cannot be one."""
+def refused_result_message(name: str, leaf: Any, what: str) -> str:
+    """Return the message for a value that a step cannot return."""
     if isinstance(leaf, PerReplica):
         return (
             f"{what} returned a PerReplica as {name}: {leaf!r}.\n\n"
@@ -431,5 +440,5 @@ def not_a_result(name: str, leaf: Any, what: str) -> str:
 
 
 def scalar_form(shape: tuple[int, ...]) -> Form:
-    """The form in which a per-replica result of this local shape is held."""
+    """Return the form that holds a per-replica result of this local shape."""
     return Form.SCALARS if shape == () else Form.ROWS

@@ -1,1 +1,1 @@
-"""Variables that a step reads and assigns while it is traced."""
+"""Variables that a step reads and assigns."""

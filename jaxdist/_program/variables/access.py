@@ -1,88 +1,94 @@
-"""What a variable asks of the step around it."""
+"""How a variable is read and changed inside a step."""
 
 import abc
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.variables.in_step import given_rows, given_value, value_across
-from jaxdist._replica import innermost_explicit_frame
+from jaxdist._program.variables.in_step import aggregate_value, collect_rows, read_aggregated
+from jaxdist._replica import Frame, entered, innermost_explicit_frame
+from jaxdist._typing import PyTree
 from jaxdist._values import (
     Change,
+    Handle,
     IndexedSlices,
     PerReplica,
     Scatter,
     Variable,
+    any_variable,
     checked_value,
     own_value,
 )
-from jaxdist.errors import ArgumentError, MixedStrategyError
+from jaxdist.errors import ArgumentError, ContextError, MixedStrategyError
 
 
 class StepAccess(abc.ABC):
-    """Reads and changes variables inside a replica; where their values are is left open."""
+    """Reads and changes variables inside a replica. Subclasses decide where values are stored."""
 
     def __init__(self, layout: ReplicaMesh) -> None:
         self._layout = layout
 
     @abc.abstractmethod
     def _own(self, variable: Variable) -> Any:
-        """The value of this replica's copy."""
+        """Return the value of this replica's copy."""
 
     def _own_to_change(self, variable: Variable) -> Any:
-        """The same, where a changed value is set next."""
+        """Return the value of this replica's copy, which the caller changes next."""
         return self._own(variable)
 
     @abc.abstractmethod
     def _set(self, variable: Variable, what: str, value: Any) -> None:
-        """Give this replica's copy a value; `what` is the name of the method that was called."""
+        """Assign a value to this replica's copy; `what` is the name of the called method."""
 
     @abc.abstractmethod
     def merge(self, merged: Callable[[Any, Any], Any], fn: Any, given: Any) -> Any:
         """Call a merge function for all replicas.
 
         Args:
-            merged: Calls it, with these arguments and this access to variables.
+            merged: The function that calls it, with these arguments and this access object.
             fn: The merge function itself.
-            given: Its arguments, of this replica.
+            given: The arguments of this replica.
         """
 
     def read(self, variable: Variable) -> Any:
-        """The value of `variable` as the caller sees it."""
+        """Return the value of `variable` in the current context (replica or merge function)."""
         own = self._own(variable)
+        # As in TensorFlow: such a variable has one value across replicas only after aggregation.
         if self._in_merge and variable.home.per_replica:
-            return value_across(variable, own, self._layout)
+            return read_aggregated(variable, own, self._layout)
         return own
 
     def update(self, variable: Variable, change: Change, value: Any) -> None:
-        """Change this replica's copy, or all of them together."""
-        given = given_value(variable, change, value, self._layout, in_merge=self._in_merge)
+        """Change this replica's copy; aggregate the value over the replicas if needed."""
+        given = aggregate_value(variable, change, value, self._layout, in_merge=self._in_merge)
         self._set(variable, change.value, change.apply(self._own_to_change(variable), given))
 
     def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
-        """Change rows of a mirrored variable."""
-        rows = given_rows(variable, kind, slices, self._layout, in_merge=self._in_merge)
+        """Change some rows of a mirrored variable."""
+        rows = collect_rows(variable, kind, slices, self._layout, in_merge=self._in_merge)
         self._set(variable, kind.value, kind.apply(self._own_to_change(variable), rows))
 
     def own_copies(self) -> "OwnCopies":
-        """Reads and changes each replica's copy by itself, without aggregation."""
+        """Return an access object that changes each replica's copy without aggregation."""
         return OwnCopies(self)
 
     def update_own(self, variable: Variable, change: Change, value: Any) -> None:
-        """Change this replica's copy alone."""
+        """Change this replica's copy only."""
         if isinstance(value, PerReplica):
             value = jnp.asarray(own_value(value, self._layout))
         given = checked_value(variable.label, change.value, value, variable.shape, variable.dtype)
         self._set(variable, change.value, change.apply(self._own_to_change(variable), given))
 
     def scatter_own(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
-        """Change rows of this replica's copy alone."""
+        """Change some rows of this replica's copy only."""
         self._set(variable, kind.value, kind.apply(self._own_to_change(variable), slices))
 
     def read_own(self, variable: Variable) -> Any:
-        """The value of this replica's copy."""
+        """Return the value of this replica's copy."""
         return self._own(variable)
 
     @property
@@ -92,13 +98,13 @@ class StepAccess(abc.ABC):
 
 
 class OwnCopies:
-    """What a function that `StrategyExtended.update` calls gets at: one copy at a time."""
+    """The access object for a function that `StrategyExtended.update` calls: one copy at a time."""
 
     def __init__(self, step: StepAccess) -> None:
         self._step = step
 
     def own_copies(self) -> "OwnCopies":
-        """Itself."""
+        """Return this object."""
         return self
 
     def merge(self, merged: Callable[[Any, Any], Any], fn: Any, given: Any) -> Any:
@@ -106,7 +112,7 @@ class OwnCopies:
         return self._step.merge(merged, fn, given)
 
     def read(self, variable: Variable) -> Any:
-        """The value of this replica's copy."""
+        """Return the value of this replica's copy."""
         return self._step.read_own(variable)
 
     def update(self, variable: Variable, change: Change, value: Any) -> None:
@@ -114,18 +120,19 @@ class OwnCopies:
         self._step.update_own(variable, change, value)
 
     def scatter(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
-        """Change rows of this replica's copy."""
+        """Change some rows of this replica's copy."""
         self._step.scatter_own(variable, kind, slices)
 
 
 def check_home(variable: Variable, layout: ReplicaMesh) -> None:
-    """Refuse a variable of another strategy."""
+    """Raise if a variable belongs to another strategy."""
+    # A variable without a strategy can be used in steps of all strategies.
     home = variable.home.layout
     if home is not None and home != layout:
-        raise _other_strategy(variable, home, layout)
+        raise _other_strategy_error(variable, home, layout)
 
 
-def _other_strategy(
+def _other_strategy_error(
     variable: Variable, home: ReplicaMesh, layout: ReplicaMesh
 ) -> MixedStrategyError:
     return MixedStrategyError(
@@ -138,7 +145,7 @@ def _other_strategy(
 
 
 def one_for_each_example(variable: Variable, what: str) -> ArgumentError:
-    """The error for an assignment of a value that `jax.vmap` maps over."""
+    """Return the error for an assignment of a value that `jax.vmap` maps over."""
     return ArgumentError(
         f"Variable {variable.label!r}.{what} was given a value that jax.vmap maps over, and the "
         f"variable is one {variable.dtype}{list(variable.shape)}.\n\n"
@@ -146,3 +153,60 @@ def one_for_each_example(variable: Variable, what: str) -> ArgumentError:
         "Return the value from the mapped function, combine it (value.mean(axis=0)), and assign "
         "that outside jax.vmap."
     )
+
+
+def variables_as_values(value: PyTree) -> PyTree:
+    """Return the same pytree with each variable replaced by its values on the replicas."""
+    # Most programs have no variables: do not flatten then.
+    if not any_variable():
+        return value
+    leaves, treedef = jax.tree.flatten(
+        value, is_leaf=lambda x: isinstance(x, (PerReplica, Variable))
+    )
+    if not any(isinstance(leaf, Variable) for leaf in leaves):
+        return value
+    return treedef.unflatten(
+        [_value_on_replicas(leaf) if isinstance(leaf, Variable) else leaf for leaf in leaves]
+    )
+
+
+def _value_on_replicas(variable: Variable) -> Any:
+    frame = innermost_explicit_frame()
+    if frame is None or frame.variables is None:
+        return variable.distributed
+    # In a merge function `read` would aggregate the copies; `reduce` must see each of them.
+    own = frame.variables.own_copies().read(variable)
+    return Handle(own, frame.strategy.layout) if variable.home.per_replica else own
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateOfCopies:
+    """A step that calls `fn` with a variable; `fn` changes only the replica's own copy."""
+
+    fn: Callable[..., Any]
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+    def __call__(
+        self, variable: Variable, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the function on one replica, or in a merge function for all of them."""
+        frame = innermost_explicit_frame()
+        if frame is None or frame.variables is None:
+            raise ContextError(
+                "A function for the copies of a variable was called outside a step.\n\n"
+                "Each copy belongs to one replica.\n\n"
+                "Call it through strategy.extended.update(variable, fn, args)."
+            )
+        layout = frame.strategy.layout
+        # Each copy gets its own part of a `PerReplica` argument.
+        own_args, own_kwargs = jax.tree.map(
+            lambda x: own_value(x, layout) if isinstance(x, PerReplica) else x,
+            (tuple(args), dict(kwargs or {})),
+            is_leaf=lambda x: isinstance(x, (PerReplica, Variable)),
+        )
+        inside = Frame(frame.strategy, in_merge=True, variables=frame.variables.own_copies())
+        with entered(inside):
+            return self.fn(variable, *own_args, **own_kwargs)

@@ -1,4 +1,4 @@
-"""What a replica gives to a variable, together with the other replicas."""
+"""Aggregation of the values that replicas assign to a variable."""
 
 from typing import Any
 
@@ -23,10 +23,10 @@ from jaxdist._values import (
 from jaxdist.errors import ArgumentError
 
 
-def given_value(
+def aggregate_value(
     variable: Variable, change: Change, value: Any, layout: ReplicaMesh, *, in_merge: bool
 ) -> Any:
-    """What is assigned or added to the copy of one replica."""
+    """Return the value to assign or add to the copy of one replica, after aggregation."""
     is_own = not in_merge or isinstance(value, PerReplica)
     if isinstance(value, PerReplica):
         value = jnp.asarray(own_value(value, layout))
@@ -34,36 +34,40 @@ def given_value(
     if layout.num_replicas == 1:
         return given
     if variable.home.per_replica:
-        return given if is_own else _for_all_copies(variable, change, given, layout)
+        return given if is_own else _share_of_copy(variable, change, given, layout)
     if not is_own:
         return given
+    # A variable of no strategy is one variable for all replicas, so each replica's addition counts.
     if variable.home.layout is None:
-        return given if change is Change.ASSIGN else _added_by_all(given, layout)
-    return _together(variable, change, given, layout)
+        return given if change is Change.ASSIGN else _sum_additions(given, layout)
+    return _aggregate_mirrored(variable, change, given, layout)
 
 
-def _for_all_copies(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
-    """One value for the copies of all replicas, given in a merge function."""
+def _share_of_copy(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
+    """Return one replica's share of a value that a merge function assigns to all copies."""
     if variable.aggregation is not VariableAggregation.SUM:
         return given
     if change is not Change.ASSIGN:
         raise no_sum_of_all(variable, change)
     count = layout.num_replicas
+    # The sum over the copies must be the value, as in TensorFlow: each copy gets a part.
     if jnp.issubdtype(variable.dtype, jnp.inexact):
         return (given / count).astype(variable.dtype)
+    # The first replicas hold the remainder of an integer division.
     more = jax.lax.axis_index(layout.replica_axes) < given % count
     return given // count + more.astype(variable.dtype)
 
 
-def _added_by_all(given: Any, layout: ReplicaMesh) -> Any:
-    """A variable of no strategy is one for all replicas, and each of them adds to it."""
+def _sum_additions(given: Any, layout: ReplicaMesh) -> Any:
+    """Return the sum of what all replicas add to a variable that belongs to no strategy."""
+    # Each replica adds the same constant, so its sum needs no collective.
     if isinstance(given, jax.core.Tracer):
         return _collectives.summed(given, layout.replica_axes)
     return given * layout.num_replicas
 
 
-def _together(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
-    """One value from those that all replicas give to a mirrored variable."""
+def _aggregate_mirrored(variable: Variable, change: Change, given: Any, layout: ReplicaMesh) -> Any:
+    """Return the aggregated value of those that all replicas assign to a mirrored variable."""
     how = variable.aggregation
     is_constant = not isinstance(given, jax.core.Tracer)
     if how is VariableAggregation.SUM and is_constant:
@@ -77,23 +81,23 @@ def _together(variable: Variable, change: Change, given: Any, layout: ReplicaMes
         )
     if is_constant or how is VariableAggregation.NONE:
         return given
-    return combined(given, how, layout)
+    return aggregate(given, how, layout)
 
 
-def given_rows(
+def collect_rows(
     variable: Variable, kind: Scatter, slices: IndexedSlices, layout: ReplicaMesh, *, in_merge: bool
 ) -> IndexedSlices:
-    """The rows that are applied to a mirrored variable, from those of all replicas."""
+    """Return the rows to apply to a mirrored variable, collected from all replicas."""
     check_can_scatter(variable, kind, of_replicas=not in_merge)
     how = variable.aggregation
     if variable.home.layout is None:
-        # One variable for all replicas: each of them applies its rows.
+        # It is one variable for all replicas, so each replica's rows are applied.
         how = VariableAggregation.NONE if kind.picks else VariableAggregation.SUM
     if in_merge or layout.num_replicas == 1 or how is VariableAggregation.NONE:
         return slices
     values, indices = jnp.asarray(slices.values), jnp.asarray(slices.indices)
     if how is VariableAggregation.ONLY_FIRST_REPLICA:
-        return type(slices)(combined(values, how, layout), combined(indices, how, layout))
+        return type(slices)(aggregate(values, how, layout), aggregate(indices, how, layout))
     if how is VariableAggregation.MEAN:
         values = values / layout.num_replicas
     axes = layout.replica_axes
@@ -102,12 +106,13 @@ def given_rows(
     )
 
 
-def combined(own: Any, how: VariableAggregation, layout: ReplicaMesh) -> Any:
-    """One value of the replicas' own ones; an all-reduce."""
+def aggregate(own: Any, how: VariableAggregation, layout: ReplicaMesh) -> Any:
+    """Return the aggregated value of all replicas; this is an all-reduce."""
     axes = layout.replica_axes
     if how is VariableAggregation.ONLY_FIRST_REPLICA:
+        # The sum over replicas of which all but the first hold 0 is a broadcast.
         is_first = jax.lax.axis_index(axes) == 0
-        # Booleans have no sum of their own.
+        # `psum` does not sum booleans.
         numbers = own.astype(jnp.int8) if own.dtype == jnp.bool_ else own
         first = jnp.where(is_first, numbers, jnp.zeros_like(numbers))
         return jax.lax.psum(first, axes).astype(own.dtype)
@@ -116,7 +121,7 @@ def combined(own: Any, how: VariableAggregation, layout: ReplicaMesh) -> Any:
     return _collectives.mean_over(own, axes)
 
 
-def value_across(variable: Variable, own: Any, layout: ReplicaMesh) -> Any:
-    """The value of a variable with a copy of its own on each replica, in a merge function."""
+def read_aggregated(variable: Variable, own: Any, layout: ReplicaMesh) -> Any:
+    """Return the value that a merge function reads of a variable with a copy on each replica."""
     check_can_combine(variable, "read")
-    return combined(own, variable.aggregation, layout)
+    return aggregate(own, variable.aggregation, layout)

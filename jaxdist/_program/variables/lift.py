@@ -1,4 +1,4 @@
-"""Making the variables that a step touches inputs and results of its program."""
+"""Variables of a step as inputs and results of its program; see Note [Lifted variables]."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
-from jaxdist._program.trace.trace import Argument, Signature, Traced, on_pieces, trace
+from jaxdist._program.trace.trace import Argument, Signature, Traced, trace, trace_on_pieces
 from jaxdist._program.uneven.joined import Groups
 from jaxdist._program.uneven.uneven import joined_trace, traces_of_groups
 from jaxdist._program.variables.step_variables import Lifting
@@ -20,24 +20,24 @@ MAX_TRACES = 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LiftedVariables:
-    """The variables of one program. They stand after the variables of NNX objects."""
+    """The variables of one program. Their inputs come after the variables of NNX objects."""
 
-    written: tuple[Variable, ...]  # inputs before the arguments, and results
+    written: tuple[Variable, ...]  # assigned: inputs before the arguments, and results
     read_only: tuple[Variable, ...]  # inputs after the arguments
-    after: int  # inputs that stand before them
-    refs: frozenset[int] = frozenset()  # by `id`: those that a trace has to have as refs
+    after: int  # the number of inputs before them
+    refs: frozenset[int] = frozenset()  # by `id`: variables that a trace must hold as refs
 
     def __bool__(self) -> bool:
         return bool(self.written or self.read_only)
 
     @property
     def all(self) -> tuple[Variable, ...]:
-        """The written ones, then the others."""
+        """The assigned variables, then the others."""
         return (*self.written, *self.read_only)
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """Names of the written ones and of the others; each name is there once."""
+        """Unique names of the assigned variables, and of the others."""
         made: dict[str, int] = {}
 
         def name(variable: Variable) -> str:
@@ -46,8 +46,8 @@ class LiftedVariables:
 
         return [name(v) for v in self.written], [name(v) for v in self.read_only]
 
-    def around(self, leaves: Sequence[Any]) -> list[Any]:
-        """All inputs of the program, from those of the call."""
+    def insert_into(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return all inputs of the program: the leaves of the call and the variables."""
         return [
             *leaves[: self.after],
             *held_by(self.written),
@@ -56,10 +56,12 @@ class LiftedVariables:
         ]
 
     def write(self, values: Sequence[Any]) -> None:
-        """Give every written variable its new value; an interruption leaves none half done."""
+        """Assign a new value to each written variable. An interrupt does not leave it half done."""
         try:
             hold_all(self.written, values)
         except KeyboardInterrupt:
+            # Ctrl-C may come between two assignments. Without this, some variables would have
+            # values from before the step and others from after it.
             hold_all(self.written, values)
             raise
 
@@ -70,17 +72,17 @@ NO_VARIABLES = LiftedVariables((), (), 0)
 def lift(
     fn: Callable[..., Any], signature: Signature, strategy: Any, known: LiftedVariables
 ) -> tuple[Traced, Signature, LiftedVariables]:
-    """Trace `fn` with the variables that it touches as inputs, and the written ones as results.
+    """Trace `fn` with the variables that it uses as inputs, and the assigned ones as results.
 
     Args:
         fn: The step.
-        signature: Of its arguments.
+        signature: The signature of its arguments.
         strategy: The strategy that runs it.
-        known: Variables that it touched for other arguments.
+        known: The variables that it used for other arguments.
 
     Raises:
-        ContextError: Every trace changes other variables in programs inside.
-        MixedStrategyError: A variable of another strategy.
+        ContextError: In every trace the step changes other variables in subprograms.
+        MixedStrategyError: A variable belongs to another strategy.
     """
     layout: ReplicaMesh = strategy.layout
     lifting = Lifting(layout, refs=known.refs)
@@ -91,13 +93,14 @@ def lift(
             own, traces, groups = traces_of_groups(fn, asked, strategy)
         else:
             own, traces, groups = [asked], [trace(fn, asked, strategy)], None
-        written, touched = _of_all(traces)
+        written, touched = _merge_variables(traces)
         need_refs = lifting.refs.union(*(t.need_refs for t in traces))
         if need_refs == lifting.refs and all(
             len(t.touched) == len(touched) and len(t.written) == len(written) for t in traces
         ):
             break
-        # Replicas with other shapes use others, or one has to be a ref.
+        # Replicas with other shapes use other variables, or a variable must be a ref from the
+        # start: trace again with all of them.
         lifting = Lifting(layout, touched, frozenset(map(id, written)), need_refs)
     else:
         names = sorted({v.label for v in touched})
@@ -109,16 +112,17 @@ def lift(
         )
     if groups is not None:
         _check_merge_calls(traces, groups)
-    found = _lifted(signature, written, touched, lifting.refs, known)
-    extended = _extended(signature, found, layout)
-    inner = [_extended(s, found, layout) for s in own]
-    settled = [
-        on_pieces(_with_inputs(t, s, found, layout), s, layout)
+    found = _make_lifted(signature, written, touched, lifting.refs, known)
+    extended = _extend_signature(signature, found, layout)
+    inner = [_extend_signature(s, found, layout) for s in own]
+    # `trace_on_pieces` must come last: variables may be cut, so they must be inputs already.
+    final = [
+        trace_on_pieces(_add_inputs(t, s, found, layout), s, layout)
         for t, s in zip(traces, inner, strict=True)
     ]
     if groups is None:
-        return settled[0], extended, found
-    return joined_trace(extended, inner, settled, groups, layout), extended, found
+        return final[0], extended, found
+    return joined_trace(extended, inner, final, groups, layout), extended, found
 
 
 def _check_merge_calls(traces: Sequence[Traced], groups: Groups) -> None:
@@ -136,21 +140,24 @@ def _check_merge_calls(traces: Sequence[Traced], groups: Groups) -> None:
     )
 
 
-def _of_all(traces: Sequence[Traced]) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
-    """The variables that any of the traces writes, and that it touches."""
+def _merge_variables(traces: Sequence[Traced]) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
+    """Return the variables that any of the traces assigns, and those that any of them uses."""
     written = {id(v): v for t in traces for v in t.written}
     touched = {id(v): v for t in traces for v in t.touched}
     return tuple(written.values()), tuple(touched.values())
 
 
-def _lifted(
+def _make_lifted(
     signature: Signature,
     written: tuple[Variable, ...],
     touched: tuple[Variable, ...],
     refs: frozenset[int],
     known: LiftedVariables,
 ) -> LiftedVariables:
-    """These variables as those of a program; what is known already where they are the same."""
+    """Return the variables of a program; `known` itself if they are the same.
+
+    A call path is chosen by the identity of this object, so equal ones must be one object.
+    """
     after = len(signature.graph.paths) if signature.graph else 0
     if not touched:
         return NO_VARIABLES
@@ -164,20 +171,22 @@ def _lifted(
     return known if same else LiftedVariables(written, read_only, after, refs)
 
 
-def _with_inputs(
+def _add_inputs(
     traced: Traced, signature: Signature, found: LiftedVariables, layout: ReplicaMesh
 ) -> Traced:
-    """A trace with its placeholders as inputs, and the written variables in the order of `found`.
+    """Return a trace whose placeholders are inputs, with results of variables in `found`'s order.
 
-    `signature` has these inputs already.
+    `signature` already contains these inputs.
     """
     if not found:
         return traced
     body, marks = _compat.without_placeholders(traced.jaxpr, PLACEHOLDER)
     by_id = {id(v): marks[n] for n, v in enumerate(traced.touched)}
     body = _compat.with_inputs(body, [by_id[id(v)] for v in found.all])
-    body = body.replace(outvars=_in_order(body.outvars, traced, found))
+    body = body.replace(outvars=_sort_results(body.outvars, traced, found))
     count, written = len(signature.inputs) - len(found.all), len(found.written)
+    # Inputs of the program: NNX variables, assigned variables, arguments, read-only variables.
+    # The body got its new inputs at the end, so they are sorted here.
     places = [
         *range(found.after, found.after + written),
         *range(written + count, len(signature.inputs)),
@@ -200,21 +209,23 @@ def _with_inputs(
         traced,
         closed=_compat.body_with_inputs(traced.closed, body, new, order),
         operands=(*operands, *map(Argument, places)),
-        shapes=tuple(_in_order(traced.shapes, traced, found)),
+        shapes=tuple(_sort_results(traced.shapes, traced, found)),
     )
 
 
-def _in_order(results: Sequence[Any], traced: Traced, found: LiftedVariables) -> list[Any]:
-    """What belongs to results of a trace, with those of variables in the order of `found`."""
+def _sort_results(results: Sequence[Any], traced: Traced, found: LiftedVariables) -> list[Any]:
+    """Return what belongs to the results of a trace, with variables in the order of `found`."""
     own = dict(zip(map(id, traced.written), results[found.after : traced.num_graph], strict=True))
     variables = [own[id(v)] for v in found.written]
     return [*results[: found.after], *variables, *results[traced.num_graph :]]
 
 
-def _extended(signature: Signature, found: LiftedVariables, layout: ReplicaMesh) -> Signature:
+def _extend_signature(
+    signature: Signature, found: LiftedVariables, layout: ReplicaMesh
+) -> Signature:
     after = found.after
-    written = [_slot(v, layout) for v in found.written]
-    read_only = [_slot(v, layout) for v in found.read_only]
+    written = [_slot_of_variable(v, layout) for v in found.written]
+    read_only = [_slot_of_variable(v, layout) for v in found.read_only]
     inputs = (
         *signature.inputs[:after],
         *written,
@@ -225,7 +236,7 @@ def _extended(signature: Signature, found: LiftedVariables, layout: ReplicaMesh)
     return dataclasses.replace(signature, inputs=inputs, uneven=uneven, lifting=None)
 
 
-def _slot(variable: Variable, layout: ReplicaMesh) -> InSlot:
+def _slot_of_variable(variable: Variable, layout: ReplicaMesh) -> InSlot:
     placement = variable.home.placement or Placement(Kind.MIRRORED, layout.replicated)
     is_scalar = placement.kind is Kind.PER_REPLICA and not variable.shape
     shape, dtype = variable.home.global_shape, variable.dtype
@@ -233,7 +244,7 @@ def _slot(variable: Variable, layout: ReplicaMesh) -> InSlot:
 
 
 def check_equal(variables: Sequence[Variable], differs: Sequence[bool], num_replicas: int) -> None:
-    """Refuse mirrored variables that would come out different on each replica."""
+    """Raise if a mirrored variable would differ between replicas."""
     names = [
         v.label for v, d in zip(variables, differs, strict=True) if d and not v.home.per_replica
     ]

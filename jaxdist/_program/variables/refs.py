@@ -1,4 +1,4 @@
-"""Refs of a trace, turned into values."""
+"""Removal of `jax.Ref`s from a trace; see Note [Lifted variables]."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,14 +11,13 @@ from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist.errors import ContextError
 
 
-def without_refs(traced: Any, names: Sequence[str]) -> Any:
-    """The same trace with what is read from and written to refs passed on as values.
+def remove_refs(traced: Any, names: Sequence[str]) -> Any:
+    """Return the same trace with refs replaced by values that operations take and return.
 
     Raises:
-        ContextError: A variable is changed where it would be changed twice, or where what is read
-            would stay as it was.
+        ContextError: A variable would be changed twice, or an operation would read an old value.
     """
-    if _changes_when_recomputed(traced.jaxpr):
+    if _has_recomputed_refs(traced.jaxpr):
         raise ContextError(
             f"A step assigns variables inside jax.checkpoint (remat), under jax.grad; it assigns "
             f"{list(names)[:5]}.\n\n"
@@ -27,7 +26,7 @@ def without_refs(traced: Any, names: Sequence[str]) -> Any:
             "Return the new value from the wrapped function (jax.value_and_grad(..., "
             "has_aux=True)) and assign it outside."
         )
-    if _decides_while_changing(traced.jaxpr):
+    if _has_changing_condition(traced.jaxpr):
         raise ContextError(
             "A step has a while_loop whose condition reads a variable that its body changes; it "
             f"assigns {list(names)[:5]}.\n\n"
@@ -38,26 +37,28 @@ def without_refs(traced: Any, names: Sequence[str]) -> Any:
     return dataclasses.replace(traced, closed=_compat.without_refs(traced.closed))
 
 
-def _changes_when_recomputed(jaxpr: Any) -> bool:
-    """Whether something that is computed again for a gradient gets a ref."""
+def _has_recomputed_refs(jaxpr: Any) -> bool:
+    """Whether an operation that is recomputed for a gradient takes a ref."""
     return any(
         (e.params.get("differentiated") and any(_compat.is_ref(v) for v in e.invars))
-        or any(_changes_when_recomputed(s) for s in subprograms(e))
+        or any(_has_recomputed_refs(s) for s in subprograms(e))
         for e in open_jaxpr(jaxpr).eqns
     )
 
 
-def _decides_while_changing(jaxpr: Any) -> bool:
-    """Whether a `while` has one ref in its condition and, changed, in its body."""
+def _has_changing_condition(jaxpr: Any) -> bool:
+    """Whether a `while` reads a ref in its condition and changes it in its body."""
     for e in open_jaxpr(jaxpr).eqns:
+        # A `while` has two lists of constants, so one ref may be in both, as different inputs.
         if e.primitive.name == "while":
             first, second = e.params["cond_nconsts"], e.params["body_nconsts"]
             asked = {v for v in e.invars[:first] if _is_ref(v)}
             inner = open_jaxpr(e.params["body_jaxpr"])
+            # Not strict: the inputs of the body also contain the carried values.
             given = zip(e.invars[first : first + second], inner.invars, strict=False)
             if any(v in asked and _compat.is_changed(inner, w) for v, w in given if _is_ref(v)):
                 return True
-        if any(_decides_while_changing(s) for s in subprograms(e)):
+        if any(_has_changing_condition(s) for s in subprograms(e)):
             return True
     return False
 

@@ -1,15 +1,18 @@
-"""Variables that a step has from a closure, while the step is traced.
+"""Variables from a step's closure, while the step is traced.
 
-Which variables a step touches is known only when it was traced. The first use of one puts a
-placeholder into the trace, which becomes an input of the program afterwards, so that one trace is
-enough.
+# Note [Lifted variables]
+Which variables a step uses is known only after it was traced. So the first use of a variable adds
+a placeholder to the trace. `lift` turns the placeholders into inputs of the program afterwards, and
+one trace is enough.
 
 A variable that is changed at the top of the step, or under `jax.grad` or `jax.vmap`, is a plain
-value there. One that is changed in a program inside (`scan`, `while_loop`, `cond`, `jit`,
-`checkpoint`) is a `jax.Ref`, which is all that JAX lets pass out of them; the refs are turned into
-values before the trace is analysed. The ref has to be there before such a program reads the
-variable: where it is read first and changed later, what was read is a constant of a loop that JAX
-traces once, and the step has to be traced again with the ref from the start.
+value there. A variable that is changed in a subprogram (`scan`, `while_loop`, `cond`, `jit`,
+`checkpoint`) is a `jax.Ref`, because JAX lets no other change leave a subprogram. `remove_refs`
+turns the refs into values before the trace is analysed.
+
+The ref must exist before such a subprogram reads the variable. If the subprogram reads it first
+and changes it later, the value that it read is a constant of a loop that JAX traces only once.
+Then the step must be traced again, with a ref from the start (`need_refs`).
 """
 
 import contextlib
@@ -25,7 +28,7 @@ from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.placeholder import placeholder
 from jaxdist._program.variables.access import StepAccess, check_home, one_for_each_example
-from jaxdist._program.variables.refs import without_refs
+from jaxdist._program.variables.refs import remove_refs
 from jaxdist._values import Variable, any_variable
 
 
@@ -33,8 +36,8 @@ from jaxdist._values import Variable, any_variable
 class Lifting:
     """How the traces of one step treat variables.
 
-    `order` has those that are inputs in any case, the written ones first. Those of `refs`, by
-    `id`, are refs from the start.
+    `order` contains the variables that are inputs in any case, the written ones first. `refs`
+    contains those that are refs from the start, by `id`.
     """
 
     layout: ReplicaMesh
@@ -42,13 +45,13 @@ class Lifting:
     written: frozenset[int] = frozenset()
     refs: frozenset[int] = frozenset()
 
-    def begin(self) -> "VariablesOfTrace":
-        """The variables of one more trace."""
-        return VariablesOfTrace(self)
+    def begin(self) -> "TraceVariables":
+        """Return the variables of one more trace."""
+        return TraceVariables(self)
 
 
 class _Cell:
-    """What one replica has of one variable while its step is traced."""
+    """The current value of one variable on one replica, while its step is traced."""
 
     def __init__(self, variable: Variable, value: Any) -> None:
         self.variable = variable
@@ -74,64 +77,66 @@ class _Cell:
             self._ref[...] = value
 
 
-class VariablesOfTrace(StepAccess):
-    """The variables that one trace of a step has met."""
+class TraceVariables(StepAccess):
+    """The variables that one trace of a step uses."""
 
     def __init__(self, lifting: Lifting) -> None:
         super().__init__(lifting.layout)
         self._lifting = lifting
         self._cells: dict[int, _Cell] = {}
         self._body: Any = None
-        # Read in a program inside as a constant of it.
+        # Variables that were read in a subprogram, as constants of it.
         self._read_inside: set[int] = set()
         self.need_refs: set[int] = set()
-        self.merge_calls: list[str] = []  # their lines
+        self.merge_calls: list[str] = []  # their source lines
         self._number = contextlib.ExitStack()
 
     @property
     def touched(self) -> tuple[Variable, ...]:
-        """All that were met; a placeholder has the number of its variable here."""
+        """The variables that the trace used, in the order of their placeholders' numbers."""
         return tuple(c.variable for c in self._cells.values())
 
     @property
     def written(self) -> tuple[Variable, ...]:
-        """Those that are results of the step as well."""
+        """The variables that are also results of the step."""
         known = self._lifting.written
         return tuple(c.variable for i, c in self._cells.items() if c.is_written or i in known)
 
     @contextlib.contextmanager
     def body(self) -> Iterator[None]:
-        """The body of one replica."""
+        """Enter the body of one replica."""
         self._body = _compat.current_trace()
+        # In this order, so that the placeholders have the same numbers in each trace.
         for variable in self._lifting.order:
             self._cell(variable)
         with self._number:
             if any_variable():
-                self._trace_anew()
+                self._use_fresh_trace_key()
             yield
 
     @property
     def holds_refs(self) -> bool:
-        """Whether some variable is changed in a program inside."""
+        """Whether a subprogram changes some variable."""
         return any(c.is_ref for c in self._cells.values())
 
     def merge(self, merged: Callable[[Any, Any], Any], fn: Any, given: Any) -> Any:
-        """Call a merge function; in a program inside, all replicas have to come to it."""
+        """Call a merge function. In a subprogram, all replicas must reach the call."""
         if self._layout.num_replicas > 1 and _compat.is_staged_in(self._body):
-            # Of no bytes: XLA leaves it out.
+            # The collective shows the analysis that all replicas must meet here. It has no bytes,
+            # so XLA removes it.
             jax.lax.psum(jnp.zeros((0,)), self._layout.replica_axes)
         else:
             self.merge_calls.append(_compat.callers_line())
         return merged(given, self)
 
     def results(self) -> list[Any]:
-        """The new values of the variables that are written."""
+        """Return the new values of the written variables."""
         return [self._cells[id(v)].read() for v in self.written]
 
-    def finished(self, traced: Any) -> Any:
-        """The trace with what it touched, without the refs of its variables."""
+    def finish(self, traced: Any) -> Any:
+        """Return the trace with the variables that it used, and without their refs."""
         if self.holds_refs:
-            traced = without_refs(traced, [v.label for v in self.written])
+            traced = remove_refs(traced, [v.label for v in self.written])
         return dataclasses.replace(
             traced,
             touched=self.touched,
@@ -145,7 +150,7 @@ class VariablesOfTrace(StepAccess):
         if cell is None:
             check_home(variable, self._layout)
             number = len(self._cells)
-            # One of its own on each replica is an element of a global [R].
+            # A variable with a scalar copy on each replica is one element of a global [R].
             shape = variable.shape or ((1,) if variable.home.per_replica else ())
             held = placeholder(self._body, number, shape, variable.dtype)
             if shape != variable.shape:
@@ -164,6 +169,7 @@ class VariablesOfTrace(StepAccess):
     def _own_to_change(self, variable: Variable) -> Any:
         cell = self._cell(variable)
         if not cell.is_ref and _compat.is_staged_in(self._body):
+            # The subprogram may have read the variable as a constant: this trace is wrong.
             if id(variable) in self._read_inside:
                 self.need_refs.add(id(variable))
             cell.make_ref(self._body)
@@ -171,12 +177,15 @@ class VariablesOfTrace(StepAccess):
 
     def _set(self, variable: Variable, what: str, value: Any) -> None:
         cell = self._cell(variable)
+        # As in TensorFlow, no gradient flows through an assignment.
         own = jax.lax.stop_gradient(value)
         if _compat.is_mapped(own):
             raise one_for_each_example(variable, what)
         cell.write(own)
         if id(variable) in self._read_inside:
-            self._trace_anew()
+            self._use_fresh_trace_key()
 
-    def _trace_anew(self) -> None:
+    def _use_fresh_trace_key(self) -> None:
+        # JAX caches traces of inner functions. A cached one would contain this variable's
+        # placeholder of another trace, or its old value as a constant.
         self._number.enter_context(fresh_trace_key())

@@ -1,4 +1,4 @@
-"""What a step asked for, reconciled with what was compiled."""
+"""The collectives that a step asked for, and those that XLA compiled."""
 
 import dataclasses
 import html.parser

@@ -1,4 +1,4 @@
-"""Finding the operation of a compiled function that made a number which is not finite."""
+"""Better errors for a compiled function: the line of a nan or inf, and mixed devices."""
 
 import re
 from collections.abc import Callable
@@ -12,30 +12,31 @@ from jaxdist._program.functions.draws import Draws
 from jaxdist._program.nnx.graph import CachedGraph
 from jaxdist._program.op_by_op.invalid_numbers import has_kind, kind_of, remedy
 from jaxdist._values import Origin, PerReplica, Variable, bound
-from jaxdist.errors import NotFiniteError
+from jaxdist.errors import MixedStrategyError, NotFiniteError
 
 _FOUND = re.compile(r"\((nan|inf)\) encountered in (.+)$")
 
 
-def with_line(
+def find_invalid_operation(
     fn: Callable[..., Any],
     flat: Flat,
-    kept: CachedGraph | None,
+    cached_graph: CachedGraph | None,
     draws: Draws,
     error: FloatingPointError,
 ) -> NotFiniteError:
-    """Call the Python function op by op, and say which line made a number that is none.
+    """Call the Python function op by op, and return the error with the line of the nan or inf.
 
-    Variables, NNX objects and iterators are afterwards as they were before.
+    Variables, NNX objects and iterators are unchanged afterwards.
     """
     name = f"jaxdist.function ({getattr(fn, '__name__', 'function')})"
-    state = kept.read() if kept is not None else []
-    # NumPy says nothing of a nan that it makes.
+    state = cached_graph.read() if cached_graph is not None else []
+    # JAX does not check operations on NumPy arrays, which NumPy computes.
     leaves = [x if isinstance(x, PerReplica) else jax.device_put(x) for x in flat.dynamic]
-    args, kwargs = unflatten(flat.treedef, draws.in_place(flat.slots), leaves, flat.nodes)
+    args, kwargs = unflatten(flat.treedef, draws.insert_iterators(flat.slots), leaves, flat.nodes)
+    # The same batches again, since the nan may depend on them.
     draws.begin_trace()
     try:
-        with bound(_Trial(draws)), jax.disable_jit():
+        with bound(_DiscardingBinding(draws)), jax.disable_jit():
             fn(*args, **kwargs)
     except NotFiniteError as found:
         return found
@@ -43,12 +44,15 @@ def with_line(
         match = _FOUND.search(str(found))
         if match is not None:
             line = _compat.line_of_error(found)
-            return NotFiniteError(_made_by(name, match[2], line, match[1], leaves))
-    except Exception:  # what fails only op by op says nothing of the number
+            return NotFiniteError(
+                _invalid_operation_message(name, match[2], line, match[1], leaves)
+            )
+    except Exception:  # An error that only occurs op by op is not about the nan.
         pass
     finally:
-        if kept is not None:
-            kept.write(state)
+        # The function updated NNX objects in place.
+        if cached_graph is not None:
+            cached_graph.write(state)
     return NotFiniteError(
         f"{name} returned a value that is not finite ({kind_of(error)}), and jax_debug_nans or "
         "jax_debug_infs is set. No state was written.\n\nRun again op by op, no operation made "
@@ -58,7 +62,7 @@ def with_line(
     )
 
 
-def _made_by(name: str, operation: str, line: str, kind: str, given: Any) -> str:
+def _invalid_operation_message(name: str, operation: str, line: str, kind: str, given: Any) -> str:
     came_in = any(has_kind(kind, leaf) for leaf in jax.tree.leaves(given))
     source = " An argument of the function holds one." if came_in else ""
     return (
@@ -68,8 +72,8 @@ def _made_by(name: str, operation: str, line: str, kind: str, given: Any) -> str
     )
 
 
-class _Trial:
-    """The variables and batches of a call of which nothing stays."""
+class _DiscardingBinding:
+    """A binding of variables and batches that discards all assignments."""
 
     def __init__(self, draws: Draws) -> None:
         self._draws = draws
@@ -86,3 +90,24 @@ class _Trial:
 
     def next_of(self, feed: Any) -> Any:
         return self._draws.next_of(feed)[2]
+
+
+_ABOUT_DEVICES = "Received incompatible devices for jitted computation"
+_DEVICES = re.compile(r"device ids \[([^\]]*)\] on platform (\w+)")
+
+
+def mixed_devices_error(name: str, error: BaseException) -> MixedStrategyError | None:
+    """Return the error for a function that JAX refused because of its devices; None for others.
+
+    JAX refuses such a program when it lowers it. Nothing of it has run.
+    """
+    if not isinstance(error, ValueError) or _ABOUT_DEVICES not in str(error):
+        return None
+    sets = dict.fromkeys(f"{platform} {ids}" for ids, platform in _DEVICES.findall(str(error)))
+    return MixedStrategyError(
+        f"{name} has parts on different devices: {' and '.join(sets)}.\n\n"
+        "A jaxdist.function is one program, so its steps, variables and arrays are all on the "
+        "devices of one strategy.\n\n"
+        "Use one strategy in it, or call a function for each strategy, one after the other, and "
+        "take the values from one to the other with jax.device_put."
+    )

@@ -1,4 +1,4 @@
-"""What was asked for against what was compiled."""
+"""The collectives that a step asked for, matched with the compiled ones."""
 
 import collections
 import dataclasses
@@ -28,7 +28,7 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Which algorithm an all-reduce takes, and what else there was."""
+    """The algorithm that an all-reduce uses, and the alternatives."""
 
     source: str
     algorithm: str
@@ -38,10 +38,10 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class AskedFor:
-    """A collective of the step's trace, and what became of it.
+    """A collective in the trace of a step, and what became of it.
 
-    `outcome` is `compiled`, `merged` (XLA put it together with others), `gone` (the compiled
-    program does without it) or `unknown` (XLA noted no line by which it could be found).
+    `outcome` is `compiled`, `merged` (XLA combined it with others), `gone` (the compiled program
+    does not need it) or `unknown` (XLA recorded no source lines to find it by).
     """
 
     kind: str
@@ -57,17 +57,17 @@ class AskedFor:
 
     @property
     def choice(self) -> Choice:
-        """The algorithm without the operation."""
+        """The algorithm, without the operation itself."""
         return Choice(self.source, self.algorithm, self.reason, self.alternatives)
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledRow:
-    """Compiled collectives that are alike.
+    """Equal collectives of a compiled program.
 
-    `num_bytes` is the size on one device of the whole: of what an all-gather gives and a
-    reduce-scatter takes. `level` is `inside` a worker or `between` workers. `seconds` is the
-    predicted time of one run of one of them.
+    `num_bytes` is the whole size on one device: the result of an all-gather, and the operand of a
+    reduce-scatter. `level` is `inside` a worker or `between` workers. `seconds` is the predicted
+    time of one run of one of them.
     """
 
     kind: str
@@ -84,14 +84,14 @@ class CompiledRow:
     seconds: float
     source: str
     sources: tuple[str, ...]
-    added: bool  # nothing that was asked for became it
+    added: bool  # no collective of the step became it
     count: int = 1
 
 
-def reconciled(
+def match_collectives(
     asked: Sequence[TracedCollective], found: Sequence[CompiledCollective]
 ) -> tuple[tuple[AskedFor, ...], list[list[TracedCollective]]]:
-    """What became of all that was asked for; for each compiled one, what it was made of."""
+    """Return what became of each asked collective, and the origins of each compiled one."""
     origins: list[list[TracedCollective]] = [[] for _ in found]
     by_line: collections.defaultdict[str, list[int]] = collections.defaultdict(list)
     for i, c in enumerate(found):
@@ -99,43 +99,46 @@ def reconciled(
             by_line[source].append(i)
     became: list[list[int]] = [[] for _ in asked]
     lines: collections.defaultdict[tuple[str, str], list[int]] = collections.defaultdict(list)
+    # By line and kind: one line may ask for collectives of several kinds.
     for j, a in enumerate(asked):
         lines[a.source, _KINDS.get(a.kind, "")].append(j)
     for (source, kind), numbers in lines.items():
-        # XLA may do with a line what another operation of it asked for: the line goes first.
+        # If no compiled collective of the line has the kind, all of the line match: XLA may use
+        # one of another kind.
         of_line = by_line[source]
         fitting = [i for i in of_line if found[i].kind == kind] or of_line
-        _share(asked, numbers, found, fitting, became)
+        _match_line(asked, numbers, found, fitting, became)
     for a, places in zip(asked, became, strict=True):
         for i in places:
             origins[i].append(a)
-    # Operations of jaxdist's own, and those whose line XLA lost: by kind and size.
+    # jaxdist's own operations, and those whose line XLA lost, are matched by kind and size.
     for a, places in zip(asked, became, strict=True):
         if not places:
-            spare = _spare(a, found, origins)
+            spare = _find_unmatched(a, found, origins)
             if spare is not None:
                 places.append(spare)
                 origins[spare].append(a)
     noted = not found or any(c.sources for c in found)
     rows = [
-        _asked_for(a, [(found[i], origins[i]) for i in p], noted)
+        _make_asked_for(a, [(found[i], origins[i]) for i in p], noted)
         for a, p in zip(asked, became, strict=True)
     ]
     return tuple(rows), origins
 
 
-def _share(
+def _match_line(
     asked: Sequence[TracedCollective],
     numbers: Sequence[int],
     found: Sequence[CompiledCollective],
     places: Sequence[int],
     became: list[list[int]],
 ) -> None:
-    """Give the operations that a line asked for the compiled ones of that line, in order.
+    """Assign the compiled collectives of a source line to the asked ones of that line, in order.
 
-    Array by array: one of many arrays may be cut into several, and several may be put together.
-    Those for which none is left are gone.
+    It counts arrays: XLA may cut one collective of many arrays into several, or combine several
+    into one. An asked collective that gets none is gone.
     """
+    # A stack in reverse, so that `pop` takes the compiled ones in program order.
     left = [(i, found[i].operands) for i in reversed(places)]
     for j in numbers:
         wanted = asked[j].operands
@@ -147,28 +150,30 @@ def _share(
             wanted = 0 if found[i].kind == "all-to-all" else wanted - taken
             if arrays > taken:
                 left.append((i, arrays - taken))
+    # Compiled ones that are left belong to the line as well, so the last asked one gets them.
     used = {i for j in numbers for i in became[j]}
     became[numbers[-1]] += [i for i in places if i not in used]
 
 
-def _spare(
+def _find_unmatched(
     a: TracedCollective,
     found: Sequence[CompiledCollective],
     origins: Sequence[list[TracedCollective]],
 ) -> int | None:
-    """A compiled operation for one that no line leads to: its like, or one with room for it."""
+    """Return a compiled collective for one without a line: of equal size, or with room for it."""
     room = []
     for i, c in enumerate(found):
         if c.kind != _KINDS.get(a.kind):
             continue
         if not origins[i] and a.bytes_per_device in (c.operand_bytes, c.bytes_per_device):
             return i
+        # XLA may have merged it with others: then the compiled one has more operands than those.
         if origins[i] and c.operands >= a.operands + sum(b.operands for b in origins[i]):
             room.append(i)
     return room[0] if room else None
 
 
-def _asked_for(
+def _make_asked_for(
     a: TracedCollective,
     places: list[tuple[CompiledCollective, list[TracedCollective]]],
     lines_noted: bool,
@@ -212,18 +217,20 @@ def compiled_rows(
     links: cost.Links,
     participants: int,
 ) -> tuple[CompiledRow, ...]:
-    """What the program does, equal operations together."""
+    """Return the compiled collectives; equal ones are one row with a count."""
     devices = list(layout.mesh.devices.ravel())
     workers = [cost.worker_of(d) for d in devices]
     rows: collections.Counter[CompiledRow] = collections.Counter()
     for c, of in zip(found, origins, strict=True):
-        # A program for several slices is written for the devices of one.
-        crosses = c.between_slices or (participants == len(devices) and _crosses(c, workers))
+        # A program for several TPU slices is compiled for the devices of one of them.
+        crosses = c.between_slices or (
+            participants == len(devices) and _crosses_workers(c, workers)
+        )
         size = max(c.bytes_per_device, c.operand_bytes)
         link = links.across if crosses else links.inner
         times = c.times
         if times is None and len({a.times for a in of}) == 1:
-            times = of[0].times  # the trace knows loops that the compiled text does not count
+            times = of[0].times  # The trace knows the lengths of loops that XLA's text lacks.
         sources = c.sources or tuple(dict.fromkeys(a.source for a in of))
         rows[
             CompiledRow(
@@ -241,19 +248,19 @@ def compiled_rows(
                 seconds=_seconds(c, size, crosses, workers, links),
                 source=sources[0] if sources else "",
                 sources=sources,
-                added=not of and (bool(c.sources) or not _no_lines(found)),
+                added=not of and (bool(c.sources) or not _has_no_lines(found)),
             )
         ] += 1
     return tuple(dataclasses.replace(row, count=count) for row, count in rows.items())
 
 
-def _crosses(c: CompiledCollective, workers: list[int]) -> bool:
-    """Whether some group, or some pair of a permutation, lies on two workers."""
+def _crosses_workers(c: CompiledCollective, workers: list[int]) -> bool:
+    """Whether some group, or some pair of a permutation, spans two workers."""
     together = c.pairs or c.groups
     return any(len({workers[d] for d in group}) > 1 for group in together)
 
 
-def _no_lines(found: Sequence[CompiledCollective]) -> bool:
+def _has_no_lines(found: Sequence[CompiledCollective]) -> bool:
     return not any(c.sources for c in found)
 
 
@@ -267,6 +274,7 @@ def _seconds(
         return cost.seconds("xla", c.group_size, size, links, len(workers) // count, c.operands)
     num_groups = 1 if c.kind == "collective-permute" else len(c.groups)
     n = max(c.group_size, 2) if c.kind == "collective-permute" else c.group_size
+    # The cost of a permutation is that of one pair: all pairs send at the same time.
     # An all-to-all is one exchange, whose operands are its parts.
     operands = 1 if c.kind == "all-to-all" else c.operands
     return cost.collective_seconds(c.kind, n, size, link, operands, num_groups)
