@@ -1,34 +1,34 @@
-# `make setup` once, then the rest. PYTHON=... uses another environment.
+# Run `make setup` once before the other targets. PYTHON=... uses another environment.
 PYTHON ?= .venv/bin/python
 
 .PHONY: setup check test test-long docs bench accelerator size map
 
-setup:  ## virtual environment with the pinned tools
+setup:  ## create a virtual environment with the pinned tools
 	python3 -m venv .venv
 	.venv/bin/python -m pip install -e '.[dev]'
 
-check:  ## format, lint, types: seconds
+check:  ## check format, lint and types: takes seconds
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m pyrefly check --python-interpreter-path $(PYTHON)
 
-test:  ## unit tests, contracts, doctests, documentation, on 8 virtual devices: minutes
+test:  ## run unit tests, contracts, doctests and documentation on 8 virtual devices: takes minutes
 	$(PYTHON) -m pytest -n 3
 
-test-long:  ## all of `make test`, and every row of its tables and fuzzes: an hour or two
+test-long:  ## run `make test` with every row of its tables and fuzz tests: takes an hour or two
 	$(PYTHON) -m pytest -n 3 --long --timeout 1200
 
-docs:  ## every link and every code block of README, docs/ and notebooks/, warnings as errors
+docs:  ## check every link and run every code block of README, docs/ and notebooks/, warnings as errors
 	$(PYTHON) -m pytest tests/test_documentation.py
 
-bench:  ## one line per claim
+bench:  ## measure every claim, one line per claim
 	$(PYTHON) -m benchmarks
 
-accelerator:  ## what only a GPU or TPU can show, on one of them; exits with 3 where there is none
+accelerator:  ## check and measure one GPU or TPU; exits with 3 if JAX finds none
 	$(PYTHON) -m benchmarks.accelerator
 
-size:  ## a report, never a gate: the figures of the layout, with their definitions
+size:  ## report the figures of the layout, with their definitions; never fails
 	@$(PYTHON) -m tools.figures size
 
-map:  ## a table of rooms: files, lines, arrows in and out, public names
+map:  ## print a table of rooms: files, lines, imports in and out, public names
 	@$(PYTHON) -m tools.figures map
