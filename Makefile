@@ -1,13 +1,13 @@
-# `make setup` once, then the rest. PYTHON=... uses another environment.
+# Run `make setup` once before the other targets. PYTHON=... uses another environment.
 PYTHON ?= .venv/bin/python
 
 .PHONY: setup check test test-all test-long docs bench accelerator size map
 
-setup:  ## virtual environment with the pinned tools
+setup:  ## create a virtual environment with the pinned tools
 	python3 -m venv .venv
 	.venv/bin/python -m pip install -e '.[dev]'
 
-check:  ## format, lint, types: seconds
+check:  ## check format, lint and types: takes seconds
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m pyrefly check --python-interpreter-path $(PYTHON)
@@ -16,7 +16,7 @@ check:  ## format, lint, types: seconds
 ROOM_FILES = $(wildcard $(foreach r,$(ROOM) _$(ROOM),jaxdist/$(r) jaxdist/$(r).py) \
 	tests/$(ROOM) tests/test_$(ROOM)*.py)
 
-test:  ## a sample of everything, in minutes; with ROOM=data all tests of one room
+test:  ## run a sample of all tests, in minutes; with ROOM=data all tests of one room
 ifdef ROOM
 	$(if $(ROOM_FILES),,$(error There is no room $(ROOM): see docs/design/000-rooms.md))
 	$(PYTHON) -m pytest -n 3 $(ROOM_FILES)
@@ -24,24 +24,24 @@ else
 	$(PYTHON) -m pytest -n 3
 endif
 
-test-all:  ## unit tests, contracts, doctests, documentation, on 8 virtual devices: half an hour
+test-all:  ## run unit tests, contracts, doctests and documentation on 8 virtual devices: half an hour
 	$(PYTHON) -m pytest -n 3 --all
 
-test-long:  ## all of `make test-all`, and every row of its tables and fuzzes: an hour or two
+test-long:  ## run `make test-all` with every row of its tables and fuzz tests: an hour or two
 	$(PYTHON) -m pytest -n 3 --long --timeout 1200
 
-docs:  ## every link and every code block of README, docs/ and notebooks/, warnings as errors
+docs:  ## check every link and run every code block of README, docs/ and notebooks/, warnings as errors
 	$(PYTHON) -m pytest tests/test_documentation.py
 
-bench:  ## one line per claim
+bench:  ## measure every claim, one line per claim
 	$(PYTHON) -m benchmarks
 
-accelerator:  ## what only a GPU or TPU can show, on one of them; exits with 3 where there is none
+accelerator:  ## check and measure one GPU or TPU; exits with 3 if JAX finds none
 	$(PYTHON) -m benchmarks.accelerator
 
-size:  ## a report, never a gate: the figures of the layout, with their definitions
+size:  ## report the figures of the layout, with their definitions; never fails
 	@$(PYTHON) -m tools.figures size
 	@$(PYTHON) -m tools.calls
 
-map:  ## a table of rooms: files, lines, arrows in and out, public names
+map:  ## print a table of rooms: files, lines, imports in and out, public names
 	@$(PYTHON) -m tools.figures map

@@ -125,13 +125,13 @@ def _in_code(cell: str) -> list[str]:
 
 def test_the_page_says_of_each_replaced_name_what_is_in_its_place() -> None:
     named = [
-        name for row in _rows("Not there, and what is in its place") for name in _in_code(row[0])
+        name for row in _rows("Missing names and their replacements") for name in _in_code(row[0])
     ]
     assert sorted(set(named) - {"apply_gradients"}) == sorted(tf_names.REPLACED)
 
 
 def test_the_page_says_with_what_each_name_comes_that_is_still_to_come() -> None:
-    found = {name: row[0] for row in _rows("Still to come") for name in _in_code(row[1])}
+    found = {name: row[0] for row in _rows("Not implemented yet") for name in _in_code(row[1])}
     assert found == tf_names.TO_COME
 
 

@@ -191,7 +191,7 @@ def test_16_names_of_version_1_are_there(two: jaxdist.Strategy) -> None:
 
 
 def test_the_page_lists_each_of_them_by_its_number() -> None:
-    section = PAGE.split("## On purpose\n")[1].split("\n## ")[0]
+    section = PAGE.split("## Differences on purpose\n")[1].split("\n## ")[0]
     numbers = [int(n) for n in re.findall(r"^(\d+)\. \*\*", section, flags=re.MULTILINE)]
     assert numbers == list(range(1, 17))
     here = pathlib.Path(__file__).read_text()
