@@ -20,7 +20,7 @@ from benchmarks._loop import Loop
 from benchmarks._steps import strategy
 from jaxdist import _mesh, cost, hlo
 from jaxdist._collectives import CommunicationOptions
-from jaxdist._collectives.sums.default_sum import default_summing
+from jaxdist._collectives.sums.default_sum import plan_default_sum
 
 Shapes = Sequence[Sequence[int]]
 # As many as jaxdist lets a loop have by itself.
@@ -61,7 +61,7 @@ def api_joined(rank: int, ports: list[int], shapes: Shapes, links: str) -> Loop:
     jaxdist.config.links(links)
     layout = joined(rank, ports)
     sizes = [jax.ShapeDtypeStruct(tuple(s), np.float32) for s in shapes]
-    _, how = default_summing(sizes, layout, CommunicationOptions())
+    _, how = plan_default_sum(sizes, layout, CommunicationOptions())
     return _by_hand(layout, shapes, how)
 
 

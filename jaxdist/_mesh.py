@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, DeviceError
 
 REPLICA_AXIS = "replica"
@@ -154,7 +154,7 @@ class ReplicaMesh:
         return tuple(dict.fromkeys(self.device_grid.ravel()))
 
     @functools.cached_property
-    def pieces_are_replicas(self) -> bool:
+    def has_shard_per_replica(self) -> bool:
         """Whether shard i of a per-replica array, in mesh order, is the value of replica i."""
         in_order = self.devices == tuple(self.mesh.devices.ravel())
         return self.num_logical == 1 and in_order and self.num_virtual is None
@@ -182,7 +182,7 @@ class ReplicaMesh:
         """Whether every device belongs to this process."""
         return len(self.local_replicas) == self.num_replicas
 
-    def check_is_there(self, caller: str) -> None:
+    def check_can_run(self, caller: str) -> None:
         """Raise if the devices are only described by libtpu, so that nothing can run on them."""
         if self.described is not None:
             raise DeviceError(
@@ -233,7 +233,7 @@ def adopt(mesh: Mesh, replica_axes: Sequence[str] | str | None) -> ReplicaMesh:
     """Build the mesh of a strategy from a user's mesh; names stay, and all axes become Auto."""
     if not isinstance(mesh, Mesh):
         raise ArgumentTypeError(
-            f"MirroredStrategy was given mesh={shown(mesh)}.\n\n"
+            f"MirroredStrategy was given mesh={show(mesh)}.\n\n"
             "mesh is a jax.sharding.Mesh.\n\n"
             "Build one with jax.sharding.Mesh(devices, axis_names), or leave mesh out."
         )

@@ -14,14 +14,14 @@ from jaxdist import _collectives
 from jaxdist._collectives import ReduceOp
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_flag, call_arguments, is_callable, shown
+from jaxdist._validate import as_flag, check_call_arguments, check_callable, show
 from jaxdist._values import (
     CallContext,
     DistributedValues,
     Handle,
     PerReplica,
     Variable,
-    own_value,
+    get_own_value,
     set_context_hook,
 )
 from jaxdist.errors import ArgumentTypeError, ContextError
@@ -47,7 +47,7 @@ class Frame:
     variables: Any = None
 
     @property
-    def inside_step(self) -> bool:
+    def is_inside_step(self) -> bool:
         """Whether a step is being traced around the caller."""
         return self.replica is not None or self.in_merge
 
@@ -88,7 +88,7 @@ def _find_call_context() -> CallContext:
     frame = current_frame()
     if frame is None:
         return CallContext()
-    return CallContext(frame.strategy, frame.strategy.layout, frame.variables, frame.inside_step)
+    return CallContext(frame.strategy, frame.strategy.layout, frame.variables, frame.is_inside_step)
 
 
 # `_values` is a lower room and cannot import this one.
@@ -101,7 +101,7 @@ def set_ambient(strategy: Any | None) -> None:
 
 
 @contextlib.contextmanager
-def entered(frame: Frame | None) -> Iterator[None]:
+def enter_frame(frame: Frame | None) -> Iterator[None]:
     """Make `frame` the innermost context in the block; None means outside every strategy."""
     token = FRAME.set(_OUTSIDE if frame is None else frame)
     try:
@@ -129,7 +129,7 @@ class ReplicaContext:
         layout = getattr(strategy, "layout", None)
         if not isinstance(layout, ReplicaMesh):
             raise ArgumentTypeError(
-                f"ReplicaContext was given strategy={shown(strategy)}.\n\n"
+                f"ReplicaContext was given strategy={show(strategy)}.\n\n"
                 "A replica context belongs to a strategy.\n\n"
                 "Ask for the one of the step that runs: jaxdist.get_replica_context()."
             )
@@ -246,7 +246,7 @@ class ReplicaContext:
         if ops is None:
             return _collectives.all_reduce_tree(caller, op, value, self._layout, chosen)
         # A user's `CrossDeviceOps` works on all replicas at once, so it runs as a merge function.
-        with entered(self._merge_frame()):
+        with enter_frame(self._merge_frame()):
             return _collectives.all_reduce_tree(caller, op, value, self._layout, chosen, ops)
 
     def all_gather(
@@ -299,10 +299,10 @@ class ReplicaContext:
             return value
         self._check_is_current("all_gather")
         ops = communication.ops
-        if ops is not None and _collectives.overrides(ops, "gather_implementation"):
-            with entered(self._merge_frame()):
+        if ops is not None and _collectives.has_override(ops, "gather_implementation"):
+            with enter_frame(self._merge_frame()):
                 return jax.tree.map_with_path(
-                    lambda path, leaf: _collectives.gathered_by(
+                    lambda path, leaf: _collectives.gather_by_ops(
                         ops,
                         "value" + keystr(path),
                         Handle(jnp.asarray(leaf), self._layout),
@@ -352,8 +352,8 @@ class ReplicaContext:
         Source:
             `tf.distribute.ReplicaContext.merge_call`.
         """
-        is_callable("ReplicaContext.merge_call", merge_fn, "merge_fn")
-        call_arguments("ReplicaContext.merge_call", args, kwargs)
+        check_callable("ReplicaContext.merge_call", merge_fn, "merge_fn")
+        check_call_arguments("ReplicaContext.merge_call", args, kwargs)
         given = (tuple(args), dict(kwargs or {}))
 
         def merge(given: Any, variables: Any) -> Any:
@@ -362,10 +362,10 @@ class ReplicaContext:
                 given = jax.tree.map(
                     self._as_handle, given, is_leaf=lambda x: isinstance(x, Variable)
                 )
-            with entered(Frame(self._strategy, in_merge=self._traced, variables=variables)):
+            with enter_frame(Frame(self._strategy, in_merge=self._traced, variables=variables)):
                 result = merge_fn(self._strategy, *given[0], **given[1])
             return jax.tree.map(
-                lambda leaf: own_value(leaf, self._layout) if _is_per_replica(leaf) else leaf,
+                lambda leaf: get_own_value(leaf, self._layout) if _is_per_replica(leaf) else leaf,
                 result,
                 is_leaf=lambda x: isinstance(x, DistributedValues),
             )

@@ -19,24 +19,24 @@ _LOG = logging.getLogger("jaxdist")
 _LOGGED: set[tuple[str, str]] = set()
 
 
-def tell_without_effect(caller: str, argument: str, why: str) -> None:
+def log_without_effect(caller: str, argument: str, why: str) -> None:
     """Log that an argument has no effect, once for each caller and argument."""
     if (caller, argument) not in _LOGGED:
         _LOGGED.add((caller, argument))
         _LOG.info("%s: %s has no effect: %s.", caller, argument, why)
 
 
-def call_arguments(caller: str, args: Any, kwargs: Any) -> None:
+def check_call_arguments(caller: str, args: Any, kwargs: Any) -> None:
     """Raise if `args` is no list or tuple, or `kwargs` is no dict."""
     # An array is iterable too: `args=x` would pass its rows as separate arguments.
     if not isinstance(args, (list, tuple)):
         raise _NotAListError(
-            f"{caller} was given args={shown(args)}.\n\nargs is a list or tuple of arguments.\n\n"
+            f"{caller} was given args={show(args)}.\n\nargs is a list or tuple of arguments.\n\n"
             "Wrap a single argument: args=(value,)."
         )
     if kwargs is not None and not isinstance(kwargs, dict):
         raise _NotAListError(
-            f"{caller} was given kwargs={shown(kwargs)}.\n\n"
+            f"{caller} was given kwargs={show(kwargs)}.\n\n"
             "kwargs is a dict of keyword arguments.\n\nPass kwargs={'name': value}."
         )
 
@@ -47,7 +47,7 @@ _PASS_THE_FUNCTION = (
 )
 
 
-def is_callable(caller: str, fn: Any, name: str = "fn", remedy: str | None = None) -> None:
+def check_callable(caller: str, fn: Any, name: str = "fn", remedy: str | None = None) -> None:
     """Raise if `fn` cannot be called; `name` is the name of the parameter."""
     # The usual mistake is to call the function and to pass its result, hence the remedies.
     if not callable(fn):
@@ -55,11 +55,11 @@ def is_callable(caller: str, fn: Any, name: str = "fn", remedy: str | None = Non
             _PASS_THE_FUNCTION if name == "fn" else f"Pass the function itself: {name}=f, not f()."
         )
         raise ArgumentTypeError(
-            f"{caller} was given {name}={shown(fn)}.\n\n{name} is a function.\n\n{way}"
+            f"{caller} was given {name}={show(fn)}.\n\n{name} is a function.\n\n{way}"
         )
 
 
-def shown(value: Any) -> str:
+def show(value: Any) -> str:
     """Return a value as error messages show it: its `repr`, shortened to one line, and its type."""
     # The `repr` of a user's class may raise, and would hide the error that is about to be raised.
     try:
@@ -80,7 +80,7 @@ def as_flag(caller: str, name: str, value: Any) -> bool:
     # Compared by name: NumPy's bool is no subclass of Python's.
     if type(value).__name__ not in ("bool", "bool_"):
         raise ArgumentTypeError(
-            f"{caller} was given {name}={shown(value)}.\n\n"
+            f"{caller} was given {name}={show(value)}.\n\n"
             f"{name} is either True or False.\n\nPass {name}=True or {name}=False."
         )
     return bool(value)
@@ -107,7 +107,7 @@ def as_integer(
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise wrong_type(f"{caller} was given {name}={shown(value)}.\n\n{rule}\n\n{way}") from None
+        raise wrong_type(f"{caller} was given {name}={show(value)}.\n\n{rule}\n\n{way}") from None
     if (least is not None and number < least) or (most is not None and number > most):
         raise ArgumentError(f"{caller} was given {name}={number}.\n\n{rule}\n\n{way}")
     return number
@@ -126,7 +126,7 @@ def as_number(
     rule = f"{name} is a {'finite ' if is_finite else ''}number{_describe_range(least, None)}."
     way = f"Pass for instance {name}={least if example is None else example}."
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ArgumentTypeError(f"{caller} was given {name}={shown(value)}.\n\n{rule}\n\n{way}")
+        raise ArgumentTypeError(f"{caller} was given {name}={show(value)}.\n\n{rule}\n\n{way}")
     wrong = math.isnan(value) or (is_finite and math.isinf(value))
     if wrong or (least is not None and value < least):
         raise ArgumentError(f"{caller} was given {name}={value!r}.\n\n{rule}\n\n{way}")
@@ -145,7 +145,7 @@ def check_instance(
     """Raise if `value` is no instance of `kinds`, which the message describes as `what`."""
     if not isinstance(value, kinds):
         raise ArgumentTypeError(
-            f"{caller} was given {name}={shown(value)}.\n\n{name} is {what}.\n\n{remedy}"
+            f"{caller} was given {name}={show(value)}.\n\n{name} is {what}.\n\n{remedy}"
         )
 
 
@@ -154,7 +154,7 @@ def check_text(caller: str, name: str, value: Any, example: str) -> None:
     if not isinstance(value, str) or not value:
         kind = ArgumentError if isinstance(value, str) else ArgumentTypeError
         raise kind(
-            f"{caller} was given {name}={shown(value)}.\n\n{name} is a text that is not empty."
+            f"{caller} was given {name}={show(value)}.\n\n{name} is a text that is not empty."
             f"\n\nPass for instance {name}={example!r}."
         )
 
@@ -163,7 +163,7 @@ def as_path(caller: str, name: str, value: Any, example: str) -> str:
     """Return `value` as the text of a path."""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         raise ArgumentTypeError(
-            f"{caller} was given {name}={shown(value)}.\n\n{name} is a path, as a text or a "
+            f"{caller} was given {name}={show(value)}.\n\n{name} is a path, as a text or a "
             f"pathlib.Path.\n\nPass for instance {name}={example!r}."
         )
     path = os.fspath(value)
@@ -189,13 +189,13 @@ def as_array(caller: str, name: str, value: Any) -> jax.Array:
         helps = bounds.bits == 32 and np.asarray(value).dtype.kind in "iu"
         wider = ", or turn on 64 bits: jax.config.update('jax_enable_x64', True)" * helps
         raise ArgumentError(
-            f"{caller} was given {name}={shown(value)}.\n\nPython integers become {bounds.dtype}, "
+            f"{caller} was given {name}={show(value)}.\n\nPython integers become {bounds.dtype}, "
             f"which ends at {bounds.min} and {bounds.max}.\n\n"
             f"Pass a float{wider}."
         ) from None
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
-            f"{caller} was given {name}={shown(value)}.\n\n{name} is an array or a number."
+            f"{caller} was given {name}={show(value)}.\n\n{name} is an array or a number."
             "\n\nPass an array of jax or numpy whose dtype is a number or bool."
         ) from error
 
@@ -222,7 +222,7 @@ def as_iterator(caller: str, name: str, value: Any, what: str, remedy: str) -> I
         with contextlib.suppress(TypeError):
             return iter(value)
     raise ArgumentTypeError(
-        f"{caller} was given {name}={shown(value)}.\n\n{name} is {what}.\n\n{remedy}"
+        f"{caller} was given {name}={show(value)}.\n\n{name} is {what}.\n\n{remedy}"
     )
 
 
@@ -231,7 +231,7 @@ def as_list(caller: str, name: str, value: Any, what: str, remedy: str) -> list[
     # A set has no order, so its elements could belong to any replica.
     if isinstance(value, (set, frozenset)):
         raise ArgumentTypeError(
-            f"{caller} was given {name}={shown(value)}.\n\n{name} is {what}.\n\n{remedy}"
+            f"{caller} was given {name}={show(value)}.\n\n{name} is {what}.\n\n{remedy}"
         )
     return list(as_iterator(caller, name, value, what, remedy))
 
@@ -241,26 +241,26 @@ def check_has_arrays(caller: str, name: str, tree: Any, what: str = "a pytree of
     leaves = jax.tree.leaves(tree)
     if leaves and not any(map(is_array, leaves)):
         raise ArgumentTypeError(
-            f"{caller} was given {name}={shown(tree)}, in which no leaf is an array.\n\n"
+            f"{caller} was given {name}={show(tree)}, in which no leaf is an array.\n\n"
             f"{name} is {what}.\n\nPass for instance {name}={{'w': jnp.ones((2, 2))}}."
         )
 
 
-def checked_size(caller: str, name: str, value: Any) -> float | None:
+def check_size(caller: str, name: str, value: Any) -> float | None:
     """Return a number of bytes as a float, or None, which means the cost model's number."""
     if value is None:
         return None
     rule = f"{name} is a number of bytes, from 0 up, or None for that of the cost model."
     shows = f"{rule}\n\nPass for instance {name}=0, which cuts every array that can be cut."
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentTypeError(f"{caller} was given {name}={shown(value)}.\n\n{shows}")
+        raise ArgumentTypeError(f"{caller} was given {name}={show(value)}.\n\n{shows}")
     # Written so that nan is refused as well.
     if not value >= 0:
         raise ArgumentError(f"{caller} was given {name}={value!r}.\n\n{shows}")
     return float(value)
 
 
-class Noted:
+class ErrorNote:
     """A context manager that adds a note to an error: where the user gave the wrong value.
 
     For messages about the content of files; the commands print such notes.
@@ -279,7 +279,7 @@ class Noted:
             error.add_note(self._note)
 
 
-class Renamed:
+class CallerRename:
     """A context manager that replaces the caller's name at the start of an error.
 
     For a public function that passes its arguments to another one: a message that starts with

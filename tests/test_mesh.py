@@ -105,7 +105,7 @@ def test_what_is_no_mesh_is_refused() -> None:
 
 
 def test_pieces_are_replicas_only_in_the_order_of_the_mesh_and_without_logical_devices() -> None:
-    assert meshes.build(jax.devices()).pieces_are_replicas
-    assert meshes.adopt(_users_mesh(), ("model", "data")).pieces_are_replicas
-    assert not meshes.adopt(_users_mesh(), ("data", "model")).pieces_are_replicas
-    assert not meshes.adopt(_users_mesh(), "data").pieces_are_replicas
+    assert meshes.build(jax.devices()).has_shard_per_replica
+    assert meshes.adopt(_users_mesh(), ("model", "data")).has_shard_per_replica
+    assert not meshes.adopt(_users_mesh(), ("data", "model")).has_shard_per_replica
+    assert not meshes.adopt(_users_mesh(), "data").has_shard_per_replica

@@ -26,7 +26,7 @@ from jaxdist._checkpoints.objects import copied, plain, put_into
 from jaxdist._checkpoints.orbax import UnreadableError, open_manager, read_arrays, read_notes, write
 from jaxdist._checkpoints.pieces import cut_like, layouts_of_pieces, whole_arrays, whole_shapes
 from jaxdist._typing import PyTree
-from jaxdist._validate import Noted, as_flag, as_integer, as_path, shown
+from jaxdist._validate import ErrorNote, as_flag, as_integer, as_path, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, DamagedCheckpointError
 
 _NOTHING: Any = object()
@@ -154,7 +154,7 @@ class Checkpoints:
         step = as_integer(caller, "step", step, least=0, most=_LAST_STEP)
         if notes is not None and not isinstance(notes, Mapping):
             raise ArgumentTypeError(
-                f"{caller} was given notes={shown(notes)}.\n\n"
+                f"{caller} was given notes={show(notes)}.\n\n"
                 "notes are a dict that JSON can hold, or None.\n\n"
                 "Pass for instance notes={'epoch': 1}."
             )
@@ -254,7 +254,7 @@ class Checkpoints:
         as_flag(caller, "skip_damaged", skip_damaged)
         if like is not _NOTHING:
             if step is not None or isinstance(state, bool) or not isinstance(state, int):
-                found = f"state={shown(state)}" if step is None else f"step={shown(step)}"
+                found = f"state={show(state)}" if step is None else f"step={show(step)}"
                 raise ArgumentError(
                     f"{caller} was given like=, and {found}.\n\n"
                     "With like, state is the number of the checkpoint, and there is no step.\n\n"
@@ -263,14 +263,14 @@ class Checkpoints:
                 )
             if skip_damaged:
                 raise _skips_nothing(caller, state)
-            with Noted(f"It was raised by {caller}(like=...)."):
+            with ErrorNote(f"It was raised by {caller}(like=...)."):
                 return self._restore_like(state, like, sharding)
         if step is not None:
             step = as_integer(caller, "step", step, least=0)
             if skip_damaged:
                 raise _skips_nothing(caller, step)
         shapes = plain(state)
-        with Noted(f"It was raised by {caller}(state, step={step})."):
+        with ErrorNote(f"It was raised by {caller}(state, step={step})."):
             if step is None:
                 found = self._newest(shapes, sharding, skip_damaged)
                 if found is None:
@@ -337,7 +337,7 @@ class Checkpoints:
         caller = "Checkpoints.restore_latest"
         _check_sharding(caller, sharding)
         as_flag(caller, "skip_damaged", skip_damaged)
-        with Noted(f"It was raised by {caller}(like=...)."):
+        with ErrorNote(f"It was raised by {caller}(like=...)."):
             return self._newest(like, sharding, skip_damaged)
 
     def _newest(
@@ -409,7 +409,7 @@ def _skips_nothing(caller: str, step: int) -> ArgumentError:
 def _check_sharding(caller: str, sharding: Any) -> None:
     if sharding is not None and not isinstance(sharding, Sharding):
         raise ArgumentTypeError(
-            f"{caller} was given sharding={shown(sharding)}.\n\n"
+            f"{caller} was given sharding={show(sharding)}.\n\n"
             "sharding is a jax.sharding.Sharding, or None for the layout of each leaf.\n\n"
             "Pass for instance sharding=strategy.replicated_sharding."
         )
@@ -421,7 +421,7 @@ def _plain_json(notes: Mapping[str, Any]) -> dict[str, Any]:
         plain: dict[str, Any] = json.loads(json.dumps(dict(notes)))
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
-            f"Checkpoints.save was given notes={shown(notes)}: {error}.\n\n"
+            f"Checkpoints.save was given notes={show(notes)}: {error}.\n\n"
             "notes are what JSON can hold.\n\n"
             "Turn arrays into lists or numbers, or put them in the state."
         ) from error

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._update import are_errors, moved_errors
+from jaxdist._update import can_be_errors, move_errors
 
 _LOG = logging.getLogger("jaxdist")
 _GIVEN, _SUMMED = "given", "summed"
@@ -25,7 +25,7 @@ def moved_pairs(records: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[t
                 continue
             saved = (tuple(records[given]["shape"]), tuple(records[summed]["shape"]))
             now = (tuple(wanted[given].shape), tuple(wanted[summed].shape))
-            if saved != now and are_errors(saved) and are_errors(now):
+            if saved != now and can_be_errors(saved) and can_be_errors(now):
                 found.append(pair)
     return found
 
@@ -42,7 +42,7 @@ def put_in_place(
     for pair in pairs:
         given, summed = (np.asarray(arrays[n]) for n in pair)
         shapes = (tuple(wanted[pair[0]].shape), tuple(wanted[pair[1]].shape))
-        arrays.update(zip(pair, moved_errors(given, summed, shapes), strict=True))
+        arrays.update(zip(pair, move_errors(given, summed, shapes), strict=True))
         _LOG.info(
             "%s: what compressed_update had not sent yet was kept by %d replicas, and is divided "
             "among %d",

@@ -11,7 +11,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._typing import PyTree
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
@@ -31,7 +31,7 @@ def check_leaves(tree: PyTree) -> None:
     flat = tree_flatten_with_path(tree)[0]
     if not any(np.size(leaf) for _, leaf in flat):
         raise ArgumentError(
-            f"Checkpoints.save was given state={shown(tree)}, which has no elements.\n\n"
+            f"Checkpoints.save was given state={show(tree)}, which has no elements.\n\n"
             "state is a pytree of arrays with elements in it.\n\n"
             "Pass what is trained, such as (model, optimizer)."
         )

@@ -30,9 +30,9 @@ from jaxdist._checks.result_comparison import (
 )
 from jaxdist._collectives import Communication
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program import Program, RunOptions, checked, closed_over
-from jaxdist._validate import Renamed
-from jaxdist._values import Kind, PerReplica, any_variable, is_sharded, placement_of
+from jaxdist._program import Program, RunOptions, check_options, find_closure_values
+from jaxdist._validate import CallerRename
+from jaxdist._values import Kind, PerReplica, has_any_variable, is_sharded, placement_of
 from jaxdist.errors import ArgumentError, ContextError, ShapeError
 
 # Names in the state of Optax optimizers that divide by the magnitude of past gradients.
@@ -65,12 +65,12 @@ def check_gradients(
         )
     if options is not None:
         # The arguments are used twice, and by the caller afterwards, so nothing may be donated.
-        with Renamed("strategy.run ", "Strategy.check_gradients "):
-            options = checked(options)._replace(donate_argnums=())
+        with CallerRename("strategy.run ", "Strategy.check_gradients "):
+            options = check_options(options)._replace(donate_argnums=())
     # Lowering costs a trace. It is needed only to find the variables that the step uses, so it is
     # skipped while no variable exists.
-    if any_variable():
-        with Renamed("strategy.lower ", "Strategy.check_gradients "):
+    if has_any_variable():
+        with CallerRename("strategy.lower ", "Strategy.check_gradients "):
             program = strategy.lower(fn, args, kwargs, options)
         _check_no_variables(program)
     on_many = _CallCopy(args, kwargs)
@@ -81,11 +81,11 @@ def check_gradients(
         split_for_one_replica((on_one.args, on_one.kwargs)),
         is_leaf=is_argument_leaf,
     )
-    with Renamed("strategy.run ", "Strategy.check_gradients "):
+    with CallerRename("strategy.run ", "Strategy.check_gradients "):
         many = strategy.run(fn, on_many.args, on_many.kwargs, options)
     twin = _make_single_device_twin(strategy)
     # Inside the scope of `strategy` another strategy cannot run.
-    with _replica.entered(None):
+    with _replica.enter_frame(None):
         one = twin.run(fn, joined[0], joined[1], options)
     leaves = [*on_many.compare_with(on_one, rtol)]
     given = assemble_sharded((tuple(args), kwargs), layout)
@@ -101,7 +101,7 @@ def check_gradients(
             "replicas.\n\n"
             "Return the new state, or the all-reduced gradients."
         )
-    strategies = tuple(name for name, value in closed_over(fn).items() if value is strategy)
+    strategies = tuple(name for name, value in find_closure_values(fn).items() if value is strategy)
     setting = _describe_step(args, kwargs, layout, on_many.kinds, strategies)
     # The update of an adaptive optimizer hides a wrong scale; its state shows it. The hint about
     # adaptive optimizers is dropped if that state was compared and is equal.

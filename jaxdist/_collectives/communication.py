@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from jaxdist._collectives.cross_device import CrossDeviceOps
-from jaxdist._collectives.options.hints import choose_options, hints_of, report_ignored
+from jaxdist._collectives.options.hints import choose_options, read_options, report_ignored
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist.errors import ArgumentTypeError
 
@@ -30,7 +30,7 @@ class Communication:
         return self.options if asks_nothing else self.options.merged(given)
 
 
-def communication_of(
+def read_communication(
     caller: str, cross_device_ops: Any, options: Any, experimental_hints: Any
 ) -> Communication:
     """Check the arguments of a strategy's constructor, and return them as a `Communication`.
@@ -47,5 +47,5 @@ def communication_of(
             "Pass for instance jaxdist.NcclAllReduce(num_packs=2), or leave it out."
         )
     return Communication(
-        cross_device_ops, hints_of(caller, options, experimental_hints, packs=True)
+        cross_device_ops, read_options(caller, options, experimental_hints, packs=True)
     )

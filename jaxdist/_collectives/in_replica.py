@@ -6,15 +6,15 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jaxdist._collectives.algorithms import opaque
+from jaxdist._collectives.algorithms import hide_complex_constant
 from jaxdist._collectives.marks.replicated import assume_replicated
 from jaxdist._collectives.options.dtypes import (
     check_integer,
     check_numeric,
     check_supported,
-    of_sum,
+    finish_sum,
+    prepare_summands,
     result_dtype,
-    to_sum,
 )
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
@@ -31,10 +31,10 @@ from jaxdist._values import (
     close_containers,
     is_container,
     is_sharded,
+    make_undeclared,
     mean_of_shares,
     open_containers,
     share_of_mean,
-    undeclared,
 )
 from jaxdist.errors import ContextError, ReplicaValueError, ShapeError
 
@@ -80,13 +80,14 @@ def all_reduce(
     # With one replica the sum is the value. XLA for CPU does not remove an all-reduce over one
     # replica, so jaxdist emits none.
     if layout.num_replicas > 1:
-        # `to_sum` may change the dtype (float16 is added in float32), and `of_sum` needs the
+        # `prepare_summands` may change the dtype (float16 is added in float32), and `finish_sum`
+        # needs the
         # original one.
         dtypes = [x.dtype for x in arrays]
-        shares = [to_sum(op, x, layout.num_replicas) for x in arrays]
+        shares = [prepare_summands(op, x, layout.num_replicas) for x in arrays]
         sums = sum_by_default(shares, layout, options)
         pairs = zip(sums, dtypes, strict=True)
-        return treedef.unflatten(of_sum(op, s, d, layout.num_replicas) for s, d in pairs)
+        return treedef.unflatten(finish_sum(op, s, d, layout.num_replicas) for s, d in pairs)
     return treedef.unflatten(x.astype(result_dtype(op, x.dtype)) for x in arrays)
 
 
@@ -99,7 +100,7 @@ def _reduce_sharded(
     """
     check_numeric(caller, "value" + jax.tree_util.keystr(path), value.held)
     held = value.held.astype(result_dtype(op, value.held.dtype))
-    return undeclared(held if op is ReduceOp.MEAN else held * layout.num_replicas, value.cut)
+    return make_undeclared(held if op is ReduceOp.MEAN else held * layout.num_replicas, value.cut)
 
 
 def reduce_by_ops(
@@ -116,10 +117,10 @@ def reduce_by_ops(
     kinds = ", ".join(f"{x.dtype}{list(x.shape)}" for x in local[:4]) + ", ..." * (len(local) > 4)
     with annotate_errors(_method_name(ops), f"{len(local)} value(s) of replicas, {kinds}"):
         results = ops.batch_reduce(op, [(h, h) for h in handles], options)
-    return checked_results(ops, results, local)
+    return check_results(ops, results, local)
 
 
-def checked_results(ops: Any, results: Any, shapes: Sequence[Any]) -> list[jax.Array]:
+def check_results(ops: Any, results: Any, shapes: Sequence[Any]) -> list[jax.Array]:
     """Check the results of `batch_reduce` against these shapes and dtypes, and return them."""
     name = _method_name(ops)
     if not isinstance(results, (list, tuple)) or len(results) != len(shapes):
@@ -195,17 +196,19 @@ def _refuse_per_replica(caller: str, name: str, leaf: Any) -> None:
         )
 
 
-def summed(value: T, axes: AxisNames) -> T:
+def sum_over_replicas(value: T, axes: AxisNames) -> T:
     """Return the sum over the replicas of every array of a pytree."""
     leaves, treedef = jax.tree.flatten(value)
-    whole: T = jax.tree.unflatten(treedef, jax.lax.psum([opaque(x) for x in leaves], axes))
+    whole: T = jax.tree.unflatten(
+        treedef, jax.lax.psum([hide_complex_constant(x) for x in leaves], axes)
+    )
     return whole
 
 
-def mean_over(array: jax.Array, axes: AxisNames) -> jax.Array:
+def mean_over_replicas(array: jax.Array, axes: AxisNames) -> jax.Array:
     """Return the mean over the replicas of one array, by the rule of `_values/mean.py`."""
     count = jax.lax.axis_size(axes)
-    total = jax.lax.psum(opaque(share_of_mean(array, count)), axes)
+    total = jax.lax.psum(hide_complex_constant(share_of_mean(array, count)), axes)
     mean: jax.Array = mean_of_shares(total, array.dtype, count)
     return mean
 
@@ -225,10 +228,12 @@ def all_gather(caller: str, value: PyTree, axis: int, axes: AxisNames) -> PyTree
     dims = [gather_dim(caller, name, array, axis) for name, array in named.items()]
     note_collective(caller, named, tuple(sorted(set(dims))))
     pairs = zip(named.values(), dims, strict=True)
-    return jax.tree.unflatten(treedef, [gathered(array, dim, axes) for array, dim in pairs])
+    return jax.tree.unflatten(
+        treedef, [gather_over_replicas(array, dim, axes) for array, dim in pairs]
+    )
 
 
-def gathered(array: jax.Array, dim: int, axes: AxisNames) -> jax.Array:
+def gather_over_replicas(array: jax.Array, dim: int, axes: AxisNames) -> jax.Array:
     """Return `array` of all replicas, concatenated on `dim`."""
     log = current_log()
     if log is not None:

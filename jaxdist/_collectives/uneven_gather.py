@@ -73,7 +73,7 @@ _LOG: ContextVar[GatherLog | None] = ContextVar("jaxdist_gathers", default=None)
 
 
 @contextlib.contextmanager
-def logged(log: GatherLog) -> Iterator[None]:
+def record_gathers(log: GatherLog) -> Iterator[None]:
     """Record the collectives of a trace in `log`."""
     token = _LOG.set(log)
     try:
@@ -95,14 +95,14 @@ def note_collective(caller: str, named: dict[str, Any], free: tuple[int, ...] = 
     log = current_log()
     if log is not None:
         kinds = {n: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for n, x in named.items()}
-        log.asked.append(CollectiveCall(f"{caller} at {_compat.callers_line()}", kinds, free))
+        log.asked.append(CollectiveCall(f"{caller} at {_compat.find_callers_line()}", kinds, free))
 
 
 def note_averaged(rows: int) -> None:
     """Record that the caller assumes the same number of rows on every replica."""
     log = current_log()
     if log is not None:
-        log.averaged.append((rows, _compat.callers_line()))
+        log.averaged.append((rows, _compat.find_callers_line()))
 
 
 def uneven_all_gather(

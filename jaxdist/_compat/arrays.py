@@ -13,10 +13,10 @@ from jax._src.lib import xla_client as _xla_client
 
 # JAX 0.10 on several CPU devices starts a program before it checks that its buffers exist, and
 # then crashes the process. So steps check their arguments themselves there.
-DELETED_ARE_REFUSED = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
+REJECTS_DELETED_ARRAYS = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
 
 
-def any_deleted(leaves: Sequence[Any]) -> bool:
+def has_deleted(leaves: Sequence[Any]) -> bool:
     """Whether any leaf is an array with a deleted buffer; costs 60 ns per array."""
     # The unbound C++ method raises TypeError for a leaf that is no array. Such leaves are rare, so
     # types are checked only then.
@@ -35,7 +35,7 @@ def is_committed(array: jax.Array) -> bool:
     return bool(committed._committed)
 
 
-def as_uncommitted(array: jax.Array) -> jax.Array:
+def make_uncommitted(array: jax.Array) -> jax.Array:
     """Return the same single-device buffer as an uncommitted array, which follows its operands."""
     buffers = [array.addressable_data(0)]
     return _xla_client.ArrayImpl(array.aval, array.sharding, buffers, committed=False)
@@ -57,7 +57,7 @@ def put_uncommitted(array: np.ndarray) -> jax.Array:
     return placed
 
 
-def pieces_of(array: jax.Array) -> list[Any]:
+def get_shards(array: jax.Array) -> list[Any]:
     """Return the single-device shards of an array in this process, in device order.
 
     `addressable_data(i)` returns them one by one; its checks cost more than the access.

@@ -11,7 +11,7 @@ from jax._src import source_info_util as _source_info
 from jax.extend.core import ClosedJaxpr
 
 
-def rewritten_derivatives(
+def rewrite_derivatives(
     params: dict[str, Any], rewrite: Callable[[Any, Sequence[Any]], Any], traced_in: Any = None
 ) -> dict[str, Any]:
     """Return the parameters of a custom-derivative call with a rewritten forward rule.
@@ -39,7 +39,7 @@ def _rewrite_rule(rule: Any, rewrite: Callable[[Any, Sequence[Any]], Any], mesh:
     return _linear_util.wrap_init(trace_rule, debug_info=rule.debug_info)
 
 
-def rewritten_jvp(rule: Any, rewrite: Callable[[Any, Any, Any], Any]) -> Any:
+def rewrite_jvp(rule: Any, rewrite: Callable[[Any, Any, Any], Any]) -> Any:
     """Return the forward rule of a `custom_jvp_call`, rewritten when the call is differentiated.
 
     `rewrite` takes the program of the rule (a function of the operands and of the nonzero
@@ -65,7 +65,7 @@ def _use_mesh(mesh: Any) -> Iterator[None]:
         _MESH_CONTEXT.set_local(around)
 
 
-def at_source_of(eqn: Any) -> Any:
+def use_source_of(eqn: Any) -> Any:
     """Return a context in which new operations get the source line of an equation."""
     names = _source_info.current_name_stack() + eqn.source_info.name_stack
     return _source_info.user_context(eqn.source_info.traceback, name_stack=names)
@@ -82,7 +82,7 @@ def bind_like(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         return eqn.primitive.bind(*operands, **params)
 
 
-def bind_here(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+def bind_in_current_mesh(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     """Bind as `bind_like` does, under the mesh of the caller instead of that of the equation."""
     params = eqn.primitive.get_bind_params(params)
     names = _source_info.current_name_stack() + eqn.source_info.name_stack

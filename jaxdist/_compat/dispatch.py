@@ -107,10 +107,12 @@ def fast_call_record(
 
 # Before JAX 0.11 an array of numbers below one byte (int4) has another layout on the device than
 # the one that compiled programs expect, and JAX rejects it.
-LAYOUTS_BELOW_A_BYTE_AGREE = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
+SUPPORTS_SUB_BYTE_LAYOUTS = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
 
 
-def call_with_any_layout(compiled: jax.stages.Compiled, leaves: Sequence[Any]) -> Sequence[Any]:
+def call_without_layout_checks(
+    compiled: jax.stages.Compiled, leaves: Sequence[Any]
+) -> Sequence[Any]:
     """Run a compiled function of flat arguments without checking their layouts."""
     executable: Any = compiled._executable
     given = [*executable.shard_const_args(compiled._params.const_args), *leaves]
@@ -130,12 +132,12 @@ def _get_physical_sharding(sharding: Any, aval: Any) -> Any:
 InvalidNumberError = _api_util.InternalFloatingPointError
 
 
-def checks_numbers() -> bool:
+def is_checking_numbers() -> bool:
     """Whether JAX checks the results of every program for NaN or infinity."""
     return bool(_dispatch.needs_check_special())
 
 
 def check_numbers(name: str, arrays: Sequence[Any]) -> None:
     """Raise an error for NaN or infinity in `arrays`, if `jax_debug_nans` or `_infs` is set."""
-    if checks_numbers():
+    if is_checking_numbers():
         _dispatch.check_special(name, arrays)

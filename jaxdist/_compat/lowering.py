@@ -17,7 +17,7 @@ _NAME = "lower_with_sharding_in_types"
 
 
 @contextlib.contextmanager
-def without_open_constraints() -> Iterator[None]:
+def omit_open_constraints() -> Iterator[None]:
     """Lower in this thread without sharding constraints that are open in all dims.
 
     If some mesh axes are manual and others automatic, JAX adds such a constraint to the result of
@@ -56,7 +56,7 @@ def _is_open(aval: Any) -> bool:
     return mesh is not None and not mesh.empty and not mesh._any_axis_explicit
 
 
-def on_host(fn: Callable[..., Any], *args: Any) -> Any:
+def compute_on_host(fn: Callable[..., Any], *args: Any) -> Any:
     """Compute `fn(*args)` on the host of the device, inside a compiled program.
 
     JAX 0.10 has another name for it. Waits for the end of JAX 0.10.

@@ -83,13 +83,13 @@ def op_by_op(
         yield trace
 
 
-def inside(trace: Any, fn: Callable[..., Any], *args: Any) -> Any:
+def call_in_trace(trace: Any, fn: Callable[..., Any], *args: Any) -> Any:
     """Call `fn` under `trace`."""
     with _core.set_current_trace(trace):
         return fn(*args)
 
 
-def outside(fn: Callable[..., Any], *args: Any) -> Any:
+def call_outside_traces(fn: Callable[..., Any], *args: Any) -> Any:
     """Call `fn` outside of every trace and `shard_map` of the caller."""
     with contextlib.ExitStack() as around:
         around.enter_context(_core.set_current_trace(_core.eval_trace))

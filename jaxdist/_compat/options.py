@@ -9,7 +9,7 @@ import jax
 from jax._src import config as _config
 
 # Before JAX 0.11 XLA's CPU compiler drops optimization barriers before it combines all-reduces.
-BARRIERS_HOLD = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
+KEEPS_BARRIERS = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
 
 
 # Note [Equal bits on any number of devices]
@@ -22,13 +22,13 @@ BARRIERS_HOLD = tuple(int(n) for n in jax.__version__.split(".")[:2]) >= (0, 11)
 #   `small-while-loop-hoisting` moves loops into nested functions, where the compiler cannot emit a
 #   barrier. Both are disabled there.
 # - Shardy merges equal operations in MLIR, where no option of XLA applies. So these programs use
-#   GSPMD (`exact_partitioner`).
+#   GSPMD (`use_exact_partitioner`).
 _JOINING = ("cse",)
 _DISABLED = "xla_disable_hlo_passes"
 _BARRIERS_ON_OLD_CPU = ("cse_barrier_expander", "small-while-loop-hoisting")
 
 
-def exact_options(platform: str) -> dict[str, bool | str]:
+def get_exact_options(platform: str) -> dict[str, bool | str]:
     """Return compile options for programs that must compute the same bits on other devices.
 
     XLA's passes on CPU depend on the number of devices, and those of JAX 0.10 drop optimization
@@ -40,13 +40,13 @@ def exact_options(platform: str) -> dict[str, bool | str]:
         return {"xla_gpu_deterministic_ops": True}
     if platform != "cpu":
         return {}
-    passes = _JOINING if BARRIERS_HOLD else (*_BARRIERS_ON_OLD_CPU, *_JOINING)
+    passes = _JOINING if KEEPS_BARRIERS else (*_BARRIERS_ON_OLD_CPU, *_JOINING)
     return {_DISABLED: ",".join(passes)}
 
 
 @contextlib.contextmanager
-def exact_partitioner(options: dict[str, Any] | None) -> Iterator[None]:
-    """Lower and compile in this thread with the partitioner that `exact_options` need.
+def use_exact_partitioner(options: dict[str, Any] | None) -> Iterator[None]:
+    """Lower and compile in this thread with the partitioner that `get_exact_options` need.
 
     Shardy, the default of JAX, changes programs for several devices only. Its MLIR passes merge
     equal operations, and no option of XLA disables them. GSPMD works on HLO, where `cse` can be
@@ -60,15 +60,15 @@ def exact_partitioner(options: dict[str, Any] | None) -> Iterator[None]:
         yield
 
 
-def as_flags(options: dict[str, Any]) -> str:
-    """Format `exact_options` and their partitioner as environment variables for a process."""
+def format_flags(options: dict[str, Any]) -> str:
+    """Format `get_exact_options` and their partitioner as environment variables for a process."""
     flags = " ".join(f"--{name}={value}" for name, value in options.items())
     partitioner = " and JAX_USE_SHARDY_PARTITIONER=0" if _DISABLED in options else ""
     return f"XLA_FLAGS={flags!r}{partitioner}"
 
 
 def are_set_by_flags(options: dict[str, Any]) -> bool:
-    """Whether `XLA_FLAGS` sets `exact_options` for every program of this process."""
+    """Whether `XLA_FLAGS` sets `get_exact_options` for every program of this process."""
     if _DISABLED in options and _config.use_shardy_partitioner.value:
         return False
     given = os.environ.get("XLA_FLAGS", "").lower().split()

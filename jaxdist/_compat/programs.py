@@ -16,7 +16,7 @@ from jax._src.state.types import WriteEffect as _WriteEffect
 from jax.extend.core import ClosedJaxpr
 
 
-def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+def get_scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """Return the numbers of constants and of carries among the operands of a `scan`.
 
     JAX 0.12 stores them as a tree of trees, and 0.10 as two numbers. Waits for the end of 0.10.
@@ -44,7 +44,7 @@ CALLS = {
 }
 
 
-def call_traced(
+def stage_with_params(
     closed: Any,
     params: dict[str, Any],
     parts: Sequence[tuple[int, int]],
@@ -92,7 +92,7 @@ def _make_jit_params(program: Any, num_arguments: int, num_results: int) -> dict
     return params
 
 
-def without_placeholders(program: Any, primitive: Any) -> tuple[Any, dict[int, Any]]:
+def remove_placeholders(program: Any, primitive: Any) -> tuple[Any, dict[int, Any]]:
     """Return a program without its operations of `primitive`, and their results by `number`.
 
     These results are then free variables, which the caller makes inputs. JAX has no public way to
@@ -103,18 +103,18 @@ def without_placeholders(program: Any, primitive: Any) -> tuple[Any, dict[int, A
     return jaxpr.replace(eqns=[e for e in jaxpr.eqns if e.primitive is not primitive]), marks
 
 
-def with_inputs(jaxpr: Any, variables: Sequence[Any]) -> Any:
+def append_inputs(jaxpr: Any, variables: Sequence[Any]) -> Any:
     """Return an open program with these variables appended to its inputs."""
     return _replace_inputs(jaxpr, [*jaxpr.invars, *variables])
 
 
-def with_constants_as_inputs(jaxpr: Any) -> ClosedJaxpr:
+def move_constants_to_inputs(jaxpr: Any) -> ClosedJaxpr:
     """Return a program that takes its constants as its first inputs."""
     inputs = [*jaxpr.constvars, *jaxpr.invars]
     return ClosedJaxpr(_replace_inputs(jaxpr.replace(constvars=[]), inputs), ())
 
 
-def body_with_inputs(
+def add_body_inputs(
     closed: Any, body: Any, new: Sequence[tuple[Any, Any]], order: Sequence[int]
 ) -> Any:
     """Return a program that ends in a `shard_map` of `body`, which has additional inputs.
@@ -148,14 +148,14 @@ def is_ref(variable: Any) -> bool:
     return isinstance(variable.aval, _AbstractRef)
 
 
-def is_changed(jaxpr: Any, ref: Any) -> bool:
+def has_write_to(jaxpr: Any, ref: Any) -> bool:
     """Whether an open program writes to one of its inputs, a mutable reference."""
     return any(
         isinstance(e, (_WriteEffect, _AccumEffect)) and e.input is ref for e in jaxpr.effects
     )
 
 
-def without_refs(closed: Any) -> Any:
+def discharge_refs(closed: Any) -> Any:
     """Return a program that ends in a `shard_map`, with references made in its body as values.
 
     JAX does the same when it lowers a program. Waits for a public way to do it earlier.

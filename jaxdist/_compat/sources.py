@@ -13,7 +13,7 @@ from jax._src import traceback_util as _traceback_util
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-def source_of(eqn: Any) -> str:
+def find_source(eqn: Any) -> str:
     """Return `file:line (function)` of the user code that made an equation."""
     for frame in _source_info.user_frames(eqn.source_info.traceback):
         if not frame.file_name.startswith(PACKAGE):
@@ -24,9 +24,9 @@ def source_of(eqn: Any) -> str:
 _LIBRARIES = tuple(f"site-packages{os.sep}{n}{os.sep}" for n in ("flax", "optax", "chex"))
 
 
-def caller_of_library(eqn: Any) -> str:
-    """Return the line of `source_of`; if it is in Flax, Optax or Chex, also the caller's line."""
-    first = source_of(eqn)
+def find_caller_of_library(eqn: Any) -> str:
+    """Return the line of `find_source`; if it is in Flax, Optax or Chex, also the caller's line."""
+    first = find_source(eqn)
     for frame in _source_info.user_frames(eqn.source_info.traceback):
         name = frame.file_name
         if not name.startswith(PACKAGE) and not any(part in name for part in _LIBRARIES):
@@ -35,7 +35,7 @@ def caller_of_library(eqn: Any) -> str:
     return first
 
 
-def is_made_in(eqn: Any, file: str) -> bool:
+def is_from_file(eqn: Any, file: str) -> bool:
     """Whether a function of this file made an equation, directly or in a function it calls."""
     return any(f.file_name == file for f in _source_info.user_frames(eqn.source_info.traceback))
 
@@ -45,12 +45,12 @@ def is_transposed(eqn: Any) -> bool:
     return "transpose(" in str(eqn.source_info.name_stack)
 
 
-def callers_line() -> str:
+def find_callers_line() -> str:
     """Return `file:line (function)` of the user code that called the caller."""
-    return source_of(_Here(_source_info.current()))
+    return find_source(_Here(_source_info.current()))
 
 
-def line_of_error(error: BaseException) -> str:
+def find_line_of_error(error: BaseException) -> str:
     """Return `file:line (function)` of the innermost user code in a traceback."""
     found = "an unknown line"
     traceback = error.__traceback__
@@ -63,7 +63,7 @@ def line_of_error(error: BaseException) -> str:
     return found
 
 
-def current_source() -> Any:
+def get_current_source() -> Any:
     """Return the source information that an equation made here would get."""
     return _source_info.current()
 
@@ -109,7 +109,7 @@ def hide_frames(error: BaseException) -> None:
             error.__notes__ = [_NOTE, *notes]
 
 
-def hides_frames(fn: F) -> F:
+def with_hidden_frames(fn: F) -> F:
     """Wrap a function so that its exceptions have no frames of jaxdist and JAX."""
 
     @functools.wraps(fn)

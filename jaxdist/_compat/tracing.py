@@ -13,17 +13,17 @@ from jax._src.interpreters import batching as _batching
 _RUNNING = (_ad.JVPTrace, _ad.LinearizeTrace, _batching.BatchTrace)
 
 
-def inside_trace() -> bool:
+def is_inside_trace() -> bool:
     """Whether a JAX transformation is tracing the caller. Waits for a public name."""
     return not _core.trace_state_clean()
 
 
 def must_interpret() -> bool:
     """Whether compiled programs cannot be called here: inside a trace, or without `jit`."""
-    return inside_trace() or is_disabled_jit()
+    return is_inside_trace() or is_jit_disabled()
 
 
-def current_trace() -> Any:
+def get_current_trace() -> Any:
     """Return the innermost trace of the caller, which is compared by identity.
 
     Waits for a stable public name: `get_opaque_trace_state` moves between 0.10 and 0.12.
@@ -36,7 +36,7 @@ def is_live(tracer: Any) -> bool:
 
     Waits for JAX to answer it for `jit`: there `is_valid` is always true.
     """
-    trace = current_trace()
+    trace = get_current_trace()
     while trace is not None:
         if trace is tracer._trace:
             return True
@@ -55,7 +55,7 @@ def is_staged_in(outer: Any) -> bool:
     return trace is not outer
 
 
-def is_disabled_jit() -> bool:
+def is_jit_disabled() -> bool:
     """Whether the caller is under `jax.disable_jit()`."""
     disabled: bool = _config.disable_jit.value
     return disabled
@@ -66,12 +66,12 @@ def is_mapped(value: Any) -> bool:
     return isinstance(value, _batching.BatchTracer)
 
 
-def with_jit() -> Any:
+def enable_jit() -> Any:
     """Return a context in which `jit` compiles, even inside `op_by_op` or `jax.disable_jit()`."""
     return _config.disable_jit(False)
 
 
-def settings_of_thread() -> Callable[[], None]:
+def copy_thread_settings() -> Callable[[], None]:
     """Return a function that sets the caller's JAX context settings in another thread.
 
     JAX stores `jax.enable_x64`, `jax.debug_nans`, `jax.default_matmul_precision` and so on per
@@ -96,7 +96,7 @@ def settings_of_thread() -> Callable[[], None]:
 _FRAMES = 4  # from the flattening function of a node up to that of the Jacobian
 
 
-def jacobian_that_asks() -> str | None:
+def find_calling_jacobian() -> str | None:
     """Return `jacrev` or `jacfwd` if it is flattening its arguments, else None.
 
     A pytree node calls this in its flatten function. Both put arrays into the structure of the

@@ -48,7 +48,7 @@ def tpus() -> tuple[list[Any], str]:
         return [], str(error).splitlines()[0]
 
 
-def where_it_looked(environ: Mapping[str, str] = os.environ) -> str:
+def describe_search(environ: Mapping[str, str] = os.environ) -> str:
     """Describe, as a sentence, what decides whether JAX finds a TPU on this machine."""
     version = _libtpu_version()
     libtpu = f"libtpu {version} is installed" if version else "libtpu is not installed"
@@ -59,7 +59,7 @@ def where_it_looked(environ: Mapping[str, str] = os.environ) -> str:
     return f"On this machine {libtpu}, {device}, and the environment says {said}."
 
 
-def described(name: str, num_slices: int) -> list[Any]:
+def describe_slice(name: str, num_slices: int) -> list[Any]:
     """Return the devices of a slice that libtpu describes: for compiling, not for running.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxdist._validate import as_list, shown
+from jaxdist._validate import as_list, show
 from jaxdist.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -56,7 +56,7 @@ def device_from_name(name: str | jax.Device, given_to: str = "") -> jax.Device:
     where = f"{given_to}: " if given_to else ""
     if not isinstance(name, str):
         raise ArgumentTypeError(
-            f"{where}{shown(name)}, was given as a device.\n\n"
+            f"{where}{show(name)}, was given as a device.\n\n"
             "A device is a jax.Device, or a string such as 'cpu:0'.\n\n"
             f"Use one of {list_device_names()}."
         )
@@ -194,7 +194,7 @@ def virtual_devices(count: int) -> None:
     """
     if not isinstance(count, int) or isinstance(count, bool):
         raise ArgumentTypeError(
-            f"virtual_devices was given count={shown(count)}.\n\n"
+            f"virtual_devices was given count={show(count)}.\n\n"
             "count is a number of devices.\n\nPass for instance virtual_devices(8)."
         )
     if count < 1:
@@ -246,7 +246,7 @@ class StepsInFlight:
             if newest is not None and not newest.is_deleted():
                 jax.block_until_ready(newest)
 
-    def dispatched(
+    def count_step(
         self, outputs: Any, leaves: Callable[[Any], Sequence[Any]] = jax.tree.leaves
     ) -> None:
         """Count a dispatched step; `leaves` returns the leaves of its outputs."""

@@ -10,7 +10,7 @@ import jax
 
 from jaxdist import hlo
 from jaxdist._planning.leaf_roles import Role, roles
-from jaxdist._program import CompiledProgram, CompiledRow, InSlot, Program, carried
+from jaxdist._program import CompiledProgram, CompiledRow, InSlot, Program, find_carried_arguments
 from jaxdist.cost import Chip
 from jaxdist.errors import DeviceError
 from jaxdist.explain import Memory, Times, Traffic
@@ -109,7 +109,7 @@ def _held(program: Program) -> dict[str, int]:
 def _kept_state(program: Program) -> int:
     """Bytes of state that comes in, goes out as new, and is not donated."""
     inputs = program.signature.inputs
-    source = carried(program.signature, program.traced, program.layout.num_replicas)
+    source = find_carried_arguments(program.signature, program.traced, program.layout.num_replicas)
     state = {*range(program.traced.num_graph), *source.values()}
     return sum(_bytes_on_a_device(inputs[i]) for i in state if i not in program.donated)
 

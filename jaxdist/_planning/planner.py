@@ -55,7 +55,7 @@ def plan(
     """Compile a step for a slice, and for one device to compare with; see `Program.compile_for`."""
     as_flag("compile_for", "quick", quick)
     # The strategy of a scope around the call is not the one that is planned for.
-    with _replica.entered(None):
+    with _replica.enter_frame(None):
         report(f"describing {topology}")
         where = place(topology, logical, source.like, source.axes)
         rows = _rows(source, where, global_batch)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentTypeError, TopologyError
 from jaxdist.tpu import AXES
 from jaxdist.tpu.experimental import Topology
@@ -77,7 +77,7 @@ def _sizes(logical: Any) -> int | tuple[int, ...]:
     if isinstance(logical, Sequence) and all(type(n) is int for n in logical):
         return _checked(list(logical))
     raise ArgumentTypeError(
-        f"compile_for was given logical={shown(logical)}.\n\n"
+        f"compile_for was given logical={show(logical)}.\n\n"
         "logical is a number or a shape.\n\n"
         "Pass a number of logical devices, such as 4, or a shape in x, y and z, such as '2x2'."
     )
@@ -95,7 +95,7 @@ def _positive(number: int) -> int:
 def _checked(sizes: list[int]) -> tuple[int, ...]:
     if not 2 <= len(sizes) <= 4 or min(sizes) < 1:
         raise TopologyError(
-            f"compile_for was given logical={shown(_text(sizes))}, which is no shape of logical "
+            f"compile_for was given logical={show(_text(sizes))}, which is no shape of logical "
             f"devices.\n\nIt has 2 to 4 sizes, in {', '.join(AXES)}, each 1 or more.\n\n"
             "Pass for instance logical='2x2'."
         )

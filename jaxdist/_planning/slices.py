@@ -8,7 +8,7 @@ import numpy as np
 from jaxdist._planning.slice_axes import Axes, assignment_of_slices
 from jaxdist._planning.slice_shape import boxes, logical_shape
 from jaxdist._strategies import Strategy, TPUStrategy
-from jaxdist._validate import Renamed, check_text, shown
+from jaxdist._validate import CallerRename, check_text, show
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.cost import CHIPS, Chip, chip_of
 from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
@@ -121,7 +121,7 @@ def _named(topology: Any) -> Slice:
         )
     if not isinstance(topology, str):
         raise ArgumentTypeError(
-            f"compile_for was given topology={shown(topology)}.\n\n"
+            f"compile_for was given topology={show(topology)}.\n\n"
             "topology is a slice of TPUs.\n\n"
             "Pass its name, such as 'v5p:8x8x8', or 'v5e:4x4*2' for two slices."
         )
@@ -132,7 +132,7 @@ def _named(topology: Any) -> Slice:
             "A plan is for TPUs that this machine does not have.\n\n"
             "Call strategy.lower(step, args).explain(), or name a slice, such as 'v5p:8x8x8'."
         )
-    with Renamed("tpu.slice_of was given name=", "compile_for was given topology="):
+    with CallerRename("tpu.slice_of was given name=", "compile_for was given topology="):
         return slice_of(topology.removeprefix("described:").removeprefix("virtual:"))
 
 

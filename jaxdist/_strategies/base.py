@@ -33,7 +33,7 @@ from jaxdist._strategies.where_called import (
     check_scope,
 )
 from jaxdist._typing import PyTree
-from jaxdist._validate import Renamed, call_arguments, is_callable, tell_without_effect
+from jaxdist._validate import CallerRename, check_call_arguments, check_callable, log_without_effect
 from jaxdist.errors import ArgumentTypeError, ContextError, UnsupportedError
 
 _raw_frame = _replica.FRAME.get
@@ -148,7 +148,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         # The devices of a described slice cannot hold arrays, so JAX's default device stays.
         first = self.layout.devices[0] if self.layout.described is None else None
         here = jax.default_device(first) if first is not None else contextlib.nullcontext()
-        with _replica.entered(_replica.Frame(self)), here:
+        with _replica.enter_frame(_replica.Frame(self)), here:
             yield self
 
     # Running
@@ -210,12 +210,12 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         try:
             merging = check_run(self) if _raw_frame() is not None or _replica.ambient else None
             if type(args) is not tuple or (kwargs is not None and type(kwargs) is not dict):
-                call_arguments("strategy.run", args, kwargs)
+                check_call_arguments("strategy.run", args, kwargs)
             if merging is not None:
-                is_callable("strategy.run", fn)
+                check_callable("strategy.run", fn)
                 if options is not None:
                     why = "what it runs is part of the program around it"
-                    tell_without_effect("strategy.run in a merge function", "options", why)
+                    log_without_effect("strategy.run in a merge function", "options", why)
                 return merged.run(self, merging, fn, args, kwargs)
             if EAGERLY:
                 return self._run_eagerly(fn, args, kwargs, options)
@@ -244,19 +244,19 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         kwargs: Mapping[str, Any] | None,
         options: RunOptions | None,
     ) -> Any:
-        is_callable("strategy.run", fn)
+        check_callable("strategy.run", fn)
         return self._runner.op_by_op(fn, args, kwargs, options)
 
     def _call_of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        is_callable("strategy.run", fn)
+        check_callable("strategy.run", fn)
         return self._runner.call_of(fn)
 
     def _call_with(self, fn: Callable[..., Any], options: RunOptions) -> Callable[..., Any]:
-        is_callable("strategy.run", fn)
+        check_callable("strategy.run", fn)
         return self._runner.call_with(fn, options)
 
     @final
-    @_compat.hides_frames
+    @_compat.with_hidden_frames
     def lower(
         self,
         fn: Callable[..., Any],
@@ -293,10 +293,10 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
                 none
         """
         check_lower(self)
-        call_arguments("strategy.lower", args, kwargs)
-        is_callable("strategy.lower", fn)
+        check_call_arguments("strategy.lower", args, kwargs)
+        check_callable("strategy.lower", fn)
         # The runner's errors begin with `strategy.run`; the user called `strategy.lower`.
-        with Renamed("strategy.run ", "strategy.lower "):
+        with CallerRename("strategy.run ", "strategy.lower "):
             program = self._runner.program(fn, args, kwargs, options)
         return dataclasses.replace(program, planner=self._planner(fn, options))
 
@@ -307,7 +307,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         return functools.partial(COMPILE_FOR, self, fn, options)
 
     @final
-    @_compat.hides_frames
+    @_compat.with_hidden_frames
     def check_gradients(
         self,
         fn: Callable[..., Any],
@@ -364,12 +364,12 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             (False, 8)
         """
         check_across(self, "check_gradients", "Call it outside strategy.run, on the step.")
-        call_arguments("strategy.check_gradients", args, kwargs)
-        is_callable("strategy.check_gradients", fn)
+        check_call_arguments("strategy.check_gradients", args, kwargs)
+        check_callable("strategy.check_gradients", fn)
         # Options of another type are rejected in `check_gradients`.
         if isinstance(options, RunOptions) and options.donate_argnums:
             why = "both steps run on copies"
-            tell_without_effect("strategy.check_gradients", "donate_argnums", why)
+            log_without_effect("strategy.check_gradients", "donate_argnums", why)
         return check_gradients(self, fn, args, dict(kwargs or {}), options, rtol)
 
     # Across replicas
@@ -473,7 +473,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
         chosen = self.communication.asked("Strategy.gather", options, experimental_hints)
         ops = self.communication.ops
         # The classes of jaxdist gather as XLA does, so only a method of the user's class is called.
-        own = ops if _collectives.overrides(ops, "gather_implementation") else None
+        own = ops if _collectives.has_override(ops, "gather_implementation") else None
         where = merged if frame is not None and frame.in_merge else reduce_and_gather
         return where.gather(value, axis, self.layout, own, chosen)
 
@@ -533,10 +533,10 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.experimental_distribute_values_from_function`.
         """
         check_across(self, "experimental_distribute_values_from_function", CALL_BEFORE_RUN)
-        is_callable("experimental_distribute_values_from_function", value_fn, "value_fn")
+        check_callable("experimental_distribute_values_from_function", value_fn, "value_fn")
         # As documented, `value_fn` runs outside every strategy: each call makes the value of one
         # replica, not of all.
-        with _replica.entered(None):
+        with _replica.enter_frame(None):
             return local.make_from_function(value_fn, self.layout, unwrap=self._unwraps)
 
     # Whether the devices need static shapes, as XLA on TPUs does.
@@ -629,7 +629,7 @@ class Strategy(StrategyProperties, StrategyMethodsV1):
             `tf.distribute.Strategy.distribute_datasets_from_function`.
         """
         check_across(self, "distribute_datasets_from_function", CALL_BEFORE_RUN)
-        is_callable("distribute_datasets_from_function", dataset_fn, "dataset_fn")
+        check_callable("distribute_datasets_from_function", dataset_fn, "dataset_fn")
         options = data.checked_options("distribute_datasets_from_function", options)
         if self._unwraps and _is_per_replica_input(options):
             raise UnsupportedError(

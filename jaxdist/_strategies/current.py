@@ -11,7 +11,7 @@ from jaxdist import _mesh, _replica
 from jaxdist._replica import ReplicaContext
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.where_called import refuse_mixing
-from jaxdist._validate import check_instance, shown
+from jaxdist._validate import check_instance, show
 from jaxdist.errors import ContextError, MixedStrategyError
 
 
@@ -157,7 +157,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         )
     if strategy is not None and not isinstance(strategy, Strategy):
         raise ContextError(
-            f"experimental_set_strategy was given strategy={shown(strategy)}.\n\n"
+            f"experimental_set_strategy was given strategy={show(strategy)}.\n\n"
             "strategy is a strategy of jaxdist, or None, which clears it.\n\n"
             "Pass for instance jaxdist.MirroredStrategy()."
         )

@@ -13,14 +13,14 @@ from jaxdist import _replica
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program import assigned, laid_out, on_device
 from jaxdist._typing import PyTree
-from jaxdist._validate import is_callable
+from jaxdist._validate import check_callable
 from jaxdist._values import (
     Form,
     Kind,
     PerReplica,
     Sharded,
     Variable,
-    checked_per_replica,
+    place_per_replica,
     placement_of,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
@@ -70,7 +70,7 @@ def on_logical_device(
     number = _validate_device(strategy, caller, device)
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
-        is_callable(caller, fn)
+        check_callable(caller, fn)
         placed = on_device(fn, number)
 
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -136,7 +136,7 @@ def find_layout_in_step(strategy: Any, caller: str) -> ReplicaMesh | None:
     """
     # An ambient strategy is never a step, so only explicit frames matter.
     frame = _replica.innermost_explicit_frame()
-    if frame is None or not frame.inside_step:
+    if frame is None or not frame.is_inside_step:
         return None
     runs = frame.strategy
     if (runs is not strategy and runs.stands_for is not strategy) or frame.in_merge:
@@ -186,7 +186,7 @@ def _place_outside_step(
     if isinstance(leaf, Sharded):
         raise _make_type_error(caller, name, leaf)
     if isinstance(leaf, PerReplica):
-        leaf = checked_per_replica(name, leaf, layout)
+        leaf = place_per_replica(name, leaf, layout)
         scalars = leaf.form is Form.SCALARS
         rows = _place_rows(caller, name, leaf.array, check, layout, scalars=scalars)
         # With virtual replicas, one shard holds the rows of several replicas.
@@ -248,7 +248,7 @@ def _place(
             )
     if isinstance(array, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
-    layout.check_is_there(caller)
+    layout.check_can_run(caller)
     return jax.device_put(array, sharding)
 
 

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxdist import _mesh as meshes
-from jaxdist._collectives import communication_of
+from jaxdist._collectives import read_communication
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.deterministic import add_virtual_replicas
@@ -67,7 +67,7 @@ class MirroredStrategy(Strategy):
         experimental_hints: Any = None,
         deterministic: bool | int = False,
     ) -> None:
-        communication = communication_of(
+        communication = read_communication(
             "MirroredStrategy", cross_device_ops, options, experimental_hints
         )
         if communication.ops is not None and deterministic:

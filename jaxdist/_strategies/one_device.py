@@ -5,7 +5,7 @@ from typing import Any, final
 import jax
 
 from jaxdist import _mesh
-from jaxdist._collectives import communication_of
+from jaxdist._collectives import read_communication
 from jaxdist._devices import runtime
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.deterministic import add_virtual_replicas
@@ -52,7 +52,7 @@ class OneDeviceStrategy(Strategy):
         check_one_process("OneDeviceStrategy", layout, were_chosen=True)
         layout = add_virtual_replicas("OneDeviceStrategy", layout, deterministic)
         self._set_up(
-            layout, communication_of("OneDeviceStrategy", None, options, experimental_hints)
+            layout, read_communication("OneDeviceStrategy", None, options, experimental_hints)
         )
 
     # With virtual replicas the device has several replicas, so values stay `PerReplica`.

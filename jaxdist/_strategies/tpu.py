@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from jaxdist import _mesh as meshes
-from jaxdist._collectives import communication_of
+from jaxdist._collectives import read_communication
 from jaxdist._strategies import logical_devices
 from jaxdist._strategies.base import Strategy
 from jaxdist._strategies.processes import warn_if_alone
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_flag, shown
+from jaxdist._validate import as_flag, show
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.errors import ArgumentTypeError, TopologyError
 from jaxdist.tpu import TPUSystem, system_of
@@ -65,7 +65,7 @@ class TPUStrategy(Strategy):
         resolver = TPUClusterResolver("") if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
             raise ArgumentTypeError(
-                f"TPUStrategy was given tpu_cluster_resolver={shown(resolver)}.\n\n"
+                f"TPUStrategy was given tpu_cluster_resolver={show(resolver)}.\n\n"
                 "It is a jaxdist.cluster_resolver.TPUClusterResolver.\n\n"
                 "Pass jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for "
                 "the TPUs of this machine."
@@ -89,7 +89,7 @@ class TPUStrategy(Strategy):
         # A strategy over several processes communicates, and a described one does not run.
         if described is None and layout.is_local:
             warn_if_alone("TPUStrategy")
-        self._set_up(layout, communication_of("TPUStrategy", None, options, experimental_hints))
+        self._set_up(layout, read_communication("TPUStrategy", None, options, experimental_hints))
 
     _requires_static_shapes = True
 
@@ -318,7 +318,7 @@ def check_assignment(name: str, assignment: Any) -> None:
     """
     if assignment is not None and not isinstance(assignment, DeviceAssignment):
         raise ArgumentTypeError(
-            f"TPUStrategy was given {name}={shown(assignment)}.\n\n"
+            f"TPUStrategy was given {name}={show(assignment)}.\n\n"
             f"{name} is a jaxdist.tpu.experimental.DeviceAssignment.\n\n"
             "Pass what jaxdist.tpu.experimental.DeviceAssignment.build returns."
         )

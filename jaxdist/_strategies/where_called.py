@@ -53,8 +53,8 @@ def check_across(strategy: StrategyProperties, what: str, remedy: str) -> _repli
     """
     frame = _replica.current_frame()
     # While a step is traced, a described slice may be used: a trace needs no real devices.
-    if frame is None or not frame.inside_step:
-        strategy.layout.check_is_there(f"strategy.{what}")
+    if frame is None or not frame.is_inside_step:
+        strategy.layout.check_can_run(f"strategy.{what}")
     if frame is None:
         return None
     if frame.strategy is not strategy:
@@ -76,7 +76,7 @@ def check_scope(strategy: StrategyProperties) -> None:
         return
     if frame.strategy is not strategy:
         refuse_mixing(strategy, "scope", frame)
-    if frame.inside_step:
+    if frame.is_inside_step:
         _refuse_context(strategy, "scope", frame, "Enter the scope outside strategy.run.")
 
 
@@ -135,7 +135,7 @@ def check_next() -> None:
         InputContextError: Inside a step.
     """
     frame = _replica.current_frame()
-    if frame is None or not frame.inside_step:
+    if frame is None or not frame.is_inside_step:
         return
     raise InputContextError(
         f"next() of a distributed dataset was called {frame.describe()}.\n\n"

@@ -11,7 +11,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._update.leaves import Leaves, is_array, is_sharded_leaf
-from jaxdist._validate import as_array, shown
+from jaxdist._validate import as_array, show
 from jaxdist._validate import is_array as is_jax_array
 from jaxdist._values import PerReplica, Sharded, from_state
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, JaxdistError, ShapeError
@@ -27,7 +27,7 @@ def as_transformation(
         tx = tx.gradient_transformation()
     if not isinstance(tx, optax.GradientTransformation):
         raise ArgumentTypeError(
-            f"{caller} was given tx={shown(tx)}.\n\n"
+            f"{caller} was given tx={show(tx)}.\n\n"
             "tx is an optax.GradientTransformation.\n\n"
             "Pass for instance optax.adam(1e-3), or make one of two functions: "
             "optax.GradientTransformation(init, update)."
@@ -192,7 +192,7 @@ def refuse_per_replica(caller: str, name: str, tree: PyTree) -> None:
     for path, leaf in flat:
         if isinstance(leaf, PerReplica):
             raise ArgumentTypeError(
-                f"{caller} was given {name}{keystr(path)}={shown(leaf)}.\n\n"
+                f"{caller} was given {name}{keystr(path)}={show(leaf)}.\n\n"
                 f"{name} is the same on all replicas.\n\n"
                 "Pass the arrays of one replica, or what strategy.reduce makes of them."
             )
@@ -246,7 +246,7 @@ def layout_of(caller: str, strategy: Any) -> ReplicaMesh:
     layout = getattr(strategy, "layout", None)
     if not isinstance(layout, ReplicaMesh):
         raise ArgumentTypeError(
-            f"{caller} was given strategy={shown(strategy)}.\n\n"
+            f"{caller} was given strategy={show(strategy)}.\n\n"
             "strategy is a strategy of jaxdist.\n\n"
             "Pass for instance jaxdist.MirroredStrategy()."
         )

@@ -19,7 +19,7 @@ from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist import _collectives, _replica, cost
-from jaxdist._collectives import CompressedSum, Errors, ReduceOp
+from jaxdist._collectives import CompressedSum, ReduceOp, RoundingErrors
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout
 from jaxdist._typing import PyTree
@@ -30,8 +30,8 @@ from jaxdist._update.checks import (
     layout_of,
 )
 from jaxdist._update.nested import COMPRESSED, check_nesting, mark_wrapper
-from jaxdist._validate import shown
-from jaxdist._values import Cut, Sharded, cut_for, from_state
+from jaxdist._validate import show
+from jaxdist._values import Cut, Sharded, cut_and_place, from_state
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 
 CALLER = COMPRESSED
@@ -127,12 +127,12 @@ def compressed_update(
     Source:
         Error feedback: Seide et al., 2014; Karimireddy et al., arXiv:1901.09847.
     """
-    _collectives.compression_of(CALLER, compression)
+    _collectives.find_compression(CALLER, compression)
     if strategy is not None:
         layout_of(CALLER, strategy)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int)):
         raise ArgumentTypeError(
-            f"{CALLER} was given workers={shown(workers)}.\n\n"
+            f"{CALLER} was given workers={show(workers)}.\n\n"
             "workers is a number of workers, or None.\n\nPass for instance workers=2."
         )
     op = _collectives.reduce_op(CALLER, reduce_op)
@@ -162,7 +162,7 @@ class _Update:
         if how is None:
             return optax.EmptyState(), inner
         size = sum(int(jnp.size(x)) for x in jax.tree.leaves(params))
-        inside = frame is not None and frame.inside_step
+        inside = frame is not None and frame.is_inside_step
         errors = self._make_zero_errors(how, size, in_step=inside)
         if any(isinstance(x, nnx.Variable) for x in jax.tree.leaves(params, is_leaf=_is_variable)):
             # See Note [Sharded arrays in NNX state]
@@ -178,7 +178,7 @@ class _Update:
             cut = Cut(0, layout.num_replicas)
             rows = (layout.num_replicas, own.size)
             made.append(
-                Sharded(own[None], *cut) if in_step else cut_for(jnp.zeros(rows), cut, layout)
+                Sharded(own[None], *cut) if in_step else cut_and_place(jnp.zeros(rows), cut, layout)
             )
         return CompressionErrors(*made)
 
@@ -228,7 +228,7 @@ class _Update:
             # Divide before the sum. Then the errors are those of a mean, and stay valid when a
             # checkpoint restores them for another number of replicas.
             vector = vector / how.layout.num_replicas
-        total, after = how(vector, Errors(*own))
+        total, after = how(vector, RoundingErrors(*own))
         found: list[jax.Array] = []
         end = 0
         for x in leaves:
@@ -279,7 +279,7 @@ class _Update:
             )
         if workers == 1:
             return None
-        how = _collectives.compression_of(CALLER, self.compression)
+        how = _collectives.find_compression(CALLER, self.compression)
         return CompressedSum(how, layout, count // workers)
 
 

@@ -13,7 +13,15 @@ from jaxdist._typing import PyTree
 from jaxdist._update.cuts import Cuts
 from jaxdist._update.leaves import Leaves
 from jaxdist._update.values import Replicas, Whole
-from jaxdist._values import Cut, Sharded, cut_for, is_sharded, owned, pad_dim, placement_of
+from jaxdist._values import (
+    Cut,
+    Sharded,
+    copy_if_writable,
+    cut_and_place,
+    is_sharded,
+    pad_dim,
+    placement_of,
+)
 
 
 def shard_in_step(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
@@ -38,9 +46,9 @@ def shard_outside(state: PyTree, layout: ReplicaMesh, cuts: Cuts) -> PyTree:
         whole = array.whole() if isinstance(array, Sharded) else array
         cut = cuts.cut_of_leaf(whole, path)
         new_leaves.append(
-            jax.device_put(owned(whole), layout.replicated)
+            jax.device_put(copy_if_writable(whole), layout.replicated)
             if cut is None
-            else cut_for(whole, cut, layout)
+            else cut_and_place(whole, cut, layout)
         )
     return leaves.rebuild(new_leaves)
 
@@ -103,5 +111,5 @@ def _is_variable(x: Any) -> bool:
 
 def _copy_to_layout(array: Any, layout: ReplicaMesh) -> Any:
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
-        return owned(array)
+        return copy_if_writable(array)
     return jax.device_put(array, placement_of(array, layout).sharding)

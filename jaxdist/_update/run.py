@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from jaxdist import _collectives
-from jaxdist._collectives import ReduceOp, of_sum, to_sum
+from jaxdist._collectives import ReduceOp, finish_sum, prepare_summands
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
 from jaxdist._update.checks import check_pieces
@@ -117,8 +117,8 @@ class Step:
             if cut is None:
                 values.append(Whole(next(sums), replicas))
                 continue
-            piece = replicas.scatter_sum(to_sum(self.op, array, replicas.count), cut)
-            mean = of_sum(self.op, piece, array.dtype, replicas.count)
+            piece = replicas.scatter_sum(prepare_summands(self.op, array, replicas.count), cut)
+            mean = finish_sum(self.op, piece, array.dtype, replicas.count)
             values.append(Piece(mean, cut, replicas))
         return values
 

@@ -13,7 +13,7 @@ import numpy as np
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def are_errors(shapes: Sequence[tuple[int, ...]]) -> bool:
+def can_be_errors(shapes: Sequence[tuple[int, ...]]) -> bool:
     """Whether arrays of these two shapes can be the `given` and `summed` errors of replicas."""
     if not all(len(s) == 2 and min(s) > 0 for s in shapes) or shapes[0][0] != shapes[1][0]:
         return False
@@ -21,7 +21,7 @@ def are_errors(shapes: Sequence[tuple[int, ...]]) -> bool:
     return part % chunk == 0 and replicas % (part // chunk) == 0
 
 
-def moved_errors(
+def move_errors(
     given: np.ndarray, summed: np.ndarray, wanted: Shapes
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the errors of all replicas in the shapes of other replicas and workers.

@@ -17,8 +17,8 @@ from jaxdist._update.init import init_outside, shard_in_step, shard_outside, wra
 from jaxdist._update.leaves import Leaves
 from jaxdist._update.nested import check_nesting, mark_wrapper
 from jaxdist._update.run import CALLER, Step
-from jaxdist._validate import Renamed, check_has_arrays, checked_size
-from jaxdist._values import Sharded, gathered, is_sharded, layout_of_pieces
+from jaxdist._validate import CallerRename, check_has_arrays, check_size
+from jaxdist._values import Sharded, find_layout_of_pieces, gather_whole, is_sharded
 
 
 class ShardedUpdate(optax.GradientTransformationExtraArgs):
@@ -92,14 +92,14 @@ class _Update:
         frame = _replica.current_frame()
         strategy = self.strategy if frame is None else frame.strategy
         # `Sharded` parameters know the mesh of their strategy.
-        layout = layout_of_pieces(params) if strategy is None else strategy.layout
+        layout = find_layout_of_pieces(params) if strategy is None else strategy.layout
         if layout is None or layout.num_replicas == 1:
             return self.tx.init(params)
         checks.check_real_replicas(layout)
         cuts = Cuts(layout, self.min_bytes, Leaves.flatten(params, "params"))
         # In a step the replicas are manual, so each of them takes its pieces. Outside, a jitted
         # `init` with `out_shardings` avoids that a device holds the whole state.
-        if frame is not None and frame.inside_step:
+        if frame is not None and frame.is_inside_step:
             return shard_in_step(self.tx.init(_gather_params(params, layout)), layout, cuts)
         return init_outside(self.tx.init, params, layout, cuts)
 
@@ -121,7 +121,7 @@ class _Update:
             if step is None:
                 updates, state = self._run_on_one_replica(grads, state, params, extra, "grads")
                 return optax.apply_updates(params, updates), state
-            with Renamed("sharded_update: update ", "sharded_update: apply_gradients "):
+            with CallerRename("sharded_update: update ", "sharded_update: apply_gradients "):
                 return self._run_step(step, grads, state, params, extra, gives_params=True)
 
     def _make_step(self, grads: PyTree, state: PyTree, params: PyTree, name: str) -> Step | None:
@@ -188,7 +188,7 @@ class _Update:
 
 def _gather_params(params: PyTree, layout: ReplicaMesh) -> PyTree:
     return jax.tree.map(
-        lambda x: gathered(x, layout) if is_sharded(x) else x, params, is_leaf=is_sharded
+        lambda x: gather_whole(x, layout) if is_sharded(x) else x, params, is_leaf=is_sharded
     )
 
 
@@ -262,7 +262,7 @@ def sharded_update(
     op = _collectives.reduce_op(CALLER, reduce_op)
     if strategy is not None:
         checks.layout_of("sharded_update", strategy)
-    own = _Update(whole, op, checked_size(CALLER, "min_bytes", min_bytes), strategy)
+    own = _Update(whole, op, check_size(CALLER, "min_bytes", min_bytes), strategy)
     return ShardedUpdate(own.init, own)
 
 
@@ -298,7 +298,7 @@ def shard_state(state: PyTree, strategy: HasLayout, *, min_bytes: float | None =
     layout = checks.layout_of("shard_state", strategy)
     check_has_arrays("shard_state", "state", state)
     checks.refuse_per_replica("shard_state", "state", state)
-    with Renamed("sharded_update: update ", "shard_state "):
+    with CallerRename("sharded_update: update ", "shard_state "):
         return shard_outside(
-            state, layout, Cuts(layout, checked_size("shard_state", "min_bytes", min_bytes))
+            state, layout, Cuts(layout, check_size("shard_state", "min_bytes", min_bytes))
         )

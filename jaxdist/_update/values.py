@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._collectives import opaque, require_replicated
+from jaxdist._collectives import hide_complex_constant, require_replicated
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Cut, pad_dim, piece_of
+from jaxdist._values import Cut, cut_piece, pad_dim
 
 
 class Replicas:
@@ -36,7 +36,7 @@ class Replicas:
 
     def take_piece(self, array: Any, cut: Cut) -> Any:
         """Return this replica's piece of an array that every replica has whole."""
-        return piece_of(array, cut, self.layout)
+        return cut_piece(array, cut, self.layout)
 
     def gather(self, piece: Any, cut: Cut) -> Any:
         """Return the whole array, gathered from all replicas."""
@@ -48,9 +48,11 @@ class Replicas:
         axes = cut.over(self.layout)
         array = pad_dim(array, cut.dim, cut.padding(self.pieces(cut)))
         # Scatter over the axes of the cut, then all-reduce the piece over the other replica axes.
-        # This order sends fewer bytes over the other axes, which may be slow links. `opaque` hides
-        # complex constants from XLA, which aborts the process when it sums them.
-        piece = jax.lax.psum_scatter(opaque(array), axes, scatter_dimension=cut.dim, tiled=True)
+        # This order sends fewer bytes over the other axes, which may be slow links. XLA aborts the
+        # process when it sums complex constants, so they are hidden from it.
+        piece = jax.lax.psum_scatter(
+            hide_complex_constant(array), axes, scatter_dimension=cut.dim, tiled=True
+        )
         others = tuple(a for a in self.axes if a not in axes)
         return jax.lax.psum(piece, others) if others else piece
 

@@ -58,6 +58,6 @@ def set_context_hook(hook: Callable[[], CallContext]) -> None:
     _hook[:] = [hook]
 
 
-def site() -> CallContext:
+def get_call_context() -> CallContext:
     """Return the context of the caller; outside every strategy before a hook is set."""
     return _hook[0]() if _hook else _NOWHERE

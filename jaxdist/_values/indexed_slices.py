@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
-from jaxdist._validate import as_array, as_integer, as_list, is_array, shown
-from jaxdist._values.replicas.owned import owned
+from jaxdist._validate import as_array, as_integer, as_list, is_array, show
+from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
@@ -105,7 +105,7 @@ class IndexedSlices:
 
 def _as_own_array(name: str, value: Any) -> Any:
     has_dtype = hasattr(value, "dtype") and is_array(value)
-    return owned(value) if has_dtype else as_array("IndexedSlices", name, value)
+    return copy_if_writable(value) if has_dtype else as_array("IndexedSlices", name, value)
 
 
 def _check_dense_shape(dense_shape: Any) -> tuple[int, ...]:
@@ -127,7 +127,7 @@ def as_indexed_slices(name: str, caller: str, value: Any) -> IndexedSlices:
     if getattr(value, "n_sparse", None) == 1 and value.n_batch == 0:
         return IndexedSlices(value.data, value.indices[:, 0], value.shape)
     raise ArgumentTypeError(
-        f"Variable {name!r}.{caller} was given sparse_delta={shown(value)}.\n\n"
+        f"Variable {name!r}.{caller} was given sparse_delta={show(value)}.\n\n"
         "It takes rows and their numbers.\n\n"
         "Pass jaxdist.IndexedSlices(values, indices), or a jax.experimental.sparse.BCOO with "
         "n_sparse=1 and n_batch=0."

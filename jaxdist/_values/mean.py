@@ -30,7 +30,7 @@ def share_of_mean(array: Any, count: int) -> Any:
     """
     dtype = _sum_dtype(array.dtype)
     shares = array if array.dtype == dtype else array.astype(dtype)
-    return _multiply(shares, 1 / power_of_two_from(count)) if _is_divided(array.dtype) else shares
+    return _multiply(shares, 1 / next_power_of_two(count)) if _is_divided(array.dtype) else shares
 
 
 def mean_of_shares(total: Any, dtype: Any, count: int) -> Any:
@@ -41,8 +41,8 @@ def mean_of_shares(total: Any, dtype: Any, count: int) -> Any:
         dtype: Dtype of the values.
         count: Number of values in the mean.
     """
-    divisor = count / power_of_two_from(count) if _is_divided(dtype) else count
-    mean = divided(total, divisor)
+    divisor = count / next_power_of_two(count) if _is_divided(dtype) else count
+    mean = divide_parts(total, divisor)
     return mean if mean.dtype == mean_dtype(dtype) else mean.astype(mean_dtype(dtype))
 
 
@@ -67,13 +67,13 @@ def _has_few_exponents(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, np.floating)) and float(jnp.finfo(dtype).max) < 1e9
 
 
-def power_of_two_from(count: int) -> float:
+def next_power_of_two(count: int) -> float:
     """Return the smallest power of two that is not below `count`, the divisor of the shares."""
     # By bits, not by `log2`, which is inexact for large numbers.
     return float(1 << max(count - 1, 0).bit_length())
 
 
-def divided(array: Any, divisor: float) -> Any:
+def divide_parts(array: Any, divisor: float) -> Any:
     """Return `array / divisor`; complex numbers are divided part by part."""
     # Complex division would turn the other part of an infinite number into nan.
     return array if divisor == 1 else _map_parts(array, lambda x: x / np.asarray(divisor, x.dtype))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 Combine: TypeAlias = Callable[[Any, Any], Any]
 
 
-def in_pairs(rows: Any, combine: Combine) -> Any:
+def combine_pairwise(rows: Any, combine: Combine) -> Any:
     """Combine dim 0 of an array pair by pair.
 
     Shapes:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
-from jaxdist._validate import as_integer, check_instance, shown
+from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.errors import ArgumentTypeError, NotFoundError
 
 Tasks: TypeAlias = Sequence[str] | Mapping[Any, str]
@@ -38,7 +38,7 @@ class ClusterSpec:
             return
         if not isinstance(cluster, Mapping):
             raise ArgumentTypeError(
-                f"ClusterSpec was given cluster={shown(cluster)}.\n\n"
+                f"ClusterSpec was given cluster={show(cluster)}.\n\n"
                 "cluster is a dict from jobs to tasks.\n\nPass for instance {'worker': "
                 "['host0:2222', 'host1:2222']}."
             )
@@ -171,14 +171,14 @@ def _parse_tasks(job: str, tasks: Any) -> Iterator[tuple[int, str]]:
         pairs = list(enumerate(tasks))
     else:
         raise ArgumentTypeError(
-            f"ClusterSpec was given cluster[{job!r}]={shown(tasks)}.\n\n"
+            f"ClusterSpec was given cluster[{job!r}]={show(tasks)}.\n\n"
             "The tasks of a job are addresses.\n\n"
             "Pass a list of addresses, or a dict from the number of a task to its address."
         )
     for index, address in sorted(pairs):
         if not isinstance(address, str):
             raise ArgumentTypeError(
-                f"ClusterSpec was given cluster[{job!r}][{index}]={shown(address)}.\n\n"
+                f"ClusterSpec was given cluster[{job!r}][{index}]={show(address)}.\n\n"
                 "The address of a task is a text.\n\nPass a string such as 'host:2222'."
             )
         yield index, address
@@ -190,7 +190,7 @@ def _parse_index(job: str, index: Any) -> int:
         return int(index)
     except (TypeError, ValueError):
         raise ArgumentTypeError(
-            f"ClusterSpec was given cluster[{job!r}] with the task {shown(index)}.\n\n"
+            f"ClusterSpec was given cluster[{job!r}] with the task {show(index)}.\n\n"
             "Tasks are numbered.\n\n"
             "Use integers as keys: {0: 'host:2222'}."
         ) from None

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from jaxdist._devices import chips
-from jaxdist._validate import as_integer, check_text, shown
+from jaxdist._validate import as_integer, check_text, show
 from jaxdist.cluster_resolver._resolver import ClusterResolver
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
@@ -43,7 +43,7 @@ def experimental_connect_to_cluster(
     resolver = cluster_spec_or_resolver
     if not isinstance(resolver, ClusterResolver):
         raise ArgumentTypeError(
-            f"experimental_connect_to_cluster was given cluster_spec_or_resolver={shown(resolver)}."
+            f"experimental_connect_to_cluster was given cluster_spec_or_resolver={show(resolver)}."
             "\n\ncluster_spec_or_resolver is a ClusterResolver.\n\n"
             "Wrap a ClusterSpec: SimpleClusterResolver(cluster_spec, task_type=..., task_id=...)."
         )

@@ -4,17 +4,17 @@ import abc
 from typing import Any
 
 from jaxdist._devices import chips
-from jaxdist._validate import as_integer, check_instance, tell_without_effect
+from jaxdist._validate import as_integer, check_instance, log_without_effect
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 
 
 def log_unused_arguments(config_proto: Any, task_type: Any = None, task_id: Any = None) -> None:
     """Log once which given arguments of `num_accelerators` have no effect."""
     if config_proto is not None:
-        tell_without_effect("num_accelerators", "config_proto", "JAX has no sessions")
+        log_without_effect("num_accelerators", "config_proto", "JAX has no sessions")
     for name, given in (("task_type", task_type), ("task_id", task_id)):
         if given is not None:
-            tell_without_effect("num_accelerators", name, "all tasks have equally many")
+            log_without_effect("num_accelerators", name, "all tasks have equally many")
 
 
 class ClusterResolver(abc.ABC):

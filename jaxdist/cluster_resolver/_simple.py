@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, final
 
-from jaxdist._validate import Renamed, as_integer, check_instance, shown
+from jaxdist._validate import CallerRename, as_integer, check_instance, show
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._resolver import (
     ClusterResolver,
@@ -60,7 +60,7 @@ class SimpleClusterResolver(ClusterResolver):
     ) -> None:
         if not isinstance(cluster_spec, ClusterSpec):
             raise ArgumentTypeError(
-                f"{_CALLER} was given cluster_spec={shown(cluster_spec)}.\n\n"
+                f"{_CALLER} was given cluster_spec={show(cluster_spec)}.\n\n"
                 "cluster_spec is a ClusterSpec.\n\nWrap it: ClusterSpec({'worker': "
                 "['host0:2222']})."
             )
@@ -99,8 +99,8 @@ class SimpleClusterResolver(ClusterResolver):
             # Errors of the spec are rewritten to name the arguments of this method.
             inner = "ClusterSpec.task_address was given"
             with (
-                Renamed(f"{inner} job_name", f"{caller} was given task_type"),
-                Renamed(f"{inner} task_index", f"{caller} was given task_id"),
+                CallerRename(f"{inner} job_name", f"{caller} was given task_type"),
+                CallerRename(f"{inner} task_index", f"{caller} was given task_id"),
             ):
                 address = self._cluster_spec.task_address(task_type, task_id)
         return master_url(address, rpc_layer or self.rpc_layer)

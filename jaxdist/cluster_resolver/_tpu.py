@@ -4,7 +4,13 @@ import os
 from collections.abc import Mapping
 from typing import Any, final
 
-from jaxdist._validate import Renamed, check_instance, check_text, shown, tell_without_effect
+from jaxdist._validate import (
+    CallerRename,
+    check_instance,
+    check_text,
+    log_without_effect,
+    show,
+)
 from jaxdist.cluster_resolver._cluster_spec import ClusterSpec
 from jaxdist.cluster_resolver._connect import experimental_connect_to_cluster
 from jaxdist.cluster_resolver._resolver import (
@@ -100,7 +106,7 @@ class TPUClusterResolver(ClusterResolver):
         without_effect = [name for name, value in asked.items() if value is not None]
         for name in without_effect:
             why = "the TPU is that of this machine, and no Cloud service is asked"
-            tell_without_effect("TPUClusterResolver", name, why)
+            log_without_effect("TPUClusterResolver", name, why)
         self._name = _resolve_name(tpu, os.environ)
         self._task_type = job_name
         self._task_id = _find_task_id(os.environ)
@@ -135,8 +141,8 @@ class TPUClusterResolver(ClusterResolver):
         caller = "TPUClusterResolver.connect"
         inner = "No TPU was found for initialize_tpu_system(cluster_resolver=...)"
         with (
-            Renamed("TPUClusterResolver ", f"{caller} "),
-            Renamed(inner, f"No TPU was found for {caller}(tpu={tpu!r})"),
+            CallerRename("TPUClusterResolver ", f"{caller} "),
+            CallerRename(inner, f"No TPU was found for {caller}(tpu={tpu!r})"),
         ):
             resolver = TPUClusterResolver(tpu, zone, project)
             experimental_connect_to_cluster(resolver)
@@ -254,7 +260,7 @@ def _is_default(credentials: Any) -> bool:
 def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
     if tpu is not None and not isinstance(tpu, str):
         raise ArgumentTypeError(
-            f"TPUClusterResolver was given tpu={shown(tpu)}.\n\ntpu is a text or None.\n\n"
+            f"TPUClusterResolver was given tpu={show(tpu)}.\n\ntpu is a text or None.\n\n"
             "Pass '' for the TPUs of this machine."
         )
     if not tpu or tpu == "local" or tpu == environ.get("TPU_NAME"):
@@ -269,7 +275,7 @@ def _resolve_name(tpu: Any, environ: Mapping[str, str]) -> str:
             )
         # Only the name is validated: devices are searched at their first use.
         outer = f"TPUClusterResolver was given tpu={tpu!r}, and the slice "
-        with Renamed("tpu.slice_of was given name=", outer):
+        with CallerRename("tpu.slice_of was given name=", outer):
             slice_of(rest)
         return tpu
     named = environ.get("TPU_NAME")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxdist._validate import as_integer, is_callable
+from jaxdist._validate import as_integer, check_callable
 from jaxdist.errors import ArgumentError, OutOfRangeError
 
 
@@ -30,7 +30,7 @@ class Monitor:
     """
 
     def __init__(self, step_callable: Callable[[], Any], session: Any = None) -> None:
-        is_callable("contrib.Monitor", step_callable, "step_callable")
+        check_callable("contrib.Monitor", step_callable, "step_callable")
         if session is not None:
             raise ArgumentError(
                 f"contrib.Monitor was given session={session!r}.\n\n"

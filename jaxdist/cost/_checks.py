@@ -4,7 +4,7 @@ import math
 import numbers
 from typing import Any
 
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 # Examples of times and factors. Every other argument is a number of bytes per second.
@@ -16,8 +16,7 @@ def check_positive(caller: str, name: str, value: Any, *, or_zero: bool = False)
     rule = f"{name} is a finite number {'from 0 up' if or_zero else 'above 0'}."
     example = _EXAMPLES.get(name, "1e9")
     text = (
-        f"{caller} was given {name}={shown(value)}.\n\n{rule}\n\n"
-        f"Pass for instance {name}={example}."
+        f"{caller} was given {name}={show(value)}.\n\n{rule}\n\nPass for instance {name}={example}."
     )
     # A bool is a number to Python, and never meant as one here.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

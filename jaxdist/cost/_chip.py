@@ -8,7 +8,7 @@ import dataclasses
 import math
 from typing import Any
 
-from jaxdist._validate import as_integer, as_list, check_instance, shown
+from jaxdist._validate import as_integer, as_list, check_instance, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 _GIB = 1 << 30
@@ -250,7 +250,7 @@ def devices_per_chip(devices: Any) -> int:
     for device in listed:
         if not hasattr(device, "process_index"):
             raise ArgumentTypeError(
-                f"cost.devices_per_chip was given devices with {shown(device)}.\n\n"
+                f"cost.devices_per_chip was given devices with {show(device)}.\n\n"
                 f"devices is {what}.\n\n{remedy}"
             )
     return max((int(getattr(d, "core_on_chip", 0) or 0) for d in listed), default=0) + 1

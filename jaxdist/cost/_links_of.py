@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._validate import as_integer, check_instance, shown
+from jaxdist._validate import as_integer, check_instance, show
 from jaxdist.cost._chip import CHIPS, devices_per_chip, generation_of
 from jaxdist.cost._link import Link, Links
 from jaxdist.cost._measured import find_link
@@ -55,7 +55,7 @@ def links_of(layout: ReplicaMesh) -> Links:
     # too, but its `devices` is a method.
     if callable(getattr(layout, "devices", str)) or not hasattr(layout, "platform"):
         raise ArgumentTypeError(
-            f"cost.links_of was given layout={shown(layout)}.\n\n"
+            f"cost.links_of was given layout={show(layout)}.\n\n"
             "layout is a ReplicaMesh.\n\nPass strategy.layout."
         )
     workers = {worker_of(d) for d in layout.devices}
@@ -105,7 +105,7 @@ def worker_of(device: Any) -> int:
     """
     if isinstance(device, jax.Array) or not hasattr(device, "platform"):
         raise ArgumentTypeError(
-            f"cost.worker_of was given device={shown(device)}.\n\n"
+            f"cost.worker_of was given device={show(device)}.\n\n"
             "device is a jax.Device.\n\nPass for instance jax.devices()[0]."
         )
     if device.platform == "cpu":

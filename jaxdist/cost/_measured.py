@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from jaxdist._validate import Noted, as_list, as_path, check_instance, shown
+from jaxdist._validate import ErrorNote, as_list, as_path, check_instance, show
 from jaxdist.cost._link import Link, Medium
 from jaxdist.cost._table import TABLE
 from jaxdist.errors import ArgumentTypeError, ConfigError
@@ -59,7 +59,7 @@ def links(path_or_links: Path | Iterable[Link] | None) -> tuple[Link, ...]:
         _Settings.given = None
     elif isinstance(path_or_links, (str, os.PathLike)):
         path = as_path("jaxdist.config.links", "path_or_links", path_or_links, "links.json")
-        with Noted(f"jaxdist.config.links was given path_or_links={path!r}."):
+        with ErrorNote(f"jaxdist.config.links was given path_or_links={path!r}."):
             _Settings.given = load_links(path)
     else:
         _Settings.given = _check_links(path_or_links)
@@ -90,7 +90,7 @@ def _check_links(given: Any) -> tuple[Link, ...]:
     found = tuple(as_list("jaxdist.config.links", "path_or_links", given, what, remedy))
     if not all(isinstance(link, Link) for link in found):
         raise ArgumentTypeError(
-            f"jaxdist.config.links was given path_or_links={shown(given)}.\n\n"
+            f"jaxdist.config.links was given path_or_links={show(given)}.\n\n"
             "path_or_links is the path of a file that `jaxdist bench collectives --save PATH` "
             "wrote, or a list of jaxdist.cost.Link.\n\nPass None to go back to the table."
         )
@@ -146,7 +146,7 @@ def save_links(path: Path, measured: Iterable[Link], notes: dict[str, Any] | Non
         content = json.dumps({"version": VERSION, "links": rows, **(notes or {})}, indent=2)
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
-            f"{caller} was given notes={shown(notes)}: {error}.\n\n"
+            f"{caller} was given notes={show(notes)}: {error}.\n\n"
             "notes are what JSON can hold.\n\nTurn arrays into lists or numbers."
         ) from error
     try:

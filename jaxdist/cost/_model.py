@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdist._validate import (
-    Renamed,
+    CallerRename,
     as_integer,
     as_list,
     as_number,
     check_instance,
     check_text,
-    shown,
+    show,
 )
 from jaxdist.cost._link import Link, Links, Medium
 from jaxdist.cost._table import TABLE
@@ -146,7 +146,7 @@ def collective_seconds(
     caller = "cost.collective_seconds"
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ArgumentError(
-            f"{caller} was given kind={shown(kind)}.\n\n"
+            f"{caller} was given kind={show(kind)}.\n\n"
             f"kind is one of {', '.join(_KINDS)}.\n\nPass for instance kind='all-gather'."
         )
     n = as_integer(caller, "group_size", group_size, least=1, most=_MOST)
@@ -199,8 +199,8 @@ def cheapest(
     two_levels = 1 < inside < num_replicas
     possible = [a for a in algorithms if two_levels or "/" not in a]
     with (
-        Renamed("cost.seconds", caller),
-        Renamed("cost.seconds was given algorithm=", f"{caller} was given algorithms with "),
+        CallerRename("cost.seconds", caller),
+        CallerRename("cost.seconds was given algorithm=", f"{caller} was given algorithms with "),
     ):
         timed = [(a, seconds(a, num_replicas, num_bytes, links, local)) for a in possible]
     # The sort is stable and the names are not compared, so XLA's own wins a tie.

@@ -129,7 +129,7 @@ class DistributedDataset(Iterable[PyTree]):
             >>> data.reduce(0, lambda count, batch: count + 1)
             4
         """
-        _validate.is_callable("DistributedDataset.reduce", reduce_func, "reduce_func")
+        _validate.check_callable("DistributedDataset.reduce", reduce_func, "reduce_func")
         state = initial_state
         # `with` stops the prefetch thread also when `reduce_func` raises.
         with iter(self) as iterator:

@@ -150,7 +150,7 @@ def distribute_datasets_from_function(
     """
     options = checked_options(GROUP_CALLER, options)
     check_for_function(options)
-    _validate.is_callable(GROUP_CALLER, dataset_fn, "dataset_fn")
+    _validate.check_callable(GROUP_CALLER, dataset_fn, "dataset_fn")
     num_replicas, is_per_replica = layout.num_replicas, options.is_per_replica
     devices = _default_devices(layout, options)
     sources = _make_sources(dataset_fn, num_replicas, devices)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, NotRequired, TypedDict, cast
 import numpy as np
 
 from jaxdist._typing import PyTree
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist._values import BatchSource, current_binding, mark_with_steps_ahead
 from jaxdist.data._optional import OptionalBatch
 from jaxdist.data._prefetch import Prefetcher
@@ -148,7 +148,7 @@ class DistributedIterator(Iterator[PyTree], BatchSource):
         # A function that is compiled as a whole takes its batches as inputs, so inside of it the
         # binding decides what `next` returns (a tracer while tracing).
         binding = current_binding()
-        return self.take() if binding is None else binding.next_of(self)
+        return self.take() if binding is None else binding.next_batch(self)
 
     def take(self) -> PyTree:
         """Return the next batch, in any context."""
@@ -337,7 +337,7 @@ def _check_state(state: Any) -> IteratorState:
     counts = {n: state[n] for n in _COUNTS if n in state} if is_state else {}
     if not is_state or not all(_is_count(n) for n in counts.values()):
         raise ArgumentError(
-            f"DistributedIterator.set_state was given state={shown(state)}.\n\n"
+            f"DistributedIterator.set_state was given state={show(state)}.\n\n"
             "A state is a dict with 'steps' and 'source'.\n\nPass what get_state() returned."
         )
     return cast(IteratorState, {**state, **{name: int(n) for name, n in counts.items()}})

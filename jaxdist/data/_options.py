@@ -3,7 +3,7 @@
 import enum
 from typing import Any, NamedTuple
 
-from jaxdist._validate import as_flag, as_integer, check_instance, shown
+from jaxdist._validate import as_flag, as_integer, check_instance, show
 from jaxdist.data._reading.partial_batch import PartialBatch
 from jaxdist.errors import ArgumentError, UnsupportedError
 
@@ -105,7 +105,7 @@ _ENUMS: dict[str, type[enum.Enum]] = {
 def _check_member(name: str, value: Any) -> None:
     if not isinstance(value, _ENUMS[name]):
         raise ArgumentError(
-            f"InputOptions was given {name}={shown(value)}.\n\n"
+            f"InputOptions was given {name}={show(value)}.\n\n"
             f"{name} is one of {', '.join(str(member) for member in _ENUMS[name])}.\n\n"
             f"Pass for instance {name}=jaxdist.{next(iter(_ENUMS[name]))}."
         )

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxdist._strategies import Strategy, check_strategy
-from jaxdist._validate import Renamed, as_integer, check_instance
+from jaxdist._validate import CallerRename, as_integer, check_instance
 from jaxdist._values import PerReplica
 from jaxdist.jobs._config.checks import MOST_ROWS
 from jaxdist.jobs._config.load import LoadedConfig
@@ -55,7 +55,7 @@ class ConfiguredJob(abc.ABC):
         caller = f"{type(self).__name__}.step"
         check_strategy(caller, strategy)
         rows = as_integer(caller, "rows", rows, least=1, most=MOST_ROWS)
-        with Renamed(f"{type(self).__name__}.recipe", caller):
+        with CallerRename(f"{type(self).__name__}.recipe", caller):
             recipe = self.recipe(rules)
         shapes = self.batch(rows * strategy.num_replicas_in_sync)
         args = (*recipe.made(strategy, abstract=True), jax.tree.map(PerReplica.of_global, shapes))

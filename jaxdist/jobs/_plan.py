@@ -8,7 +8,7 @@ from typing import Any
 from jaxdist._planning import SLICES, Source, boxes_of, num_slices_of, place, plan
 from jaxdist._program import Program
 from jaxdist._strategies import Strategy
-from jaxdist._validate import Renamed, as_integer, is_callable, shown
+from jaxdist._validate import CallerRename, as_integer, check_callable, show
 from jaxdist.errors import ArgumentTypeError, JaxdistError, TopologyError
 from jaxdist.explain import Candidate, SlicePlan, Sweep
 from jaxdist.jobs._config.checks import MOST_ROWS, checked_rules
@@ -71,10 +71,10 @@ def plan_job(
     """
     caller = "jobs.plan_job"
     _check_job(caller, job)
-    is_callable(caller, report, "report", _REPORT)
+    check_callable(caller, report, "report", _REPORT)
     chosen = job.rules[0] if rules is None else checked_rules(caller, rules, job.rules)
     wanted = job.logical_devices if logical is None else logical
-    with Renamed("compile_for", caller):
+    with CallerRename("compile_for", caller):
         return plan(
             _source(job, chosen),
             topology,
@@ -122,8 +122,8 @@ def sweep_job(
     """
     caller = "jobs.sweep_job"
     _check_job(caller, job)
-    is_callable(caller, report, "report", _REPORT)
-    with Renamed("compile_for", caller):
+    check_callable(caller, report, "report", _REPORT)
+    with CallerRename("compile_for", caller):
         configured = place(topology, job.logical_devices if logical is None else logical)
     if global_batch is not None:
         global_batch = as_integer(
@@ -143,7 +143,7 @@ def _check_job(caller: str, job: Any) -> None:
     """Refuse what has not what is planned of a job."""
     if isinstance(job, type) or not all(hasattr(job, name) for name in _OF_JOBS):
         raise ArgumentTypeError(
-            f"{caller} was given job={shown(job)}.\n\n"
+            f"{caller} was given job={show(job)}.\n\n"
             "job is a jobs.Job.\n\nPass jobs.load_job(path)."
         )
 

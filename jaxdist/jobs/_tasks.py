@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxdist._strategies import Strategy
-from jaxdist._validate import Noted, shown
+from jaxdist._validate import ErrorNote, show
 from jaxdist.errors import ArgumentTypeError, ConfigError
 from jaxdist.jobs import topics_lm
 from jaxdist.jobs._config.load import LoadedConfig, load_config
@@ -71,7 +71,7 @@ def _kind(caller: str, config: Any) -> TaskKind:
     kind = next((k for k in TASKS.values() if isinstance(config, k.schema)), None)
     if kind is None:
         raise ArgumentTypeError(
-            f"{caller} was given config={shown(config)}.\n\n"
+            f"{caller} was given config={show(config)}.\n\n"
             f"config is one of {', '.join(k.schema.__name__ for k in TASKS.values())}.\n\n"
             "Pass load_job_config(path).values."
         )
@@ -112,7 +112,7 @@ def load_job_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedCo
     """
     caller = "jobs.load_job_config"
     source, texts = checked_sources(caller, path, overrides)
-    with Noted(f"{caller} was given path={source!r} and overrides={texts!r}."):
+    with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):
         kind = TASKS[_task_name(source)]
         loaded = load_config(kind.schema, source, texts)
         kind.check(loaded)
@@ -139,7 +139,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
     """
     caller = "jobs.load_job"
     source, texts = checked_sources(caller, path, overrides)
-    with Noted(f"{caller} was given path={source!r} and overrides={texts!r}."):
+    with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):
         loaded = load_job_config(source, texts)
     return kind_of(loaded.values).make_job(loaded)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdist import _replica
 from jaxdist._collectives import note_averaged
-from jaxdist._validate import as_array, shown
+from jaxdist._validate import as_array, show
 from jaxdist._values import PerReplica
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 
@@ -141,7 +141,7 @@ def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
         return jnp.asarray(num_local * _num_replicas("compute_average_loss", remedy))
     if isinstance(given, PerReplica):
         raise ArgumentTypeError(
-            f"nn.compute_average_loss was given global_batch_size={shown(given)}.\n\n"
+            f"nn.compute_average_loss was given global_batch_size={show(given)}.\n\n"
             "It is one number for all replicas.\n\n"
             "Pass the sum: all_reduce('sum', number_of_examples) in the step."
         )
@@ -149,7 +149,7 @@ def _resolve_global_batch_size(num_local: int, given: Any) -> jax.Array:
     size = given if isinstance(given, jax.Array) else np.asarray(given)
     if not jnp.issubdtype(size.dtype, jnp.integer):
         raise ArgumentTypeError(
-            f"nn.compute_average_loss was given global_batch_size={shown(given)}."
+            f"nn.compute_average_loss was given global_batch_size={show(given)}."
             "\n\nIt is a number of examples, an integer.\n\n"
             "Pass int(...), or sum the mask of real examples in an integer dtype."
         )

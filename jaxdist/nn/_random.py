@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxdist import _replica
 from jaxdist._collectives import current_log
-from jaxdist._validate import as_integer, shown
+from jaxdist._validate import as_integer, show
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
 
@@ -100,7 +100,7 @@ def _check_key(key: Any) -> bool:
     is_typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
     if not is_typed and dtype != jnp.uint32:
         raise ArgumentTypeError(
-            f"nn.example_keys was given key={shown(key)}.\n\n"
+            f"nn.example_keys was given key={show(key)}.\n\n"
             "key is a random key of JAX.\n\n"
             "Pass jax.random.key(seed), or one made from it."
         )

@@ -6,7 +6,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jaxdist import _replica
-from jaxdist._validate import as_array, check_has_arrays, shown
+from jaxdist._validate import as_array, check_has_arrays, show
 from jaxdist.errors import ArgumentTypeError, ShapeError
 from jaxdist.partition._placements import Placement, Replicate, Split
 
@@ -47,7 +47,7 @@ def constrain(value: Any, placement: Placement | int) -> Any:
     frame = _replica.current_frame()
     # Outside of a step there is no mesh context, and a model that is tested alone still has to
     # work.
-    if frame is None or not frame.inside_step or frame.strategy.layout.num_logical == 1:
+    if frame is None or not frame.is_inside_step or frame.strategy.layout.num_logical == 1:
         return value
     axes = frame.strategy.layout.logical_axes
     dim = placement.dim if isinstance(placement, Split) else None
@@ -59,7 +59,7 @@ def check_activation(caller: str, placement: Any) -> Split | Replicate:
     if isinstance(placement, (Split, Replicate)):
         return placement
     raise ArgumentTypeError(
-        f"{caller} was given placement={shown(placement)}.\n\n"
+        f"{caller} was given placement={show(placement)}.\n\n"
         "An intermediate value belongs to its replica, and is split over the logical devices "
         "or not.\n\nPass partition.Split(dim) or partition.Replicate()."
     )

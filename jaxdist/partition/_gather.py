@@ -7,8 +7,8 @@ from flax import nnx
 from jax.extend.core import Primitive
 
 from jaxdist import _replica
-from jaxdist._validate import check_has_arrays, check_instance, shown
-from jaxdist._values import GATHERED, PerReplica, Sharded, gathered, is_sharded
+from jaxdist._validate import check_has_arrays, check_instance, show
+from jaxdist._values import GATHERED, PerReplica, Sharded, gather_whole, is_sharded
 from jaxdist.errors import ArgumentTypeError
 
 T = TypeVar("T")
@@ -47,12 +47,12 @@ def gather(tree: T) -> T:
     """
     check_has_arrays("partition.gather", "tree", tree, "a pytree of arrays, or an NNX object")
     frame = _replica.current_frame()
-    layout = None if frame is None or not frame.inside_step else frame.strategy.layout
+    layout = None if frame is None or not frame.is_inside_step else frame.strategy.layout
 
     def gather_leaf(x: Any) -> Any:
         if isinstance(x, PerReplica):
             raise ArgumentTypeError(
-                f"partition.gather was given tree with {shown(x)}.\n\n"
+                f"partition.gather was given tree with {show(x)}.\n\n"
                 "It puts the pieces of one array together; a PerReplica is a value of each replica."
                 "\n\nPass the parameters that partition.place returned."
             )
@@ -60,7 +60,7 @@ def gather(tree: T) -> T:
             return x
         # A step may also close over a concrete `Sharded` value, which holds the whole array.
         is_piece = layout is not None and isinstance(x.held, jax.core.Tracer)
-        return gathered(x, layout) if is_piece else x.whole()
+        return gather_whole(x, layout) if is_piece else x.whole()
 
     def gather_node(x: Any) -> Any:
         if not isinstance(x, nnx.Pytree):

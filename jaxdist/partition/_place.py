@@ -17,8 +17,8 @@ from flax import nnx
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._replica import HasLayout
-from jaxdist._validate import check_has_arrays, shown
-from jaxdist._values import Sharded, owned, pad_dim
+from jaxdist._validate import check_has_arrays, show
+from jaxdist._values import Sharded, copy_if_writable, pad_dim
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError, ShapeError
 from jaxdist.partition._leaves import Entry, collect_entries
 from jaxdist.partition._patterns import find_nearest, is_match
@@ -88,7 +88,7 @@ def _check_filter(wrt: Any) -> None:
         nnx.filterlib.to_predicate(wrt)
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
-            f"partition.place was given wrt={shown(wrt)}.\n\n"
+            f"partition.place was given wrt={show(wrt)}.\n\n"
             "wrt says which NNX variables are parameters: a class of variables, or another "
             "filter of Flax.\n\nPass for instance wrt=nnx.Param, or leave it out."
         ) from error
@@ -238,11 +238,11 @@ def _place_leaf(entry: Entry, found: ResolvedPlacement, layout: ReplicaMesh) -> 
         shape = found.padded_shape(tuple(value.shape), layout)
         abstract = jax.ShapeDtypeStruct(shape, value.dtype, sharding=found.sharding)
         return abstract if cut is None else Sharded(abstract, *cut)
-    layout.check_is_there(f"partition.place of an array ({entry.leaf})")
+    layout.check_can_run(f"partition.place of an array ({entry.leaf})")
     try:
         if cut is None:
             # See Note [Who owns host memory]
-            return jax.device_put(owned(value), found.sharding)
+            return jax.device_put(copy_if_writable(value), found.sharding)
         padded = pad_dim(jnp.asarray(value), cut.dim, cut.padding(cut.pieces(layout)))
         return Sharded(jax.device_put(padded, found.sharding), *cut)
     except (TypeError, RuntimeError) as error:
@@ -258,7 +258,7 @@ def _layout_of(strategy: Any) -> ReplicaMesh:
     layout = getattr(strategy, "layout", None)
     if not isinstance(layout, ReplicaMesh):
         raise ArgumentTypeError(
-            f"partition.place was given strategy={shown(strategy)}.\n\n"
+            f"partition.place was given strategy={show(strategy)}.\n\n"
             "strategy is a strategy of jaxdist.\n\n"
             "Pass the strategy first: partition.place(strategy, model, rules)."
         )

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from jaxdist._validate import as_flag, as_list, checked_size, shown
+from jaxdist._validate import as_flag, as_list, check_size, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 REPLICA, LOGICAL = "replica", "logical"
@@ -102,12 +102,12 @@ class Shard:
         is_names = isinstance(given, tuple) and given and all(isinstance(a, str) for a in given)
         if given is not None and not is_names:
             raise ArgumentTypeError(
-                f"partition.Shard was given axes={shown(self.axes)}.\n\n"
+                f"partition.Shard was given axes={show(self.axes)}.\n\n"
                 "axes are names of replica axes of the strategy, or None for all of them.\n\n"
                 "Pass for instance axes=('data',)."
             )
         as_flag("partition.Shard", "pad", self.pad)
-        checked_size("partition.Shard", "min_bytes", self.min_bytes)
+        check_size("partition.Shard", "min_bytes", self.min_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,20 +134,20 @@ class ByNames:
     def __post_init__(self) -> None:
         if not isinstance(self.axes, Mapping):
             raise ArgumentTypeError(
-                f"partition.ByNames was given axes={shown(self.axes)}.\n\n"
+                f"partition.ByNames was given axes={show(self.axes)}.\n\n"
                 "axes is a mapping from names of dims to axes.\n\n"
                 'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).'
             )
         for name, axis in self.axes.items():
             if not isinstance(name, str):
                 raise ArgumentTypeError(
-                    f"partition.ByNames was given axes with the key {shown(name)}.\n\n"
+                    f"partition.ByNames was given axes with the key {show(name)}.\n\n"
                     "Keys are the names of dims.\n\n"
                     'Write for instance ByNames({"embed": "replica", "mlp": "logical"}).'
                 )
             if axis is not None and not isinstance(axis, str):
                 raise ArgumentTypeError(
-                    f"partition.ByNames was given axes[{name!r}]={shown(axis)}, which is no "
+                    f"partition.ByNames was given axes[{name!r}]={show(axis)}, which is no "
                     "axis.\n\nAn axis is a text or None.\n\n"
                     'Give "replica", "logical", the name of an axis of the mesh, or None.'
                 )
@@ -171,7 +171,7 @@ def check_placement(caller: str, name: str, value: Any) -> Placement:
     if isinstance(value, (Replicate, Split, Shard, ByNames)):
         return value
     raise ArgumentTypeError(
-        f"{caller} was given {name}={shown(value)}.\n\n{name} is a placement.\n\n"
+        f"{caller} was given {name}={show(value)}.\n\n{name} is a placement.\n\n"
         "Pass partition.Replicate(), Split(dim), Shard(...) or ByNames({...})."
     )
 
@@ -179,7 +179,7 @@ def check_placement(caller: str, name: str, value: Any) -> Placement:
 def _check_dim(what: str, name: str, dim: Any) -> None:
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise ArgumentTypeError(
-            f"partition.{what} was given {name}={shown(dim)}.\n\n"
+            f"partition.{what} was given {name}={show(dim)}.\n\n"
             f"{name} is the number of a dim, from 0, or from -1 backwards.\n\n"
             f"Pass for instance {name}=0."
         )

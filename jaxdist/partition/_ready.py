@@ -1,6 +1,6 @@
 """Predefined rules."""
 
-from jaxdist._validate import Renamed
+from jaxdist._validate import CallerRename
 from jaxdist.partition._placements import Placement, Replicate, Shard, Split
 from jaxdist.partition._rules import Rules
 
@@ -40,7 +40,7 @@ def fsdp(*, min_bytes: float | None = None, axes: tuple[str, ...] | None = None)
     Source:
         ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277.
     """
-    with Renamed("partition.Shard", "partition.fsdp"):
+    with CallerRename("partition.Shard", "partition.fsdp"):
         return Rules([("*", Shard(axes=axes, min_bytes=min_bytes))])
 
 
@@ -87,7 +87,7 @@ def fsdp_tensor_parallel(
     """
 
     def shard(split: int | None) -> Placement:
-        with Renamed("partition.Shard", "partition.fsdp_tensor_parallel"):
+        with CallerRename("partition.Shard", "partition.fsdp_tensor_parallel"):
             return Shard(None, split, axes, min_bytes=min_bytes)
 
     return Rules(_rules_of_blocks(shard(1), shard(0)), otherwise=shard(None), must_match=False)

@@ -10,7 +10,7 @@ need not be sorted, and lists of rules can be joined.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
-from jaxdist._validate import Renamed, as_flag, as_list, check_has_arrays, shown
+from jaxdist._validate import CallerRename, as_flag, as_list, check_has_arrays, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.partition._activations import check_activation, constrain
 from jaxdist.partition._patterns import find_nearest, is_match
@@ -135,12 +135,12 @@ def as_rules(caller: str, rules: Any) -> Rules:
         return rules
     # Errors name the function that the user called.
     if isinstance(rules, (Mapping, list, tuple)):
-        with Renamed(f"{_CALLER} ", f"{caller} "):
+        with CallerRename(f"{_CALLER} ", f"{caller} "):
             return Rules(rules)
     if isinstance(rules, ByNames):
         return Rules([("*", rules)])
     raise ArgumentTypeError(
-        f"{caller} was given rules={shown(rules)}.\n\n"
+        f"{caller} was given rules={show(rules)}.\n\n"
         "rules are partition.Rules, pairs of a pattern and a placement, or a mapping.\n\n"
         "Pass partition.Rules([(pattern, placement), ...]), or ready ones such as "
         "partition.fsdp()."
@@ -169,7 +169,7 @@ def _check_path(caller: str, name: str, path: Any) -> str:
     if isinstance(path, str):
         return path
     raise ArgumentTypeError(
-        f"{caller} was given {name}={shown(path)}.\n\n{name} is a path.\n\n"
+        f"{caller} was given {name}={show(path)}.\n\n{name} is a path.\n\n"
         'Write it with slashes: "layers/0/mlp/up/kernel".'
     )
 
@@ -188,7 +188,7 @@ def _as_pairs(name: str, rules: Any) -> tuple[tuple[str, Placement], ...]:
     for pair in given:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
             raise ArgumentTypeError(
-                f"{_CALLER} was given {name} with {shown(pair)}.\n\n"
+                f"{_CALLER} was given {name} with {show(pair)}.\n\n"
                 f"Each entry of {name} is a pair: (pattern, placement).\n\n"
                 'Write for instance ("mlp/up/kernel", partition.Split(1)).'
             )

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, TopologyError
 from jaxdist.tpu._options import DeviceOrderMode
 from jaxdist.tpu._topology import AXES, Topology, as_integers
@@ -78,7 +78,7 @@ def _check_number(
 ) -> None:
     if not isinstance(num_replicas, (int, np.integer)) or isinstance(num_replicas, bool):
         raise ArgumentTypeError(
-            f"{_CALLER} was given num_replicas={shown(num_replicas)}.\n\n"
+            f"{_CALLER} was given num_replicas={show(num_replicas)}.\n\n"
             f"num_replicas is one integer.\n\nPass a number from 0 to {most}."
         )
     if num_replicas < 0:

@@ -5,7 +5,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CoordinateError, TopologyError
 from jaxdist.tpu import _build
 from jaxdist.tpu._options import DeviceOrderMode
@@ -135,7 +135,7 @@ class DeviceAssignment:
             mode = DeviceOrderMode(device_order_mode)
         except ValueError:
             raise ArgumentError(
-                f"DeviceAssignment.build was given device_order_mode={shown(device_order_mode)}."
+                f"DeviceAssignment.build was given device_order_mode={show(device_order_mode)}."
                 "\n\ndevice_order_mode is one of "
                 f"{', '.join(f'DeviceOrderMode.{m.name} ({m.value})' for m in DeviceOrderMode)}."
                 "\n\nPass one of them, or leave it out for AUTO."
@@ -306,7 +306,7 @@ _EMPTY = "Build the assignment with num_replicas=1 or more."
 def _check_integer(caller: str, name: str, index: Any) -> None:
     if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
         raise ArgumentTypeError(
-            f"{caller} was given {name}={shown(index)}.\n\n"
+            f"{caller} was given {name}={show(index)}.\n\n"
             "Tasks, replicas and their logical devices are numbered from 0.\n\n"
             f"Pass for instance {name}=0."
         )
@@ -315,6 +315,6 @@ def _check_integer(caller: str, name: str, index: Any) -> None:
 def _check_topology(caller: str, topology: Any) -> None:
     if not isinstance(topology, Topology):
         raise TopologyError(
-            f"{caller} was given topology={shown(topology)}.\n\ntopology is a Topology.\n\n"
+            f"{caller} was given topology={show(topology)}.\n\ntopology is a Topology.\n\n"
             "Pass what jaxdist.tpu.experimental.initialize_tpu_system(resolver) returned."
         )

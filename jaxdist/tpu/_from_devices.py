@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from jaxdist._validate import as_list, shown
+from jaxdist._validate import as_list, show
 from jaxdist.errors import ArgumentTypeError, TopologyError
 from jaxdist.tpu._topology import Topology
 
@@ -64,7 +64,7 @@ def topology_of(devices: Sequence[DeviceT]) -> tuple[Topology, list[list[DeviceT
     if placeless:
         raise ArgumentTypeError(
             f"tpu.topology_of was given devices of which {len(placeless)} of {len(devices)} do "
-            f"not say where they are: {shown(placeless[0])}.\n\n"
+            f"not say where they are: {show(placeless[0])}.\n\n"
             "A TPU device has coords, core_on_chip and process_index.\n\n"
             f"{_REMEDY}"
         )

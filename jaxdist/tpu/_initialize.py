@@ -3,9 +3,9 @@
 import logging
 from typing import Any
 
-from jaxdist._compat import inside_trace
+from jaxdist._compat import is_inside_trace
 from jaxdist._devices import chips
-from jaxdist._validate import check_instance, shown
+from jaxdist._validate import check_instance, show
 from jaxdist.errors import ArgumentTypeError, ContextError
 from jaxdist.tpu import _system
 from jaxdist.tpu._system import TPUSystem
@@ -113,12 +113,12 @@ def system_of(name: str, caller: str = "tpu.system_of") -> TPUSystem:
 def _check(caller: str, cluster_resolver: Any) -> None:
     if cluster_resolver is not None and not hasattr(cluster_resolver, "tpu_name"):
         raise ArgumentTypeError(
-            f"{caller} was given cluster_resolver={shown(cluster_resolver)}.\n\n"
+            f"{caller} was given cluster_resolver={show(cluster_resolver)}.\n\n"
             "cluster_resolver is a TPUClusterResolver.\n\nPass "
             "jaxdist.cluster_resolver.TPUClusterResolver(''), or nothing for the "
             "TPUs of this machine."
         )
-    if inside_trace():
+    if is_inside_trace():
         raise ContextError(
             f"{caller} was called inside a step or a traced function.\n\n"
             "It looks for the devices of this machine, which is done once, before any step.\n\n"

@@ -7,7 +7,7 @@ import math
 import re
 from typing import final
 
-from jaxdist._validate import as_integer, as_list, check_text, shown
+from jaxdist._validate import as_integer, as_list, check_text, show
 from jaxdist.errors import TopologyError
 from jaxdist.tpu._from_devices import topology_of
 from jaxdist.tpu._topology import Topology
@@ -57,14 +57,14 @@ class Slice:
         # `jaxdist.tpu.Slice` is public, so it validates what `slice_of` has validated by name.
         if not isinstance(self.generation, str) or self.generation not in CORES_PER_CHIP:
             raise TopologyError(
-                f"tpu.Slice was given generation={shown(self.generation)}.\n\n"
+                f"tpu.Slice was given generation={show(self.generation)}.\n\n"
                 f"generation is one of {', '.join(CORES_PER_CHIP)}.\n\n"
                 "Pass for instance generation='v5e'."
             )
         three = as_list("tpu.Slice", "shape", self.shape, *_SHAPE)
         if len(three) != 3:
             raise TopologyError(
-                f"tpu.Slice was given shape={shown(self.shape)}.\n\n"
+                f"tpu.Slice was given shape={show(self.shape)}.\n\n"
                 f"shape is {_SHAPE[0]}.\n\n{_SHAPE[1]}"
             )
         sizes = [as_integer("tpu.Slice", f"shape[{i}]", n, least=1) for i, n in enumerate(three)]

@@ -125,7 +125,7 @@ def _find_virtual(name: str) -> TPUSystem:
 def _find_described(name: str) -> list[Any]:
     layout = slice_of(name.removeprefix(DESCRIBED))
     try:
-        return chips.described(layout.name, layout.num_slices)
+        return chips.describe_slice(layout.name, layout.num_slices)
     except chips.NotDescribedError as error:
         raise TopologyError(
             f"libtpu {error.version} does not describe {layout.name!r}: {error}\n\n"
@@ -141,7 +141,7 @@ def _find_local(caller: str) -> list[Any]:
             f"No TPU was found for {caller}. What was looked for: the TPU chips of this machine, "
             "through JAX; "
             f"what JAX said: {reason}\n\n"
-            f"{chips.where_it_looked()}\n\n"
+            f"{chips.describe_search()}\n\n"
             "On a TPU VM or in Colab with a TPU runtime, install jax[tpu] and restart. Without a "
             "TPU use TPUClusterResolver('virtual:v5e:2x4'), which lays CPU devices out as that "
             "slice, or 'described:v5e:2x4' to compile only."

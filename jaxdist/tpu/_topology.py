@@ -6,7 +6,7 @@ from typing import Any, final
 
 import numpy as np
 
-from jaxdist._validate import check_text, shown
+from jaxdist._validate import check_text, show
 from jaxdist.errors import ArgumentTypeError, CoordinateError, TopologyError
 from jaxdist.tpu import _serialized
 from jaxdist.tpu._serialized import TopologyFields
@@ -301,7 +301,7 @@ def as_integers(name: str, value: Any) -> np.ndarray:
     except ArgumentTypeError as error:
         # Types of jaxdist (a `PerReplica`) raise it when NumPy converts them.
         raise ArgumentTypeError(
-            f"{name} was given as {shown(value)}.\n\nIt is made of integers.\n\n"
+            f"{name} was given as {show(value)}.\n\nIt is made of integers.\n\n"
             "Pass a list or an array of integers."
         ) from error
     except ValueError as error:
@@ -311,7 +311,7 @@ def as_integers(name: str, value: Any) -> np.ndarray:
         ) from None
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise ArgumentTypeError(
-            f"{name} was given as {shown(value)}: its dtype is {array.dtype}.\n\n"
+            f"{name} was given as {show(value)}: its dtype is {array.dtype}.\n\n"
             "It is made of integers.\n\n"
             "Pass a list or an array of integers."
         )
@@ -388,7 +388,7 @@ def _invert(mesh_shape: np.ndarray, coordinates: np.ndarray) -> tuple[np.ndarray
 def _parse(caller: str, serialized: Any) -> tuple[list[int], np.ndarray]:
     if not isinstance(serialized, bytes):
         raise ArgumentTypeError(
-            f"{caller} was given {shown(serialized)}.\n\n"
+            f"{caller} was given {show(serialized)}.\n\n"
             "A serialized topology is bytes.\n\n"
             "Pass what Topology.serialized() returned."
         )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxdist._collectives import ReduceOp
 from jaxdist._strategies import Strategy, check_strategy, get_replica_context
-from jaxdist._validate import Renamed, as_array, is_callable, shown
+from jaxdist._validate import CallerRename, as_array, check_callable, show
 from jaxdist.data import InputOptions, PartialBatch
 from jaxdist.errors import ArgumentTypeError, ContextError, ShapeError
 
@@ -54,7 +54,7 @@ def weighted_sums(per_row: dict[str, jax.Array], weight: jax.Array) -> dict[str,
     caller = "training.weighted_sums"
     if not isinstance(per_row, Mapping):
         raise ArgumentTypeError(
-            f"{caller} was given per_row={shown(per_row)}.\n\n"
+            f"{caller} was given per_row={show(per_row)}.\n\n"
             "per_row is a dict of arrays by name, one value for each row.\n\n"
             "Pass for instance per_row={'loss': losses}."
         )
@@ -122,23 +122,23 @@ def evaluate(
     """
     caller = "training.evaluate"
     check_strategy(caller, strategy)
-    is_callable(caller, sums_fn, "sums_fn", "Pass a function (model, batch, mask) -> sums.")
+    check_callable(caller, sums_fn, "sums_fn", "Pass a function (model, batch, mask) -> sums.")
     options = InputOptions(partial_batch=PartialBatch.PAD)
-    with Renamed("experimental_distribute_dataset", caller):
+    with CallerRename("experimental_distribute_dataset", caller):
         distributed = strategy.experimental_distribute_dataset(dataset, options)
     with (
-        Renamed("experimental_distribute_dataset", caller),
+        CallerRename("experimental_distribute_dataset", caller),
         iter(distributed) as data,
-        Renamed("strategy.run was given args[0]", f"{caller} was given model"),
-        Renamed("strategy.run cannot take args[0]", f"{caller} cannot take model"),
-        Renamed("args[0] is a PerReplica", f"{caller} was given model, a PerReplica"),
+        CallerRename("strategy.run was given args[0]", f"{caller} was given model"),
+        CallerRename("strategy.run cannot take args[0]", f"{caller} cannot take model"),
+        CallerRename("args[0] is a PerReplica", f"{caller} was given model, a PerReplica"),
     ):
         sums = [strategy.run(sums_fn, args=(model, batch, mask)) for batch, mask in data]
     totals: dict[str, float] = {}
     for batch_sums in jax.device_get(sums):
         if not isinstance(batch_sums, dict):
             raise ArgumentTypeError(
-                f"{caller} was given sums_fn, which returned {shown(batch_sums)}.\n\n"
+                f"{caller} was given sums_fn, which returned {show(batch_sums)}.\n\n"
                 "sums_fn returns what training.weighted_sums returns.\n\n"
                 "End it with: return training.weighted_sums(per_row, mask)."
             )

@@ -8,9 +8,9 @@ from jaxdist._validate import (
     as_integer,
     as_iterator,
     as_list,
+    check_callable,
     check_instance,
-    is_callable,
-    shown,
+    show,
 )
 from jaxdist.errors import ArgumentTypeError
 
@@ -34,7 +34,7 @@ class Every(Generic[S]):
 
     def __post_init__(self) -> None:
         as_integer("training.Every", "num_steps", self.num_steps, least=1)
-        is_callable("training.Every", self.act, "act", "Pass a function: Every(100, save).")
+        check_callable("training.Every", self.act, "act", "Pass a function: Every(100, save).")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +94,9 @@ def run_loop(
         (10, 5, [(2, 1), (4, 6)])
     """
     caller = "training.run_loop"
-    is_callable(caller, step_fn, "step_fn", "Pass a function (state, batch) -> (state, out).")
+    check_callable(caller, step_fn, "step_fn", "Pass a function (state, batch) -> (state, out).")
     if on_output is not None:
-        is_callable(caller, on_output, "on_output", "Pass a function (step, out), or None.")
+        check_callable(caller, on_output, "on_output", "Pass a function (step, out), or None.")
     each = as_list(caller, "actions", actions, *_ACTIONS)
     for action in each:
         check_instance(caller, "actions", action, Every, *_ACTIONS)
@@ -106,7 +106,7 @@ def run_loop(
             result = step_fn(state, batch)
             if not isinstance(result, (tuple, list)) or len(result) != 2:
                 raise ArgumentTypeError(
-                    f"{caller} was given step_fn, which returned {shown(result)}.\n\n"
+                    f"{caller} was given step_fn, which returned {show(result)}.\n\n"
                     "step_fn returns the next state and an output: (state, out).\n\n"
                     "Return (state, None) where there is no output."
                 )

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_integer, is_array, is_callable, shown
+from jaxdist._validate import as_integer, check_callable, is_array, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 S = TypeVar("S")
@@ -67,7 +67,7 @@ def accumulate_gradients(
         Takes the place of gradient accumulation by hand in `tf.distribute` training loops;
         `optax.MultiSteps` does it over calls instead, with an all-reduce for each.
     """
-    is_callable("accumulate_gradients", grad_fn, "grad_fn")
+    check_callable("accumulate_gradients", grad_fn, "grad_fn")
     count = _checked_count(num_microbatches)
 
     def accumulated(params: Any, batch: Any) -> Out:
@@ -136,7 +136,7 @@ def multi_step(
         `steps_per_execution` of Keras and `tf.function` loops over `strategy.run`.
     """
 
-    is_callable("multi_step", step_fn, "step_fn")
+    check_callable("multi_step", step_fn, "step_fn")
 
     def steps(state: S, batches: Sequence[Any]) -> tuple[S, Out]:
         _check_batches(batches)
@@ -271,7 +271,7 @@ def _check_floats(outputs: PyTree) -> None:
 def _checked_output(caller: str, name: str, out: Any) -> Any:
     """What a function of the user returned, which is arrays and not nothing."""
     leaves, _ = tree_flatten_with_path(out)
-    wrong = [f"result{keystr(path)}: {shown(x)}" for path, x in leaves if not is_array(x)]
+    wrong = [f"result{keystr(path)}: {show(x)}" for path, x in leaves if not is_array(x)]
     if wrong or not leaves:
         found = _listed(wrong) if wrong else f"It returned {out!r}."
         raise ArgumentTypeError(
@@ -317,7 +317,7 @@ def _is_weak(x: Any) -> bool:
 def _pair(result: Any) -> tuple[Any, Any]:
     if not isinstance(result, tuple) or len(result) != 2:
         raise ArgumentTypeError(
-            f"multi_step called step_fn, and it returned {shown(result)}.\n\n"
+            f"multi_step called step_fn, and it returned {show(result)}.\n\n"
             "step_fn is (state, batch) -> (state, out).\n\n"
             "Return two values; out may be None: return state, None."
         )
@@ -327,7 +327,7 @@ def _pair(result: Any) -> tuple[Any, Any]:
 def _check_batches(batches: Any) -> None:
     if not isinstance(batches, (list, tuple)):
         raise ArgumentTypeError(
-            f"multi_step was given batches={shown(batches)}.\n\n"
+            f"multi_step was given batches={show(batches)}.\n\n"
             "batches is a list or tuple of batches, one for each step.\n\n"
             "Collect K of them: list(itertools.islice(data, K))."
         )
@@ -365,6 +365,6 @@ def _wide(dtype: Any) -> Any:
 
 
 def _listed(lines: list[str]) -> str:
-    shown = lines[:_MOST_LEAVES_LISTED]
-    more = len(lines) - len(shown)
-    return "\n".join([*shown, *([f"... and {more} more."] if more else [])])
+    show = lines[:_MOST_LEAVES_LISTED]
+    more = len(lines) - len(show)
+    return "\n".join([*show, *([f"... and {more} more."] if more else [])])

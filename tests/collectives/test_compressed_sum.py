@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdist import _mesh, hlo
-from jaxdist._collectives import CompressedSum, Errors, compression_of
+from jaxdist._collectives import CompressedSum, RoundingErrors, find_compression
 from jaxdist.errors import ArgumentError
 from tests.strategies.oracle import refused
 from tests.tables import examples
@@ -22,7 +22,7 @@ NAMES = ["bf16", "int8"]
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1e-30, 1.0, 1e30]), st.sampled_from(NAMES))
 def test_a_code_is_as_near_as_its_steps(seed: int, size: float, name: str) -> None:
     rows = np.random.default_rng(seed).normal(size=(2, 512)).astype(np.float32) * np.float32(size)
-    how = compression_of("test", name)
+    how = find_compression("test", name)
     kept = np.asarray(how.decode(how.encode(jnp.asarray(rows))))
     if name == "int8":
         largest = np.abs(rows.reshape(2, 2, 256)).max(-1, keepdims=True)
@@ -34,7 +34,7 @@ def test_a_code_is_as_near_as_its_steps(seed: int, size: float, name: str) -> No
 
 def test_zeros_stay_zeros_and_codes_have_fewer_bytes() -> None:
     for name, expected in (("bf16", 1024), ("int8", 512 + 8)):
-        how = compression_of("test", name)
+        how = find_compression("test", name)
         code = how.encode(jnp.zeros((1, 512)))
         assert code.nbytes == expected
         assert not np.any(how.decode(code))
@@ -42,10 +42,10 @@ def test_zeros_stay_zeros_and_codes_have_fewer_bytes() -> None:
 
 def _program(name: str, count: int, local: int) -> tuple[Any, CompressedSum]:
     layout = _mesh.build(jax.devices()[:count])
-    how = CompressedSum(compression_of("test", name), layout, local)
+    how = CompressedSum(find_compression("test", name), layout, local)
 
     def each(x: jax.Array, given: jax.Array, summed: jax.Array) -> Any:
-        total, errors = how(x[0], Errors(given[0], summed[0]))
+        total, errors = how(x[0], RoundingErrors(given[0], summed[0]))
         return total[None], errors.given[None], errors.summed[None]
 
     rows = layout.replica_spec
@@ -99,4 +99,4 @@ def test_across_workers_go_codes_and_within_them_all_bits(name: str, fraction: f
 
 def test_an_unknown_compression_is_refused() -> None:
     with refused(ArgumentError, "'int4'", "'bf16', 'int8'"):
-        compression_of("test", "int4")
+        find_compression("test", "int4")

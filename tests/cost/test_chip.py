@@ -30,7 +30,7 @@ def test_every_chip_names_its_sources_and_gives_the_links_of_its_devices(name: s
 def test_memory_of_the_table_is_what_libtpu_refuses_to_go_beyond(
     shape: str, generation: str
 ) -> None:
-    devices = chips.described(shape, 1)
+    devices = chips.describe_slice(shape, 1)
     assert cost.chip_of(devices[0]).name == generation
     share = cost.chip_of(devices[0]).per_device(cost.devices_per_chip(devices))
     everywhere = NamedSharding(Mesh(np.array(devices), ("x",)), PartitionSpec())
@@ -45,5 +45,7 @@ def test_memory_of_the_table_is_what_libtpu_refuses_to_go_beyond(
 
 
 def test_two_devices_on_a_described_v4_chip_share_its_links() -> None:
-    shared = cost.links_of(build(chips.described("v4:2x2x1", 1), described="described:v4:2x2x1"))
+    shared = cost.links_of(
+        build(chips.describe_slice("v4:2x2x1", 1), described="described:v4:2x2x1")
+    )
     assert shared.inner.bytes_per_second == cost.CHIPS["v4"].ici_bytes_per_second / 2

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdist._values import aligned_empty
+from jaxdist._values import allocate_aligned
 from jaxdist.data import INFINITE_CARDINALITY, batches
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
 
@@ -245,4 +245,4 @@ def test_an_array_of_objects_is_refused_and_does_not_end_the_process() -> None:
     with pytest.raises(ArgumentTypeError, match=r"arrays\['x'\]"):
         batches({"x": rows}, 2)
     # The copy that a dataset hands on is made of references, not of raw bytes.
-    assert aligned_empty((2,), np.dtype(object)).tolist() == [None, None]
+    assert allocate_aligned((2,), np.dtype(object)).tolist() == [None, None]

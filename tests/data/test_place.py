@@ -17,7 +17,7 @@ from jaxdist.data import (
     distribute_dataset,
     distribute_datasets_from_function,
 )
-from jaxdist.data._reading.host import aligned_empty
+from jaxdist.data._reading.host import allocate_aligned
 
 # (8,) is one number per device; the larger shares are aligned, as JAX needs them to be to take
 # a buffer over without a copy.
@@ -40,7 +40,7 @@ def _on_host(leaf: Any) -> np.ndarray:
 def test_a_source_that_reuses_one_buffer_does_not_change_earlier_batches(
     num_replicas: int, shape: tuple[int, ...], depth: int
 ) -> None:
-    buffer = aligned_empty(shape, np.dtype(np.float32))
+    buffer = allocate_aligned(shape, np.dtype(np.float32))
 
     def source() -> Iterator[np.ndarray]:
         for i in range(4):
@@ -60,7 +60,7 @@ def test_a_source_that_reuses_one_buffer_does_not_change_earlier_batches(
 def test_a_function_whose_dataset_reuses_one_buffer_gives_batches_of_their_own(
     num_replicas: int, fetch: bool, mode: InputReplicationMode
 ) -> None:
-    buffer = aligned_empty((64, 16), np.dtype(np.float32))
+    buffer = allocate_aligned((64, 16), np.dtype(np.float32))
 
     def source() -> Iterator[np.ndarray]:
         for i in range(2 * num_replicas):
@@ -79,7 +79,7 @@ def test_a_function_whose_dataset_reuses_one_buffer_gives_batches_of_their_own(
 
 
 def test_arrays_in_memory_can_be_overwritten_after_the_batch() -> None:
-    x = aligned_empty((512, 784), np.dtype(np.float32))
+    x = allocate_aligned((512, 784), np.dtype(np.float32))
     x[:] = 1
     batch = next(iter(distribute_dataset(batches(x, 512), _layout(8))))
     x[:] = 2

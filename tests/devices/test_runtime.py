@@ -110,7 +110,7 @@ def test_every_eighth_step_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
     steps = runtime.StepsInFlight()
     for i in range(20):
         steps.make_room()
-        steps.dispatched({"large": jax.numpy.zeros(9), "scalar": jax.numpy.int32(i)})
+        steps.count_step({"large": jax.numpy.zeros(9), "scalar": jax.numpy.int32(i)})
     assert waited == [7, 15]
 
 
@@ -118,7 +118,7 @@ def test_a_result_that_was_given_away_is_not_waited_for() -> None:
     steps = runtime.StepsInFlight()
     given_away = jax.numpy.zeros(2)
     for _ in range(runtime.MAX_STEPS_IN_FLIGHT_ON_CPU):
-        steps.dispatched(given_away)
+        steps.count_step(given_away)
     given_away.delete()
     steps.make_room()
 

@@ -44,7 +44,7 @@ def strided(kernel: Any, x: Any) -> Any:
 
 
 def _described(*shapes: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
-    mesh = Mesh(np.array(chips.described("v5e:2x2", 1)), ("x",))
+    mesh = Mesh(np.array(chips.describe_slice("v5e:2x2", 1)), ("x",))
     everywhere = NamedSharding(mesh, PartitionSpec())
     return tuple(jax.ShapeDtypeStruct(s, jnp.float32, sharding=everywhere) for s in shapes)
 

@@ -110,7 +110,7 @@ def interrupted_wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             return real(value)
 
         for _ in range(runtime.MAX_STEPS_IN_FLIGHT_ON_CPU):
-            runtime.CPU_STEPS.dispatched(jax.numpy.zeros(1))
+            runtime.CPU_STEPS.count_step(jax.numpy.zeros(1))
         monkeypatch.setattr(jax, "block_until_ready", block)
 
     return arm
@@ -205,12 +205,12 @@ def test_ctrl_c_between_steps_in_flight_keeps_the_bound(monkeypatch: pytest.Monk
     a, b = jax.numpy.float32(1), jax.numpy.float32(2)
     for _ in range(runtime.MAX_STEPS_IN_FLIGHT_ON_CPU):
         steps.make_room()
-        steps.dispatched(a)
+        steps.count_step(a)
     with pytest.raises(KeyboardInterrupt):
         steps.make_room()
     for _ in range(runtime.MAX_STEPS_IN_FLIGHT_ON_CPU + 1):
         steps.make_room()
-        steps.dispatched(b)
+        steps.count_step(b)
     assert waits == [1, 2]
 
 

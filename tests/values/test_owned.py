@@ -12,7 +12,7 @@ from jax.experimental import sparse
 
 import jaxdist
 from jaxdist import IndexedSlices, PerReplica, Sharded, Variable, partition
-from jaxdist._values import aligned_empty, owned, owned_leaves
+from jaxdist._values import allocate_aligned, copy_if_writable, copy_writable_leaves
 from tests.tables import sampled
 
 _ROWS, _COLUMNS = 64, 16
@@ -28,7 +28,7 @@ _STRATEGIES: dict[str, Callable[[], Any]] = {
 
 def _buffer() -> np.ndarray:
     """An array that CPU devices use without a copy, as a whole and in eight pieces."""
-    buffer = aligned_empty((_ROWS, _COLUMNS), np.dtype("float32"))
+    buffer = allocate_aligned((_ROWS, _COLUMNS), np.dtype("float32"))
     buffer[...] = _BEFORE
     return buffer
 
@@ -472,17 +472,17 @@ def test_one_array_that_a_function_of_values_fills_again_is_a_value_of_each_repl
 
 def test_what_nobody_can_write_to_is_not_copied() -> None:
     buffer = _buffer()
-    once = owned(buffer)
+    once = copy_if_writable(buffer)
     assert once is not buffer
-    assert owned(once) is once
+    assert copy_if_writable(once) is once
     readonly = buffer.view()
     readonly.flags.writeable = False
-    assert owned(readonly) is not readonly, "it can be written to as `buffer`"
+    assert copy_if_writable(readonly) is not readonly, "it can be written to as `buffer`"
     array = jnp.ones(3)
-    assert owned(array) is array
-    assert owned_leaves({"a": array, "b": 2})["a"] is array
+    assert copy_if_writable(array) is array
+    assert copy_writable_leaves({"a": array, "b": 2})["a"] is array
 
 
 @pytest.mark.parametrize("array", [np.ma.masked_array([1.0]), np.array([None]), np.array(["a"])])
 def test_what_jax_refuses_stays_what_it_is(array: np.ndarray) -> None:
-    assert owned(array) is array
+    assert copy_if_writable(array) is array

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdist import MirroredStrategy, PerReplica, Strategy
-from jaxdist._values import Kind, checked_per_replica, placement_of
+from jaxdist._values import Kind, place_per_replica, placement_of
 from jaxdist.errors import ReplicaValueError, ShapeError
 from tests.strategies.oracle import placed, refused, split
 
@@ -118,7 +118,7 @@ def test_a_single_device_array_is_mirrored_where_the_mesh_is_that_device() -> No
 def test_values_are_put_on_the_devices_of_their_replicas(strategy: Strategy) -> None:
     count = strategy.num_replicas_in_sync
     value = PerReplica([np.full((2,), r) for r in range(count)])
-    on = checked_per_replica("x", value, strategy.layout)
+    on = place_per_replica("x", value, strategy.layout)
     assert on.is_global
     assert on.array.sharding == strategy.per_replica_sharding
     assert [v.tolist() for v in on.values] == [[r, r] for r in range(count)]
@@ -126,7 +126,7 @@ def test_values_are_put_on_the_devices_of_their_replicas(strategy: Strategy) -> 
 
 def test_a_value_that_is_in_place_is_not_touched(strategy: Strategy) -> None:
     value = PerReplica.of_global(split(strategy, np.ones(strategy.num_replicas_in_sync)))
-    assert checked_per_replica("x", value, strategy.layout) is value
+    assert place_per_replica("x", value, strategy.layout) is value
 
 
 def test_a_global_array_whose_rows_do_not_divide_is_refused_with_the_number() -> None:

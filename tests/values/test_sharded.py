@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import jaxdist
 from jaxdist import PerReplica, Sharded
-from jaxdist._values import Cut, cut_for, from_state
+from jaxdist._values import Cut, cut_and_place, from_state
 from tests.tables import examples
 
 
@@ -32,7 +32,7 @@ def test_cut_and_put_together_is_the_same_array(
     layout = jaxdist.MirroredStrategy([f"cpu:{i}" for i in range(num_replicas)]).layout
     dim = data.draw(st.integers(0, len(shape) - 1))
     array = np.arange(np.prod(shape), dtype="float32").reshape(shape)
-    held = cut_for(array, Cut(dim, shape[dim]), layout)
+    held = cut_and_place(array, Cut(dim, shape[dim]), layout)
     rows = -(-shape[dim] // num_replicas)
     assert {s.data.shape[dim] for s in held.array.addressable_shards} == {rows}
     assert held.shape == array.shape
@@ -44,7 +44,7 @@ def test_step_sees_the_piece_and_gives_one_array_back(
     strategy: jaxdist.MirroredStrategy, eagerly: bool
 ) -> None:
     array = np.arange(14.0, dtype="float32").reshape(2, 7)
-    held = cut_for(array, Cut(1, 7), strategy.layout)
+    held = cut_and_place(array, Cut(1, 7), strategy.layout)
 
     def step(x: Sharded, y: Any) -> Any:
         assert x.array.shape == (2, 3)
@@ -73,7 +73,7 @@ def test_reduce_gather_and_local_results_take_it_for_one_array(
     strategy: jaxdist.MirroredStrategy,
 ) -> None:
     array = np.arange(14.0, dtype="float32").reshape(2, 7)
-    held = cut_for(array, Cut(1, 7), strategy.layout)
+    held = cut_and_place(array, Cut(1, 7), strategy.layout)
     np.testing.assert_array_equal(strategy.reduce("SUM", held, axis=None), array)
     np.testing.assert_array_equal(strategy.reduce("SUM", {"a": held}, axis=1)["a"], array.sum(1))
     np.testing.assert_array_equal(strategy.reduce("MEAN", held, axis=0), array.mean(0))
@@ -86,7 +86,7 @@ def test_reduce_gather_and_local_results_take_it_for_one_array(
 
 
 def test_it_goes_in_from_inside_jit_and_scan(strategy: jaxdist.MirroredStrategy) -> None:
-    held = cut_for(np.arange(7.0, dtype="float32"), Cut(0, 7), strategy.layout)
+    held = cut_and_place(np.arange(7.0, dtype="float32"), Cut(0, 7), strategy.layout)
 
     @jax.jit
     def thrice(x: Sharded) -> Sharded:
@@ -121,7 +121,7 @@ def test_bad_declaration_is_refused(make: Any, error: type[Exception], match: st
 def test_it_is_iterated_and_has_a_truth_value_as_an_array(
     strategy: jaxdist.MirroredStrategy,
 ) -> None:
-    held = cut_for(np.arange(10.0, dtype="float32").reshape(5, 2), Cut(0, 5), strategy.layout)
+    held = cut_and_place(np.arange(10.0, dtype="float32").reshape(5, 2), Cut(0, 5), strategy.layout)
 
     def rows(x: Sharded) -> Any:
         return [row for row, _ in zip(x, range(9), strict=False)]
@@ -133,7 +133,7 @@ def test_it_is_iterated_and_has_a_truth_value_as_an_array(
 
 
 def test_piece_has_no_whole(strategy: jaxdist.MirroredStrategy) -> None:
-    held = cut_for(np.zeros(7), Cut(0, 7), strategy.layout)
+    held = cut_and_place(np.zeros(7), Cut(0, 7), strategy.layout)
     with pytest.raises(jaxdist.errors.ReplicaValueError, match="a piece of 3 of the 7"):
         strategy.run(lambda x: x.whole(), (held,))
 
@@ -147,9 +147,9 @@ def test_array_cut_for_other_replicas_is_refused_by_name(
     strategy: jaxdist.MirroredStrategy,
 ) -> None:
     other = jaxdist.MirroredStrategy(["cpu:0", "cpu:1"])
-    held = cut_for(np.zeros(7), Cut(0, 7), other.layout)
+    held = cut_and_place(np.zeros(7), Cut(0, 7), other.layout)
     with pytest.raises(jaxdist.errors.ReplicaValueError, match=r"args\[0\]\['m'\].*8 rows, not 9"):
         strategy.run(lambda x: x, ({"m": held},))
-    same_length = cut_for(np.zeros(6), Cut(0, 6), other.layout)
+    same_length = cut_and_place(np.zeros(6), Cut(0, 6), other.layout)
     with pytest.raises(jaxdist.errors.ReplicaValueError, match="on devices"):
         strategy.run(lambda x: x, (same_length,))

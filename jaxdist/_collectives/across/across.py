@@ -17,22 +17,22 @@ from jaxdist._collectives.in_replica import gather_dim
 from jaxdist._collectives.options.dtypes import (
     check_numeric,
     check_supported,
-    of_sum,
+    finish_sum,
+    prepare_summands,
     result_dtype,
-    to_sum,
 )
 from jaxdist._collectives.options.reduce_op import ReduceOp
-from jaxdist._collectives.sums.tree import tree_reduced
+from jaxdist._collectives.sums.tree import reduce_by_tree
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist._values import (
     Form,
     Kind,
     PerReplica,
-    checked_global,
-    checked_per_replica,
+    check_global,
     is_mirrored,
     origin_of,
+    place_per_replica,
     placement_of,
     refuse_leaked,
 )
@@ -64,18 +64,18 @@ def _reduce_replicated(
         on = _find_dims(name, array, dims)
         if op is ReduceOp.MEAN:
             count = math.prod(array.shape[d] for d in on)
-            shares = to_sum(op, array, count)
+            shares = prepare_summands(op, array, count)
             # The mean over replicas of equal values is the value, so only the dims are reduced.
             total = jnp.sum(shares, axis=on, dtype=_accumulation_dtype(shares.dtype))
-            return settled(of_sum(op, total, array.dtype, count))
+            return take_plain_array(finish_sum(op, total, array.dtype, count))
         total = jnp.sum(array, axis=on, dtype=result_dtype(op, array.dtype))
-        return settled(total * jnp.asarray(layout.num_replicas, total.dtype))
+        return take_plain_array(total * jnp.asarray(layout.num_replicas, total.dtype))
     if op is ReduceOp.MEAN or layout.num_replicas == 1:
         return value
     if is_mirrored(value, layout):
         array = jnp.asarray(value)
         array = array.astype(result_dtype(op, array.dtype))
-        return settled(array * jnp.asarray(layout.num_replicas, array.dtype))
+        return take_plain_array(array * jnp.asarray(layout.num_replicas, array.dtype))
     # R times zero is zero, so a sum of zeros is not ambiguous: for example a counter that no
     # replica has changed yet.
     if isinstance(value, (int, float, np.ndarray, np.generic)) and not np.any(value):
@@ -98,10 +98,10 @@ def _reduce_per_replica(
     if not value.is_global and _is_traced(value):
         for part in value.values:
             refuse_leaked("Strategy.reduce", name, part)
-        value = checked_per_replica(name, value, layout)
+        value = place_per_replica(name, value, layout)
     if not value.is_global:
         return _reduce_list(op, name, value, dims, layout)
-    array = checked_global(name, value, layout)
+    array = check_global(name, value, layout)
     check_numeric("Strategy.reduce", name, array)
     local = (array.shape[0] // layout.num_replicas, *array.shape[1:])
     scalars = value.form is Form.SCALARS
@@ -118,8 +118,8 @@ def _reduce_per_replica(
         rows = _fetch_rows(array, layout).reshape(shape)
         return _put_on_default_device(_host_reduce(op, rows, over, dtype))
     result = _device_reduce(array, op, shape, over, dtype)
-    # `settled` reads buffers, and a tracer has none.
-    return result if isinstance(result, jax.core.Tracer) else settled(result)
+    # `take_plain_array` reads buffers, and a tracer has none.
+    return result if isinstance(result, jax.core.Tracer) else take_plain_array(result)
 
 
 def _reduce_virtual(
@@ -140,7 +140,7 @@ def _reduce_virtual(
     ):
         return _reduce_tree_on_devices(array, op, shape, over, dtype, layout)
     rows = np.asarray(array).reshape(shape)
-    total = _host_sum(to_sum(op, rows, count), over[1:], dtype)
+    total = _host_sum(prepare_summands(op, rows, count), over[1:], dtype)
     with np.errstate(all="ignore"):
         # The number of virtual replicas is a power of two. NumPy's own sum adds in another order.
         while total.shape[0] > 1:
@@ -161,13 +161,13 @@ def _reduce_tree_on_devices(
 
     def device(local: jax.Array) -> jax.Array:
         count = math.prod(shape[d] for d in over)
-        rows = to_sum(op, local.reshape(layout.replicas_per_place, *shape[1:]), count)
+        rows = prepare_summands(op, local.reshape(layout.replicas_per_place, *shape[1:]), count)
         # `map`, not `vmap`: a batched sum may add the rows of one replica in another order.
         sums = jax.lax.map(
             lambda x: jnp.sum(x, [d - 1 for d in over[1:]], _accumulation_dtype(dtype)), rows
         )
-        (total,) = tree_reduced([sums], jax.lax.add, layout.replica_axes, layout.num_places)
-        whole: jax.Array = of_sum(op, total, local.dtype, count)
+        (total,) = reduce_by_tree([sums], jax.lax.add, layout.replica_axes, layout.num_places)
+        whole: jax.Array = finish_sum(op, total, local.dtype, count)
         return whole
 
     whole: jax.Array = jax.shard_map(
@@ -193,11 +193,11 @@ def _fetch_rows(array: Any, layout: ReplicaMesh) -> np.ndarray:
 
     `np.asarray` does the same for every layout, in twice the time.
     """
-    if not isinstance(array, jax.Array) or not layout.pieces_are_replicas:
+    if not isinstance(array, jax.Array) or not layout.has_shard_per_replica:
         return np.asarray(array)
     if array.sharding != layout.per_replica:
         return np.asarray(array)
-    return np.concatenate([np.asarray(piece) for piece in _compat.pieces_of(array)])
+    return np.concatenate([np.asarray(piece) for piece in _compat.get_shards(array)])
 
 
 def _is_addressable(array: jax.Array) -> bool:
@@ -214,7 +214,9 @@ def _accumulation_dtype(dtype: Any) -> np.dtype[Any]:
 def _host_reduce(op: ReduceOp, rows: np.ndarray, over: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Return the sum or mean by NumPy, with the same accumulation dtype as XLA."""
     count = math.prod(rows.shape[d] for d in over)
-    return _finish_on_host(op, _host_sum(to_sum(op, rows, count), over, dtype), count, rows.dtype)
+    return _finish_on_host(
+        op, _host_sum(prepare_summands(op, rows, count), over, dtype), count, rows.dtype
+    )
 
 
 def _host_sum(shares: np.ndarray, over: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -227,7 +229,7 @@ def _host_sum(shares: np.ndarray, over: tuple[int, ...], dtype: Any) -> np.ndarr
 def _finish_on_host(op: ReduceOp, total: np.ndarray, count: int, dtype: Any) -> np.ndarray:
     """Return the reduction from a sum of values of `dtype`; the mean of no values is nan."""
     with np.errstate(all="ignore"):
-        return np.asarray(of_sum(op, total, dtype, count))
+        return np.asarray(finish_sum(op, total, dtype, count))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
@@ -237,9 +239,11 @@ def _device_reduce(
     """Return the sum or mean of a global array by one compiled program."""
     count = math.prod(shape[d] for d in over)
     total = jnp.sum(
-        to_sum(op, array.reshape(shape), count), axis=over, dtype=_accumulation_dtype(dtype)
+        prepare_summands(op, array.reshape(shape), count),
+        axis=over,
+        dtype=_accumulation_dtype(dtype),
     )
-    result: jax.Array = of_sum(op, total, array.dtype, count)
+    result: jax.Array = finish_sum(op, total, array.dtype, count)
     return result
 
 
@@ -263,7 +267,7 @@ def _reduce_list(
     # replica.
     count = sum(math.prod(a.shape[d] for d in on) for a, on in zip(arrays, over, strict=True))
     pairs = zip(arrays, over, strict=True)
-    sums = np.stack([_host_sum(to_sum(op, a, count), on, dtype) for a, on in pairs])
+    sums = np.stack([_host_sum(prepare_summands(op, a, count), on, dtype) for a, on in pairs])
     return _put_on_default_device(
         _finish_on_host(op, _host_sum(sums, (0,), dtype), count, arrays[0].dtype)
     )
@@ -305,10 +309,10 @@ def gather_across(
     if not value.is_global and _is_traced(value):
         for part in value.values:
             refuse_leaked(caller, name, part)
-        value = checked_per_replica(name, value, layout)
+        value = place_per_replica(name, value, layout)
     if not value.is_global:
         return _gather_list(name, value, axis, layout, caller)
-    array = checked_global(name, value, layout)
+    array = check_global(name, value, layout)
     scalars = value.form is Form.SCALARS
     local = () if scalars else (array.shape[0] // layout.num_replicas, *array.shape[1:])
     # The common case: it skips the checks of `gather_dim`, which need a shape struct.
@@ -381,13 +385,13 @@ def _parse_axis(name: str, axis: Any) -> tuple[int, ...]:
         return tuple(operator.index(a) for a in given)
     except TypeError:
         raise ArgumentTypeError(
-            f"Strategy.reduce was given axis={shown(axis)}, for {name}.\n\n"
+            f"Strategy.reduce was given axis={show(axis)}, for {name}.\n\n"
             "axis is None, an integer, or a tuple of integers.\n\n"
             "Pass axis=None to reduce over the replicas only, or axis=0 over their rows as well."
         ) from None
 
 
-def reduced_dims(name: str, array: Any, axis: Any) -> tuple[int, ...]:
+def find_reduced_dims(name: str, array: Any, axis: Any) -> tuple[int, ...]:
     """Return `axis` of a reduction as dims of a local array, counted from the front, or raise."""
     return _find_dims(name, array, _parse_axis(name, axis))
 
@@ -434,14 +438,14 @@ def _put_on_default_device(array: np.ndarray, like: Any = None) -> jax.Array:
     return placed
 
 
-def settled(array: jax.Array) -> jax.Array:
+def take_plain_array(array: jax.Array) -> jax.Array:
     """Return a result on the mesh as one uncommitted array: the shard on its first device."""
     if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
         return array
     if not array.is_fully_replicated:
         return _put_on_default_device(np.asarray(array))
     # A committed array could not be combined with arrays on other devices.
-    return _compat.as_uncommitted(array.addressable_data(0))
+    return _compat.make_uncommitted(array.addressable_data(0))
 
 
 def _is_kept_by_jax(dtype: np.dtype[Any]) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._collectives.across.across import reduced_dims
+from jaxdist._collectives.across.across import find_reduced_dims
 from jaxdist._collectives.in_replica import gather_dim
 from jaxdist._collectives.options.dtypes import check_numeric, result_dtype
 from jaxdist._collectives.options.reduce_op import ReduceOp
@@ -22,7 +22,7 @@ def reduce_sharded(op: ReduceOp, name: str, value: Sharded, axis: Any) -> Any:
     whole = _gather_whole(value)
     if axis is None:
         return whole
-    dims = reduced_dims(name, whole, axis)
+    dims = find_reduced_dims(name, whole, axis)
     dtype = result_dtype(op, whole.dtype)
     reduce = jnp.mean if op is ReduceOp.MEAN else jnp.sum
     return reduce(whole.astype(dtype), axis=dims)

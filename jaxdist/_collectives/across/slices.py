@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist._collectives.across.across import gather_across, reduce_across
-from jaxdist._collectives.in_replica import all_reduce, gathered
+from jaxdist._collectives.in_replica import all_reduce, gather_over_replicas
 from jaxdist._collectives.options.dtypes import result_dtype
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
@@ -18,7 +18,7 @@ from jaxdist._values import (
     Kind,
     PerReplica,
     close_containers,
-    divided,
+    divide_parts,
     is_container,
     is_mirrored,
     is_sharded,
@@ -28,7 +28,7 @@ from jaxdist._values import (
 from jaxdist.errors import ArgumentTypeError, UnsupportedError
 
 
-def slices_of_all(value: Any) -> Any:
+def join_slices(value: Any) -> Any:
     """Return `IndexedSlices` of per-replica parts, if a `PerReplica` has slices on each replica."""
     if isinstance(value, PerReplica) and not value.is_global:
         parts = value.values
@@ -66,7 +66,10 @@ def all_reduce_slices(
     """Return the rows of all replicas, inside a step; costs two all-gathers."""
     values, indices = jnp.asarray(slices.values), jnp.asarray(slices.indices)
     if num_replicas > 1:
-        values, indices = gathered(values, 0, axes), gathered(indices, 0, axes)
+        values, indices = (
+            gather_over_replicas(values, 0, axes),
+            gather_over_replicas(indices, 0, axes),
+        )
     return slices.with_parts(scale_rows(op, values, num_replicas), indices)
 
 
@@ -140,7 +143,7 @@ def refuse_slices(caller: str, name: str, value: Any) -> None:
         UnsupportedError: It is `IndexedSlices`, or a `PerReplica` of them, or a sparse matrix.
     """
     refuse_sparse(caller, value)
-    if is_slices(slices_of_all(value)):
+    if is_slices(join_slices(value)):
         raise UnsupportedError(
             f"{caller} was given {name}, which is IndexedSlices.\n\n"
             "IndexedSlices of all replicas, concatenated, mean the sum of the arrays, and not the "
@@ -165,4 +168,4 @@ def _is_distributed(value: Any, layout: ReplicaMesh) -> bool:
 def scale_rows(op: ReduceOp, values: jax.Array, count: int) -> jax.Array:
     """Return rows in the dtype of their sum or mean; for a mean, divided by `count` replicas."""
     rows = values.astype(result_dtype(op, values.dtype))
-    return divided(rows, count) if op is ReduceOp.MEAN else rows
+    return divide_parts(rows, count) if op is ReduceOp.MEAN else rows

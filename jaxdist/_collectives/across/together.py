@@ -6,7 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._values import IndexedSlices, PerReplica, check_integers, is_python, too_large
+from jaxdist._values import (
+    IndexedSlices,
+    PerReplica,
+    check_integers,
+    explain_too_large,
+    is_python_number,
+)
 from jaxdist.errors import ReplicaValueError, ShapeError
 
 _MOST_LISTED = 10
@@ -70,7 +76,7 @@ def check_sum(
     caller: str = "Strategy.reduce",
 ) -> None:
     """Refuse a sum of Python integers that does not fit into JAX's integer dtype."""
-    if value.is_global or not all(is_python(v) for v in value.values):
+    if value.is_global or not all(is_python_number(v) for v in value.values):
         return
     # As objects, NumPy adds Python integers without overflow. So the sum is compared with the
     # bounds exactly.
@@ -82,7 +88,7 @@ def check_sum(
     for n in total.flat:
         if not bounds.min <= n <= bounds.max:
             raise ReplicaValueError(
-                f"{caller}(SUM, ...) of {name} gives {n}, and {too_large(int(n), bounds)}"
+                f"{caller}(SUM, ...) of {name} gives {n}, and {explain_too_large(int(n), bounds)}"
             )
 
 

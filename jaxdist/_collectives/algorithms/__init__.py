@@ -17,4 +17,4 @@ from jaxdist._collectives.algorithms.ring import Ring as Ring
 from jaxdist._collectives.algorithms.shards import InShards as InShards
 from jaxdist._collectives.algorithms.two_level import TwoLevel as TwoLevel
 from jaxdist._collectives.algorithms.xla import Xla as Xla
-from jaxdist._collectives.algorithms.xla import opaque as opaque
+from jaxdist._collectives.algorithms.xla import hide_complex_constant as hide_complex_constant

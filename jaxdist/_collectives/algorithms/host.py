@@ -41,7 +41,7 @@ class Host(Scattering):
         if self.platform == "cpu":
             return OneDevice().all_reduce(vector, level)
         rows = Xla().all_gather(vector, level).reshape(level.size, -1)
-        return _compat.on_host(_sum_rows, rows)
+        return _compat.compute_on_host(_sum_rows, rows)
 
     def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return this device's part of the sum, computed by its host, after an all-to-all."""
@@ -51,7 +51,7 @@ class Host(Scattering):
         mine = jax.lax.all_to_all(
             parts, level.name, 0, 0, axis_index_groups=level.index_groups, tiled=True
         )
-        return _compat.on_host(_sum_rows, mine)
+        return _compat.compute_on_host(_sum_rows, mine)
 
     def all_gather(self, part: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return the parts, gathered between the devices, since there is nothing to compute."""

@@ -28,14 +28,14 @@ class Xla(Scattering):
     def all_reduce(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return the sum by one `psum`."""
         total: jax.Array = jax.lax.psum(
-            opaque(vector), level.name, axis_index_groups=level.index_groups
+            hide_complex_constant(vector), level.name, axis_index_groups=level.index_groups
         )
         return total
 
     def reduce_scatter(self, vector: jax.Array, level: ReplicaGroups) -> jax.Array:
         """Return this replica's part of the sum by one `psum_scatter`."""
         part: jax.Array = jax.lax.psum_scatter(
-            opaque(pad_to_multiple(vector, level.size)),
+            hide_complex_constant(pad_to_multiple(vector, level.size)),
             level.name,
             axis_index_groups=level.index_groups,
             tiled=True,
@@ -50,7 +50,7 @@ class Xla(Scattering):
         return whole
 
 
-def opaque(array: jax.Array) -> jax.Array:
+def hide_complex_constant(array: jax.Array) -> jax.Array:
     """Hide a complex array from XLA, which aborts the process if it sums a complex constant."""
     is_complex = jnp.issubdtype(array.dtype, jnp.complexfloating)
     return jax.lax.optimization_barrier(array) if is_complex else array

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxdist._collectives.across.across import settled
+from jaxdist._collectives.across.across import take_plain_array
 from jaxdist._collectives.across.together import check_sum
 from jaxdist._collectives.cross_device.base import CrossDeviceOps
-from jaxdist._collectives.cross_device.destinations import find_target, placed
+from jaxdist._collectives.cross_device.destinations import find_target, put_on_target
 from jaxdist._collectives.cross_device.values import find_layout, put_on_mesh
 from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing, bind_all_reduce
-from jaxdist._collectives.options.dtypes import of_sum, result_dtype, to_sum
+from jaxdist._collectives.options.dtypes import finish_sum, prepare_summands, result_dtype
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp
 from jaxdist._mesh import ReplicaMesh
@@ -87,7 +87,7 @@ class AlgorithmicOps(CrossDeviceOps):
         # One program for all values, so that their leaves can share packs.
         totals = program([v.array for v in placed_values])
         targets = [find_target(caller, d, layout) for d in destinations]
-        return [placed(settled(x), t) for x, t in zip(totals, targets, strict=True)]
+        return [put_on_target(take_plain_array(x), t) for x, t in zip(totals, targets, strict=True)]
 
     def all_reduced(
         self,
@@ -101,8 +101,8 @@ class AlgorithmicOps(CrossDeviceOps):
         count = layout.num_replicas
         if count == 1 or not arrays:
             return [x.astype(result_dtype(op, x.dtype)) for x in arrays]
-        sums = self.sums([to_sum(op, x, count) for x in arrays], layout, options)
-        return [of_sum(op, s, x.dtype, count) for s, x in zip(sums, arrays, strict=True)]
+        sums = self.sums([prepare_summands(op, x, count) for x in arrays], layout, options)
+        return [finish_sum(op, s, x.dtype, count) for s, x in zip(sums, arrays, strict=True)]
 
     def sums(
         self, arrays: list[jax.Array], layout: ReplicaMesh, options: CommunicationOptions

@@ -13,7 +13,7 @@ from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.sums.packing import Alone, EqualPacks, Packing, SmallInRuns
 from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentError
 
 
@@ -53,7 +53,7 @@ class AllReduceCrossDeviceOps(AlgorithmicOps):
             "hierarchical_copy",
         ):
             raise ArgumentError(
-                f"{type(self).__name__} was given all_reduce_alg={shown(all_reduce_alg)}.\n\n"
+                f"{type(self).__name__} was given all_reduce_alg={show(all_reduce_alg)}.\n\n"
                 "all_reduce_alg is 'nccl' or 'hierarchical_copy'.\n\n"
                 "Pass all_reduce_alg='nccl', or leave it out."
             )

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdist._collectives.across.across import gather_across
 from jaxdist._collectives.across.together import check_together
-from jaxdist._collectives.cross_device.destinations import find_target, placed
+from jaxdist._collectives.cross_device.destinations import find_target, put_on_target
 from jaxdist._collectives.cross_device.sparse import read_slices, reduce_slices
 from jaxdist._collectives.cross_device.values import (
     as_per_replica,
@@ -16,12 +16,12 @@ from jaxdist._collectives.cross_device.values import (
     gather_handle,
     local_shape,
 )
-from jaxdist._collectives.in_replica import checked_results, gather_dim
+from jaxdist._collectives.in_replica import check_results, gather_dim
 from jaxdist._collectives.options.dtypes import check_integer, check_supported
-from jaxdist._collectives.options.hints import hints_of
+from jaxdist._collectives.options.hints import read_options
 from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.options.reduce_op import ReduceOp, reduce_op
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist._values import Handle, IndexedSlices, PerReplica
 from jaxdist.errors import ArgumentError, ReplicaValueError, UnsupportedError
 
@@ -106,7 +106,7 @@ class CrossDeviceOps:
         value = as_per_replica(caller, "per_replica_value", per_replica_value)
         check_together(caller, {"per_replica_value": value})
         result = self.reduce_implementation(op, value, destinations, chosen)
-        checked_results(self, [result], [local_shape(value)])
+        check_results(self, [result], [local_shape(value)])
         return result
 
     def batch_reduce(
@@ -143,7 +143,7 @@ class CrossDeviceOps:
         """
         caller = f"{type(self).__name__}.batch_reduce"
         op, chosen = self._check_options(caller, reduce_op, options, experimental_hints)
-        pairs = checked_pairs(caller, value_destination_pairs)
+        pairs = check_pairs(caller, value_destination_pairs)
         for _, d in pairs:
             find_target(caller, d, None)
         names = [f"value_destination_pairs[{i}][0]" for i in range(len(pairs))]
@@ -157,7 +157,7 @@ class CrossDeviceOps:
         dense: list[Any] = []
         if named or not pairs:
             dense = self.batch_reduce_implementation(op, list(named.values()), chosen)
-            checked_results(self, dense, [local_shape(v) for v, _ in named.values()])
+            check_results(self, dense, [local_shape(v) for v, _ in named.values()])
         # Dense values and slices are reduced in different ways, and return in the order of the
         # pairs.
         found = dict(zip(named, dense, strict=True))
@@ -281,7 +281,7 @@ class CrossDeviceOps:
         if type(self).batch_reduce_implementation is not CrossDeviceOps.batch_reduce_implementation:
             pairs = [(per_replica_value, destinations)]
             results = self.batch_reduce_implementation(reduce_op, pairs, options)
-            checked_results(self, results, [local_shape(per_replica_value)])
+            check_results(self, results, [local_shape(per_replica_value)])
             return results[0]
         raise UnsupportedError(
             f"A reduction with {type(self).__name__} was asked for, and it has no "
@@ -314,7 +314,7 @@ class CrossDeviceOps:
             `tf.distribute.CrossDeviceOps.broadcast_implementation`.
         """
         caller = f"{type(self).__name__}.broadcast"
-        return placed(tensor, find_target(caller, destinations, None))
+        return put_on_target(tensor, find_target(caller, destinations, None))
 
     def gather_implementation(
         self, per_replica_value: Any, destinations: Any, axis: int, options: CommunicationOptions
@@ -329,13 +329,13 @@ class CrossDeviceOps:
             return gather_handle(caller, per_replica_value, axis)
         layout = find_layout(caller, [per_replica_value], [destinations])
         whole = gather_across("per_replica_value", per_replica_value, axis, layout, caller)
-        return placed(whole, find_target(caller, destinations, layout))
+        return put_on_target(whole, find_target(caller, destinations, layout))
 
     def _check_options(
         self, caller: str, op: Any, options: Any, hints: Any
     ) -> tuple[ReduceOp, CommunicationOptions]:
         """Return the reduce op and the options of a call, checked."""
-        return reduce_op(caller, op), hints_of(caller, options, hints, packs=True)
+        return reduce_op(caller, op), read_options(caller, options, hints, packs=True)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -372,14 +372,14 @@ def _check_broadcast(what: str, result: Any, tensor: Any) -> None:
             )
 
 
-def checked_pairs(caller: str, pairs: Any) -> list[tuple[Any, Any]]:
+def check_pairs(caller: str, pairs: Any) -> list[tuple[Any, Any]]:
     """Return `pairs` as a list, or raise an error with the wrong value."""
     if isinstance(pairs, (list, tuple)) and all(
         isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs
     ):
         return [(v, d) for v, d in pairs]
     raise ArgumentError(
-        f"{caller} was given value_destination_pairs={shown(pairs)}.\n\n"
+        f"{caller} was given value_destination_pairs={show(pairs)}.\n\n"
         "value_destination_pairs is a list or tuple of pairs.\n\n"
         "Pass [(value, destinations), ...]."
     )

@@ -10,8 +10,8 @@ from jaxdist import _mesh as meshes
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._typing import PyTree
-from jaxdist._validate import shown
-from jaxdist._values import Handle, PerReplica, Variable, owned
+from jaxdist._validate import show
+from jaxdist._values import Handle, PerReplica, Variable, copy_if_writable
 from jaxdist.errors import ArgumentError, DeviceError
 
 
@@ -38,7 +38,7 @@ def find_target(caller: str, destinations: Any, layout: ReplicaMesh | None) -> A
             return layout.replicated
         return devices[0] if len(devices) == 1 else meshes.build(devices).replicated
     raise ArgumentError(
-        f"{caller} was given destinations={shown(destinations)}.\n\n"
+        f"{caller} was given destinations={show(destinations)}.\n\n"
         "destinations is a device or its name, a list of them, or a distributed value.\n\n"
         f"Pass for instance destinations='{jax.default_backend()}:0'."
     )
@@ -73,12 +73,16 @@ def target_in_strategy(caller: str, destinations: Any, layout: ReplicaMesh) -> A
     return target
 
 
-def placed(value: PyTree, target: Any) -> PyTree:
+def put_on_target(value: PyTree, target: Any) -> PyTree:
     """Return a pytree of arrays on a target; tracers are returned unchanged."""
 
     def put(leaf: Any) -> Any:
         # See Note [Who owns host memory].
-        return leaf if isinstance(leaf, jax.core.Tracer) else jax.device_put(owned(leaf), target)
+        return (
+            leaf
+            if isinstance(leaf, jax.core.Tracer)
+            else jax.device_put(copy_if_writable(leaf), target)
+        )
 
     return jax.tree.map(put, value)
 

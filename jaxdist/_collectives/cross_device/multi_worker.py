@@ -16,7 +16,7 @@ from jaxdist._collectives.options.options import CommunicationOptions
 from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, DeviceError
 
 _TASK = re.compile(r"/job:(?P<job>\w+)(/replica:\d+)?/task:(?P<task>\d+)$", re.IGNORECASE)
@@ -149,7 +149,7 @@ def _check_workers(given: Any) -> tuple[str, ...]:
     names = tuple(given) if isinstance(given, (list, tuple)) else ()
     if not names or not all(isinstance(n, str) and n for n in names):
         raise ArgumentError(
-            f"{caller} was given worker_devices={shown(given)}.\n\n"
+            f"{caller} was given worker_devices={show(given)}.\n\n"
             "worker_devices is a list of device strings, one for each worker.\n\n"
             "Pass for instance ['/job:worker/task:0', '/job:worker/task:1']."
         )

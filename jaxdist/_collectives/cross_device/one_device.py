@@ -18,7 +18,7 @@ from jaxdist._collectives.options.users_code import annotate_errors
 from jaxdist._collectives.sums.sum_by_size import Entry, SumBySize
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentTypeError, DeviceError, ShapeError
 
 
@@ -59,7 +59,7 @@ class ReductionToOneDevice(AlgorithmicOps):
     ) -> None:
         if accumulation_fn is not None and not callable(accumulation_fn):
             raise ArgumentTypeError(
-                f"ReductionToOneDevice was given accumulation_fn={shown(accumulation_fn)}.\n\n"
+                f"ReductionToOneDevice was given accumulation_fn={show(accumulation_fn)}.\n\n"
                 "accumulation_fn is a function of the list of the values of all replicas, or None, "
                 "which adds them.\n\nPass for instance accumulation_fn=sum, or leave it out."
             )

@@ -10,12 +10,12 @@ from jaxdist._values import Handle, PerReplica
 from jaxdist.errors import ReplicaValueError
 
 
-def overrides(ops: CrossDeviceOps | None, method: str) -> bool:
+def has_override(ops: CrossDeviceOps | None, method: str) -> bool:
     """Whether the class of `ops` overrides a method of `CrossDeviceOps`."""
     return ops is not None and getattr(type(ops), method) is not getattr(CrossDeviceOps, method)
 
 
-def gathered_by(
+def gather_by_ops(
     ops: CrossDeviceOps,
     name: str,
     value: PerReplica,

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from jaxdist._collectives.algorithms import check_name
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentError
 
 _CALLER = "MultiWorkerAllReduce"
@@ -41,7 +41,7 @@ def parse_specs(given: Any) -> tuple[AllReduceSpec, ...]:
         entries = [_parse_entry(one, given) for one in given]
     else:
         raise ArgumentError(
-            f"{_CALLER} was given all_reduce_spec={shown(given)}.\n\n"
+            f"{_CALLER} was given all_reduce_spec={show(given)}.\n\n"
             "all_reduce_spec is the name of an algorithm, a tuple (algorithm, shards, limit in "
             "bytes), or a list of such tuples.\n\nPass for instance ('pscpu/pscpu', 2, -1)."
         )
@@ -60,7 +60,7 @@ def _parse_entry(one: Any, given: Any) -> AllReduceSpec:
     """Return one entry, checked."""
     if not isinstance(one, tuple):
         raise ArgumentError(
-            f"{_CALLER} was given all_reduce_spec={given!r:.200} with the entry {shown(one)}.\n\n"
+            f"{_CALLER} was given all_reduce_spec={given!r:.200} with the entry {show(one)}.\n\n"
             "Each entry is a tuple (algorithm, shards, limit in bytes).\n\n"
             "Pass for instance [('pscpu/pscpu', 2, -1)]."
         )

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _mesh as meshes
 from jaxdist._collectives.cross_device.destinations import list_devices
-from jaxdist._collectives.in_replica import gather_dim, gathered
+from jaxdist._collectives.in_replica import gather_dim, gather_over_replicas
 from jaxdist._collectives.options.dtypes import check_numeric
 from jaxdist._devices import runtime
 from jaxdist._mesh import ReplicaMesh
@@ -19,8 +19,8 @@ from jaxdist._values import (
     IndexedSlices,
     PerReplica,
     Variable,
-    checked_per_replica,
-    site,
+    get_call_context,
+    place_per_replica,
 )
 from jaxdist.errors import ArgumentTypeError, ContextError, ReplicaValueError
 
@@ -65,7 +65,7 @@ def _refuse_traced(caller: str, name: str, value: Any) -> None:
     if isinstance(value, Handle):
         return
     is_traced = isinstance(value, jax.core.Tracer)
-    if site().in_replica and (is_traced or isinstance(value, PerReplica)):
+    if get_call_context().in_replica and (is_traced or isinstance(value, PerReplica)):
         raise ContextError(
             f"{caller} was called in a step, and {name} is no value of all replicas there: "
             f"{value!r}.\n\n"
@@ -189,10 +189,10 @@ def _find_own_devices(value: PerReplica) -> list[jax.Device]:
 
 def put_on_mesh(caller: str, values: Sequence[PerReplica], layout: ReplicaMesh) -> list[PerReplica]:
     """Return the values as global arrays on the mesh, with dim 0 sharded over the replicas."""
-    return [checked_per_replica(f"{caller}: value {i}", v, layout) for i, v in enumerate(values)]
+    return [place_per_replica(f"{caller}: value {i}", v, layout) for i, v in enumerate(values)]
 
 
 def gather_handle(caller: str, handle: Handle, axis: int) -> jax.Array:
     """Return `gather` while a step is traced, as an all-gather."""
     dim = gather_dim(caller, "per_replica_value", handle.local, axis)
-    return gathered(handle.local, dim, handle.layout.replica_axes)
+    return gather_over_replicas(handle.local, dim, handle.layout.replica_axes)

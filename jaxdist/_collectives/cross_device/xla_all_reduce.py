@@ -8,7 +8,7 @@ from jaxdist._collectives.cross_device.checks import check_count
 from jaxdist._collectives.marks.plan import AllReducePlan
 from jaxdist._collectives.marks.reduction import Summing
 from jaxdist._collectives.options.options import CommunicationOptions
-from jaxdist._collectives.sums.default_sum import default_summing
+from jaxdist._collectives.sums.default_sum import plan_default_sum
 from jaxdist._collectives.sums.packs import LeafPacks
 from jaxdist._mesh import ReplicaMesh
 
@@ -35,7 +35,7 @@ class CollectiveAllReduce(AlgorithmicOps):
         self, leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
     ) -> tuple[AllReducePlan, Summing]:
         """Return the packs of the options, or those of the cost model."""
-        return default_summing(leaves, layout, options)
+        return plan_default_sum(leaves, layout, options)
 
 
 @final

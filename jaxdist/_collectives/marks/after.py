@@ -19,7 +19,7 @@ from jaxdist import _compat
 
 def order_after(before: Sequence[jax.Array], operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Return the operands unchanged, but available only after all of `before` are computed."""
-    if _compat.BARRIERS_HOLD:
+    if _compat.KEEPS_BARRIERS:
         held = jax.lax.optimization_barrier((*operands, *before))
         return list(held[: len(operands)])
     # JAX 0.10: XLA drops barriers before it combines all-reduces. So the operands depend on

@@ -20,6 +20,6 @@ def fresh_trace_key() -> Any:
     return _NUMBER(next(_numbers))
 
 
-def traced_once() -> Any:
+def shared_trace_key() -> Any:
     """Return a context in which JAX finds every jaxpr traced outside of `fresh_trace_key`."""
     return _NUMBER(None)

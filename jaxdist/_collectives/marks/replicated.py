@@ -6,7 +6,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxdist._validate import as_arrays, shown
+from jaxdist._validate import as_arrays, show
 from jaxdist._values import PerReplica
 from jaxdist.errors import ArgumentTypeError
 
@@ -66,7 +66,7 @@ def assume_replicated(value: T) -> T:
 
     if any(isinstance(x, PerReplica) for x in jax.tree.leaves(value, is_leaf=_is_per_replica)):
         raise ArgumentTypeError(
-            f"assume_replicated was given value={shown(value)}.\n\n"
+            f"assume_replicated was given value={show(value)}.\n\n"
             "Inside a replica there is only its own value.\n\n"
             "Pass what the step was given: strategy.run(fn, args=(value,))."
         )

@@ -26,7 +26,7 @@ _RECORD: ContextVar[TraceNotes | None] = ContextVar("jaxdist_told", default=None
 
 
 @contextlib.contextmanager
-def told() -> Iterator[TraceNotes]:
+def collect_notes() -> Iterator[TraceNotes]:
     """Collect the notes of the block."""
     record = TraceNotes()
     token = _RECORD.set(record)
@@ -50,4 +50,4 @@ def note_plan(plan: Callable[[], AllReducePlan]) -> None:
     """Add the plan of a `psum` to the notes, under the line of the user's code."""
     record = _RECORD.get()
     if record is not None:
-        record.plans[_compat.callers_line()] = plan
+        record.plans[_compat.find_callers_line()] = plan

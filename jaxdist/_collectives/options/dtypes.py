@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist._collectives.options.reduce_op import ReduceOp
-from jaxdist._values import mean_dtype, mean_of_shares, share_of_mean, too_large
+from jaxdist._values import explain_too_large, mean_dtype, mean_of_shares, share_of_mean
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 
 
@@ -25,15 +25,15 @@ def result_dtype(op: ReduceOp, dtype: Any) -> Any:
     return dtype
 
 
-def to_sum(op: ReduceOp, array: Any, count: int) -> Any:
+def prepare_summands(op: ReduceOp, array: Any, count: int) -> Any:
     """Return the array to add up for the reduction of `count` arrays of this dtype."""
     if op is ReduceOp.MEAN:
         return share_of_mean(array, count)
     return array.astype(result_dtype(op, array.dtype))
 
 
-def of_sum(op: ReduceOp, total: Any, dtype: Any, count: int) -> Any:
-    """Return the reduction, from the sum of the results of `to_sum` for arrays of `dtype`."""
+def finish_sum(op: ReduceOp, total: Any, dtype: Any, count: int) -> Any:
+    """Return the reduction, from the sum of the results of `prepare_summands`."""
     if op is ReduceOp.MEAN:
         return mean_of_shares(total, dtype, count)
     return total.astype(result_dtype(op, dtype))
@@ -119,7 +119,7 @@ def check_integer(refused: str, leaf: Any) -> None:
     bounds = np.iinfo(jax.dtypes.canonicalize_dtype(int))
     if not bounds.min <= leaf <= bounds.max:
         raise ReplicaValueError(
-            f"{refused}: it is the Python integer {leaf}, and {too_large(leaf, bounds)}"
+            f"{refused}: it is the Python integer {leaf}, and {explain_too_large(leaf, bounds)}"
         )
 
 

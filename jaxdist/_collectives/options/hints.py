@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxdist._collectives.marks.trace_notes import note_ignored
 from jaxdist._collectives.options.options import CommunicationImplementation, CommunicationOptions
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 _LOG = logging.getLogger("jaxdist")
@@ -13,7 +13,7 @@ _TOLD: set[tuple[str, str]] = set()
 _DEFAULT = CommunicationOptions()
 
 
-def hints_of(
+def read_options(
     caller: str, options: Any, experimental_hints: Any, *, packs: bool = False
 ) -> CommunicationOptions:
     """Return the options that were given, and report those without effect."""
@@ -40,7 +40,7 @@ def choose_options(caller: str, options: Any, experimental_hints: Any) -> Commun
     given = experimental_hints if options is None else options
     if not isinstance(given, CommunicationOptions):
         raise ArgumentTypeError(
-            f"{caller} was given {named}={shown(given)}.\n\n"
+            f"{caller} was given {named}={show(given)}.\n\n"
             f"{named} is a jaxdist.experimental.CommunicationOptions.\n\n"
             f"Pass for instance {named}=jaxdist.experimental.CommunicationOptions("
             "bytes_per_pack=50 * 1024 * 1024), or leave it out."

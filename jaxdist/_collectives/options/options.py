@@ -7,7 +7,7 @@ import numbers
 import warnings
 from typing import Any
 
-from jaxdist._validate import Renamed, shown
+from jaxdist._validate import CallerRename, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
@@ -92,7 +92,7 @@ class CommunicationOptions:
         """
         if not isinstance(later, CommunicationOptions):
             raise ArgumentTypeError(
-                f"CommunicationOptions.merged was given later={shown(later)}.\n\n"
+                f"CommunicationOptions.merged was given later={show(later)}.\n\n"
                 "later is a CommunicationOptions.\n\n"
                 "Pass for instance CommunicationOptions(bytes_per_pack=1 << 20)."
             )
@@ -137,7 +137,7 @@ def CollectiveHints(
         DeprecationWarning,
         stacklevel=2,
     )
-    with Renamed("CommunicationOptions", "CollectiveHints"):
+    with CallerRename("CommunicationOptions", "CollectiveHints"):
         return CommunicationOptions(bytes_per_pack, timeout_seconds)
 
 
@@ -149,7 +149,7 @@ def _check_number(name: str, value: Any) -> None:
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     if not is_number or math.isnan(value):
         raise ArgumentError(
-            f"CommunicationOptions was given {name}={shown(value)}.\n\n"
+            f"CommunicationOptions was given {name}={show(value)}.\n\n"
             f"{name} is {'an integer' if is_whole else 'a number'}.\n\nPass for instance "
             f"{'50 * 1024 * 1024' if is_whole else '120.0'}, or leave it out."
         )
@@ -163,7 +163,7 @@ def _parse_implementation(given: Any) -> CommunicationImplementation:
     if isinstance(given, str) and given.upper() in names:
         return CommunicationImplementation[given.upper()]
     raise ArgumentError(
-        f"CommunicationOptions was given implementation={shown(given)}.\n\n"
+        f"CommunicationOptions was given implementation={show(given)}.\n\n"
         f"implementation is one of {', '.join(names)}.\n\n"
         "Leave it out: XLA chooses by platform."
     )

@@ -3,7 +3,7 @@
 import enum
 from typing import Any
 
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist._values import VariableAggregation
 from jaxdist.errors import ArgumentError
 
@@ -60,7 +60,7 @@ def reduce_op(caller: str, op: Any) -> ReduceOp:
     if isinstance(op, str) and op.upper() in ReduceOp.__members__:
         return ReduceOp[op.upper()]
     raise ArgumentError(
-        f"{caller} was given reduce_op={shown(op)}.\n\n"
+        f"{caller} was given reduce_op={show(op)}.\n\n"
         "reduce_op is a jaxdist.ReduceOp, or the name of one.\n\n"
         f"Pass {' or '.join(f'{o.value!r}' for o in ReduceOp)}."
     )

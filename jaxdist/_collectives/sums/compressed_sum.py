@@ -14,7 +14,7 @@ from jaxdist._collectives.sums.compression import Compression
 from jaxdist._mesh import ReplicaMesh
 
 
-class Errors(NamedTuple):
+class RoundingErrors(NamedTuple):
     """The rounding errors of this replica so far, which the next sum adds.
 
     `given` is the error of what the replica sent to the workers that sum. `summed` is the error of
@@ -53,12 +53,14 @@ class CompressedSum:
         multiple = self.workers * self.compression.multiple
         return math.ceil(math.ceil(size / self.local) / multiple) * multiple
 
-    def no_errors(self, size: int) -> Errors:
+    def no_errors(self, size: int) -> RoundingErrors:
         """Return the errors before the first sum, which are zero."""
         part = self.part(size)
-        return Errors(jnp.zeros(part), jnp.zeros(part // self.workers))
+        return RoundingErrors(jnp.zeros(part), jnp.zeros(part // self.workers))
 
-    def __call__(self, vector: jax.Array, errors: Errors) -> tuple[jax.Array, Errors]:
+    def __call__(
+        self, vector: jax.Array, errors: RoundingErrors
+    ) -> tuple[jax.Array, RoundingErrors]:
         """Return the sum, equal on all replicas, and the errors of this replica."""
         within, across = split(group_all(self.layout), self.local)
         part = self._reduce_scatter(vector, within)
@@ -77,8 +79,8 @@ class CompressedSum:
         return even if self.local == 1 else Xla().reduce_scatter(even, within)
 
     def _exchange(
-        self, part: jax.Array, errors: Errors, across: ReplicaGroups
-    ) -> tuple[jax.Array, Errors]:
+        self, part: jax.Array, errors: RoundingErrors, across: ReplicaGroups
+    ) -> tuple[jax.Array, RoundingErrors]:
         """Return the sum over the workers of one part, and the rounding errors."""
         encode, decode = self.compression.encode, self.compression.decode
         # Error feedback: the error of the last sum is added before rounding, so that it is sent
@@ -92,7 +94,9 @@ class CompressedSum:
         # The sum is coded a second time, which makes a second error on the worker that sums.
         own = encode(summed[None])
         everyones = Xla().all_gather(own.ravel(), across).reshape(self.workers, -1)
-        left = Errors(_finite(wanted - decode(code)).ravel(), _finite(summed - decode(own)[0]))
+        left = RoundingErrors(
+            _finite(wanted - decode(code)).ravel(), _finite(summed - decode(own)[0])
+        )
         return decode(everyones).ravel(), left
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentError
 
 # Numbers that share one scale. The scale takes 4 bytes, 1.6 % of the bytes of the codes.
@@ -80,12 +80,12 @@ class Int8(Compression):
 _BY_NAME: dict[str, Compression] = {"bf16": HalfPrecision(), "int8": Int8()}
 
 
-def compression_of(caller: str, name: Any) -> Compression:
+def find_compression(caller: str, name: Any) -> Compression:
     """Return the compression with a name, or raise an error that lists the names."""
     if isinstance(name, str) and name in _BY_NAME:
         return _BY_NAME[name]
     raise ArgumentError(
-        f"{caller} was given compression={shown(name)}.\n\n"
+        f"{caller} was given compression={show(name)}.\n\n"
         f"compression is one of {', '.join(map(repr, _BY_NAME))}.\n\n"
         f"Pass for instance compression={next(iter(_BY_NAME))!r}."
     )

@@ -23,7 +23,7 @@ XLA = "xla"
 _LATENCY_PART = 16
 
 
-def default_summing(
+def plan_default_sum(
     leaves: Sequence[Any], layout: ReplicaMesh, options: CommunicationOptions
 ) -> tuple[AllReducePlan, Summing]:
     """Return the plan and the sum for leaves that are given by shape and dtype."""
@@ -53,7 +53,7 @@ def sum_by_default(
     """Return the sums over the replicas; a bare `psum` if XLA does all of the work."""
     if layout.num_virtual is not None:
         return _sum_by_tree(arrays, layout, options)
-    plan, how = default_summing(arrays, layout, options)
+    plan, how = plan_default_sum(arrays, layout, options)
     if how == LeafPacks(layout.replica_axes):
         # The plan's function lives as long as the trace's notes. Shapes keep no tracers alive.
         sizes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]

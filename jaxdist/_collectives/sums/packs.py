@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxdist._collectives.algorithms import opaque
+from jaxdist._collectives.algorithms import hide_complex_constant
 from jaxdist._collectives.marks.after import order_after
 from jaxdist._collectives.sums.packing import group_by_dtype
 
@@ -53,7 +53,7 @@ class LeafPacks:
         before: list[jax.Array] = []
         packs = self.packs(arrays)
         for number, pack in enumerate(packs):
-            operands = [opaque(arrays[i]) for i in pack]
+            operands = [hide_complex_constant(arrays[i]) for i in pack]
             # See Note [Collectives that stay apart].
             if before:
                 operands = order_after(before, operands)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxdist._collectives.marks.replicated import assume_replicated
 from jaxdist._typing import AxisNames
-from jaxdist._values import Combine, in_pairs
+from jaxdist._values import Combine, combine_pairwise
 
 # Leaves up to this many bytes share one buffer, because the latency of an exchange dominates its
 # cost. Larger leaves gain nothing from the copy.
@@ -25,7 +25,7 @@ PACKED_BYTES = 64 * 1024
 GATHERED_BYTES = 256 * 1024
 
 
-def tree_reduced(
+def reduce_by_tree(
     stacks: Sequence[jax.Array], combine: Combine, axes: AxisNames, num_places: int
 ) -> list[jax.Array]:
     """Combine the rows of all devices in the order of the tree, inside `shard_map`.
@@ -45,7 +45,9 @@ def tree_reduced(
     # Without these barriers, XLA could fuse a product with the first sum into a fused multiply-add,
     # which rounds once instead of twice. Whether it does depends on the number of devices.
     held = jax.lax.optimization_barrier(tuple(stacks))
-    whole = list(jax.lax.optimization_barrier(tuple(in_pairs(rows, combine) for rows in held)))
+    whole = list(
+        jax.lax.optimization_barrier(tuple(combine_pairwise(rows, combine) for rows in held))
+    )
     for numbers in _group_small(whole) if num_places > 1 else ():
         if len(numbers) == 1:
             (number,) = numbers
@@ -85,7 +87,7 @@ def _exchange(own: jax.Array, combine: Combine, axes: AxisNames, num_places: int
         return own
     if own.size * own.dtype.itemsize <= GATHERED_BYTES:
         rows = jax.lax.all_gather(own, axes)
-        return in_pairs(jax.lax.optimization_barrier(rows), combine)
+        return combine_pairwise(jax.lax.optimization_barrier(rows), combine)
     distance = 1
     while distance < num_places:
         # `combine` is commutative, so the two partners get the same bits from swapped operands.

@@ -19,10 +19,10 @@ from jaxdist._values import (
     PerReplica,
     Sharded,
     Variable,
+    explain_too_large,
     is_container,
     open_containers,
     refuse_leaked,
-    too_large,
 )
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
@@ -194,7 +194,7 @@ def check_no_arrays_hidden(caller: str, flat: Flat) -> None:
 def check_not_leaked(caller: str, flat: Flat) -> None:
     """Raise for a tracer whose trace has ended."""
     # Inside another trace, tracers are ordinary arguments.
-    if not flat.has_tracer or _compat.inside_trace():
+    if not flat.has_tracer or _compat.is_inside_trace():
         return
     for number, leaf in enumerate(flat.dynamic):
         for part in [leaf.held] if isinstance(leaf, Sharded) else jax.tree.leaves(leaf):
@@ -257,7 +257,8 @@ def check_dtypes(caller: str, flat: Flat) -> None:
             bounds = np.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
             if not bounds.min <= leaf <= bounds.max:
                 raise ArgumentError(
-                    f"{caller} was given {flat.name(number)}={leaf}, and {too_large(leaf, bounds)}"
+                    f"{caller} was given {flat.name(number)}={leaf}, and "
+                    f"{explain_too_large(leaf, bounds)}"
                 )
 
 

@@ -30,11 +30,11 @@ def find_deleted_arguments(
     found = [
         f"{name_of_state(i)}: {x.dtype}{list(x.shape)}"
         for i, x in enumerate(state)
-        if _compat.any_deleted([x])
+        if _compat.has_deleted([x])
     ]
     for path, slot in zip(flat.paths(), flat.slots, strict=True):
         for leaf in jax.tree.leaves(flat.dynamic[slot]) if isinstance(slot, int) else ():
-            if _compat.any_deleted([leaf]):
+            if _compat.has_deleted([leaf]):
                 found.append(f"{argument_name(path)}: {leaf.dtype}{list(leaf.shape)}")
     return found
 

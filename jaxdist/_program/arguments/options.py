@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from jaxdist._validate import as_flag, as_list, shown
+from jaxdist._validate import as_flag, as_list, show
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
 
@@ -39,11 +39,11 @@ class RunOptions(NamedTuple):
     static_argnames: tuple[str, ...] = ()
 
 
-def checked(options: Any) -> RunOptions:
+def check_options(options: Any) -> RunOptions:
     """Check `options` and return them with tuples as fields."""
     if not isinstance(options, RunOptions):
         raise ArgumentTypeError(
-            f"strategy.run was given options={shown(options)}.\n\n"
+            f"strategy.run was given options={show(options)}.\n\n"
             "options is a jaxdist.RunOptions.\n\n"
             "Pass options=jaxdist.RunOptions(donate_argnums=(0,))."
         )
@@ -77,7 +77,7 @@ def _check_xla_options(given: Any) -> None:
             as_flag("tpu.XLAOptions", name, value)
         return
     raise ArgumentTypeError(
-        f"RunOptions was given experimental_xla_options={shown(given)}.\n\n"
+        f"RunOptions was given experimental_xla_options={show(given)}.\n\n"
         "It is a jaxdist.tpu.XLAOptions, as tf.distribute documents it, and has no effect here."
         "\n\nLeave it out; compile options of JAX go to jax.jit."
     )
@@ -93,7 +93,7 @@ def _as_tuple_of(name: str, given: Any, kind: type, example: str) -> tuple[Any, 
     held = tuple(as_list("RunOptions", name, several, what, remedy))
     if not all(type(x) is kind for x in held):
         raise ArgumentTypeError(
-            f"RunOptions was given {name}={shown(given)}.\n\n{name} is {what}.\n\n{remedy}"
+            f"RunOptions was given {name}={show(given)}.\n\n{name} is {what}.\n\n{remedy}"
         )
     return held
 
@@ -105,7 +105,7 @@ def check_names(caller: str, given: Any) -> tuple[str, ...]:
     names = as_list(caller, "static_argnames", several, "a list of names of parameters", remedy)
     if not all(isinstance(n, str) for n in names):
         raise ArgumentTypeError(
-            f"{caller} was given static_argnames={shown(given)}.\n\n"
+            f"{caller} was given static_argnames={show(given)}.\n\n"
             f"Each entry is the name of a parameter.\n\n{remedy}"
         )
     return tuple(names)

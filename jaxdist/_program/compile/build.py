@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._collectives import is_below_a_byte, told
+from jaxdist._collectives import collect_notes, is_below_a_byte
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.out_slot import OutSlot
 from jaxdist._program.compile.program import Program
@@ -17,9 +17,9 @@ from jaxdist._program.nnx.graph_rules import Combination
 from jaxdist._program.proof.replication import TracedCollective, analyse
 from jaxdist._program.state.metric_increments import trace_increments
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
-from jaxdist._program.state.rows import places_with_rows
-from jaxdist._program.state.state import check_functional_state, combinations
-from jaxdist._program.trace.trace import Signature, Traced, input_differences, replica_axes_of
+from jaxdist._program.state.rows import find_places_with_rows
+from jaxdist._program.state.state import check_functional_state, find_combinations
+from jaxdist._program.trace.trace import Signature, TracedStep, input_differences, replica_axes_of
 from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables, check_equal, lift
 from jaxdist._values import Kind
 from jaxdist.errors import ArgumentTypeError
@@ -37,7 +37,7 @@ def build(
 ) -> Program:
     """Trace `fn`, analyse the trace, and raise if state would differ between replicas."""
     layout: ReplicaMesh = strategy.layout
-    with told() as notes:
+    with collect_notes() as notes:
         traced, signature, variables = lift(fn, signature, strategy, known)
     graph_size = len(signature.graph.paths) if signature.graph else 0
     graph_names = [signature.graph.name(i) for i in range(graph_size)] if signature.graph else []
@@ -59,8 +59,8 @@ def build(
     differs = [bool(d) and i not in traced.cuts for i, d in enumerate(found.outputs)]
     combined: tuple[Combination, ...] = ()
     if axes:
-        places = places_with_rows(signature, layout)
-        combined = combinations(signature, traced, differs, layout.num_replicas, places)
+        places = find_places_with_rows(signature, layout)
+        combined = find_combinations(signature, traced, differs, layout.num_replicas, places)
     extra = [
         _collective_for_variable(signature, traced, i, layout) for c in combined for i in c.numbers
     ]
@@ -117,7 +117,7 @@ def check_whole_bytes(name: str, dtype: Any, what: str) -> None:
 
 
 def _collective_for_variable(
-    signature: Signature, traced: Traced, number: int, layout: ReplicaMesh
+    signature: Signature, traced: TracedStep, number: int, layout: ReplicaMesh
 ) -> TracedCollective:
     aval = traced.jaxpr.outvars[number].aval
     # Narrow floats are combined in f32, so at least 4 bytes are sent.

@@ -22,7 +22,7 @@ from jaxdist._program.report.compiled_program import CompiledProgram
 from jaxdist._program.report.explanation import Explanation
 from jaxdist._program.report.matching import CompiledRow
 from jaxdist._program.report.program_text import shapes_text, text
-from jaxdist._program.trace.trace import Signature, Traced, scalar_form
+from jaxdist._program.trace.trace import Signature, TracedStep, scalar_form
 from jaxdist._program.uneven.uneven import cut
 from jaxdist._program.variables.lift import NO_VARIABLES, LiftedVariables
 from jaxdist._program.virtual.program import call_virtually
@@ -58,7 +58,7 @@ class Program:
     name: str
     layout: ReplicaMesh
     signature: Signature
-    traced: Traced
+    traced: TracedStep
     outputs: tuple[OutSlot, ...]  # the variables of NNX objects first, then written variables
     traced_collectives: tuple[TracedCollective, ...]
     input_names: tuple[str, ...]
@@ -185,14 +185,14 @@ class Program:
         )
         # JAX adds open constraints to nearly every result. They make XLA's TPU compiler insert
         # all-to-alls; see docs/design/010-logical-devices.md.
-        exactly = _compat.exact_partitioner(self.compiler_options)
-        with _compat.without_open_constraints(), exactly:
+        exactly = _compat.use_exact_partitioner(self.compiler_options)
+        with _compat.omit_open_constraints(), exactly:
             return jitted.lower(*(i.abstract() for i in self.signature.inputs))
 
     def compiled(self) -> jax.stages.Compiled:
         """Return JAX's compiled stage, compiled with the options that this program needs."""
         lowered, options = self.lowered(), self.compiler_options
-        with _compat.exact_partitioner(options):
+        with _compat.use_exact_partitioner(options):
             return lowered.compile(compiler_options=options)
 
     def compile(self) -> CompiledProgram:
@@ -220,7 +220,7 @@ class Program:
             {}
         """
         if self.layout.num_virtual is not None:
-            return _compat.exact_options(self.layout.platform)
+            return _compat.get_exact_options(self.layout.platform)
         asked = max((c.pack_bytes for c in self.traced_collectives), default=0)
         if self.layout.platform != "gpu" or not asked:
             return {}

@@ -12,7 +12,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.logical.rewrite import Rewrite
 from jaxdist._program.nnx.graph_rules import Combination, combine
 from jaxdist._program.state.rows import replicas_with_rows
-from jaxdist._program.trace.trace import Signature, Traced
+from jaxdist._program.trace.trace import Signature, TracedStep
 
 
 class Replay:
@@ -22,7 +22,7 @@ class Replay:
         self,
         layout: ReplicaMesh,
         signature: Signature,
-        traced: Traced,
+        traced: TracedStep,
         combined: tuple[Combination, ...],
     ) -> None:
         self._layout = layout

@@ -8,13 +8,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.arguments.out_slot import OutSlot
-from jaxdist._program.state.carried import carried
-from jaxdist._program.trace.trace import Signature, Traced
+from jaxdist._program.state.carried import find_carried_arguments
+from jaxdist._program.trace.trace import Signature, TracedStep
 from jaxdist._values import Kind
 
 
 def choose_result_shardings(
-    layout: ReplicaMesh, signature: Signature, traced: Traced, outputs: Sequence[OutSlot]
+    layout: ReplicaMesh, signature: Signature, traced: TracedStep, outputs: Sequence[OutSlot]
 ) -> list[NamedSharding] | list[NamedSharding | None]:
     """Return the shardings of the results.
 
@@ -35,14 +35,14 @@ def choose_result_shardings(
 
 
 def _choose_over_logical_devices(
-    layout: ReplicaMesh, signature: Signature, traced: Traced, outputs: Sequence[OutSlot]
+    layout: ReplicaMesh, signature: Signature, traced: TracedStep, outputs: Sequence[OutSlot]
 ) -> list[NamedSharding | None]:
     inputs = signature.inputs
     came_in: dict[Any, set[NamedSharding]] = {}
     for slot in inputs:
         key = (slot.kind, slot.local_shape(layout.num_replicas), slot.dtype)
         came_in.setdefault(key, set()).add(_whole_row_sharding(layout, slot))
-    source = carried(signature, traced, layout.num_replicas)
+    source = find_carried_arguments(signature, traced, layout.num_replicas)
     pins: list[NamedSharding | None] = []
     for i, out in enumerate(outputs):
         # In this order: what the step asked for, the own old value, then the only candidate.

@@ -22,7 +22,7 @@ class BoundVariables:
 
     def __init__(self, arguments: Sequence[Any], origins: Sequence[Origin], draws: Draws) -> None:
         self._draws = draws
-        self._trace = _compat.current_trace()
+        self._trace = _compat.get_current_trace()
         # Holds the arguments as well: an `id` is unique only while its object lives.
         self._origins = {id(x): (x, origin) for x, origin in zip(arguments, origins, strict=True)}
         self._arrays: dict[int, Any] = {}
@@ -57,7 +57,7 @@ class BoundVariables:
 
     def hold(self, variable: Variable, array: Any) -> None:
         """Store the array that is the variable's value from now on."""
-        if _compat.current_trace() is not self._trace:
+        if _compat.get_current_trace() is not self._trace:
             raise ContextError(
                 f"Variable {variable.label!r} was assigned inside a transformation (jax.jit, scan, "
                 "cond, grad) in a jaxdist.function.\n\n"
@@ -73,16 +73,16 @@ class BoundVariables:
         found = self._origins.get(id(value))
         return None if found is None else found[1]
 
-    def next_of(self, feed: Any) -> Any:
+    def next_batch(self, feed: Any) -> Any:
         """Return traced values that represent the next batch of an iterator."""
-        if _compat.current_trace() is not self._trace:
+        if _compat.get_current_trace() is not self._trace:
             raise ContextError(
                 "next() of a distributed dataset was called inside a transformation (jax.jit, "
                 "scan, cond, grad) in a jaxdist.function.\n\n"
                 "A transformation is traced on its own, and has what is passed to it.\n\n"
                 "Take the batch before it, and pass it."
             )
-        number, which, values = self._draws.next_of(feed)
+        number, which, values = self._draws.next_batch(feed)
         leaves, treedef = jax.tree.flatten(values)
         given = [
             self._add_input(BatchLeaf(number, which, n), leaf, origin_of_value(leaf))

@@ -69,7 +69,7 @@ class Draws:
         """Let `next_of` start again with the first batches."""
         self._used = [0] * len(self._sources)
 
-    def next_of(self, source: Any) -> tuple[int, int, Any]:
+    def next_batch(self, source: Any) -> tuple[int, int, Any]:
         """Return the next batch of an iterator while the function is traced.
 
         Returns:

@@ -11,7 +11,7 @@ from jaxdist._program.arguments.arguments import Flat, unflatten
 from jaxdist._program.functions.draws import Draws
 from jaxdist._program.nnx.graph import CachedGraph
 from jaxdist._program.op_by_op.invalid_numbers import has_kind, kind_of, remedy
-from jaxdist._values import Origin, PerReplica, Variable, bound
+from jaxdist._values import Origin, PerReplica, Variable, use_binding
 from jaxdist.errors import MixedStrategyError, NotFiniteError
 
 _FOUND = re.compile(r"\((nan|inf)\) encountered in (.+)$")
@@ -36,14 +36,14 @@ def find_invalid_operation(
     # The same batches again, since the nan may depend on them.
     draws.begin_trace()
     try:
-        with bound(_DiscardingBinding(draws)), jax.disable_jit():
+        with use_binding(_DiscardingBinding(draws)), jax.disable_jit():
             fn(*args, **kwargs)
     except NotFiniteError as found:
         return found
     except FloatingPointError as found:
         match = _FOUND.search(str(found))
         if match is not None:
-            line = _compat.line_of_error(found)
+            line = _compat.find_line_of_error(found)
             return NotFiniteError(
                 _invalid_operation_message(name, match[2], line, match[1], leaves)
             )
@@ -88,8 +88,8 @@ class _DiscardingBinding:
     def origin(self, value: Any) -> Origin | None:
         return None
 
-    def next_of(self, feed: Any) -> Any:
-        return self._draws.next_of(feed)[2]
+    def next_batch(self, feed: Any) -> Any:
+        return self._draws.next_batch(feed)[2]
 
 
 _ABOUT_DEVICES = "Received incompatible devices for jitted computation"

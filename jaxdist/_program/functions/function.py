@@ -36,15 +36,15 @@ from jaxdist._program.functions.trace import FunctionTrace, trace_function
 from jaxdist._program.nnx.graph_cache import GraphCache
 from jaxdist._program.op_by_op.eagerly import EAGERLY
 from jaxdist._replica import current_frame
-from jaxdist._validate import is_callable
+from jaxdist._validate import check_callable
 from jaxdist._values import (
     Variable,
     as_held,
     as_sharded,
+    copy_writable_leaves,
     current_binding,
-    held_by,
-    hold_all,
-    owned_leaves,
+    get_arrays,
+    set_arrays,
 )
 
 
@@ -108,7 +108,7 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         frame = current_frame()
-        inside = frame is not None and frame.inside_step
+        inside = frame is not None and frame.is_inside_step
         if EAGERLY or inside or current_binding() is not None or _compat.must_interpret():
             return self._fn(*args, **kwargs)
         flat = flatten(args, kwargs, self._static_names, self._static_numbers)
@@ -144,7 +144,7 @@ class Function:
         if isinstance(error, jax.errors.UnexpectedTracerError):
             cached_graph = self._graphs.of(flat)
             return None if cached_graph is None else cached_graph.find_leak("jaxdist.function")
-        if isinstance(error, FloatingPointError) and _compat.checks_numbers():
+        if isinstance(error, FloatingPointError) and _compat.is_checking_numbers():
             return find_invalid_operation(self._fn, flat, self._graphs.of(flat), draws, error)
         return mixed_devices_error(getattr(self._fn, "__name__", "function"), error)
 
@@ -155,8 +155,8 @@ class Function:
         # See Note [Who owns host memory]
         # One by one: a batch without NumPy arrays stays the same object, which knows the batches
         # that come; see Note [Batches to come].
-        flat.dynamic[:] = map(owned_leaves, as_held(flat.dynamic))
-        state = [owned_leaves(x) for x in as_held(state)]
+        flat.dynamic[:] = map(copy_writable_leaves, as_held(flat.dynamic))
+        state = [copy_writable_leaves(x) for x in as_held(state)]
         asked: Any = (flat.treedef, self._find_structure(flat.treedef), flat.slots, shape, strategy)
         if draws.counts:
             # The number of batches may depend on the shapes of all arguments.
@@ -175,20 +175,20 @@ class Function:
             try:
                 with serve(draws):
                     results = compiled.call(
-                        held_by(compiled.variables), state, flat.dynamic, draws.batches
+                        get_arrays(compiled.variables), state, flat.dynamic, draws.batches
                     )
                 break
             except _OtherInputsError as error:
                 # With other shapes the function used other variables, or more batches.
                 compiled = self._build(given, asked, error.found, compiled.variables)
-        CPU_STEPS.dispatched(results)
+        CPU_STEPS.count_step(results)
         variables, after, result = as_sharded(results) if compiled.gives_padding else results
         try:
             if cached_graph is not None:
                 cached_graph.write(after)
         finally:
             written = [compiled.variables[i] for i in sorted(variables)]
-            hold_all(written, [variables[i] for i in sorted(variables)])
+            set_arrays(written, [variables[i] for i in sorted(variables)])
         return result
 
     def _find_structure(self, treedef: Any) -> Any:
@@ -242,7 +242,7 @@ class Function:
 
         # The partitioner is chosen when JAX lowers the function, so at the calls and not here.
         def call_exactly(*args: Any) -> Any:
-            with _compat.exact_partitioner(compiled.options):
+            with _compat.use_exact_partitioner(compiled.options):
                 return jitted(*args)
 
         return call_exactly
@@ -315,7 +315,7 @@ def function(
     """
 
     def decorate(fn: Callable[..., Any]) -> Function:
-        is_callable("jaxdist.function", fn, "func")
+        check_callable("jaxdist.function", fn, "func")
         return Function(fn, static_argnames)
 
     return decorate if func is None else decorate(func)

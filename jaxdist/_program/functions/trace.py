@@ -21,10 +21,10 @@ from jaxdist._values import (
     Variable,
     as_held,
     as_sharded,
-    bound,
     copy_steps_ahead,
     is_leaked,
     rebuild_on_unflatten,
+    use_binding,
 )
 from jaxdist.errors import ArgumentTypeError
 
@@ -87,7 +87,7 @@ def trace_function(
         state, dynamic = as_sharded((state, dynamic))
         nodes = shape.merge(state) if shape is not None else ()
         args, kwargs = unflatten(given.flat.treedef, draws.insert_iterators(slots), dynamic, nodes)
-        with bound(binding):
+        with use_binding(binding):
             result = closures.call(fn, args, kwargs)
         after = shape.values_of(nodes) if shape is not None else []
         written = binding.collect_written()
@@ -101,8 +101,8 @@ def trace_function(
     if dead is not None:
         raise closures.leak_error(fn, dead)
     binding, written, treedef, gives_padding = made
-    jaxpr, marks = _compat.without_placeholders(closed, PLACEHOLDER)
-    jaxpr = _compat.with_inputs(jaxpr, [marks[n] for n in range(len(binding.inputs))])
+    jaxpr, marks = _compat.remove_placeholders(closed, PLACEHOLDER)
+    jaxpr = _compat.append_inputs(jaxpr, [marks[n] for n in range(len(binding.inputs))])
     return FunctionTrace(
         jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts)),
         tuple(binding.inputs),

@@ -22,7 +22,7 @@ class Scan:
     @classmethod
     def of(cls, eqn: Any) -> "Scan":
         """Read an equation."""
-        consts, carry = _compat.scan_counts(eqn.params)
+        consts, carry = _compat.get_scan_counts(eqn.params)
         return cls(eqn.params["jaxpr"], eqn.params["length"], consts, carry)
 
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:

@@ -28,4 +28,4 @@ def placeholder(
         weak_type: Whether it is one of Python's numbers to JAX.
     """
     params = {"number": number, "shape": shape, "dtype": dtype, "weak_type": weak_type}
-    return _compat.inside(trace, lambda: PLACEHOLDER.bind(**params))
+    return _compat.call_in_trace(trace, lambda: PLACEHOLDER.bind(**params))

@@ -31,8 +31,8 @@ class InRegion:
 def _evaluate(eqns: Sequence[Any], env: Environment[Any], results: Sequence[Any]) -> list[Any]:
     for eqn in eqns:
         params = {k: _here(v) for k, v in eqn.params.items()}
-        params = _compat.rewritten_derivatives(params, _traced_again, eqn)
-        made = _compat.bind_here(eqn, env.read_all(eqn.invars), params)
+        params = _compat.rewrite_derivatives(params, _traced_again, eqn)
+        made = _compat.bind_in_current_mesh(eqn, env.read_all(eqn.invars), params)
         env.write(eqn.outvars, made if eqn.primitive.multiple_results else [made])
     return env.read_all(results)
 

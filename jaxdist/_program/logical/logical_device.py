@@ -12,8 +12,8 @@ from flax.errors import TraceContextError
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxdist._program.nnx.closures import closed_over
-from jaxdist._program.nnx.graph import shape_of
+from jaxdist._program.nnx.closures import find_closure_values
+from jaxdist._program.nnx.graph import split_objects
 from jaxdist.errors import ArgumentTypeError, ContextError
 
 # A tangent is marked as the value is. On the way back a mark says of what follows, up to the next
@@ -59,7 +59,7 @@ def on_device(fn: Callable[..., Any], device: int) -> Callable[..., Any]:
         traced = [i for i, leaf in enumerate(leaves) if _is_traced(leaf)]
         places = [i for i, leaf in enumerate(leaves) if _is_nnx(leaf)]
         nodes = tuple(leaves[i] for i in places)
-        shape, state = shape_of(nodes, tuple(f"argument {n}" for n in range(len(nodes))))
+        shape, state = split_objects(nodes, tuple(f"argument {n}" for n in range(len(nodes))))
         written: list[int] = []
 
         def placed(values: Sequence[Any], before: Sequence[Any]) -> Any:
@@ -96,7 +96,7 @@ def _called(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     except (TraceContextError, ValueError) as error:
         if "different trace level" not in str(error):
             raise
-        reached = closed_over(fn).items()
+        reached = find_closure_values(fn).items()
         names = ", ".join(n for n, x in reached if _is_nnx(x)) or "of a function that it calls"
         raise ContextError(
             f"on_logical_device: {getattr(fn, '__name__', type(fn).__name__)} writes to an NNX "

@@ -52,14 +52,14 @@ def placed_work(program: Any, *, backward: bool = False) -> list[PlacedWork]:
             for eqn in region.eqns:
                 _check_can_be_alone(eqn)
             shared = len(region.held) - sum(region.held)
-            source = _compat.source_of(region.asked_by)
+            source = _compat.find_source(region.asked_by)
             found.append(PlacedWork(region.device, _count(region.eqns), shared, source))
         made = {v for r in plan.regions for e in r.eqns for v in e.outvars}
         for eqn in jaxpr.eqns:
             if eqn.primitive is ASSIGN and not eqn.params["backward"]:
                 value = plan.alias[eqn.outvars[0]]
                 if isinstance(value, Literal) or value not in made:
-                    found.append(PlacedWork(eqn.params["device"], 0, 0, _compat.source_of(eqn)))
+                    found.append(PlacedWork(eqn.params["device"], 0, 0, _compat.find_source(eqn)))
     for eqn in jaxpr.eqns:
         if device_of(eqn) is None and eqn.primitive.name != "shard_map":
             down = backward or _compat.is_transposed(eqn)
@@ -87,7 +87,7 @@ def _check_can_be_alone(eqn: Any) -> None:
             if found is not None:
                 raise ContextError(
                     f"on_logical_device({device_of(eqn)}): the function has "
-                    f"{_in_words(found)} in it, at {_compat.source_of(found)}.\n\n"
+                    f"{_in_words(found)} in it, at {_compat.find_source(found)}.\n\n"
                     "One logical device of each replica runs the function while the others go on, "
                     "so nothing in it can need the others, or be for them.\n\n"
                     "Take it out: call on_logical_device for what is before it and for what is "

@@ -302,8 +302,10 @@ def _the_device(marks: Sequence[Any]) -> int:
     for mark in marks:
         if mark.params["device"] != first:
             raise ArgumentError(
-                f"A value is assigned to logical device {first}, at {_compat.source_of(marks[0])}, "
-                f"and to logical device {mark.params['device']}, at {_compat.source_of(mark)}.\n\n"
+                f"A value is assigned to logical device {first}, at "
+                f"{_compat.find_source(marks[0])}, "
+                f"and to logical device {mark.params['device']}, at "
+                f"{_compat.find_source(mark)}.\n\n"
                 "One logical device of each replica computes a value; the others get it when they "
                 "use it.\n\n"
                 "Leave one of the two calls out, or assign what is computed from the value."

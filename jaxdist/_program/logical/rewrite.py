@@ -102,7 +102,7 @@ class Rewrite:
         for region in step.regions:
             pairs = zip(region.outvars, region.held, strict=True)
             held.update(v for v, stays in pairs if stays)
-        with _compat.at_source_of(step.regions[0].asked_by):
+        with _compat.use_source_of(step.regions[0].asked_by):
             return PlacedCall(parts, axis, self.widens)(*operands)
 
     def _equation(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
@@ -139,7 +139,7 @@ class Rewrite:
             k: self._again(v, backward) if holds_programs(v) else v for k, v in eqn.params.items()
         }
         # A caller may differentiate the whole: the rules of the user's own derivatives stay.
-        return _bind(eqn, operands, _compat.rewritten_derivatives(params, self._traced_again))
+        return _bind(eqn, operands, _compat.rewrite_derivatives(params, self._traced_again))
 
     def _callback(self, eqn: Any, operands: list[Any]) -> list[Any]:
         def whole(*values: Any) -> list[Any]:

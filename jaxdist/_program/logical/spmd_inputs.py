@@ -12,13 +12,13 @@ from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
-from jaxdist._program.trace.trace import Argument, Signature, Traced
+from jaxdist._program.trace.trace import Argument, Signature, TracedStep
 from jaxdist.errors import ArgumentError
 
 
 def check_inputs(
     signature: Signature,
-    traced: Traced,
+    traced: TracedStep,
     names: Sequence[str],
     layout: ReplicaMesh,
     read_only: int,
@@ -47,7 +47,7 @@ def check_inputs(
             wanted[var] = int(operand)
     found: dict[int, str] = {}
     for number, eqn in _uses(traced.jaxpr, wanted):
-        found.setdefault(number, _compat.source_of(eqn))
+        found.setdefault(number, _compat.find_source(eqn))
     if found:
         raise ArgumentError(_message(found, names, layout))
 

@@ -14,14 +14,14 @@ from jax.sharding import NamedSharding
 from jaxdist import _compat
 from jaxdist._program.arguments.arguments import argument_name
 from jaxdist._program.arguments.retrace import source_location
-from jaxdist._values import Sharded, is_sharded, leaked
+from jaxdist._values import Sharded, is_sharded, make_leak_error
 from jaxdist.errors import ArgumentTypeError, ContextError
 
 # How deep the search follows functions that a step calls.
 MAX_DEPTH = 4
 
 
-def closed_over(fn: Any) -> dict[str, Any]:
+def find_closure_values(fn: Any) -> dict[str, Any]:
     """Return what a function can reach besides its arguments, by the names in its code.
 
     This includes closures, globals and defaults, also of the functions that it reaches.
@@ -87,7 +87,7 @@ def call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             raise
         objects = {
             name: value
-            for name, value in closed_over(fn).items()
+            for name, value in find_closure_values(fn).items()
             if any(isinstance(x, (nnx.Pytree, nnx.Variable)) for x in _nnx_objects(value))
         }
         touched = _find_refused_object(error, objects)
@@ -114,7 +114,7 @@ def raise_if_leaked(fn: Any, error: Exception) -> None:
 
 def _raise_for_global_array(fn: Any, error: Exception) -> None:
     """Raise a named error if JAX refused a closed-over array because of its sharding."""
-    for name, value in closed_over(fn).items():
+    for name, value in find_closure_values(fn).items():
         for leaf in jax.tree.leaves(value, is_leaf=is_sharded):
             array = leaf.held if is_sharded(leaf) else leaf
             if isinstance(getattr(array, "sharding", None), NamedSharding):
@@ -130,7 +130,7 @@ def _raise_for_global_array(fn: Any, error: Exception) -> None:
 
 def _find_leaked_value(fn: Any) -> Any:
     """Return a tracer that a function reaches and whose trace has ended; None without one."""
-    for value in closed_over(fn).values():
+    for value in find_closure_values(fn).values():
         for leaf in jax.tree.leaves(value) if isinstance(value, (dict, list, tuple)) else [value]:
             if isinstance(leaf, jax.core.Tracer) and not _compat.is_live(leaf):
                 return leaf
@@ -141,11 +141,11 @@ def leak_error(fn: Any, dead: Any) -> ContextError:
     """Return the error for a step that closes over a tracer of an ended trace."""
     names = [
         name
-        for name, value in closed_over(fn).items()
+        for name, value in find_closure_values(fn).items()
         if any(x is dead for x in jax.tree.leaves([value]))
     ]
     where = f" through {names[0]}" if names else ""
-    return leaked(f"The step at {source_location(fn)} uses{where} ", dead)
+    return make_leak_error(f"The step at {source_location(fn)} uses{where} ", dead)
 
 
 def _nnx_objects(value: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from jax.tree_util import PyTreeDef, treedef_is_leaf
 
 from jaxdist import _compat
 from jaxdist._program.arguments.exact import exact
-from jaxdist._values import Sharded, is_leaked, is_sharded, leaked
+from jaxdist._values import Sharded, is_leaked, is_sharded, make_leak_error
 from jaxdist.errors import ArgumentTypeError, ContextError, StateDivergenceError
 
 
@@ -41,7 +41,7 @@ class GraphShape:
 
     def leaves_of(self, nodes: tuple[Any, ...]) -> list[Any]:
         """Return the leaves of `nodes` after a step; raise if the step changed their structure."""
-        after, leaves = shape_of(nodes)
+        after, leaves = split_objects(nodes)
         if after.exact_key != self.exact_key or after.treedef != self.treedef:
             raise StateDivergenceError(self._describe_change(after))
         return leaves
@@ -76,7 +76,7 @@ class GraphShape:
         )
 
 
-def shape_of(
+def split_objects(
     nodes: tuple[Any, ...], arguments: tuple[str, ...] = ()
 ) -> tuple[GraphShape, list[Any]]:
     """Return the static part of NNX objects, and their leaves.
@@ -129,7 +129,7 @@ class CachedGraph:
         self._roots = tuple(weakref.ref(n, forget) for n in nodes)
         # C++ dispatchers of the step for these objects, by call template and static arguments.
         self.dispatchers: dict[Any, dict[Any, Callable[..., Any]]] = {}
-        self.shape, _ = shape_of(nodes, arguments)
+        self.shape, _ = split_objects(nodes, arguments)
         by_path: dict[Any, Any] = {}
         self._attributes: list[dict[str, Any]] = []
         self._lists: list[Any] = []
@@ -205,7 +205,7 @@ class CachedGraph:
         for number, leaf in enumerate(self.read()):
             value = leaf.held if isinstance(leaf, Sharded) else leaf
             if is_leaked(value):
-                return leaked(f"{caller} was given {self.shape.name(number)}, ", value)
+                return make_leak_error(f"{caller} was given {self.shape.name(number)}, ", value)
         return None
 
     def write(self, values: Sequence[Any]) -> None:

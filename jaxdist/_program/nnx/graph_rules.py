@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdist._collectives import mean_over
+from jaxdist._collectives import mean_over_replicas
 from jaxdist._program.nnx import keys_of_replicas
 from jaxdist._typing import AxisNames
 from jaxdist._values import mean_of_shares, share_of_mean
@@ -106,7 +106,7 @@ def _own_entry(of_replica: tuple[bool, ...], axes: AxisNames) -> Any:
 def _average(x: Any, axes: AxisNames, takes_part: tuple[bool, ...] | None, counts: Any) -> Any:
     wide = _widen(x)
     if takes_part is None:
-        return mean_over(wide, axes).astype(x.dtype)
+        return mean_over_replicas(wide, axes).astype(x.dtype)
     # Replicas without rows must not count: the mean of no rows is nan.
     num = sum(takes_part)
     total = jax.lax.psum(jnp.where(counts, share_of_mean(wide, num), 0), axes)

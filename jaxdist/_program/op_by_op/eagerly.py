@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentTypeError
 
 _LOG = logging.getLogger("jaxdist")
@@ -70,7 +70,7 @@ def run_eagerly(enabled: bool = True) -> Restores:
     """
     if not isinstance(enabled, bool):
         raise ArgumentTypeError(
-            f"jaxdist.config.run_eagerly was given enabled={shown(enabled)}.\n\n"
+            f"jaxdist.config.run_eagerly was given enabled={show(enabled)}.\n\n"
             "enabled is either True or False.\n\nPass enabled=True or enabled=False."
         )
     before = bool(EAGERLY)

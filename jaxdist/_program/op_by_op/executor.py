@@ -20,8 +20,8 @@ from jaxdist._program.proof.replication import NONE, Differs
 from jaxdist._program.state.metric_increments import numbers_of_metrics
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input
 from jaxdist._program.state.rows import place_of, replicas_with_rows
-from jaxdist._program.state.state import check_functional_state, combinations
-from jaxdist._program.trace.sharded import joined, pieces_of
+from jaxdist._program.state.state import check_functional_state, find_combinations
+from jaxdist._program.trace.sharded import join_pieces, pieces_of
 from jaxdist._program.trace.trace import Signature, replica_axes_of
 from jaxdist._program.uneven.joined import Groups
 from jaxdist._program.uneven.uneven import check_ranks, joined_template, signature_of
@@ -30,8 +30,8 @@ from jaxdist._values import (
     Kind,
     PerReplica,
     Variable,
-    checked_per_replica,
     close_containers,
+    place_per_replica,
     shards_by_replica,
 )
 
@@ -78,7 +78,7 @@ class OpByOpStep:
             DivergentCollectiveError: The replicas did not come to the same collective.
             StateDivergenceError: State that came out different on each replica.
         """
-        settings = _compat.settings_of_thread()
+        settings = _compat.copy_thread_settings()
         turns = ThreadScheduler([r.body(settings) for r in self._replicas])
         for replica in self._replicas:
             replica.ops.turns = turns
@@ -127,7 +127,7 @@ class OpByOpStep:
             # Which of them has updated a metric is decided in Python, by each for itself.
             has = replicas_with_rows(signature, num_replicas)
             found = [
-                combinations(signature, t, of_results, num_replicas, [place_of(r, layout)])
+                find_combinations(signature, t, of_results, num_replicas, [place_of(r, layout)])
                 for r, t in enumerate(taped)
                 if has is None or has[r] or not any(has)
             ]
@@ -137,13 +137,13 @@ class OpByOpStep:
         cuts = first.cuts
         made = self._combined(combined, columns)
         state = [
-            joined(columns[i], cuts[i], layout)
+            join_pieces(columns[i], cuts[i], layout)
             if i in cuts
             else self._state(i, made.get(i, columns[i][0]))
             for i in range(first.num_graph)
         ]
         results = [
-            joined(columns[i], cuts[i], layout)
+            join_pieces(columns[i], cuts[i], layout)
             if i in cuts
             else self._placed(columns[i], first.shapes[i] == (), is_equal=not of_results[i])
             for i in range(first.num_graph, count)
@@ -169,11 +169,12 @@ class OpByOpStep:
     def _differs(self, axes: Differs) -> list[Differs]:
         """For each result, and each changed variable, the axes over which it may differ."""
         found = [r.differs(axes) for r in self._replicas]
-        joined = [NONE.union(*column) for column in zip(*found, strict=True)]
+        join_pieces = [NONE.union(*column) for column in zip(*found, strict=True)]
         # What replicas decide in Python leaves no mark on the values.
         finals = zip(*(r.finals for r in self._replicas), strict=True)
         return [
-            d if d or same_bits(column) else axes for d, column in zip(joined, finals, strict=True)
+            d if d or same_bits(column) else axes
+            for d, column in zip(join_pieces, finals, strict=True)
         ]
 
     def _placed(self, column: list[Any], is_scalar: bool, *, is_equal: bool) -> Any:
@@ -184,7 +185,7 @@ class OpByOpStep:
         if is_equal and len(shapes) == 1:
             return jax.device_put(values[0], layout.replicated)
         if len(shapes) == 1:
-            return checked_per_replica("result", PerReplica(values), layout)
+            return place_per_replica("result", PerReplica(values), layout)
         own = [layout.device_grid[r, 0] for r in range(layout.num_replicas)]
         return PerReplica([jax.device_put(x, d) for x, d in zip(values, own, strict=True)])
 
@@ -218,5 +219,5 @@ class OpByOpStep:
         """The array that a changed variable holds from now on."""
         home = variable.home
         if home.per_replica and home.layout is not None:
-            return checked_per_replica("value", PerReplica(copies), home.layout).array
+            return place_per_replica("value", PerReplica(copies), home.layout).array
         return jax.device_put(jnp.asarray(copies[0]), home.sharding or self._layout.replicated)

@@ -15,7 +15,7 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 
 from jaxdist import _compat
-from jaxdist._collectives import GatherLog, logged
+from jaxdist._collectives import GatherLog, record_gathers
 from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
 from jaxdist._program.uneven.joined_ops import same
@@ -84,7 +84,7 @@ def merge_call_of(fn: Callable[..., Any], given: Any) -> tuple[MergeCall, list[A
     every = [*leaves, *reached]
     seen = [jax.typeof(x) if _is_array(x) else x for x in every]
     arrays = [x for x in leaves if _is_array(x)]
-    call = MergeCall((treedef, len(leaves)), seen, _compat.callers_line())
+    call = MergeCall((treedef, len(leaves)), seen, _compat.find_callers_line())
     return call, arrays, [x for x in reached if _is_array(x)]
 
 
@@ -109,16 +109,16 @@ def trace_merge(
             made.append(out)
             return [*access.results(), *found]
 
-    with _compat.with_jit(), logged(GatherLog((), layout.num_replicas)):
+    with _compat.enable_jit(), record_gathers(GatherLog((), layout.num_replicas)):
         closed = jax.make_jaxpr(traced)(*(_shape(x) for x in arrays))
     numbers = {id(x): Reached(n) for n, x in enumerate(reached)}
     is_unknown = [isinstance(c, jax.core.Tracer) and id(c) not in numbers for c in closed.consts]
     if any(is_unknown) or access.holds_refs:
         return None
-    jaxpr, marks = _compat.without_placeholders(closed, PLACEHOLDER)
-    jaxpr = _compat.with_inputs(jaxpr, [marks[n] for n in range(len(access.touched))])
+    jaxpr, marks = _compat.remove_placeholders(closed, PLACEHOLDER)
+    jaxpr = _compat.append_inputs(jaxpr, [marks[n] for n in range(len(access.touched))])
     return MergeTrace(
-        jaxpr_as_fun(_compat.with_constants_as_inputs(jaxpr)),
+        jaxpr_as_fun(_compat.move_constants_to_inputs(jaxpr)),
         tuple(numbers.get(id(c), c) for c in closed.consts),
         access.touched,
         access.written,

@@ -18,7 +18,7 @@ from jaxdist._program.op_by_op.invalid_numbers import invalid_number
 from jaxdist._program.op_by_op.merge_once import MergeCall, Merged
 from jaxdist._program.op_by_op.thread_scheduler import Finished
 from jaxdist._program.proof.replication import named_axes
-from jaxdist._values import how_to_cast
+from jaxdist._values import suggest_cast
 from jaxdist.errors import DivergentCollectiveError, NotFiniteError, ShapeError
 
 _MEMBERS = "jaxdist_members"
@@ -192,7 +192,7 @@ def _check_shapes(brought: Sequence[Collective]) -> None:
 
 def _to_one_kind(brought: Sequence[Collective]) -> str:
     if len({tuple(x.shape for x in b.operands) for b in brought}) == 1:
-        return how_to_cast("value", (x.dtype for b in brought for x in b.operands))
+        return suggest_cast("value", (x.dtype for b in brought for x in b.operands))
     return (
         "Reduce over the rows first (value.sum(axis=0)), or use all_gather, which takes different "
         "numbers of rows."

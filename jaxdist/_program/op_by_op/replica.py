@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxdist import _compat
-from jaxdist._collectives import logged
+from jaxdist._collectives import record_gathers
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.nnx.graph_rules import is_metric
 from jaxdist._program.op_by_op.replica_ops import ReplicaOps
@@ -15,12 +15,12 @@ from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.op_by_op.variables_now import VariablesNow
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._program.proof.replication import NONE, Differs, analyse
-from jaxdist._program.trace.trace import Argument, LocalStep, Signature, Traced
+from jaxdist._program.trace.trace import Argument, LocalStep, Signature, TracedStep
 from jaxdist._values import OPEN, PIECE, Kind, Variable
 
 
 @dataclasses.dataclass(frozen=True)
-class Taped(Traced):
+class Taped(TracedStep):
     """What one replica did, in the place of the trace of a step."""
 
     tape: Tape | None = None
@@ -72,7 +72,7 @@ class Replica:
             with (
                 jax.default_device(self._device),
                 _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.mesh) as trace,
-                logged(self.ops.gather_log()),
+                record_gathers(self.ops.gather_log()),
             ):
                 self.ops.trace = trace
                 try:

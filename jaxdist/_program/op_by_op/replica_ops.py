@@ -12,7 +12,7 @@ from jax.extend.core.primitives import all_gather_p
 from jax.sharding import SingleDeviceSharding
 
 from jaxdist import _compat
-from jaxdist._collectives import UNEVEN_ALL_GATHER, GatherLog, traced_once
+from jaxdist._collectives import UNEVEN_ALL_GATHER, GatherLog, shared_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.batched_while import where_it_goes_on
@@ -55,15 +55,15 @@ class ReplicaOps:
 
     def input(self, value: Any, *, is_metric: bool = False) -> Any:
         """A value that the step starts from."""
-        own = _compat.outside(jax.device_put, value, self._to)
+        own = _compat.call_outside_traces(jax.device_put, value, self._to)
         mark = self.tape.input(jax.typeof(own))
         if is_metric:
-            mark.from_zero = _compat.outside(jnp.zeros_like, own)
+            mark.from_zero = _compat.call_outside_traces(jnp.zeros_like, own)
         return _compat.HeldTracer(self.trace, own, mark)
 
     def stage(self, value: Any) -> Any:
         """A value of Python that the step makes an array of."""
-        own = _compat.outside(jax.device_put, value, self._to)
+        own = _compat.call_outside_traces(jax.device_put, value, self._to)
         return _compat.HeldTracer(self.trace, own, self.tape.constant(value))
 
     def __call__(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -73,7 +73,7 @@ class ReplicaOps:
         if name in known.CALLS and known.CALLS[name] in params and name != "shard_map":
             around = self._line
             if "plan" in params:
-                self._line = around or _compat.callers_line()
+                self._line = around or _compat.find_callers_line()
             try:
                 return self._call(params[known.CALLS[name]], args)
             finally:
@@ -93,13 +93,13 @@ class ReplicaOps:
             raise ContextError(_inner_shard_map())
         if self._communicates(params):
             return self._control_flow(name, args, params)
-        with traced_once():
+        with shared_trace_key():
             try:
                 out = _compat.evaluate(primitive, here, params)
                 # JAX looks by itself only in threads where it was told to.
                 _compat.check_numbers(name, out if primitive.multiple_results else [out])
             except (FloatingPointError, _compat.InvalidNumberError) as error:
-                line = _compat.callers_line()
+                line = _compat.find_callers_line()
                 where = f"on replica {self._number}"
                 raise NotFiniteError(invalid_number(error, name, line, where, here)) from error
             did = self._did(primitive, params, args, out)
@@ -149,7 +149,7 @@ class ReplicaOps:
 
     def _meet(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         operands = tuple(jnp.asarray(self._here(x)) for x in args)
-        brought = Collective(primitive, params, operands, self._line or _compat.callers_line())
+        brought = Collective(primitive, params, operands, self._line or _compat.find_callers_line())
         result = self.meet(brought)
         if primitive is UNEVEN_ALL_GATHER:
             gather = {"axis_name": params["axis_name"], "axis_index_groups": None}
@@ -188,7 +188,7 @@ class ReplicaOps:
         gather = functools.partial(
             jax.lax.all_gather, axis_name=cut.over(self._layout), axis=cut.dim, tiled=True
         )
-        padded = self._here(_compat.inside(self.trace, gather, args[0]))
+        padded = self._here(_compat.call_in_trace(self.trace, gather, args[0]))
         whole = jax.lax.slice_in_dim(padded, 0, cut.size, axis=cut.dim)
         return self._did(PIECE, params, args, whole)
 
@@ -215,7 +215,7 @@ class ReplicaOps:
 
     def _call(self, program: Any, args: Sequence[Any]) -> list[Any]:
         closed = program if hasattr(program, "consts") else ClosedJaxpr(program, ())
-        results: list[Any] = _compat.inside(self.trace, jaxpr_as_fun(closed), *args)
+        results: list[Any] = _compat.call_in_trace(self.trace, jaxpr_as_fun(closed), *args)
         return results
 
     def _control_flow(self, name: str, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
@@ -229,7 +229,7 @@ class ReplicaOps:
             return self._scan(list(args), params)
         raise ContextError(
             f"strategy.run cannot run {name} op by op: there is a collective inside it, at "
-            f"{_compat.callers_line()}.\n\n"
+            f"{_compat.find_callers_line()}.\n\n"
             "Op by op a collective may be in a function, jax.checkpoint, cond, while or scan.\n\n"
             "Run this step compiled (jaxdist.config.run_eagerly(False)), or move the collective "
             f"out of the {name}."
@@ -243,23 +243,26 @@ class ReplicaOps:
             if not np.any(self._here(goes_on)):
                 return state
             after = self._call(params["body_jaxpr"], of_body + state)
-            state = _compat.inside(self.trace, where_it_goes_on, goes_on, after, state)
+            state = _compat.call_in_trace(self.trace, where_it_goes_on, goes_on, after, state)
 
     def _scan(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
-        consts, carry = _compat.scan_counts(params)
+        consts, carry = _compat.get_scan_counts(params)
         held, state, rows = args[:consts], args[consts : consts + carry], args[consts + carry :]
         length, program = params["length"], params["jaxpr"]
         order = range(length - 1, -1, -1) if params["reverse"] else range(length)
         made: list[Any] = [None] * length
         for i in order:
-            row = [_compat.inside(self.trace, jax.lax.index_in_dim, x, i, 0, False) for x in rows]
+            row = [
+                _compat.call_in_trace(self.trace, jax.lax.index_in_dim, x, i, 0, False)
+                for x in rows
+            ]
             out = self._call(program, [*held, *state, *row])
             state, made[i] = out[:carry], out[carry:]
         if not length:
             avals = [v.aval for v in open_jaxpr(program).outvars[carry:]]
             return [*state, *(jnp.zeros((0, *a.shape), a.dtype) for a in avals)]
         columns = zip(*made, strict=True)
-        return [*state, *(_compat.inside(self.trace, jnp.stack, list(c)) for c in columns)]
+        return [*state, *(_compat.call_in_trace(self.trace, jnp.stack, list(c)) for c in columns)]
 
 
 class _MetSizes(GatherLog):
@@ -272,14 +275,14 @@ class _MetSizes(GatherLog):
 
     def next(self, rows: int) -> tuple[int, ...]:
         sizes: tuple[int, ...] = self._turns.meet(
-            self._number, NumRows(rows, _compat.callers_line())
+            self._number, NumRows(rows, _compat.find_callers_line())
         )
         return sizes
 
 
 def _inner_shard_map() -> str:
     return (
-        f"strategy.run cannot run a jax.shard_map op by op, at {_compat.callers_line()}.\n\n"
+        f"strategy.run cannot run a jax.shard_map op by op, at {_compat.find_callers_line()}.\n\n"
         "Op by op every replica has whole arrays on one device, and there is nothing to map "
         "over.\n\nRun this step compiled: jaxdist.config.run_eagerly(False)."
     )
@@ -287,7 +290,8 @@ def _inner_shard_map() -> str:
 
 def _of_another_step(value: Any) -> str:
     return (
-        f"A value of an earlier step, or of another replica, was used at {_compat.callers_line()}: "
+        "A value of an earlier step, or of another replica, was used at "
+        f"{_compat.find_callers_line()}: "
         f"{value!r}.\n\n"
         "Values that a step computes belong to it; what leaves it are its results.\n\n"
         "Return the value from the step, or keep a copy: np.asarray(value)."

@@ -70,7 +70,7 @@ class Tape:
         made = [TapedValue(a) for a in avals]
         given = [self._value(a) for a in args]
         op = TapedOp(
-            primitive, params, given, made, source_info=_compat.current_source(), line=line
+            primitive, params, given, made, source_info=_compat.get_current_source(), line=line
         )
         self.eqns.append(op)
         return made

@@ -12,8 +12,8 @@ from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.op_by_op.merge_once import Merged, merge_call_of, trace_merge
 from jaxdist._program.op_by_op.replica_ops import ReplicaOps
-from jaxdist._program.variables.access import StepAccess, check_home, one_for_each_example
-from jaxdist._values import Variable, held_by
+from jaxdist._program.variables.access import StepAccess, check_same_strategy, mapped_value_error
+from jaxdist._values import Variable, get_arrays
 from jaxdist.errors import ContextError
 
 
@@ -81,8 +81,8 @@ class VariablesNow(StepAccess):
     def _cell(self, variable: Variable) -> _Cell:
         cell = self._cells.get(id(variable))
         if cell is None:
-            check_home(variable, self._layout)
-            copies = _compat.outside(variable.home.copies, held_by([variable])[0])
+            check_same_strategy(variable, self._layout)
+            copies = _compat.call_outside_traces(variable.home.copies, get_arrays([variable])[0])
             own = copies[self._number] if len(copies) > 1 else copies[0]
             cell = self._cells[id(variable)] = _Cell(variable, self._bring(variable, own))
         return cell
@@ -94,7 +94,7 @@ class VariablesNow(StepAccess):
         cell = self._cell(variable)
         own = jax.lax.stop_gradient(value)
         if _compat.is_mapped(own):
-            raise one_for_each_example(variable, what)
+            raise mapped_value_error(variable, what)
         if isinstance(own, jax.core.Tracer) and not isinstance(own, _compat.HeldTracer):
             raise _still_traced(variable, what)
         cell.value, cell.is_written = own, True
@@ -104,7 +104,7 @@ class VariablesNow(StepAccess):
 
 def _still_traced(variable: Variable, what: str) -> ContextError:
     return ContextError(
-        f"Variable {variable.label!r}.{what} was called at {_compat.callers_line()}, inside a "
+        f"Variable {variable.label!r}.{what} was called at {_compat.find_callers_line()}, inside a "
         "function that JAX traces even where steps run op by op: jax.checkpoint, or cond and "
         f"while under jax.vmap. Variables: [{variable.label!r}].\n\n"
         "What is assigned there has no value yet.\n\n"

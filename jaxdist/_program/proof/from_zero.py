@@ -107,7 +107,7 @@ def _both(
 def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
     params = eqn.params
     program = params["jaxpr"]
-    consts, carry = _compat.scan_counts(params)
+    consts, carry = _compat.get_scan_counts(params)
     depends = _dependent_carry(program, [x is not None for x in others], consts, carry)
     numbers = [i for i in range(carry) if depends[i]]
     start = operands[consts : consts + carry]

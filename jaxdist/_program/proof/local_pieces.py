@@ -18,7 +18,7 @@ from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import contains, subprograms
 from jaxdist._program.proof.pieces import ShardFact, ShardingProof
-from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut, piece_of
+from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut, cut_piece
 from jaxdist.errors import ShardedArrayError
 
 _REBUILT = frozenset({"remat", "remat2", "checkpoint"})
@@ -92,7 +92,7 @@ class LocalPieces(Interpreter[Local]):
             # All pieces are one and the same.
             shape = cut.local_shape(array.shape, cut.pieces(layout))
             return jax.lax.slice(array, (0,) * array.ndim, shape)
-        return piece_of(array, cut, layout)
+        return cut_piece(array, cut, layout)
 
     def _as(self, value: Local, seen: ShardFact) -> Any:
         """The array of a value that is taken for what `seen` says."""
@@ -107,7 +107,7 @@ class LocalPieces(Interpreter[Local]):
         parameter = known.CALLS[name]
         inner, seen = eqn.params[parameter], [x.seen for x in inputs]
         if name not in _REBUILT and not name.startswith("custom_"):
-            with _compat.at_source_of(eqn):
+            with _compat.use_source_of(eqn):
                 return self.run(inner, inputs)
         found = self._proof.equation(eqn, seen)
         if name.startswith("custom_vjp"):
@@ -119,7 +119,7 @@ class LocalPieces(Interpreter[Local]):
         params = {**eqn.params, parameter: self._traced(inner, seen, found, arrays)}
         if "jvp_jaxpr_fun" in params:
             rule = functools.partial(self._rule, seen, found, arrays)
-            params["jvp_jaxpr_fun"] = _compat.rewritten_jvp(params["jvp_jaxpr_fun"], rule)
+            params["jvp_jaxpr_fun"] = _compat.rewrite_jvp(params["jvp_jaxpr_fun"], rule)
         results = _bind(eqn, arrays, params)
         return [Local(s, x) for s, x in zip(found, results, strict=True)]
 
@@ -253,7 +253,7 @@ def _without_derivative(fn: Callable[..., list[Any]]) -> Callable[..., list[Any]
 
 
 def _not_inside(eqn: Any) -> str:
-    source = _compat.source_of(eqn)
+    source = _compat.find_source(eqn)
     return (
         f"strategy.run{f', at {source}' if source else ''}: {eqn.primitive.name} holds a program "
         "that uses arrays in pieces.\n\n"

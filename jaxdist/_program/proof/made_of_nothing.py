@@ -65,7 +65,7 @@ OnCollective: TypeAlias = Callable[[Any, str, Origin], None]
 def line_of(eqn: Any) -> str:
     """The line that asked for an operation; that of a tape notes it itself."""
     noted: str = getattr(eqn, "line", "")
-    return noted or _compat.source_of(eqn)
+    return noted or _compat.find_source(eqn)
 
 
 def constant(value: Any) -> Found:
@@ -115,7 +115,7 @@ class NothingAnalysis(ForwardAnalysis[Found]):
 
     def _origin(self, eqn: Any) -> Origin:
         """Where a nan is made; functions of JAX that are jitted have no line of their own."""
-        line = getattr(eqn, "line", "") or _compat.caller_of_library(eqn) or self._call_line
+        line = getattr(eqn, "line", "") or _compat.find_caller_of_library(eqn) or self._call_line
         return Origin(eqn.primitive.name, line)
 
     def literal(self, literal: Any) -> Found:

@@ -112,7 +112,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         cut = eqn.params["cut"]
         if given.cut is None and given.differs:
             if not eqn.params["name"]:
-                source = _compat.source_of(eqn)
+                source = _compat.find_source(eqn)
                 aval = eqn.invars[0].aval
                 found = [f"{aval.dtype}{list(aval.shape)}"]
                 raise ShardedArrayError(_not_pieces(f"strategy.run, at {source}, uses", found))
@@ -149,7 +149,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
 
     def stack(self, eqn: Any, rows: list[ShardFact], avals: Sequence[Any]) -> list[ShardFact]:
         # One number in each iteration is not one number in all of them.
-        return [ShardFact(s.differs, s.cut and s.cut.behind(0)) for s in rows]
+        return [ShardFact(s.differs, s.cut and s.cut.insert_dim(0)) for s in rows]
 
     # Pieces would be solved for as if each were the whole.
     linear_solve = operation
@@ -209,7 +209,7 @@ _REMEDY = (
 def _refuse(eqn: Any, piece: ShardFact, why: str) -> NoReturn:
     cut = piece.cut
     where = "" if cut is None else f" (dim {cut.dim}, of {cut.size} elements)"
-    source = _compat.source_of(eqn)
+    source = _compat.find_source(eqn)
     raise ShardedArrayError(
         f"strategy.run{f', at {source}' if source else ''}: an operation would see the "
         f"pieces{where} that a replica holds of a sharded array in the place of the array: "

@@ -156,7 +156,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
     def call(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
         around = self.plan, self.source
         if "plan" in eqn.params:
-            self.plan, self.source = eqn.params["plan"], _compat.source_of(eqn)
+            self.plan, self.source = eqn.params["plan"], _compat.find_source(eqn)
         results = super().call(eqn, inputs)
         self.plan, self.source = around
         return results
@@ -167,7 +167,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         grouped = eqn.params.get("axis_index_groups") is not None
         if name in known.COLLECTIVES and named:
             if over & self.under:
-                where = self.source or _compat.source_of(eqn)
+                where = self.source or _compat.find_source(eqn)
                 raise DivergentCollectiveError(_may_not_reach(where, name))
             if over:
                 self.found[self.way] = self._record(eqn, name, named)
@@ -185,7 +185,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
             sum(int(a.size) * a.dtype.itemsize for a in avals),
             len(avals),
             eqn.params.get("axis_index_groups") is not None,
-            self.source or _compat.source_of(eqn),
+            self.source or _compat.find_source(eqn),
             self.times,
             algorithm=getattr(self.plan, "algorithm", ""),
             reason=getattr(self.plan, "reason", ""),
@@ -233,7 +233,7 @@ def named_axes(params: dict[str, Any]) -> tuple[str, ...]:
 def _must_be_equal(eqn: Any) -> str:
     return (
         f"strategy.run: {eqn.params['what']} may differ between replicas, at "
-        f"{_compat.source_of(eqn)}.\n\n"
+        f"{_compat.find_source(eqn)}.\n\n"
         "The sharded update gives each replica a piece of every array, so whatever is not a "
         "gradient has to be the same on all of them.\n\n"
         "All-reduce it first: get_replica_context().all_reduce('mean', value). Where it is the "

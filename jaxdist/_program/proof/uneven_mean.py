@@ -13,7 +13,7 @@ from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist._program.proof.made_of_nothing import line_of
 from jaxdist._program.proof.replication import named_axes
-from jaxdist._values import power_of_two_from, share_of_mean
+from jaxdist._values import next_power_of_two, share_of_mean
 from jaxdist.errors import UnevenMeanWarning
 
 _SUMS = frozenset({"psum", "psum2", "psum_invariant", "jaxdist_all_reduce"})
@@ -49,7 +49,7 @@ def lines_of_averages(averaged: Sequence[Sequence[tuple[int, str]]]) -> tuple[st
 
 def _means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterator[str]:
     jaxpr = open_jaxpr(program)
-    divided_before = power_of_two_from(num_replicas)
+    divided_before = next_power_of_two(num_replicas)
     divided_after = num_replicas / divided_before
     shares: set[Any] = set()
     own_means: set[Any] = set()
@@ -95,7 +95,7 @@ def _is_share(eqn: Any, divided_before: float) -> bool:
     """Whether `all_reduce("mean")` made it; the same product of the user's may be 0.5 * x**2."""
     if eqn.primitive.name != "mul" or not any(_is(v, 1 / divided_before) for v in eqn.invars):
         return False
-    return _compat.is_made_in(eqn, _FILE_OF_MEANS)
+    return _compat.is_from_file(eqn, _FILE_OF_MEANS)
 
 
 def _divisor(eqn: Any) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxdist import hlo
-from jaxdist._program.report.explanation import Explanation, explained
+from jaxdist._program.report.explanation import Explanation, explain_program
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class CompiledProgram:
             ['compiled']
         """
         program = self.program
-        return explained(
+        return explain_program(
             program.name,
             program.layout,
             program.traced_collectives,

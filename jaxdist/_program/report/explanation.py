@@ -117,7 +117,7 @@ class Explanation:
         )
 
 
-def explained(
+def explain_program(
     name: str,
     layout: ReplicaMesh,
     asked: tuple[TracedCollective, ...],

@@ -19,7 +19,7 @@ from jaxdist._values import (
     PerReplica,
     Placement,
     UnevenStep,
-    checked_per_replica,
+    place_per_replica,
     steps_ahead,
 )
 
@@ -103,7 +103,7 @@ def check_can_be_uneven(signature: Signature, names: list[str], layout: ReplicaM
         if layout.num_logical > 1:
             name = names[number - len(signature.inputs)]
             # Zeros of these shapes raise the same error as the batch will.
-            checked_per_replica(name, _zeros(signature.inputs[number], shapes), layout)
+            place_per_replica(name, _zeros(signature.inputs[number], shapes), layout)
 
 
 def _zeros(slot: InSlot, shapes: Shapes) -> PerReplica:

@@ -20,9 +20,9 @@ from jaxdist._values import (
     PerReplica,
     Sharded,
     check_virtual_rows,
-    checked_per_replica,
-    checked_sharded,
-    owned,
+    copy_if_writable,
+    place_per_replica,
+    place_sharded,
 )
 from jaxdist.errors import ShapeError
 
@@ -41,7 +41,7 @@ class Call:
     @property
     def is_traced(self) -> bool:
         """Whether an enclosing function is being traced, so that nothing can be compiled."""
-        return self.flat.has_tracer or _compat.inside_trace()
+        return self.flat.has_tracer or _compat.is_inside_trace()
 
     def leaves_of(self, program: Program) -> Sequence[Any]:
         """Return the inputs of the program: the leaves and the variables that it uses."""
@@ -82,7 +82,7 @@ def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> C
     has_padding = False
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, Sharded):
-            pieces = checked_sharded(_LeafName(flat, cached_graph, i - num_state), leaf, layout)
+            pieces = place_sharded(_LeafName(flat, cached_graph, i - num_state), leaf, layout)
             moved = moved or pieces is not leaf
             has_padding = has_padding or pieces.has_padding
             leaf = pieces
@@ -93,9 +93,9 @@ def read(flat: Flat, cached_graph: CachedGraph | None, layout: ReplicaMesh) -> C
             check_virtual_rows(_LeafName(flat, cached_graph, i - num_state), leaf, layout)
         # See Note [Who owns host memory]: the step may read the array after the call has returned.
         if isinstance(leaf, Sharded):
-            leaf = owned(leaf.held)
+            leaf = copy_if_writable(leaf.held)
         else:
-            leaf = owned(leaf.array if isinstance(leaf, PerReplica) else leaf)
+            leaf = copy_if_writable(leaf.array if isinstance(leaf, PerReplica) else leaf)
         # A described layout has no real devices to move arrays to.
         if must_move(leaf, slot) and layout.described is None:
             leaf, moved = jax.device_put(leaf, slot.sharding), True
@@ -119,13 +119,13 @@ def _check_values(
     moved = False
     for number, leaf in enumerate(flat.dynamic):
         if isinstance(leaf, PerReplica):
-            is_placed = leaf.is_global or _compat.inside_trace()
+            is_placed = leaf.is_global or _compat.is_inside_trace()
             shapes = None if is_placed else uneven_shapes(leaf, layout)
             if shapes is not None:
                 uneven.append((num_state + number, shapes))
                 leaf = padded(leaf, shapes, layout)
             try:
-                checked = checked_per_replica(_LeafName(flat, None, number), leaf, layout)
+                checked = place_per_replica(_LeafName(flat, None, number), leaf, layout)
             except ShapeError as error:
                 misfits.append(error)
                 checked = leaf

@@ -13,7 +13,7 @@ from jaxdist import _compat
 from jaxdist._devices import CPU_STEPS
 from jaxdist._program.compile.program import Program
 from jaxdist._program.run.call import Call
-from jaxdist._values import held_leaves, owned_leaves
+from jaxdist._values import copy_writable_leaves, list_arrays
 
 
 def guard_against_deleted(
@@ -22,7 +22,7 @@ def guard_against_deleted(
     """Return a call path that checks for deleted arrays and calls `slow` if it finds any."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _compat.any_deleted(jax.tree.leaves((args, kwargs))):
+        if _compat.has_deleted(jax.tree.leaves((args, kwargs))):
             return slow(*args, **kwargs)
         return dispatch(*args, **kwargs)
 
@@ -44,7 +44,7 @@ def count_steps(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         CPU_STEPS.make_room()
         results = dispatch(*args, **kwargs)
-        CPU_STEPS.dispatched(results, held_leaves)
+        CPU_STEPS.count_step(results, list_arrays)
         return results
 
     return call
@@ -62,7 +62,7 @@ def copy_host_arrays(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     """Return a call path that passes copies of the caller's NumPy arrays."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = owned_leaves((args, kwargs))
+        args, kwargs = copy_writable_leaves((args, kwargs))
         return dispatch(*args, **kwargs)
 
     return call

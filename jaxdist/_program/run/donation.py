@@ -16,7 +16,7 @@ from jaxdist._values import PerReplica
 
 def may_crash(layout: ReplicaMesh) -> bool:
     """Whether a deleted buffer in a call ends the process; see `_compat.DELETED_ARE_REFUSED`."""
-    is_late = not _compat.DELETED_ARE_REFUSED and layout.platform == "cpu"
+    is_late = not _compat.REJECTS_DELETED_ARRAYS and layout.platform == "cpu"
     return is_late and len(layout.devices) > 1
 
 
@@ -58,7 +58,7 @@ class DonatingCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Under jax_debug_nans only the slow path runs the program that donates nothing.
-        if _compat.checks_numbers():
+        if _compat.is_checking_numbers():
             return self._slow(*args, **kwargs)
         if self._one_device:
             return self._call_on_one_device(*args, **kwargs)
@@ -71,10 +71,10 @@ class DonatingCall:
                 parts = _parts(argument)
                 count += len(parts)
                 seen.update(map(id, parts))
-                if finds_deleted and _compat.any_deleted(parts):
+                if finds_deleted and _compat.has_deleted(parts):
                     return self._slow(*args, **kwargs)
             may_repeat = len(seen) != count
-        elif finds_deleted and _compat.any_deleted(jax.tree.leaves((args, kwargs))):
+        elif finds_deleted and _compat.has_deleted(jax.tree.leaves((args, kwargs))):
             return self._slow(*args, **kwargs)
         if may_repeat and has_repeats((args, kwargs)):
             return self._slow(*args, **kwargs)

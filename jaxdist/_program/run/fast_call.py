@@ -7,14 +7,14 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxdist._compat import any_deleted, checks_numbers
+from jaxdist._compat import has_deleted, is_checking_numbers
 from jaxdist._devices import CPU_STEPS
 from jaxdist._program.arguments.arguments import Flat, GraphNode, Static, flatten
 from jaxdist._program.arguments.exact import exact, exact_structure
 from jaxdist._program.nnx.graph import CachedGraph
 from jaxdist._program.run.donation import has_repeats
 from jaxdist._program.variables.lift import LiftedVariables
-from jaxdist._values import as_held, held_by, held_leaves, owned_leaves
+from jaxdist._values import as_held, copy_writable_leaves, get_arrays, list_arrays
 
 
 class TakeSlowPath:
@@ -111,17 +111,17 @@ class FastCall:
             dispatch = self._make_dispatcher(cached_graph, len(args), static)
         written, read_only = _NONE, _NONE
         if variables:
-            written, read_only = held_by(variables.written), held_by(variables.read_only)
+            written, read_only = get_arrays(variables.written), get_arrays(variables.read_only)
         # What the call paths of `Step` do for other calls; see Note [Call paths].
         if step.keeps_padding:
             leaves, rest, named = as_held((leaves, rest, named))
         if step.copies_host_arrays:
-            leaves, rest, named = owned_leaves((leaves, rest, named))
+            leaves, rest, named = copy_writable_leaves((leaves, rest, named))
         if step.donates and (
-            checks_numbers() or has_repeats((leaves, written, rest, named, read_only))
+            is_checking_numbers() or has_repeats((leaves, written, rest, named, read_only))
         ):
             return step.slow(*args, **kwargs)
-        if step.finds_deleted and any_deleted(
+        if step.finds_deleted and has_deleted(
             jax.tree.leaves((leaves, written, rest, named, read_only))
         ):
             return step.slow(*args, **kwargs)
@@ -137,7 +137,7 @@ class FastCall:
             known[key] = dispatch
         result = self._update_state(results, cached_graph)
         if step.counts_steps:
-            CPU_STEPS.dispatched(results, held_leaves)
+            CPU_STEPS.count_step(results, list_arrays)
         return result
 
     def _use_mirrored_copies(

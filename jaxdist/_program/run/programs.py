@@ -43,14 +43,14 @@ class ReadyProgram:
     def _has_subbyte_inputs(self) -> bool:
         # On such JAX versions the compiled call refuses the layouts of 4-bit arrays.
         dtypes = (slot.dtype for slot in self.program.signature.inputs)
-        return not _compat.LAYOUTS_BELOW_A_BYTE_AGREE and any(
+        return not _compat.SUPPORTS_SUB_BYTE_LAYOUTS and any(
             isinstance(dtype, np.dtype) and is_below_a_byte(dtype) for dtype in dtypes
         )
 
     def call(self, leaves: Sequence[Any]) -> Any:
         """Run the executable and return flat results."""
         if self._has_subbyte_inputs:
-            return _compat.call_with_any_layout(self.compiled, leaves)
+            return _compat.call_without_layout_checks(self.compiled, leaves)
         return self.compiled(*leaves)
 
     def run(self, leaves: Sequence[Any]) -> Any:

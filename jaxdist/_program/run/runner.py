@@ -8,7 +8,7 @@ from typing import Any
 from jaxdist import _compat
 from jaxdist._program.arguments.deleted import is_about_deleted
 from jaxdist._program.arguments.exact import exact
-from jaxdist._program.arguments.options import RunOptions, checked
+from jaxdist._program.arguments.options import RunOptions, check_options
 from jaxdist._program.arguments.retrace import RetraceWatch
 from jaxdist._program.compile.program import Program
 from jaxdist._program.run.step import Step
@@ -49,7 +49,7 @@ class Runner:
 
     def step(self, fn: Callable[..., Any], options: RunOptions | None) -> Step:
         """Return the `Step` of `fn` with these options; make it at the first call."""
-        chosen = _DEFAULT if options is None else checked(options)
+        chosen = _DEFAULT if options is None else check_options(options)
         if type(fn).__name__ == "function":
             return self._find_weakly_held(fn, chosen)
         key = (exact(fn), chosen) if _is_hashable(fn) else (id(fn), chosen)

@@ -127,8 +127,8 @@ class Step:
         call = self._read(args, kwargs)
         if call.is_traced:
             return self._inside_trace(call), None
-        self._layout.check_is_there("strategy.run")
-        if _compat.is_disabled_jit():
+        self._layout.check_can_run("strategy.run")
+        if _compat.is_jit_disabled():
             return self._op_by_op(call, args), None
         if has_arrays_elsewhere(call.leaves, self._layout):
             self.keep_copies()
@@ -139,7 +139,7 @@ class Step:
             if copied is not None:
                 args, kwargs = copied
                 call = self._read(args, kwargs)
-        is_checked = self.donates and _compat.checks_numbers()
+        is_checked = self.donates and _compat.is_checking_numbers()
         # If the result has a nan, the step runs again op by op, with the same arguments. So they
         # must not be donated.
         ready = (
@@ -149,7 +149,7 @@ class Step:
         )
         program = ready.program
         leaves = call.leaves_of(program)
-        if _compat.any_deleted(leaves):
+        if _compat.has_deleted(leaves):
             self.check_deleted(args, kwargs)
         check_not_repeated(self.donated, leaves, program)
         self._donating.register_structure(args, kwargs)
@@ -158,7 +158,7 @@ class Step:
         result = call.update_state(program, results)
         # Only now, because the call may have failed: add the call paths that such calls need.
         if must_count(program):
-            CPU_STEPS.dispatched(results)
+            CPU_STEPS.count_step(results)
             self._start_counting()
         if call.signature.structure is not None:
             self._start_telling_structures_apart()
@@ -203,8 +203,8 @@ class Step:
         call = self._read(args, kwargs)
         if call.is_traced:
             return self._inside_trace(call)
-        self._layout.check_is_there("strategy.run")
-        if _compat.any_deleted(call.leaves):
+        self._layout.check_can_run("strategy.run")
+        if _compat.has_deleted(call.leaves):
             self.check_deleted(args, kwargs)
         return self._op_by_op(call, args)
 
@@ -213,7 +213,7 @@ class Step:
         fn: Any = self._fn()
         check_positions(self.donated, args)
         check_no_arrays_hidden("strategy.run", call.flat)
-        with _compat.with_jit():
+        with _compat.enable_jit():
             step = OpByOpStep(fn, call.signature, self._strategy(), call.leaves)
             return step.run(self.donated, source_location(fn))
 
@@ -227,7 +227,7 @@ class Step:
         """
         # Not for virtual replicas: op by op, numbers are rounded in other ways than compiled.
         call = None if self._layout.num_virtual is not None else self._read(args, kwargs)
-        if call is not None and not call.is_traced and not _compat.any_deleted(call.leaves):
+        if call is not None and not call.is_traced and not _compat.has_deleted(call.leaves):
             self._run_op_by_op(call, args)
         raise NotFiniteError(_number_not_found_message(self.name, error, call is None)) from error
 

@@ -6,11 +6,13 @@ from typing import Any
 import jax
 
 from jaxdist._program.arguments.arguments import Static, unflatten
-from jaxdist._program.trace.trace import Argument, Signature, Traced
+from jaxdist._program.trace.trace import Argument, Signature, TracedStep
 from jaxdist._values import open_containers
 
 
-def carried(signature: Signature, traced: Traced, num_replicas: int) -> dict[int, int]:
+def find_carried_arguments(
+    signature: Signature, traced: TracedStep, num_replicas: int
+) -> dict[int, int]:
     """Return, for results with the structure of an argument, the number of the matching input.
 
     The numbers count all results and all inputs, NNX variables first. Each argument is matched
@@ -35,12 +37,12 @@ def carried(signature: Signature, traced: Traced, num_replicas: int) -> dict[int
     return found
 
 
-def arguments_of(signature: Signature, traced: Traced) -> dict[int, Any]:
+def arguments_of(signature: Signature, traced: TracedStep) -> dict[int, Any]:
     """Return the positional arguments of a call, with each traced leaf replaced by its number."""
     return dict(enumerate(_arguments(signature, traced)[0]))
 
 
-def named_arguments_of(signature: Signature, traced: Traced) -> dict[str, Any]:
+def named_arguments_of(signature: Signature, traced: TracedStep) -> dict[str, Any]:
     """Return all arguments of a call like `arguments_of`, by their names in messages."""
     args, kwargs = _arguments(signature, traced)
     return {f"args[{i}]": a for i, a in enumerate(args)} | {
@@ -48,7 +50,7 @@ def named_arguments_of(signature: Signature, traced: Traced) -> dict[str, Any]:
     }
 
 
-def _arguments(signature: Signature, traced: Traced) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(signature: Signature, traced: TracedStep) -> tuple[list[Any], dict[str, Any]]:
     # The inputs begin with the variables of NNX objects; those are not among the arguments.
     count = len(signature.inputs) - traced.num_graph
     numbers = [Argument(i) for i in range(count)]
@@ -73,7 +75,7 @@ def is_static(x: Any) -> bool:
 
 def _can_be_carried(
     signature: Signature,
-    traced: Traced,
+    traced: TracedStep,
     leaves: list[Any],
     out_leaves: list[Any],
     num_replicas: int,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.nnx.graph_rules import Combination, Rule
 from jaxdist._program.proof.from_zero import run_twice
-from jaxdist._program.trace.trace import Argument, Signature, Traced, trace_local
+from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace_local
 
 _FROM_ZERO = frozenset({Rule.SUM, Rule.MOMENTS})
 
@@ -20,8 +20,8 @@ def numbers_of_metrics(combined: Sequence[Combination]) -> tuple[int, ...]:
 
 
 def trace_increments(
-    traced: Traced, signature: Signature, combined: Sequence[Combination], layout: ReplicaMesh
-) -> Traced:
+    traced: TracedStep, signature: Signature, combined: Sequence[Combination], layout: ReplicaMesh
+) -> TracedStep:
     """Trace the step again with metrics that start at zero, so that they return increments."""
     # Old and new value are not subtracted: a large sum would lose the digits of a small increment.
     numbers = numbers_of_metrics(combined)
@@ -35,7 +35,7 @@ def trace_increments(
 class _FromZero:
     """A traced step as a function from flat local values, with increments as results."""
 
-    def __init__(self, traced: Traced, numbers: tuple[int, ...]) -> None:
+    def __init__(self, traced: TracedStep, numbers: tuple[int, ...]) -> None:
         self._traced = traced
         self._numbers = frozenset(numbers)
         self.template = traced.template

@@ -10,7 +10,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.nnx import graph_rules
 from jaxdist._program.proof.made_of_nothing import UNKNOWN, Found, Origin, constant, nothing, walk
 from jaxdist._program.state.rows import replicas_with_rows
-from jaxdist._program.trace.trace import Argument, Signature, Traced
+from jaxdist._program.trace.trace import Argument, Signature, TracedStep
 from jaxdist._values import Kind
 from jaxdist.errors import NoRowsError
 
@@ -34,7 +34,11 @@ def has_empty_input(signature: Signature, num_replicas: int) -> bool:
 
 
 def check_without_rows(
-    whole: Signature, own: Signature, traced: Traced, replicas: Sequence[int], layout: ReplicaMesh
+    whole: Signature,
+    own: Signature,
+    traced: TracedStep,
+    replicas: Sequence[int],
+    layout: ReplicaMesh,
 ) -> None:
     """Raise if the empty batch of these replicas makes a nan that reaches a collective or state.
 
@@ -90,7 +94,7 @@ def _is_combined(signature: Signature, number: int) -> bool:
     return issubclass(kind, nnx.BatchStat) or graph_rules.is_metric(kind)
 
 
-def _name(signature: Signature, traced: Traced, number: int) -> str:
+def _name(signature: Signature, traced: TracedStep, number: int) -> str:
     graph = signature.graph
     count = len(graph.types) if graph else 0
     if graph is not None and number < count:

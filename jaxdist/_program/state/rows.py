@@ -38,7 +38,7 @@ def place_of(replica: int, layout: ReplicaMesh) -> dict[str, int]:
     return {a: int(i) for a, i in zip(layout.replica_axes, found, strict=True)}
 
 
-def places_with_rows(signature: Signature, layout: ReplicaMesh) -> list[dict[str, int]]:
+def find_places_with_rows(signature: Signature, layout: ReplicaMesh) -> list[dict[str, int]]:
     """Return the position of one replica with rows for each group with the same trace."""
     # Replicas with the same shapes of uneven inputs share a trace. Reversed, so that the first
     # replica of a group is the one that stays in the dict.

@@ -19,7 +19,7 @@ from jaxdist._program.proof.moments import is_update
 from jaxdist._program.proof.updates import Part, part_of_result
 from jaxdist._program.state.carried import is_static, named_arguments_of
 from jaxdist._program.state.remedy import Role, remedy, role_of
-from jaxdist._program.trace.trace import Argument, Signature, Traced
+from jaxdist._program.trace.trace import Argument, Signature, TracedStep
 from jaxdist._values import Kind, Opened
 from jaxdist.errors import StateDivergenceError, StateDivergenceWarning
 
@@ -34,9 +34,9 @@ _OTHER_STATE = (
 )
 
 
-def combinations(
+def find_combinations(
     signature: Signature,
-    traced: Traced,
+    traced: TracedStep,
     differs: Sequence[bool],
     num_replicas: int,
     places: Sequence[Mapping[str, int]],
@@ -91,7 +91,7 @@ def combinations(
 
 
 def _find_moments(
-    signature: Signature, traced: Traced, places: Sequence[Mapping[str, int]]
+    signature: Signature, traced: TracedStep, places: Sequence[Mapping[str, int]]
 ) -> list[tuple[int, int, int]]:
     """Return the metrics of count, mean and squared deviations that the step updates with data."""
     jaxpr = traced.jaxpr
@@ -112,7 +112,7 @@ def _is_closed_over_array(operand: Any) -> bool:
     return type(operand) is not Argument and is_array and not isinstance(operand, jax.core.Tracer)
 
 
-def _input_variable(traced: Traced, number: int) -> Any:
+def _input_variable(traced: TracedStep, number: int) -> Any:
     """Return the input of the traced step that holds argument leaf `number`."""
     for operand, variable in zip(traced.operands, traced.jaxpr.invars, strict=True):
         if type(operand) is Argument and operand == number:
@@ -176,7 +176,7 @@ class _ReturnedArgument:
 
 def check_functional_state(
     signature: Signature,
-    traced: Traced,
+    traced: TracedStep,
     differs: Sequence[bool],
     donated: Sequence[int],
     num_replicas: int,
@@ -216,7 +216,7 @@ def check_functional_state(
 
 
 def _find_returned_arguments(
-    signature: Signature, traced: Traced, differs: Sequence[bool], donated: Sequence[int]
+    signature: Signature, traced: TracedStep, differs: Sequence[bool], donated: Sequence[int]
 ) -> list[_ReturnedArgument]:
     args = named_arguments_of(signature, traced)
     given_away = {f"args[{i}]" for i in donated}
@@ -266,7 +266,7 @@ def _parts_of_result(template: Any) -> list[Any]:
     return parts
 
 
-def _part_of_argument(before: int, after: int, signature: Signature, traced: Traced) -> Part:
+def _part_of_argument(before: int, after: int, signature: Signature, traced: TracedStep) -> Part:
     """Return how one result is computed from one argument."""
     own = {
         variable: signature.inputs[operand].kind is not Kind.MIRRORED
@@ -284,7 +284,7 @@ def _find_diverging_leaves(
     leaves: list[Any],
     out_leaves: list[Any],
     signature: Signature,
-    traced: Traced,
+    traced: TracedStep,
     differs: Sequence[bool],
 ) -> list[tuple[str, Role]]:
     paths = jax.tree_util.tree_flatten_with_path(argument, is_leaf=is_static)[0]

@@ -11,7 +11,15 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Cut, Sharded, from_state, gathered, is_sharded, piece, undeclared
+from jaxdist._values import (
+    Cut,
+    Sharded,
+    declare_piece,
+    from_state,
+    gather_whole,
+    is_sharded,
+    make_undeclared,
+)
 from jaxdist.errors import ReplicaValueError, ShapeError
 
 _LOG = logging.getLogger("jaxdist")
@@ -31,7 +39,7 @@ def assemble_pieces(
 ) -> list[Any]:
     """Return local values, with each local piece replaced by the array that it belongs to."""
     return [
-        x if slot.cut is None else piece(x, slot.cut, layout)
+        x if slot.cut is None else declare_piece(x, slot.cut, layout)
         for x, slot in zip(values, inputs, strict=True)
     ]
 
@@ -39,7 +47,7 @@ def assemble_pieces(
 def wrap_pieces(values: Sequence[Any], inputs: Sequence[HasCut]) -> list[Any]:
     """Return values in which each array in pieces is wrapped into a `Sharded` node."""
     return [
-        x if slot.cut is None else undeclared(x, slot.cut)
+        x if slot.cut is None else make_undeclared(x, slot.cut)
         for x, slot in zip(values, inputs, strict=True)
     ]
 
@@ -78,7 +86,7 @@ def restore_nodes(
             held = value.get_raw_value()
             restored = from_state(held)
             if id(value) in whole and is_sharded(restored):
-                restored = gathered(restored, layout)
+                restored = gather_whole(restored, layout)
                 name = "/".join(map(str, path[1:]))
                 gathered_bytes[name] = restored.size * restored.dtype.itemsize
             if restored is not held:
@@ -141,7 +149,7 @@ def _piece_numbers(cut: Cut, layout: ReplicaMesh) -> list[int]:
     return [int(n) for n in flat]
 
 
-def joined(pieces: Sequence[Any], cut: Cut, layout: ReplicaMesh) -> Sharded:
+def join_pieces(pieces: Sequence[Any], cut: Cut, layout: ReplicaMesh) -> Sharded:
     """Return the array made from the piece of each replica."""
     first = pieces[0].sharding
     numbers = _piece_numbers(cut, layout)

@@ -28,7 +28,7 @@ from jaxdist._program.proof.pieces import ShardFact, ShardingProof, check_result
 from jaxdist._program.proof.replication import NONE
 from jaxdist._program.trace import sharded
 from jaxdist._program.trace.step_errors import find_better_error, unbound_axis_error
-from jaxdist._replica import Frame, ReplicaContext, entered
+from jaxdist._replica import Frame, ReplicaContext, enter_frame
 from jaxdist._validate import as_array
 from jaxdist._values import (
     Cut,
@@ -36,12 +36,12 @@ from jaxdist._values import (
     PerReplica,
     Sharded,
     Variable,
+    copy_if_writable,
     is_leaked,
+    make_undeclared,
     open_containers,
-    owned,
-    undeclared,
 )
-from jaxdist._values import opened as opened_piece
+from jaxdist._values import open_piece as opened_piece
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 
 
@@ -65,7 +65,7 @@ class Signature:
 
 
 @dataclasses.dataclass(frozen=True)
-class Traced:
+class TracedStep:
     """A step as one `shard_map` of a local jaxpr, and the structure of its results.
 
     `operands[i]` is the i-th input of the jaxpr: the number of an argument leaf (`Argument`), or a
@@ -112,7 +112,7 @@ class Traced:
         if any(isinstance(x, jax.core.Tracer) for x in self.closed.consts):
             return list(_compat.bind_like(self.eqn, self.given(leaves), params))
         parts = [_find_split_dim(spec, params["mesh"]) for spec in out_specs]
-        return _compat.call_traced(self.closed, params, parts, leaves)
+        return _compat.stage_with_params(self.closed, params, parts, leaves)
 
     def given(self, leaves: Sequence[Any]) -> list[Any]:
         """Return the inputs of the jaxpr for these values of the arguments."""
@@ -131,7 +131,7 @@ class Argument(int):
     """The number of an argument leaf."""
 
 
-def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced:
+def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> TracedStep:
     """Trace `fn` under `shard_map` with the layout of `strategy`.
 
     With one logical device for each replica, all axes are manual, which every operation supports.
@@ -156,10 +156,12 @@ def trace(fn: Callable[..., Any], signature: Signature, strategy: Any) -> Traced
 
 def _trace_with(
     manual_axes: frozenset[str], fn: Callable[..., Any], signature: Signature, strategy: Any
-) -> Traced:
+) -> TracedStep:
     variables = signature.lifting.begin()
     local = LocalStep(fn, signature, strategy, variables)
-    traced: Traced = variables.finish(trace_local(manual_axes, local, signature, strategy.layout))
+    traced: TracedStep = variables.finish(
+        trace_local(manual_axes, local, signature, strategy.layout)
+    )
     dead = next((c for c in traced.closed.consts if is_leaked(c)), None)
     if dead is not None:
         raise closures.leak_error(fn, dead)
@@ -172,7 +174,7 @@ def replica_axes_of(layout: ReplicaMesh) -> frozenset[str]:
 
 
 def input_differences(
-    signature: Signature, traced: Traced, axes: frozenset[str]
+    signature: Signature, traced: TracedStep, axes: frozenset[str]
 ) -> list[frozenset[str]]:
     """Return, for each input of the trace, the axes over which it may differ."""
     return [
@@ -181,7 +183,7 @@ def input_differences(
     ]
 
 
-def trace_on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -> Traced:
+def trace_on_pieces(traced: TracedStep, signature: Signature, layout: ReplicaMesh) -> TracedStep:
     """Return a trace in which each replica computes with its piece of a `Sharded` array.
 
     Raises:
@@ -207,14 +209,14 @@ def trace_on_pieces(traced: Traced, signature: Signature, layout: ReplicaMesh) -
     )
     slots = map(_drop_layout, signature.inputs)
     closed = jax.make_jaxpr(lambda *leaves: mapped(*traced.given(leaves)))(*slots)
-    closed = closed.replace(consts=[owned(c) for c in closed.consts])
+    closed = closed.replace(consts=[copy_if_writable(c) for c in closed.consts])
     check_results(walk.wrong)
     return dataclasses.replace(traced, closed=closed, operands=_operands(closed))
 
 
 def trace_local(
     manual_axes: frozenset[str], local: "LocalFunction", signature: Signature, layout: ReplicaMesh
-) -> Traced:
+) -> TracedStep:
     """Trace a function from flat local values to flat local results."""
     mapped = jax.shard_map(
         local,
@@ -228,8 +230,8 @@ def trace_local(
     )
     closed = jax.make_jaxpr(mapped)(*(_drop_layout(i) for i in signature.inputs))
     # The program may be compiled later, after the caller changed the arrays in place.
-    closed = closed.replace(consts=[owned(c) for c in closed.consts])
-    return Traced(
+    closed = closed.replace(consts=[copy_if_writable(c) for c in closed.consts])
+    return TracedStep(
         closed,
         _operands(closed),
         local.template,
@@ -307,7 +309,7 @@ class LocalStep:
         context = ReplicaContext(self.strategy)
         with (
             self.variables.body(),
-            entered(Frame(self.strategy, replica=context, variables=self.variables)),
+            enter_frame(Frame(self.strategy, replica=context, variables=self.variables)),
         ):
             try:
                 result = closures.call(self.fn, args, kwargs)
@@ -367,7 +369,7 @@ class LocalStep:
         made = list(results)
         for i, cut in self.cuts.items():
             name = names.get(i) or (graph.name(i) if graph else "a variable")
-            sharded.check_piece(name, undeclared(results[i], cut))
+            sharded.check_piece(name, make_undeclared(results[i], cut))
             made[i] = opened_piece(results[i], cut, layout, name=name)
         return made
 
@@ -383,7 +385,7 @@ class LocalStep:
                 raise ReplicaValueError(refused_result_message(name, leaf, "The step"))
             if isinstance(leaf, Sharded):
                 if leaf.has_padding:  # The step closed over it, so nobody removed the padding.
-                    leaf = undeclared(leaf.whole(), leaf.cut)
+                    leaf = make_undeclared(leaf.whole(), leaf.cut)
                 sharded.check_piece(name, leaf)
                 self.cuts[self.num_graph + len(arrays)] = leaf.cut
                 leaf = leaf.held

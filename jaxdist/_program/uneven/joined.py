@@ -316,7 +316,7 @@ class _Join:
     def _where(self, group: int, number: int | None) -> str:
         if number is None:
             return ""
-        return f" at {_compat.source_of(self.ops[group][number].eqn)}"
+        return f" at {_compat.find_source(self.ops[group][number].eqn)}"
 
     def _meet(
         self, ops: list[Op], slots: list[Slot], operands: Sequence[Sequence[Slot]]
@@ -356,7 +356,7 @@ class _Join:
 
     def _cannot_gather(self, ops: list[Op], dim: int) -> str:
         return (
-            f"An all_gather at {_compat.source_of(ops[0].eqn)} was given different shapes on "
+            f"An all_gather at {_compat.find_source(ops[0].eqn)} was given different shapes on "
             f"different replicas:\n{self._given(ops)}\n\n"
             f"Values that are concatenated on dim {dim} may differ in dim {dim} only.\n\n"
             "Gather on the dim that differs, or pad the others first."
@@ -368,7 +368,7 @@ class _Join:
             for g, op in enumerate(ops)
         )
         return (
-            f"A switch at {_compat.source_of(ops[0].eqn)} has other numbers of branches on "
+            f"A switch at {_compat.find_source(ops[0].eqn)} has other numbers of branches on "
             f"different replicas, and a collective in one of them:\n{counts}\n\n"
             "Every replica has to reach every collective, so a switch that holds one has the same "
             "branches on all replicas.\n\n"
@@ -381,7 +381,7 @@ class _Join:
             f"replicas {self.groups.members(g)}: {loop_of(op)}" for g, op in enumerate(ops)
         )
         return (
-            f"A {ops[0].name} at {_compat.source_of(ops[0].eqn)} has a collective in it, and is "
+            f"A {ops[0].name} at {_compat.find_source(ops[0].eqn)} has a collective in it, and is "
             f"not the same loop on different replicas:\n{found}\n\n"
             "Every replica has to reach every collective, so a loop that holds one carries the "
             "same values in the same direction on all replicas.\n\n"
@@ -391,7 +391,7 @@ class _Join:
 
     def _cannot_meet(self, ops: list[Op]) -> str:
         return (
-            f"A {ops[0].name} at {_compat.source_of(ops[0].eqn)} was given different shapes on "
+            f"A {ops[0].name} at {_compat.find_source(ops[0].eqn)} was given different shapes on "
             f"different replicas:\n{self._given(ops)}\n\n"
             "Values that are combined element by element have one shape on all replicas.\n\n"
             "Reduce them over the dim that differs first (a sum and a count), or bring them "

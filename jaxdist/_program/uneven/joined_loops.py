@@ -18,7 +18,7 @@ def held(op: Op) -> range:
     """The places of the operands that a loop or branch only reads; none of another operation."""
     params = op.eqn.params
     if op.name == "scan":
-        return range(_compat.scan_counts(params)[0])
+        return range(_compat.get_scan_counts(params)[0])
     if op.name == "while":
         return range(params["cond_nconsts"] + params["body_nconsts"])
     return range(1, len(op.inputs)) if op.name == "cond" else range(0)
@@ -41,7 +41,7 @@ def loop_of(op: Op) -> str:
         return f"{len(op.outputs)} results"
     if op.name == "while":
         return f"{others} values carried"
-    carry = _compat.scan_counts(op.eqn.params)[1]
+    carry = _compat.get_scan_counts(op.eqn.params)[1]
     way = "backwards" if op.eqn.params["reverse"] else "forwards"
     return (
         f"{carry} values carried, {others - carry} read by turns, "
@@ -51,7 +51,7 @@ def loop_of(op: Op) -> str:
 
 def _scan(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
     params = ops[0].eqn.params
-    carry = _compat.scan_counts(params)[1]
+    carry = _compat.get_scan_counts(params)[1]
     inner = [op.eqn.params["jaxpr"] for op in ops]
     consts = [given[: len(held(op))] for op, given in zip(ops, operands, strict=True)]
     others = operands[0][len(consts[0]) :]

@@ -8,15 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._collectives import GatherLog, check_together, logged
+from jaxdist._collectives import GatherLog, check_together, record_gathers
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.proof.uneven_mean import lines_of_averages, lines_of_means
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input, rows_of
-from jaxdist._program.trace.trace import Argument, Signature, Traced, trace, trace_local
+from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace, trace_local
 from jaxdist._program.uneven.joined import Groups, Slot, filled, run_joined
 from jaxdist._program.uneven.joined_ops import Const, same
-from jaxdist._values import PerReplica, owned
+from jaxdist._values import PerReplica, copy_if_writable
 from jaxdist.errors import ShapeError, StateDivergenceError
 
 # Gathers whose sizes depend on gathers before them need a round of tracing each.
@@ -72,7 +72,7 @@ def padded(value: PerReplica, shapes: Shapes, layout: ReplicaMesh) -> PerReplica
     for array, device in zip(value.values, layout.device_grid[:, 0], strict=True):
         if isinstance(array, np.ndarray):
             widths = [(0, n - have) for n, have in zip(largest, array.shape, strict=True)]
-            whole = owned(np.pad(array, widths))
+            whole = copy_if_writable(np.pad(array, widths))
         else:
             whole = filled(array, largest)
         pieces.append(jax.device_put(whole, device))
@@ -96,7 +96,7 @@ def _largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 def traces_of_groups(
     fn: Callable[..., Any], signature: Signature, strategy: Any
-) -> tuple[list[Signature], list[Traced], Groups]:
+) -> tuple[list[Signature], list[TracedStep], Groups]:
     """Trace `fn` for each group of replicas with equal shapes.
 
     Raises:
@@ -113,10 +113,10 @@ def traces_of_groups(
 def joined_trace(
     signature: Signature,
     own: list[Signature],
-    traces: list[Traced],
+    traces: list[TracedStep],
     groups: Groups,
     layout: ReplicaMesh,
-) -> Traced:
+) -> TracedStep:
     """Join the traces of the groups, of which `own` are the signatures.
 
     Raises:
@@ -153,16 +153,16 @@ def signature_of(signature: Signature, replica: int, num_replicas: int) -> Signa
 
 def _with_known_gathers(
     fn: Callable[..., Any], signatures: list[Signature], strategy: Any, groups: Groups
-) -> list[Traced]:
+) -> list[TracedStep]:
     """Traces in which every gather knows the rows that each replica brings."""
     assumed: tuple[tuple[int, ...], ...] = ()
     for _ in range(MAX_ROUNDS):
         logs = [GatherLog(assumed, len(groups.of_replica)) for _ in signatures]
-        traces: list[Traced] = []
+        traces: list[TracedStep] = []
         failed: Exception | None = None
         for group, (signature, log) in enumerate(zip(signatures, logs, strict=True)):
             try:
-                with logged(log):
+                with record_gathers(log):
                     traces.append(trace(_restarting(fn, log), signature, strategy))
             except Exception as error:
                 error.add_note(_where(groups.members(group), signature))
@@ -227,7 +227,7 @@ class _JoinedStep:
         self,
         signature: Signature,
         own: list[Signature],
-        traces: list[Traced],
+        traces: list[TracedStep],
         groups: Groups,
         num_replicas: int,
     ) -> None:
@@ -267,7 +267,7 @@ class _JoinedStep:
         return Slot(leaf, tuple(shapes))
 
 
-def check_ranks(traces: Sequence[Traced], groups: Groups) -> None:
+def check_ranks(traces: Sequence[TracedStep], groups: Groups) -> None:
     """Refuse results that differ in rank."""
     by_group = list(zip(*(t.shapes for t in traces), strict=True))
     for path, shapes in zip(traces[0].paths, by_group[traces[0].num_graph :], strict=True):
@@ -275,7 +275,7 @@ def check_ranks(traces: Sequence[Traced], groups: Groups) -> None:
             raise StateDivergenceError(_other_ranks(path, shapes, groups))
 
 
-def joined_template(traces: Sequence[Traced], groups: Groups) -> Any:
+def joined_template(traces: Sequence[TracedStep], groups: Groups) -> Any:
     """The structure of the results; Python values that differ become a `PerReplica`."""
     flat = [jax.tree.flatten(t.template, is_leaf=lambda x: isinstance(x, Static)) for t in traces]
     for group, (_, treedef) in enumerate(flat):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.variables.in_step import aggregate_value, collect_rows, read_aggregated
-from jaxdist._replica import Frame, entered, innermost_explicit_frame
+from jaxdist._replica import Frame, enter_frame, innermost_explicit_frame
 from jaxdist._typing import PyTree
 from jaxdist._values import (
     Change,
@@ -19,9 +19,9 @@ from jaxdist._values import (
     PerReplica,
     Scatter,
     Variable,
-    any_variable,
-    checked_value,
-    own_value,
+    cast_to_variable,
+    get_own_value,
+    has_any_variable,
 )
 from jaxdist.errors import ArgumentError, ContextError, MixedStrategyError
 
@@ -79,8 +79,10 @@ class StepAccess(abc.ABC):
     def update_own(self, variable: Variable, change: Change, value: Any) -> None:
         """Change this replica's copy only."""
         if isinstance(value, PerReplica):
-            value = jnp.asarray(own_value(value, self._layout))
-        given = checked_value(variable.label, change.value, value, variable.shape, variable.dtype)
+            value = jnp.asarray(get_own_value(value, self._layout))
+        given = cast_to_variable(
+            variable.label, change.value, value, variable.shape, variable.dtype
+        )
         self._set(variable, change.value, change.apply(self._own_to_change(variable), given))
 
     def scatter_own(self, variable: Variable, kind: Scatter, slices: IndexedSlices) -> None:
@@ -124,7 +126,7 @@ class OwnCopies:
         self._step.scatter_own(variable, kind, slices)
 
 
-def check_home(variable: Variable, layout: ReplicaMesh) -> None:
+def check_same_strategy(variable: Variable, layout: ReplicaMesh) -> None:
     """Raise if a variable belongs to another strategy."""
     # A variable without a strategy can be used in steps of all strategies.
     home = variable.home.layout
@@ -144,7 +146,7 @@ def _other_strategy_error(
     )
 
 
-def one_for_each_example(variable: Variable, what: str) -> ArgumentError:
+def mapped_value_error(variable: Variable, what: str) -> ArgumentError:
     """Return the error for an assignment of a value that `jax.vmap` maps over."""
     return ArgumentError(
         f"Variable {variable.label!r}.{what} was given a value that jax.vmap maps over, and the "
@@ -158,7 +160,7 @@ def one_for_each_example(variable: Variable, what: str) -> ArgumentError:
 def variables_as_values(value: PyTree) -> PyTree:
     """Return the same pytree with each variable replaced by its values on the replicas."""
     # Most programs have no variables: do not flatten then.
-    if not any_variable():
+    if not has_any_variable():
         return value
     leaves, treedef = jax.tree.flatten(
         value, is_leaf=lambda x: isinstance(x, (PerReplica, Variable))
@@ -203,10 +205,10 @@ class UpdateOfCopies:
         layout = frame.strategy.layout
         # Each copy gets its own part of a `PerReplica` argument.
         own_args, own_kwargs = jax.tree.map(
-            lambda x: own_value(x, layout) if isinstance(x, PerReplica) else x,
+            lambda x: get_own_value(x, layout) if isinstance(x, PerReplica) else x,
             (tuple(args), dict(kwargs or {})),
             is_leaf=lambda x: isinstance(x, (PerReplica, Variable)),
         )
         inside = Frame(frame.strategy, in_merge=True, variables=frame.variables.own_copies())
-        with entered(inside):
+        with enter_frame(inside):
             return self.fn(variable, *own_args, **own_kwargs)

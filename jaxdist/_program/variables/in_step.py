@@ -14,11 +14,11 @@ from jaxdist._values import (
     Scatter,
     Variable,
     VariableAggregation,
+    cast_to_variable,
     check_can_combine,
     check_can_scatter,
-    checked_value,
-    no_sum_of_all,
-    own_value,
+    get_own_value,
+    make_ambiguous_sum_error,
 )
 from jaxdist.errors import ArgumentError
 
@@ -29,8 +29,8 @@ def aggregate_value(
     """Return the value to assign or add to the copy of one replica, after aggregation."""
     is_own = not in_merge or isinstance(value, PerReplica)
     if isinstance(value, PerReplica):
-        value = jnp.asarray(own_value(value, layout))
-    given = checked_value(variable.label, change.value, value, variable.shape, variable.dtype)
+        value = jnp.asarray(get_own_value(value, layout))
+    given = cast_to_variable(variable.label, change.value, value, variable.shape, variable.dtype)
     if layout.num_replicas == 1:
         return given
     if variable.home.per_replica:
@@ -48,7 +48,7 @@ def _share_of_copy(variable: Variable, change: Change, given: Any, layout: Repli
     if variable.aggregation is not VariableAggregation.SUM:
         return given
     if change is not Change.ASSIGN:
-        raise no_sum_of_all(variable, change)
+        raise make_ambiguous_sum_error(variable, change)
     count = layout.num_replicas
     # The sum over the copies must be the value, as in TensorFlow: each copy gets a part.
     if jnp.issubdtype(variable.dtype, jnp.inexact):
@@ -62,7 +62,7 @@ def _sum_additions(given: Any, layout: ReplicaMesh) -> Any:
     """Return the sum of what all replicas add to a variable that belongs to no strategy."""
     # Each replica adds the same constant, so its sum needs no collective.
     if isinstance(given, jax.core.Tracer):
-        return _collectives.summed(given, layout.replica_axes)
+        return _collectives.sum_over_replicas(given, layout.replica_axes)
     return given * layout.num_replicas
 
 
@@ -92,7 +92,7 @@ def collect_rows(
     how = variable.aggregation
     if variable.home.layout is None:
         # It is one variable for all replicas, so each replica's rows are applied.
-        how = VariableAggregation.NONE if kind.picks else VariableAggregation.SUM
+        how = VariableAggregation.NONE if kind.is_choice else VariableAggregation.SUM
     if in_merge or layout.num_replicas == 1 or how is VariableAggregation.NONE:
         return slices
     values, indices = jnp.asarray(slices.values), jnp.asarray(slices.indices)
@@ -102,7 +102,8 @@ def collect_rows(
         values = values / layout.num_replicas
     axes = layout.replica_axes
     return type(slices)(
-        _collectives.gathered(values, 0, axes), _collectives.gathered(indices, 0, axes)
+        _collectives.gather_over_replicas(values, 0, axes),
+        _collectives.gather_over_replicas(indices, 0, axes),
     )
 
 
@@ -117,8 +118,8 @@ def aggregate(own: Any, how: VariableAggregation, layout: ReplicaMesh) -> Any:
         first = jnp.where(is_first, numbers, jnp.zeros_like(numbers))
         return jax.lax.psum(first, axes).astype(own.dtype)
     if how is VariableAggregation.SUM:
-        return _collectives.summed(own, axes)
-    return _collectives.mean_over(own, axes)
+        return _collectives.sum_over_replicas(own, axes)
+    return _collectives.mean_over_replicas(own, axes)
 
 
 def read_aggregated(variable: Variable, own: Any, layout: ReplicaMesh) -> Any:

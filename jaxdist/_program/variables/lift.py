@@ -8,11 +8,11 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.in_slot import InSlot
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
-from jaxdist._program.trace.trace import Argument, Signature, Traced, trace, trace_on_pieces
+from jaxdist._program.trace.trace import Argument, Signature, TracedStep, trace, trace_on_pieces
 from jaxdist._program.uneven.joined import Groups
 from jaxdist._program.uneven.uneven import joined_trace, traces_of_groups
 from jaxdist._program.variables.step_variables import Lifting
-from jaxdist._values import Kind, Placement, Variable, held_by, hold_all
+from jaxdist._values import Kind, Placement, Variable, get_arrays, set_arrays
 from jaxdist.errors import ContextError, DivergentCollectiveError, StateDivergenceError
 
 MAX_TRACES = 8
@@ -50,19 +50,19 @@ class LiftedVariables:
         """Return all inputs of the program: the leaves of the call and the variables."""
         return [
             *leaves[: self.after],
-            *held_by(self.written),
+            *get_arrays(self.written),
             *leaves[self.after :],
-            *held_by(self.read_only),
+            *get_arrays(self.read_only),
         ]
 
     def write(self, values: Sequence[Any]) -> None:
         """Assign a new value to each written variable. An interrupt does not leave it half done."""
         try:
-            hold_all(self.written, values)
+            set_arrays(self.written, values)
         except KeyboardInterrupt:
             # Ctrl-C may come between two assignments. Without this, some variables would have
             # values from before the step and others from after it.
-            hold_all(self.written, values)
+            set_arrays(self.written, values)
             raise
 
 
@@ -71,7 +71,7 @@ NO_VARIABLES = LiftedVariables((), (), 0)
 
 def lift(
     fn: Callable[..., Any], signature: Signature, strategy: Any, known: LiftedVariables
-) -> tuple[Traced, Signature, LiftedVariables]:
+) -> tuple[TracedStep, Signature, LiftedVariables]:
     """Trace `fn` with the variables that it uses as inputs, and the assigned ones as results.
 
     Args:
@@ -125,7 +125,7 @@ def lift(
     return joined_trace(extended, inner, final, groups, layout), extended, found
 
 
-def _check_merge_calls(traces: Sequence[Traced], groups: Groups) -> None:
+def _check_merge_calls(traces: Sequence[TracedStep], groups: Groups) -> None:
     if len({len(t.merge_calls) for t in traces}) == 1:
         return
     listed = "\n".join(
@@ -140,7 +140,9 @@ def _check_merge_calls(traces: Sequence[Traced], groups: Groups) -> None:
     )
 
 
-def _merge_variables(traces: Sequence[Traced]) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
+def _merge_variables(
+    traces: Sequence[TracedStep],
+) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
     """Return the variables that any of the traces assigns, and those that any of them uses."""
     written = {id(v): v for t in traces for v in t.written}
     touched = {id(v): v for t in traces for v in t.touched}
@@ -172,17 +174,17 @@ def _make_lifted(
 
 
 def _add_inputs(
-    traced: Traced, signature: Signature, found: LiftedVariables, layout: ReplicaMesh
-) -> Traced:
+    traced: TracedStep, signature: Signature, found: LiftedVariables, layout: ReplicaMesh
+) -> TracedStep:
     """Return a trace whose placeholders are inputs, with results of variables in `found`'s order.
 
     `signature` already contains these inputs.
     """
     if not found:
         return traced
-    body, marks = _compat.without_placeholders(traced.jaxpr, PLACEHOLDER)
+    body, marks = _compat.remove_placeholders(traced.jaxpr, PLACEHOLDER)
     by_id = {id(v): marks[n] for n, v in enumerate(traced.touched)}
-    body = _compat.with_inputs(body, [by_id[id(v)] for v in found.all])
+    body = _compat.append_inputs(body, [by_id[id(v)] for v in found.all])
     body = body.replace(outvars=_sort_results(body.outvars, traced, found))
     count, written = len(signature.inputs) - len(found.all), len(found.written)
     # Inputs of the program: NNX variables, assigned variables, arguments, read-only variables.
@@ -207,13 +209,13 @@ def _add_inputs(
     )
     return dataclasses.replace(
         traced,
-        closed=_compat.body_with_inputs(traced.closed, body, new, order),
+        closed=_compat.add_body_inputs(traced.closed, body, new, order),
         operands=(*operands, *map(Argument, places)),
         shapes=tuple(_sort_results(traced.shapes, traced, found)),
     )
 
 
-def _sort_results(results: Sequence[Any], traced: Traced, found: LiftedVariables) -> list[Any]:
+def _sort_results(results: Sequence[Any], traced: TracedStep, found: LiftedVariables) -> list[Any]:
     """Return what belongs to the results of a trace, with variables in the order of `found`."""
     own = dict(zip(map(id, traced.written), results[found.after : traced.num_graph], strict=True))
     variables = [own[id(v)] for v in found.written]

@@ -34,7 +34,7 @@ def remove_refs(traced: Any, names: Sequence[str]) -> Any:
             "might never end.\n\n"
             "Carry the value in the state of the loop, and assign the variable after it."
         )
-    return dataclasses.replace(traced, closed=_compat.without_refs(traced.closed))
+    return dataclasses.replace(traced, closed=_compat.discharge_refs(traced.closed))
 
 
 def _has_recomputed_refs(jaxpr: Any) -> bool:
@@ -56,7 +56,7 @@ def _has_changing_condition(jaxpr: Any) -> bool:
             inner = open_jaxpr(e.params["body_jaxpr"])
             # Not strict: the inputs of the body also contain the carried values.
             given = zip(e.invars[first : first + second], inner.invars, strict=False)
-            if any(v in asked and _compat.is_changed(inner, w) for v, w in given if _is_ref(v)):
+            if any(v in asked and _compat.has_write_to(inner, w) for v, w in given if _is_ref(v)):
                 return True
         if any(_has_changing_condition(s) for s in subprograms(e)):
             return True

@@ -27,9 +27,9 @@ from jaxdist import _compat
 from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.placeholder import placeholder
-from jaxdist._program.variables.access import StepAccess, check_home, one_for_each_example
+from jaxdist._program.variables.access import StepAccess, check_same_strategy, mapped_value_error
 from jaxdist._program.variables.refs import remove_refs
-from jaxdist._values import Variable, any_variable
+from jaxdist._values import Variable, has_any_variable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class _Cell:
         return self._ref is not None
 
     def make_ref(self, body: Any) -> None:
-        self._ref = _compat.inside(body, jax.new_ref, self._held)
+        self._ref = _compat.call_in_trace(body, jax.new_ref, self._held)
 
     def read(self) -> Any:
         return self._held if self._ref is None else self._ref[...]
@@ -105,12 +105,12 @@ class TraceVariables(StepAccess):
     @contextlib.contextmanager
     def body(self) -> Iterator[None]:
         """Enter the body of one replica."""
-        self._body = _compat.current_trace()
+        self._body = _compat.get_current_trace()
         # In this order, so that the placeholders have the same numbers in each trace.
         for variable in self._lifting.order:
             self._cell(variable)
         with self._number:
-            if any_variable():
+            if has_any_variable():
                 self._use_fresh_trace_key()
             yield
 
@@ -126,7 +126,7 @@ class TraceVariables(StepAccess):
             # so XLA removes it.
             jax.lax.psum(jnp.zeros((0,)), self._layout.replica_axes)
         else:
-            self.merge_calls.append(_compat.callers_line())
+            self.merge_calls.append(_compat.find_callers_line())
         return merged(given, self)
 
     def results(self) -> list[Any]:
@@ -148,13 +148,13 @@ class TraceVariables(StepAccess):
     def _cell(self, variable: Variable) -> _Cell:
         cell = self._cells.get(id(variable))
         if cell is None:
-            check_home(variable, self._layout)
+            check_same_strategy(variable, self._layout)
             number = len(self._cells)
             # A variable with a scalar copy on each replica is one element of a global [R].
             shape = variable.shape or ((1,) if variable.home.per_replica else ())
             held = placeholder(self._body, number, shape, variable.dtype)
             if shape != variable.shape:
-                held = _compat.inside(self._body, held.reshape, ())
+                held = _compat.call_in_trace(self._body, held.reshape, ())
             cell = self._cells[id(variable)] = _Cell(variable, held)
             if id(variable) in self._lifting.refs:
                 cell.make_ref(self._body)
@@ -180,7 +180,7 @@ class TraceVariables(StepAccess):
         # As in TensorFlow, no gradient flows through an assignment.
         own = jax.lax.stop_gradient(value)
         if _compat.is_mapped(own):
-            raise one_for_each_example(variable, what)
+            raise mapped_value_error(variable, what)
         cell.write(own)
         if id(variable) in self._read_inside:
             self._use_fresh_trace_key()

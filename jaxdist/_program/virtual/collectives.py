@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdist import _compat
-from jaxdist._collectives import tree_reduced
+from jaxdist._collectives import reduce_by_tree
 from jaxdist._program.op_by_op.rendezvous import over_one_axis
 from jaxdist._program.proof.replication import named_axes
 from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier
-from jaxdist._values import in_pairs
+from jaxdist._values import combine_pairwise
 from jaxdist.errors import UnsupportedError
 
 _MEMBERS = "jaxdist_members"
@@ -67,7 +67,7 @@ def meet(eqn: Any, held: Sequence[Same | Own], turns: VirtualDevice) -> list[Sam
             return _moved(eqn, held, turns)
     raise UnsupportedError(
         "strategy.run of a strategy with deterministic=True was given a step that has a "
-        f"{name} at {_compat.source_of(eqn)}.\n\n"
+        f"{name} at {_compat.find_source(eqn)}.\n\n"
         "Virtual replicas have psum, pmean, pmax, pmin, all_gather, psum_scatter, all_to_all and "
         "ppermute.\n\n"
         "Write it with all_gather, or leave deterministic out."
@@ -86,7 +86,7 @@ def _reduced(
     own = [x for x in held if isinstance(x, Own)]
     layout = turns.layout
     stacks = [_wide(x.rows) if adds else x.rows for x in own]
-    sums = iter(tree_reduced(stacks, combine, layout.replica_axes, layout.num_places))
+    sums = iter(reduce_by_tree(stacks, combine, layout.replica_axes, layout.num_places))
     results: list[Same | Own] = []
     for x in held:
         if isinstance(x, Own):
@@ -123,7 +123,7 @@ def _in_groups(
 ) -> Any:
     """The reduction of each replica's group: `[V/R, ...]`."""
     rows = turns.all_rows(held)[_own_of(members, turns)]  # [V/R, members, ...]
-    whole = in_pairs(barrier(_wide(jnp.moveaxis(rows, 1, 0))), combine)
+    whole = combine_pairwise(barrier(_wide(jnp.moveaxis(rows, 1, 0))), combine)
     return barrier(whole).astype(rows.dtype)
 
 

@@ -74,7 +74,7 @@ class OneReplica(Interpreter[Any]):
             raise UnsupportedError(_needs_a_device(eqn))
         # Layouts of results name the mesh that was traced over. Here they mean nothing.
         params = {k: None if isinstance(v, Sharding) else v for k, v in eqn.params.items()}
-        results = _compat.bind_here(eqn, inputs, params)
+        results = _compat.bind_in_current_mesh(eqn, inputs, params)
         return list(results) if eqn.primitive.multiple_results else [results]
 
     def call(self, eqn: Any, inputs: list[Any]) -> list[Any]:
@@ -140,7 +140,7 @@ def _needs_a_device(eqn: Any) -> str:
     name = eqn.primitive.name
     return (
         "strategy.run of a strategy with deterministic=True was given a step that has a "
-        f"{name} that depends on the replica or on a mesh, at {_compat.source_of(eqn)}.\n\n"
+        f"{name} that depends on the replica or on a mesh, at {_compat.find_source(eqn)}.\n\n"
         f"Several virtual replicas share one device, and a {name} sees the device.\n\n"
         "Read get_replica_context().replica_id_in_sync_group outside of it and pass the number "
         "in; leave jax.shard_map out of the step; or leave deterministic out."

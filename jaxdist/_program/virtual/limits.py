@@ -36,7 +36,7 @@ def check_inside_trace(layout: ReplicaMesh) -> None:
     """
     if layout.num_virtual is None:
         return
-    options = _compat.exact_options(layout.platform)
+    options = _compat.get_exact_options(layout.platform)
     if options is None or _compat.are_set_by_flags(options):
         return
     binding: Any = current_binding()
@@ -47,7 +47,8 @@ def check_inside_trace(layout: ReplicaMesh) -> None:
         "strategy.run of a strategy with deterministic=True was called inside another function "
         f"that JAX is tracing (jax.jit, scan, grad), on {layout.platform} with JAX "
         f"{jax.__version__}.\n\n"
-        f"There XLA keeps the bits only with {_compat.as_flags(options)}, set before JAX starts, "
+        f"There XLA keeps the bits only with {_compat.format_flags(options)}, set before JAX "
+        "starts, "
         "and jaxdist does not compile that function.\n\n"
         "Decorate it with jaxdist.function instead of jax.jit; or call strategy.run outside of "
         "it, with jaxdist.training.multi_step for many steps in one call."

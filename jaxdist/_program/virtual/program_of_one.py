@@ -163,7 +163,7 @@ class _Run:
             return LOOPS[op.name](op.eqn, held, differs, self.turns, run_virtually)
         raise UnsupportedError(
             "strategy.run of a strategy with deterministic=True was given a step that has a "
-            f"{op.name} with a collective in it, at {_compat.source_of(op.eqn)}.\n\n"
+            f"{op.name} with a collective in it, at {_compat.find_source(op.eqn)}.\n\n"
             "There a collective may be in scan, while_loop, fori_loop, cond, switch, jit and "
             "checkpoint.\n\n"
             "Take the collective out of it, or leave deterministic out."

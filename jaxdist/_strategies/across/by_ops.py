@@ -11,7 +11,7 @@ import numpy as np
 from jaxdist import _collectives
 from jaxdist._collectives import CommunicationOptions, CrossDeviceOps, ReduceOp
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values import Form, Kind, PerReplica, checked_per_replica, placement_of
+from jaxdist._values import Form, Kind, PerReplica, place_per_replica, placement_of
 
 
 class OpsReducer:
@@ -48,8 +48,7 @@ class OpsReducer:
             sums = [self._sum_locally(op, name, v, axis) for name, v in pairs]
             values, counts = [s for s, _ in sums], [c for _, c in sums]
         placed = [
-            checked_per_replica(name, v, self._layout)
-            for name, v in zip(named, values, strict=True)
+            place_per_replica(name, v, self._layout) for name, v in zip(named, values, strict=True)
         ]
         for name, v in zip(named, placed, strict=True):
             _collectives.check_numeric("Strategy.reduce", name, v.array)
@@ -65,8 +64,8 @@ class OpsReducer:
         across = op if axis is None else ReduceOp.SUM
         shapes = [_get_local_shape(v) for v in placed]
         results = self._ops.batch_reduce(across, [(v, v) for v in placed], self._options)
-        results = _collectives.checked_results(self._ops, results, shapes)
-        settled = [_collectives.settled(r) for r in results]
+        results = _collectives.check_results(self._ops, results, shapes)
+        settled = [_collectives.take_plain_array(r) for r in results]
         if axis is None or op is ReduceOp.SUM:
             return settled
         return [r / jnp.asarray(c, r.dtype) for r, c in zip(settled, counts, strict=True)]
@@ -75,8 +74,10 @@ class OpsReducer:
         """Gather one leaf with the user's `gather_implementation`."""
         value = leaf if isinstance(leaf, PerReplica) else PerReplica.of_global(leaf)
         value = _make_uncommitted(value) if value.is_global else value
-        found = _collectives.gathered_by(self._ops, name, value, axis, self._layout, self._options)
-        return _collectives.settled(found)
+        found = _collectives.gather_by_ops(
+            self._ops, name, value, axis, self._layout, self._options
+        )
+        return _collectives.take_plain_array(found)
 
     def _sum_locally(
         self, op: ReduceOp, name: str, value: PerReplica, axis: Any
@@ -85,16 +86,16 @@ class OpsReducer:
         if not value.is_global:
             # Values of different shapes are no global array, so the host sums them one by one.
             rows = [np.asarray(v) for v in value.values]
-            dims = [_collectives.reduced_dims(name, r, axis) for r in rows]
+            dims = [_collectives.find_reduced_dims(name, r, axis) for r in rows]
             dtype = _collectives.result_dtype(op, jnp.asarray(rows[0]).dtype)
             sums = [np.sum(r, axis=d, dtype=dtype) for r, d in zip(rows, dims, strict=True)]
             count = sum(math.prod(r.shape[i] for i in d) for r, d in zip(rows, dims, strict=True))
             return PerReplica(sums), count
-        whole = checked_per_replica(name, value, self._layout).array
+        whole = place_per_replica(name, value, self._layout).array
         scalars = value.form is Form.SCALARS
         replicas = self._layout.num_replicas
         local = () if scalars else (whole.shape[0] // replicas, *whole.shape[1:])
-        on = _collectives.reduced_dims(name, jax.ShapeDtypeStruct(local, whole.dtype), axis)
+        on = _collectives.find_reduced_dims(name, jax.ShapeDtypeStruct(local, whole.dtype), axis)
         dtype = _collectives.result_dtype(op, whole.dtype)
         sums = _make_local_sums(self._layout)(
             whole, (replicas, *local), tuple(d + 1 for d in on), dtype
@@ -105,7 +106,7 @@ class OpsReducer:
 
 def _make_uncommitted(value: PerReplica) -> PerReplica:
     """Return the values as uncommitted arrays, which JAX can combine."""
-    return PerReplica([_collectives.settled(x) for x in value.values])
+    return PerReplica([_collectives.take_plain_array(x) for x in value.values])
 
 
 def _get_local_shape(value: PerReplica) -> jax.ShapeDtypeStruct:

@@ -19,9 +19,9 @@ from jax.tree_util import keystr
 from jaxdist import _collectives
 from jaxdist._collectives import Communication, CommunicationOptions, CrossDeviceOps, ReduceOp
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._replica import Frame, ReplicaContext, entered
+from jaxdist._replica import Frame, ReplicaContext, enter_frame
 from jaxdist._typing import PyTree
-from jaxdist._values import DistributedValues, Handle, PerReplica, own_value
+from jaxdist._values import DistributedValues, Handle, PerReplica, get_own_value
 from jaxdist.errors import ArgumentTypeError
 
 
@@ -35,13 +35,13 @@ def run(
     """Call `fn` with this replica's values, and return its arrays as handles: `Strategy.run`."""
     layout: ReplicaMesh = strategy.layout
     own_args, own_kwargs = jax.tree.map(
-        lambda x: own_value(x, layout) if _is_per_replica(x) else x,
+        lambda x: get_own_value(x, layout) if _is_per_replica(x) else x,
         (tuple(args), dict(kwargs or {})),
         is_leaf=lambda x: isinstance(x, DistributedValues),
     )
     # The surrounding step collects the variables that are read and assigned here, too.
     context = ReplicaContext(strategy)
-    with entered(Frame(strategy, replica=context, variables=frame.variables)):
+    with enter_frame(Frame(strategy, replica=context, variables=frame.variables)):
         result = fn(*own_args, **own_kwargs)
     return jax.tree.map(
         lambda x: Handle(x, layout) if isinstance(x, jax.core.Tracer) else x,
@@ -74,7 +74,7 @@ def reduce(
         elif not isinstance(leaf, (PerReplica, jax.core.Tracer)):
             results[number] = _collectives.reduce_across(op, name, leaf, axis, layout)
         else:
-            own = own_value(leaf, layout) if isinstance(leaf, PerReplica) else leaf
+            own = get_own_value(leaf, layout) if isinstance(leaf, PerReplica) else leaf
             local[number] = _reduce_dims(op, name, own, axis)
     # One call for all leaves, so that small leaves share a collective.
     if local:
@@ -91,7 +91,7 @@ def _reduce_dims(op: ReduceOp, name: str, local: Any, axis: Any) -> Any:
     _collectives.check_numeric("Strategy.reduce", name, local)
     if axis is None:
         return local
-    dims = _collectives.reduced_dims(name, local, axis)
+    dims = _collectives.find_reduced_dims(name, local, axis)
     dtype = _collectives.result_dtype(op, local.dtype)
     if op is ReduceOp.MEAN:
         return jnp.mean(local, axis=dims).astype(dtype)
@@ -100,7 +100,7 @@ def _reduce_dims(op: ReduceOp, name: str, local: Any, axis: Any) -> Any:
 
 def _reduce_slices(op: ReduceOp, leaf: Any, layout: ReplicaMesh) -> Any:
     own = jax.tree.map(
-        lambda x: own_value(x, layout) if isinstance(x, PerReplica) else x,
+        lambda x: get_own_value(x, layout) if isinstance(x, PerReplica) else x,
         leaf,
         is_leaf=_is_per_replica,
     )
@@ -122,11 +122,11 @@ def gather(
         if not isinstance(leaf, PerReplica):
             return leaf
         if own is not None:
-            handle = Handle(jnp.asarray(own_value(leaf, layout)), layout)
-            return _collectives.gathered_by(own, name, handle, axis, layout, options)
-        local = jnp.asarray(own_value(leaf, layout))
+            handle = Handle(jnp.asarray(get_own_value(leaf, layout)), layout)
+            return _collectives.gather_by_ops(own, name, handle, axis, layout, options)
+        local = jnp.asarray(get_own_value(leaf, layout))
         dim = _collectives.gather_dim("Strategy.gather", name, local, axis)
-        return _collectives.gathered(local, dim, layout.replica_axes)
+        return _collectives.gather_over_replicas(local, dim, layout.replica_axes)
 
     return jax.tree.map_with_path(gather_leaf, value, is_leaf=_is_leaf)
 

@@ -14,11 +14,11 @@ from jaxdist._values import (
     Kind,
     PerReplica,
     Sharded,
-    checked_per_replica,
     close_containers,
+    copy_if_writable,
     is_container,
     open_containers,
-    owned,
+    place_per_replica,
     placement_of,
     refuse_leaked,
 )
@@ -109,7 +109,7 @@ def make_from_function(
     for r in layout.local_replicas:
         leaves, structure = jax.tree.flatten(value_fn(_make_context(layout, r)), is_leaf=_is_none)
         # See Note [Who owns host memory]: the next call may fill and return the same arrays.
-        flat.append(([owned(x) for x in leaves], structure))
+        flat.append(([copy_if_writable(x) for x in leaves], structure))
     treedef = flat[0][1]
     for r, (_, other) in enumerate(flat):
         if other != treedef:
@@ -149,4 +149,4 @@ def _make_per_replica(values: Sequence[Any], layout: ReplicaMesh) -> PerReplica:
     are_alike = len({(v.shape, v.dtype) for v in values}) == 1
     if not are_numbers or not are_alike or layout.described is not None:
         return value
-    return checked_per_replica("value", value, layout)
+    return place_per_replica("value", value, layout)

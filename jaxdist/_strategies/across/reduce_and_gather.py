@@ -23,7 +23,7 @@ def reduce(
 ) -> PyTree:
     """Reduce the values of all replicas, with the user's `CrossDeviceOps` if there are any."""
     ops = communication.ops
-    value = _collectives.slices_of_all(value)
+    value = _collectives.join_slices(value)
     # One `PerReplica` is the common case (a loss): it skips the pytree functions below.
     if isinstance(value, PerReplica) and ops is None:
         return _collectives.reduce_across(op, "value", value, axis, layout)
@@ -31,7 +31,7 @@ def reduce(
     if any(is_container(leaf) for _, leaf in leaves):
         inner = open_containers(value, "value", is_leaf=_is_leaf)
         return close_containers(reduce(op, inner, axis, layout, communication, options))
-    named = {"value" + keystr(path): _collectives.slices_of_all(leaf) for path, leaf in leaves}
+    named = {"value" + keystr(path): _collectives.join_slices(leaf) for path, leaf in leaves}
     # All leaves are checked before the first one is reduced, so that an error names all of them.
     for leaf in named.values():
         _collectives.refuse_sparse("Strategy.reduce", leaf)

@@ -15,15 +15,15 @@ from jaxdist._strategies.extended.version_1_members import ExtendedV1
 from jaxdist._strategies.where_called import check_across
 from jaxdist._typing import PyTree
 from jaxdist._validate import (
-    Renamed,
+    CallerRename,
     as_arrays,
     as_flag,
     as_list,
-    call_arguments,
-    is_callable,
-    shown,
+    check_call_arguments,
+    check_callable,
+    show,
 )
-from jaxdist._values import Variable, owned, refuse_leaked
+from jaxdist._values import Variable, copy_if_writable, refuse_leaked
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ContextError
 
 _INSIDE = (
@@ -48,7 +48,7 @@ class StrategyExtended(ExtendedV1):
         # An `isinstance` check would need `Strategy`, whose module imports this one.
         if not hasattr(strategy, "run"):
             raise ArgumentTypeError(
-                f"StrategyExtended was given strategy={shown(strategy)}.\n\n"
+                f"StrategyExtended was given strategy={show(strategy)}.\n\n"
                 "It belongs to a strategy, which makes it.\n\nUse strategy.extended."
             )
         self._strategy = strategy
@@ -130,9 +130,9 @@ class StrategyExtended(ExtendedV1):
         check_across(self._strategy, "extended.reduce_to", _INSIDE)
         reduce_op = _collectives.reduce_op(caller, reduce_op)
         target = _collectives.target_in_strategy(caller, destinations, self._strategy.layout)
-        chosen = _collectives.hints_of(caller, options, experimental_hints, packs=True)
+        chosen = _collectives.read_options(caller, options, experimental_hints, packs=True)
         # Errors of `Strategy.reduce` begin with its name; the user called this method.
-        with Renamed("Strategy.reduce", caller):
+        with CallerRename("Strategy.reduce", caller):
             reduced = self._strategy.reduce(reduce_op, value, axis=None, options=chosen)
         return self._put_on_target(reduced, target)
 
@@ -173,13 +173,13 @@ class StrategyExtended(ExtendedV1):
         caller = "StrategyExtended.batch_reduce_to"
         check_across(self._strategy, "extended.batch_reduce_to", _INSIDE)
         reduce_op = _collectives.reduce_op(caller, reduce_op)
-        pairs = _collectives.checked_pairs(caller, value_destination_pairs)
-        chosen = _collectives.hints_of(caller, options, experimental_hints, packs=True)
+        pairs = _collectives.check_pairs(caller, value_destination_pairs)
+        chosen = _collectives.read_options(caller, options, experimental_hints, packs=True)
         layout = self._strategy.layout
         targets = [_collectives.target_in_strategy(caller, d, layout) for _, d in pairs]
         # The list is one pytree, so one `reduce` can pack all values.
         values = [v for v, _ in pairs]
-        with Renamed("Strategy.reduce", caller):
+        with CallerRename("Strategy.reduce", caller):
             reduced = self._strategy.reduce(reduce_op, values, axis=None, options=chosen)
         return [self._put_on_target(v, t) for v, t in zip(reduced, targets, strict=True)]
 
@@ -216,7 +216,7 @@ class StrategyExtended(ExtendedV1):
             tensor = merged.broadcast(tensor)
         tensor = as_arrays(caller, "tensor", tensor)
         ops = self._strategy.communication.ops
-        if ops is not None and _collectives.overrides(ops, "broadcast_implementation"):
+        if ops is not None and _collectives.has_override(ops, "broadcast_implementation"):
             return jax.tree.map(lambda leaf: ops.broadcast(leaf, destinations), tensor)
         if frame is not None and frame.in_merge:
             return tensor
@@ -266,8 +266,8 @@ class StrategyExtended(ExtendedV1):
         """
         caller = "StrategyExtended.update"
         _check_variable(caller, var, "var")
-        is_callable(caller, fn)
-        call_arguments(caller, args, kwargs)
+        check_callable(caller, fn)
+        check_call_arguments(caller, args, kwargs)
         return self._update_copies(fn, var, args, kwargs, as_flag(caller, "group", group), caller)
 
     def value_container(self, value: Any) -> Any:
@@ -341,7 +341,7 @@ class StrategyExtended(ExtendedV1):
         # An ambient strategy counts too: variables are mirrored under it, as in a scope.
         frame = _replica.current_frame()
         name = type(self._strategy).__name__
-        if frame is None or frame.strategy is not self._strategy or frame.inside_step:
+        if frame is None or frame.strategy is not self._strategy or frame.is_inside_step:
             where = "outside every strategy" if frame is None else frame.describe()
             raise ContextError(
                 f"StrategyExtended.colocate_vars_with was called {where}.\n\n"
@@ -352,7 +352,7 @@ class StrategyExtended(ExtendedV1):
         if not isinstance(given, Variable) or given.distribute_strategy is not self._strategy:
             raise ArgumentError(
                 f"StrategyExtended.colocate_vars_with was given "
-                f"colocate_with_variable={shown(given)}.\n\n"
+                f"colocate_with_variable={show(given)}.\n\n"
                 f"It takes a variable that was made in the scope of this {name}.\n\n"
                 "Make it there, or leave colocate_vars_with out: all variables of a strategy are "
                 "on all its devices."
@@ -398,9 +398,9 @@ class StrategyExtended(ExtendedV1):
             `tf.compat.v1.distribute.StrategyExtended.call_for_each_replica`.
         """
         caller = "StrategyExtended.call_for_each_replica"
-        is_callable(caller, fn)
-        call_arguments(caller, args, kwargs)
-        with Renamed("strategy.run ", f"{caller} "):
+        check_callable(caller, fn)
+        check_call_arguments(caller, args, kwargs)
+        with CallerRename("strategy.run ", f"{caller} "):
             return self._strategy.run(fn, args, kwargs)
 
     def _put_on_target(self, value: PyTree, target: Any) -> PyTree:
@@ -411,7 +411,7 @@ class StrategyExtended(ExtendedV1):
         named, treedef = jax.tree.flatten_with_path(value)
         for path, leaf in named:
             refuse_leaked("StrategyExtended", "value" + keystr(path), leaf)
-        return treedef.unflatten([jax.device_put(owned(x), target) for _, x in named])
+        return treedef.unflatten([jax.device_put(copy_if_writable(x), target) for _, x in named])
 
     def __repr__(self) -> str:
         return f"StrategyExtended({self._strategy!r})"
@@ -420,6 +420,6 @@ class StrategyExtended(ExtendedV1):
 def _check_variable(caller: str, value: Any, name: str = "v") -> None:
     if not isinstance(value, Variable):
         raise ArgumentTypeError(
-            f"{caller} was given {name}={shown(value)}.\n\n"
+            f"{caller} was given {name}={show(value)}.\n\n"
             f"{name} is a jaxdist.Variable.\n\nMake one in the scope of the strategy."
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxdist._typing import PyTree
-from jaxdist._validate import tell_without_effect
+from jaxdist._validate import log_without_effect
 from jaxdist.data import DistributedIterator, Examples, InputContext, InputReplicationMode
 from jaxdist.errors import ArgumentError, ArgumentTypeError, OutOfRangeError
 
@@ -61,5 +61,5 @@ def _call_repeatedly(function: Callable[[], PyTree]) -> Iterator[PyTree]:
 def make_examples(caller: str, numpy_input: PyTree, session: Any) -> Examples:
     """Return arrays in memory as a dataset of single examples."""
     if session is not None:
-        tell_without_effect(caller, "session", "there are no sessions")
+        log_without_effect(caller, "session", "there are no sessions")
     return Examples(caller, numpy_input)

@@ -90,7 +90,7 @@ class MultiStepContext:
         # A traced value must not leave its step: JAX would raise `UnexpectedTracerError` later,
         # without the name of the output.
         frame = _replica.current_frame()
-        if frame is not None and frame.inside_step:
+        if frame is not None and frame.is_inside_step:
             raise ContextError(
                 f"{caller}({name!r}) was called {frame.describe()}.\n\n"
                 "The step is traced, and its values are unavailable while tracing.\n\n"

@@ -10,7 +10,7 @@ from jaxdist._collectives import ReduceOp
 from jaxdist._not_there import MISSING_MEMBERS, missing_member
 from jaxdist._strategies.extended import input_v1
 from jaxdist._typing import PyTree
-from jaxdist._validate import Renamed, check_text, is_callable, tell_without_effect
+from jaxdist._validate import CallerRename, check_callable, check_text, log_without_effect
 from jaxdist._values import Variable
 
 
@@ -50,7 +50,7 @@ class StrategyMethodsV1:
         )
         name = "distribute_datasets_from_function"
         # Errors of the newer method begin with its name; the user called the older one.
-        with Renamed(name, f"experimental_{name}"):
+        with CallerRename(name, f"experimental_{name}"):
             distributed: data.DistributedDataset = self._strategy.distribute_datasets_from_function(
                 dataset_fn, options
             )
@@ -66,7 +66,7 @@ class StrategyMethodsV1:
         Source:
             `tf.compat.v1.distribute.Strategy.unwrap`.
         """
-        with Renamed("experimental_local_results", "Strategy.unwrap"):
+        with CallerRename("experimental_local_results", "Strategy.unwrap"):
             return self._strategy.experimental_local_results(value)
 
     def group(self, value: PyTree, name: str | None = None) -> Any:
@@ -96,8 +96,8 @@ class StrategyMethodsV1:
         """
         if name is not None:
             check_text("Strategy.group", "name", name, "train")
-            tell_without_effect("Strategy.group", "name", "there are no operations to name")
-        with Renamed("experimental_local_results", "Strategy.group"):
+            log_without_effect("Strategy.group", "name", "there are no operations to name")
+        with CallerRename("experimental_local_results", "Strategy.group"):
             values = self._strategy.experimental_local_results(value)
         return values[0] if len(values) == 1 else values
 
@@ -114,7 +114,7 @@ class StrategyMethodsV1:
         Source:
             `tf.compat.v1.distribute.Strategy.make_dataset_iterator`.
         """
-        with Renamed("experimental_distribute_dataset", "Strategy.make_dataset_iterator"):
+        with CallerRename("experimental_distribute_dataset", "Strategy.make_dataset_iterator"):
             iterator: data.DistributedIterator = iter(
                 self._strategy.experimental_distribute_dataset(dataset)
             )
@@ -146,11 +146,11 @@ class StrategyMethodsV1:
             `tf.compat.v1.distribute.Strategy.make_input_fn_iterator`.
         """
         caller = "Strategy.make_input_fn_iterator"
-        is_callable(caller, input_fn, "input_fn")
+        check_callable(caller, input_fn, "input_fn")
         input_v1.check_per_worker(caller, replication_mode)
         name = "distribute_datasets_from_function"
         make = input_v1.make_dataset_fn(input_fn)
-        with Renamed(f"{name} was given dataset_fn", f"{caller} was given input_fn"):
+        with CallerRename(f"{name} was given dataset_fn", f"{caller} was given input_fn"):
             dataset = self._strategy.distribute_datasets_from_function(make)
             iterator: data.DistributedIterator = iter(dataset)
         return iterator
@@ -204,7 +204,7 @@ class StrategyMethodsV1:
         Source:
             `tf.compat.v1.distribute.Strategy.experimental_run`.
         """
-        is_callable("Strategy.experimental_run", fn)
+        check_callable("Strategy.experimental_run", fn)
         if input_iterator is None:
             return self._strategy.run(fn)
         input_v1.check_iterator("Strategy.experimental_run", "input_iterator", input_iterator)

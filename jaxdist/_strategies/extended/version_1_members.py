@@ -14,7 +14,7 @@ from jaxdist._strategies.extended import input_v1
 from jaxdist._strategies.extended.multi_step_context import MultiStepContext
 from jaxdist._strategies.where_called import CALL_BEFORE_RUN, check_across
 from jaxdist._typing import PyTree
-from jaxdist._validate import Noted, Renamed, as_flag, call_arguments, is_callable
+from jaxdist._validate import CallerRename, ErrorNote, as_flag, check_call_arguments, check_callable
 from jaxdist._values import Variable
 from jaxdist.data import DistributedIterator, Examples
 from jaxdist.errors import ArgumentError, ArgumentTypeError
@@ -78,8 +78,8 @@ class ExtendedV1:
             `tf.compat.v1.distribute.StrategyExtended.update_non_slot`.
         """
         caller = "StrategyExtended.update_non_slot"
-        is_callable(caller, fn)
-        call_arguments(caller, args, kwargs)
+        check_callable(caller, fn)
+        check_call_arguments(caller, args, kwargs)
         group = as_flag(caller, "group", group)
         self._check_colocated(caller, colocate_with)
         return self._update_copies(_WithoutVariable(fn), None, args, kwargs, group, caller)
@@ -116,14 +116,14 @@ class ExtendedV1:
         strategy = self._strategy
         frame = _replica.innermost_explicit_frame()
         step: Any = UpdateOfCopies(fn)
-        if frame is None or not frame.inside_step:
+        if frame is None or not frame.is_inside_step:
             # The user's arguments are nested in those of the internal step. Errors about them are
             # rewritten to name the user's arguments.
             with (
-                Renamed("strategy.run was given args[1]", f"{caller} was given args"),
-                Renamed("strategy.run cannot take args[1]", f"{caller} cannot take args"),
-                Renamed("strategy.run was given args[2]", f"{caller} was given kwargs"),
-                Renamed("strategy.run cannot take args[2]", f"{caller} cannot take kwargs"),
+                CallerRename("strategy.run was given args[1]", f"{caller} was given args"),
+                CallerRename("strategy.run cannot take args[1]", f"{caller} cannot take args"),
+                CallerRename("strategy.run was given args[2]", f"{caller} was given kwargs"),
+                CallerRename("strategy.run cannot take args[2]", f"{caller} cannot take kwargs"),
             ):
                 result = strategy.run(step, (variable, tuple(args), dict(kwargs or {})))
             return result if group else strategy.experimental_local_results(result)
@@ -178,7 +178,7 @@ class ExtendedV1:
         """
         caller = "StrategyExtended.experimental_run_steps_on_iterator"
         check_across(self._strategy, "extended.experimental_run_steps_on_iterator", CALL_BEFORE_RUN)
-        is_callable(caller, fn)
+        check_callable(caller, fn)
         input_v1.check_iterator(caller, "iterator", iterator)
         _check_iterations(caller, iterations)
         if not isinstance(initial_loop_values, (Mapping, type(None))):
@@ -191,7 +191,7 @@ class ExtendedV1:
         context = MultiStepContext(self._strategy, dict(initial_loop_values or {}))
         # A note on an error that ends the loop early: it names the number of steps requested.
         note = f"{caller} was given iterations={iterations}."
-        with self._strategy.scope(), Noted(note):
+        with self._strategy.scope(), ErrorNote(note):
             for _ in range(iterations):
                 fn(context, iterator.get_next())
         return context

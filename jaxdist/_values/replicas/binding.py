@@ -57,7 +57,7 @@ class Binding(Protocol):
         """Return the origin of a traced argument; None for a value that was computed."""
         ...
 
-    def next_of(self, feed: Any) -> Any:
+    def next_batch(self, feed: Any) -> Any:
         """Return the next batch of an iterator."""
         ...
 
@@ -82,7 +82,7 @@ current_binding = _BINDING.get
 
 
 @contextlib.contextmanager
-def bound(binding: Binding) -> Iterator[None]:
+def use_binding(binding: Binding) -> Iterator[None]:
     """Make `binding` the current one in the block."""
     token = _BINDING.set(binding)
     try:
@@ -93,7 +93,7 @@ def bound(binding: Binding) -> Iterator[None]:
 
 def is_leaked(value: Any) -> bool:
     """Whether `value` is a tracer although the caller is not being traced."""
-    return isinstance(value, jax.core.Tracer) and not _compat.inside_trace()
+    return isinstance(value, jax.core.Tracer) and not _compat.is_inside_trace()
 
 
 def refuse_leaked(caller: str, name: object, value: Any) -> None:
@@ -103,10 +103,10 @@ def refuse_leaked(caller: str, name: object, value: Any) -> None:
         ContextError: `value` is such a tracer.
     """
     if is_leaked(value):
-        raise leaked(f"{caller} was given {name}, ", value)
+        raise make_leak_error(f"{caller} was given {name}, ", value)
 
 
-def leaked(start: str, value: Any) -> ContextError:
+def make_leak_error(start: str, value: Any) -> ContextError:
     """Return the error for a tracer that outlived its trace; the text begins with `start`."""
     return ContextError(
         f"{start}a traced value ({value.aval.str_short()}) of a function that JAX has finished "

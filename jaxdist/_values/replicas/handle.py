@@ -58,7 +58,7 @@ class Handle(PerReplica):
         return f"PerReplica(traced {self.local!r} on {self._layout.num_replicas} replicas)"
 
 
-def own_value(value: PerReplica, layout: ReplicaMesh) -> Any:
+def get_own_value(value: PerReplica, layout: ReplicaMesh) -> Any:
     """Return this replica's value of a `PerReplica` in a merge function."""
     if isinstance(value, Handle):
         return value.local

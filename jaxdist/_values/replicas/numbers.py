@@ -10,14 +10,14 @@ import numpy as np
 from jaxdist.errors import ReplicaValueError
 
 
-def is_python(value: Any) -> bool:
+def is_python_number(value: Any) -> bool:
     """Whether a value is a Python number, or a list of them, instead of an array."""
     return not hasattr(value, "dtype")
 
 
 def check_integers(name: object, replica: int, value: Any) -> None:
     """Raise if a Python integer does not fit JAX's integer dtype."""
-    if not is_python(value) or isinstance(value, (bool, float, complex, str, bytes)):
+    if not is_python_number(value) or isinstance(value, (bool, float, complex, str, bytes)):
         return
     # Checked in NumPy, where nothing is lost: JAX would silently truncate a list to 32 bits.
     held = np.asarray(value)
@@ -27,11 +27,11 @@ def check_integers(name: object, replica: int, value: Any) -> None:
         if outside:
             raise ReplicaValueError(
                 f"{name} is a PerReplica whose value on replica {replica} has the Python integer "
-                f"{outside[0]}, and {too_large(int(outside[0]), bounds)}"
+                f"{outside[0]}, and {explain_too_large(int(outside[0]), bounds)}"
             )
 
 
-def how_to_cast(name: str, dtypes: Iterable[Any]) -> str:
+def suggest_cast(name: str, dtypes: Iterable[Any]) -> str:
     """Return the remedy for values of several dtypes: the cast to JAX's common dtype."""
     try:
         wide = jnp.result_type(*(jax.dtypes.canonicalize_dtype(dtype) for dtype in dtypes))
@@ -40,7 +40,7 @@ def how_to_cast(name: str, dtypes: Iterable[Any]) -> str:
     return f"Cast them to one dtype first: {name}.astype({wide.name!r})."
 
 
-def too_large(number: int, bounds: "np.iinfo[Any]") -> str:
+def explain_too_large(number: int, bounds: "np.iinfo[Any]") -> str:
     """Return the end of an error for a Python integer outside of these bounds."""
     return (
         f"{bounds.dtype} ends at {bounds.min} and {bounds.max}.\n\n"

@@ -17,7 +17,7 @@ T = TypeVar("T")
 _ALIGNMENT_BYTES = 64
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+def allocate_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Return an uninitialised array that CPU devices can use without a copy."""
     if dtype.hasobject:
         # Raw bytes are no valid references: Python would crash when it reads or replaces one.
@@ -31,7 +31,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     return np.ndarray(shape, dtype, raw, start)
 
 
-def owned(value: Any) -> Any:
+def copy_if_writable(value: Any) -> Any:
     """Return `value`, or a read-only copy if it is a NumPy array that somebody can write to.
 
     Cost:
@@ -39,7 +39,7 @@ def owned(value: Any) -> Any:
     """
     if not isinstance(value, np.ndarray) or is_immutable(value) or not _is_of_numbers(value):
         return value
-    copy = aligned_empty(value.shape, value.dtype)
+    copy = allocate_aligned(value.shape, value.dtype)
     np.copyto(copy, value)
     # The base as well: a view of it with the flag set would be writable.
     for part in (copy, copy.base):
@@ -48,13 +48,13 @@ def owned(value: Any) -> Any:
     return copy
 
 
-def owned_leaves(tree: T) -> T:
+def copy_writable_leaves(tree: T) -> T:
     """Return `tree` with read-only copies of its NumPy arrays; `tree` itself if it has none."""
     if not any(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree)):
         return tree
     # Not through NNX modules: unflattening makes another module, and updates of it would be lost.
     leaves, treedef = jax.tree.flatten(tree, is_leaf=is_updated_in_place)
-    copied: T = jax.tree.unflatten(treedef, map(owned, leaves))
+    copied: T = jax.tree.unflatten(treedef, map(copy_if_writable, leaves))
     return copied
 
 

@@ -11,9 +11,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._validate import as_flag, as_integer, shown
+from jaxdist._validate import as_flag, as_integer, show
 from jaxdist._values.replicas.distributed import DistributedValues
-from jaxdist._values.replicas.owned import owned
+from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist.errors import ArgumentTypeError, ReplicaValueError
 
 
@@ -76,7 +76,7 @@ class PerReplica(DistributedValues):
         is_many = isinstance(values, Iterable) and getattr(values, "ndim", 1) != 0
         if isinstance(values, (str, bytes, dict, set, PerReplica)) or not is_many:
             raise ArgumentTypeError(
-                f"PerReplica was given values={shown(values)}.\n\n"
+                f"PerReplica was given values={show(values)}.\n\n"
                 "values is a sequence with one value for each replica.\n\n"
                 "Pass for instance PerReplica([1.0, 2.0]). To split one array over the replicas, "
                 "call jax.device_put(x, strategy.per_replica_sharding)."
@@ -84,7 +84,7 @@ class PerReplica(DistributedValues):
         held = tuple(values)
         if not held:
             raise ReplicaValueError(
-                f"PerReplica was given values={shown(values)}, which is empty.\n\n"
+                f"PerReplica was given values={show(values)}, which is empty.\n\n"
                 "values has one value for each replica, in replica order.\n\n"
                 "Pass for instance PerReplica([1.0, 2.0]) for two replicas."
             )
@@ -123,7 +123,7 @@ class PerReplica(DistributedValues):
         caller = "PerReplica.of_global"
         if not hasattr(array, "shape") or not hasattr(array, "dtype"):
             raise ArgumentTypeError(
-                f"{caller} was given array={shown(array)}.\n\narray is one global array with the "
+                f"{caller} was given array={show(array)}.\n\narray is one global array with the "
                 "rows of all replicas.\n\nPass jax.device_put(x, strategy.per_replica_sharding), "
                 "or PerReplica([...]) with one value for each replica."
             )
@@ -138,7 +138,9 @@ class PerReplica(DistributedValues):
                 f"their number.\n\nPass {_suggest_divisors(num_rows)}, or leave it out."
             )
         return hold_global(
-            owned(array), scalars=form is Form.SCALARS, replicas_per_shard=replicas_per_shard
+            copy_if_writable(array),
+            scalars=form is Form.SCALARS,
+            replicas_per_shard=replicas_per_shard,
         )
 
     @property
@@ -250,7 +252,7 @@ def _take_snapshot(value: Any) -> Any:
     """Return a value that later writes of the caller do not change."""
     if isinstance(value, list):
         return [_take_snapshot(v) for v in value]
-    return owned(value)
+    return copy_if_writable(value)
 
 
 # Every number divides zero rows, so empty arrays need a limit of their own.

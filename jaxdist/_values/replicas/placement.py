@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values.replicas.binding import origin_of
-from jaxdist._values.replicas.numbers import check_integers, how_to_cast
-from jaxdist._values.replicas.owned import owned
+from jaxdist._values.replicas.numbers import check_integers, suggest_cast
+from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import Form, PerReplica
 from jaxdist.errors import ReplicaValueError, ShapeError
 
@@ -144,12 +144,12 @@ def is_mirrored(value: Any, layout: ReplicaMesh) -> bool:
     )
 
 
-def checked_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
+def place_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
     """Return `value` as one global array over this mesh; errors call it `str(name)`."""
     if _is_abstract(value):
         return _merge_shapes(name, value, layout)
     if layout.described is not None and not isinstance(value.values[0], jax.core.Tracer):
-        layout.check_is_there(f"A PerReplica of arrays ({name})")
+        layout.check_can_run(f"A PerReplica of arrays ({name})")
     if not value.is_global:
         return _place_values(name, value, layout)
     array = value.array
@@ -170,7 +170,7 @@ def checked_per_replica(name: object, value: PerReplica, layout: ReplicaMesh) ->
         return value
     _check_rows(name, array, layout)
     return PerReplica.of_global(
-        jax.device_put(owned(array), layout.per_replica),
+        jax.device_put(copy_if_writable(array), layout.per_replica),
         scalars=value.form is Form.SCALARS,
         replicas_per_shard=layout.replicas_per_place,
     )
@@ -210,7 +210,7 @@ def _is_on_single_device(array: jax.Array, layout: ReplicaMesh) -> bool:
     return is_one and array.sharding.device_set == layout.device_set
 
 
-def checked_global(name: str, value: PerReplica, layout: ReplicaMesh) -> Any:
+def check_global(name: str, value: PerReplica, layout: ReplicaMesh) -> Any:
     """Return the global array of `value`; raise if it does not fit this mesh; move nothing."""
     array = value.array
     if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
@@ -262,7 +262,7 @@ def _explain_other_strategy(name: object, array: jax.Array, layout: ReplicaMesh)
 
 
 def _place_values(name: object, value: PerReplica, layout: ReplicaMesh) -> PerReplica:
-    if _compat.inside_trace() and not any(map(_is_tracer, value.values)):
+    if _compat.is_inside_trace() and not any(map(_is_tracer, value.values)):
         # Otherwise the trace would stage the copies to the devices as operations of the step.
         with jax.ensure_compile_time_eval():
             return _place_on_devices(name, value, layout)
@@ -282,7 +282,7 @@ def _place_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> P
             "replicas in this process.\n\nA PerReplica has one value for each replica.\n\n"
             f"Pass a PerReplica of {expected} value(s)."
         )
-    arrays = [owned(_as_array(name, i, v)) for i, v in enumerate(values)]
+    arrays = [copy_if_writable(_as_array(name, i, v)) for i, v in enumerate(values)]
     # Uneven values do not get here from `run` (they have their own path); here one array is needed.
     shapes = {(a.shape, str(a.dtype)) for a in arrays}
     if len(shapes) > 1:
@@ -293,7 +293,7 @@ def _place_on_devices(name: object, value: PerReplica, layout: ReplicaMesh) -> P
             "that are too many (drop_remainder=True)."
         )
         if len({dtype for _, dtype in shapes}) > 1:
-            remedy = how_to_cast("x", (a.dtype for a in arrays))
+            remedy = suggest_cast("x", (a.dtype for a in arrays))
         raise ShapeError(
             f"{name} is a PerReplica whose values differ in shape or dtype: {found}.\n\n"
             "Inside a function that JAX traces, such as one under jax.jit, and where a replica has "

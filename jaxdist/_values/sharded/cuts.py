@@ -44,7 +44,7 @@ class Cut(NamedTuple):
         axes = self.over(layout)
         return PartitionSpec(*[None] * self.dim, axes[0] if len(axes) == 1 else axes)
 
-    def behind(self, dim: int) -> "Cut":
+    def insert_dim(self, dim: int) -> "Cut":
         """Return the cut of the array after a dim was inserted at `dim`, as `vmap` does."""
         split = self.split if self.split is None else self.split + (dim <= self.split)
         return self._replace(dim=self.dim + (dim <= self.dim), split=split)

@@ -9,10 +9,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._values.replicas.owned import owned
+from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.placement import Kind, Placement
 from jaxdist._values.sharded.cuts import Cut
-from jaxdist._values.sharded.sharded import Sharded, is_sharded, pad_dim, undeclared
+from jaxdist._values.sharded.sharded import Sharded, is_sharded, make_undeclared, pad_dim
 from jaxdist.errors import ReplicaValueError
 
 
@@ -34,7 +34,7 @@ def sharded_placement(value: Sharded, layout: ReplicaMesh) -> Placement:
     return Placement(Kind.SHARDED, NamedSharding(layout.mesh, cut.full_spec(layout)))
 
 
-def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
+def place_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharded:
     """Return `value` laid out over this mesh; errors call it `str(name)`."""
     array, cut = value.held, value.cut
     _check_axes(name, value, layout)
@@ -62,7 +62,7 @@ def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharde
     if have == cut.size < need:
         # A function of pytrees made the array, so it has no padding yet.
         array = _pad(array, cut, count)
-        value, have = undeclared(array, cut, has_padding=True), need
+        value, have = make_undeclared(array, cut, has_padding=True), need
     if have != need:
         raise ReplicaValueError(
             _explain_other_layout(name, value, layout, f"{have} rows, not {need}")
@@ -70,7 +70,7 @@ def checked_sharded(name: object, value: Sharded, layout: ReplicaMesh) -> Sharde
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         if isinstance(array, (jax.core.Tracer, jax.ShapeDtypeStruct)):  # nothing to place
             return value
-        held = jax.device_put(owned(array), sharded_placement(value, layout).sharding)
+        held = jax.device_put(copy_if_writable(array), sharded_placement(value, layout).sharding)
         return Sharded(held, *cut)
     # An array on one device was not placed by any strategy, so it may move.
     if len(array.sharding.device_set) > 1 and array.sharding.device_set != layout.device_set:
@@ -98,7 +98,7 @@ def _explain_other_layout(name: object, value: Sharded, layout: ReplicaMesh, wha
     )
 
 
-def layout_of_pieces(tree: Any) -> ReplicaMesh | None:
+def find_layout_of_pieces(tree: Any) -> ReplicaMesh | None:
     """Return the mesh of the `Sharded` arrays in a pytree, or None if no array determines it."""
     for leaf in jax.tree.leaves(tree, is_leaf=is_sharded):
         sharding = getattr(leaf.held, "sharding", None) if is_sharded(leaf) else None
@@ -136,7 +136,7 @@ def _pad(array: Any, cut: Cut, pieces: int) -> Any:
     return np.pad(array, [(0, more if d == cut.dim else 0) for d in range(array.ndim)])
 
 
-def cut_for(array: Any, cut: Cut, layout: ReplicaMesh) -> Sharded:
+def cut_and_place(array: Any, cut: Cut, layout: ReplicaMesh) -> Sharded:
     """Cut a whole array into pieces, and copy one piece to each replica."""
     padded = pad_dim(jax.numpy.asarray(array), cut.dim, cut.padding(cut.pieces(layout)))
     return Sharded(jax.device_put(padded, NamedSharding(layout.mesh, cut.full_spec(layout))), *cut)

@@ -12,7 +12,7 @@ from jax.tree_util import GetAttrKey, register_pytree_node, register_pytree_with
 from jaxdist import _compat
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.sharded.cuts import Cut
-from jaxdist._values.sharded.sharded import Sharded, is_longer, is_sharded, undeclared
+from jaxdist._values.sharded.sharded import Sharded, is_longer, is_sharded, make_undeclared
 from jaxdist._values.variable.variable import Variable
 
 # Note [Declaration in the key]
@@ -39,7 +39,7 @@ def from_state(value: Any) -> Any:
         return value
     split = None if found[3] is None else int(found[3])
     axes = None if found[4] is None else tuple(found[4].split(","))
-    return undeclared(array, Cut(int(found[1]), int(found[2]), axes, split))
+    return make_undeclared(array, Cut(int(found[1]), int(found[2]), axes, split))
 
 
 def _remove_padding(value: Sharded) -> Any:
@@ -49,7 +49,7 @@ def _remove_padding(value: Sharded) -> Any:
         return held
     # A deleted array cannot be sliced. It is returned as it is, so that a search for deleted arrays
     # finds it.
-    is_gone = isinstance(held, jax.Array) and _compat.any_deleted([held])
+    is_gone = isinstance(held, jax.Array) and _compat.has_deleted([held])
     return held if is_gone else value.whole()
 
 
@@ -64,7 +64,7 @@ def _flatten(value: Sharded) -> tuple[tuple[Any, ...], Cut]:
 def _rebuild(cut: Cut, children: Iterable[Any]) -> Any:
     [held] = children
     # A map whose `is_leaf` stops at `Sharded` returns whole nodes, which must not be nested.
-    return held if _is_metadata(held) or is_sharded(held) else undeclared(held, cut)
+    return held if _is_metadata(held) or is_sharded(held) else make_undeclared(held, cut)
 
 
 def _is_metadata(held: Any) -> bool:
@@ -97,7 +97,7 @@ class HeldPieces:
 
     def sharded(self) -> Sharded:
         """Return the `Sharded` that users see."""
-        return undeclared(self.held, self.cut, has_padding=is_longer(self.held, self.cut))
+        return make_undeclared(self.held, self.cut, has_padding=is_longer(self.held, self.cut))
 
 
 class PiecesOfResult(HeldPieces):
@@ -116,7 +116,7 @@ def as_held(tree: Any) -> Any:
     )
 
 
-def held_leaves(tree: Any) -> list[Any]:
+def list_arrays(tree: Any) -> list[Any]:
     """List the arrays of a pytree; for a `Sharded`, the padded array that it holds."""
     leaves = jax.tree.leaves(tree, is_leaf=is_sharded)
     return [x.held if is_sharded(x) else x for x in leaves]

@@ -78,7 +78,7 @@ ad.deflinear2(PIECE, _transpose_piece)
 def _make_batching_rule(primitive: Primitive) -> Any:
     def rule(args: Any, dims: Any, *, cut: Any, **params: Any) -> Any:
         [x], [dim] = args, dims
-        return primitive.bind(x, cut=cut.behind(dim), **params), dim
+        return primitive.bind(x, cut=cut.insert_dim(dim), **params), dim
 
     return rule
 

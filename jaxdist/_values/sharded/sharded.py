@@ -10,10 +10,10 @@ from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._validate import as_integer, shown
-from jaxdist._values.access import site
+from jaxdist._validate import as_integer, show
+from jaxdist._values.access import get_call_context
 from jaxdist._values.arithmetic import Arithmetic
-from jaxdist._values.replicas.owned import owned
+from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.sharded.cuts import Cut
 from jaxdist._values.sharded.piece_marks import OPEN, PIECE
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ReplicaValueError, ShapeError
@@ -92,14 +92,14 @@ class Sharded(Arithmetic):
         )
         if not hasattr(array, "shape") and not isinstance(array, int):
             raise ArgumentTypeError(
-                f"Sharded was given array={shown(array)}.\n\narray is the padded array over all "
+                f"Sharded was given array={show(array)}.\n\narray is the padded array over all "
                 "replicas, or in a step the piece of one.\n\nPass an array of jax or numpy."
             )
         if axes is not None and not (
             isinstance(axes, tuple) and axes and all(isinstance(a, str) for a in axes)
         ):
             raise ArgumentTypeError(
-                f"Sharded was given axes={shown(axes)}.\n\naxes is a tuple of names of replica "
+                f"Sharded was given axes={show(axes)}.\n\naxes is a tuple of names of replica "
                 "axes.\n\nPass for instance axes=('replica',), or leave it out for all of them."
             )
         if split is not None:
@@ -114,9 +114,11 @@ class Sharded(Arithmetic):
             )
         self.dim, self.size, self.axes, self.split = dim, size, axes, split
         # In a step, the constructor declares a piece (see Note [Pieces in a trace]). Nodes that
-        # functions of pytrees rebuild come from `undeclared`, which does not.
+        # functions of pytrees rebuild come from `make_undeclared`, which does not.
         layout = _find_layout()
-        self._held = owned(array) if layout is None else _declare_any(array, self.cut, layout)
+        self._held = (
+            copy_if_writable(array) if layout is None else _declare_any(array, self.cut, layout)
+        )
         self._has_padding = is_longer(array, self.cut)
 
     @property
@@ -131,7 +133,7 @@ class Sharded(Arithmetic):
         if layout is None:
             return self._held
         traced = isinstance(self._held, jax.core.Tracer)
-        return opened(self._held if traced else self.whole(), self.cut, layout)
+        return open_piece(self._held if traced else self.whole(), self.cut, layout)
 
     @property
     def held(self) -> Any:
@@ -222,17 +224,17 @@ class Sharded(Arithmetic):
             return array
         if isinstance(array, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(self.shape, array.dtype)
-        if isinstance(array, jax.core.Tracer) or not _compat.inside_trace():
+        if isinstance(array, jax.core.Tracer) or not _compat.is_inside_trace():
             return _remove_padding(array, self.cut)
         # A step that closes over the node: the trace of one replica cannot slice an array over the
         # devices of all replicas, so the slice runs outside of the trace.
-        return _compat.outside(_remove_padding, array, self.cut)
+        return _compat.call_outside_traces(_remove_padding, array, self.cut)
 
     def _operand(self) -> Any:
         """Return the whole array: gathered inside a step, without padding outside."""
         layout = _find_layout()
         if layout is not None and isinstance(self._held, jax.core.Tracer):
-            return gathered(self, layout)
+            return gather_whole(self, layout)
         return self.whole()
 
     def __jax_array__(self) -> Any:
@@ -272,7 +274,7 @@ def is_sharded(x: Any) -> bool:
     return isinstance(x, Sharded)
 
 
-def undeclared(array: Any, cut: Cut, *, has_padding: bool = False) -> Sharded:
+def make_undeclared(array: Any, cut: Cut, *, has_padding: bool = False) -> Sharded:
     """Make a node without `PIECE`; the analysis of the step must prove that it holds a piece."""
     value = object.__new__(Sharded)
     value._held, value._has_padding = array, has_padding
@@ -290,7 +292,7 @@ def is_longer(array: Any, cut: Cut) -> bool:
 
 def _find_layout() -> ReplicaMesh | None:
     """Return the mesh of the step that is being traced around the caller, or None."""
-    here = site()
+    here = get_call_context()
     return here.layout if here.in_replica else None
 
 
@@ -299,10 +301,10 @@ def _declare_any(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
     # JAX rebuilds structures with placeholders, such as numbers, in place of arrays.
     if not hasattr(array, "ndim"):
         return array
-    return piece(array, cut, layout)
+    return declare_piece(array, cut, layout)
 
 
-def piece(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+def declare_piece(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
     """Declare `array` to be the piece of this replica, and return the whole array; moves nothing.
 
     Raises:
@@ -320,7 +322,7 @@ def piece(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
     return PIECE.bind(jax.numpy.asarray(array), cut=cut, rows=rows)
 
 
-def opened(
+def open_piece(
     array: Any,
     cut: Cut,
     layout: ReplicaMesh,
@@ -338,7 +340,7 @@ def opened(
     return OPEN.bind(whole, cut=cut, rows=rows, divisor=divisor, others=others, name=name)
 
 
-def piece_of(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
+def cut_piece(array: Any, cut: Cut, layout: ReplicaMesh) -> Any:
     """Cut the piece of this replica from an array that every replica has as a whole."""
     # Padded first: `dynamic_slice` clamps its start, so the last piece would get wrong rows.
     count = cut.pieces(layout)
@@ -359,7 +361,7 @@ def pad_dim(array: Any, dim: int, more: int) -> Any:
 GATHERED = "jaxdist_gathered"
 
 
-def gathered(value: Sharded, layout: ReplicaMesh) -> Any:
+def gather_whole(value: Sharded, layout: ReplicaMesh) -> Any:
     """Gather the whole array inside a step; its gradient is a piece of the mean over replicas."""
     cut, axes = value.cut, value.cut.over(layout)
     pieces = cut.pieces(layout)
@@ -376,8 +378,8 @@ def gathered(value: Sharded, layout: ReplicaMesh) -> Any:
     # other axes, and divides it by the number of replicas.
     others = tuple(a for a in layout.replica_axes if a not in axes)
     if pieces == 1 and layout.num_replicas == 1:
-        return opened(held, cut, layout)
-    own = opened(held, cut, layout, divisor=layout.num_replicas, others=others)
+        return open_piece(held, cut, layout)
+    own = open_piece(held, cut, layout, divisor=layout.num_replicas, others=others)
     if pieces == 1:
         return own
     whole = _all_gather(own, cut, layout)

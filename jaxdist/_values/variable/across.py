@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist import _compat
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist._values.access import Change
 from jaxdist._values.indexed_slices import IndexedSlices
 from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.per_replica import Form, PerReplica
-from jaxdist._values.replicas.placement import checked_per_replica
-from jaxdist._values.variable.checks import check_fits, checked_value, parameter_name
+from jaxdist._values.replicas.placement import place_per_replica
+from jaxdist._values.variable.checks import cast_to_variable, check_fits, parameter_name
 from jaxdist._values.variable.enums import VariableAggregation
 from jaxdist._values.variable.scatter import Scatter, check_can_scatter
 from jaxdist.errors import ArgumentError, ContextError, ReplicaValueError
@@ -41,7 +41,9 @@ class Across:
         else:
             if _would_leak(value):
                 raise _make_traced_value_error(variable, change)
-            one = checked_value(variable.label, change.value, value, variable.shape, variable.dtype)
+            one = cast_to_variable(
+                variable.label, change.value, value, variable.shape, variable.dtype
+            )
             given = self._for_all_replicas(variable, change, one)
         after = given if change is Change.ASSIGN else change.apply(variable.held, given)
         # XLA chooses the sharding of a sum, so the array is put back where the variable belongs.
@@ -52,7 +54,7 @@ class Across:
         if home.per_replica and variable.aggregation is VariableAggregation.SUM:
             # Each replica has one summand of the value, so the total is divided among them.
             if change is not Change.ASSIGN:
-                raise no_sum_of_all(variable, change)
+                raise make_ambiguous_sum_error(variable, change)
             shares: jax.Array = home.split_sum(value)
             return shares
         everywhere: jax.Array = home.copy_to_all(value)
@@ -64,11 +66,11 @@ class Across:
         label = f"The {parameter} of Variable {variable.label!r}.{change.value}"
         if home.layout is None:
             raise ReplicaValueError(
-                f"{label} is {shown(value)}, and the variable belongs to no strategy.\n\n"
+                f"{label} is {show(value)}, and the variable belongs to no strategy.\n\n"
                 "A variable of no strategy has one value.\n\n"
                 "Combine the values first: strategy.reduce('MEAN', value, axis=None)."
             )
-        placed = checked_per_replica(label, value, home.layout)
+        placed = place_per_replica(label, value, home.layout)
         count = home.layout.num_replicas
         rows = placed.array
         local = () if placed.form is Form.SCALARS else (rows.shape[0] // count, *rows.shape[1:])
@@ -118,7 +120,7 @@ def check_can_combine(variable: Any, what: str) -> None:
     )
 
 
-def no_sum_of_all(variable: Any, change: Change) -> ArgumentError:
+def make_ambiguous_sum_error(variable: Any, change: Change) -> ArgumentError:
     """Return the error for adding to a variable that is the sum of one value on each replica."""
     return ArgumentError(
         f"Variable {variable.label!r}.{change.value} was called across replicas, and the variable "
@@ -139,7 +141,7 @@ def _refuse_plain_jit(variable: Any, what: str) -> None:
         return
     # An eager `jax.grad` or `jax.vmap` stages nothing, so reading is safe there. The test: only a
     # trace that stages operations returns a tracer for a constant.
-    if not _compat.inside_trace() or not isinstance(jnp.zeros(()), jax.core.Tracer):
+    if not _compat.is_inside_trace() or not isinstance(jnp.zeros(()), jax.core.Tracer):
         return
     raise ContextError(
         f"Variable {variable.label!r}: {what} inside a function that jax.jit (or scan, or another "

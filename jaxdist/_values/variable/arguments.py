@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._validate import shown, tell_without_effect
+from jaxdist._validate import log_without_effect, show
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 
@@ -20,19 +20,19 @@ def check_name(label: str, caller: str, name: Any, use_locking: Any = False) -> 
     """Raise if `name` is no text or `use_locking` no bool; log once that they have no effect."""
     if name is not None and not isinstance(name, str):
         raise ArgumentTypeError(
-            f"Variable {label!r}.{caller} was given name={shown(name)}.\n\n"
+            f"Variable {label!r}.{caller} was given name={show(name)}.\n\n"
             "name is a text or None; it has no effect.\n\nLeave name out."
         )
     if use_locking is not False and use_locking is not True:
         raise ArgumentTypeError(
-            f"Variable {label!r}.{caller} was given use_locking={shown(use_locking)}.\n\n"
+            f"Variable {label!r}.{caller} was given use_locking={show(use_locking)}.\n\n"
             "use_locking is either True or False; it has no effect.\n\nLeave use_locking out."
         )
     if name is not None:
-        tell_without_effect(f"Variable.{caller}", "name", "there are no operations to name")
+        log_without_effect(f"Variable.{caller}", "name", "there are no operations to name")
     if use_locking:
         why = "a variable changes as a whole or not at all"
-        tell_without_effect(f"Variable.{caller}", "use_locking", why)
+        log_without_effect(f"Variable.{caller}", "use_locking", why)
 
 
 def get_elements(caller: str, array: jax.Array, index: Any) -> jax.Array:
@@ -41,7 +41,7 @@ def get_elements(caller: str, array: jax.Array, index: Any) -> jax.Array:
     for part in parts:
         if isinstance(part, PerReplica) or not _is_index(part):
             raise ArgumentTypeError(
-                f"{caller} was given index={shown(part)}.\n\n{_INDICES}\n\n"
+                f"{caller} was given index={show(part)}.\n\n{_INDICES}\n\n"
                 f"Pass for instance variable[0]{', or jnp.array(index)' * isinstance(part, list)}."
             )
     # JAX would clamp an index that is too large to the last element.
@@ -53,7 +53,7 @@ def get_elements(caller: str, array: jax.Array, index: Any) -> jax.Array:
         raise
     except (IndexError, TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(
-            f"{caller} was given index={shown(index)}, and the variable is "
+            f"{caller} was given index={show(index)}, and the variable is "
             f"{array.dtype}{list(array.shape)}: {error}\n\n{_INDICES}\n\n"
             f"Pass an index for {array.ndim} dim(s)."
         ) from error

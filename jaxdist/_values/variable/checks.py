@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._validate import as_array, is_array, shown
-from jaxdist._values.replicas.owned import owned
+from jaxdist._validate import as_array, is_array, show
+from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.variable.enums import VariableAggregation, VariableSynchronization
 from jaxdist.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -77,7 +77,9 @@ def make_initial_array(name: str, initial_value: Any, dtype: Any, shape: Any) ->
             "Make the variable before strategy.run or jax.jit, and use it in there."
         )
     caller = f"Variable {name!r}"
-    array: Any = as_array(caller, "initial_value", owned(value) if is_array(value) else value)
+    array: Any = as_array(
+        caller, "initial_value", copy_if_writable(value) if is_array(value) else value
+    )
     chosen = None if dtype is None else _check_dtype(name, dtype)
     # A weakly typed variable would take the dtype of the first value added to it. `asarray` keeps
     # the weak type; the conversion drops it.
@@ -98,7 +100,7 @@ def _check_dtype(name: str, dtype: Any) -> Any:
         is_known = False
     if not is_known:
         raise ArgumentTypeError(
-            f"Variable {name!r} was given dtype={shown(dtype)}.\n\n"
+            f"Variable {name!r} was given dtype={show(dtype)}.\n\n"
             "dtype is a type of numbers or of bool, as arrays have it.\n\n"
             "Pass for instance dtype=jnp.float32 or dtype='int32', or leave it out."
         )
@@ -122,7 +124,7 @@ def _check_declared_shape(name: str, declared: Any, found: tuple[int, ...]) -> N
         )
 
 
-def checked_value(
+def cast_to_variable(
     name: str, caller: str, value: Any, shape: tuple[int, ...], dtype: Any
 ) -> jax.Array | np.ndarray:
     """Return `value` in the dtype of the variable, or raise an error that names both."""
@@ -188,14 +190,14 @@ def _as_array(name: str, caller: str, parameter: str, value: Any) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype == object or array.dtype.kind in "USO":
         raise ArgumentTypeError(
-            f"Variable {name!r}.{caller} was given {parameter}={shown(value)}.\n\n"
+            f"Variable {name!r}.{caller} was given {parameter}={show(value)}.\n\n"
             "A variable holds arrays of numbers.\n\nPass an array or a number."
         )
     # NumPy makes float64 of Python floats and int64 of integers; JAX has its own defaults.
     narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     if array.dtype.kind in "iu" and not np.array_equal(narrow, array):
         raise ArgumentError(
-            f"Variable {name!r}.{caller} was given {parameter}={shown(value)}.\n\n"
+            f"Variable {name!r}.{caller} was given {parameter}={show(value)}.\n\n"
             f"Integers in JAX are {narrow.dtype}, and it is beyond {narrow.dtype}.\n\n"
             "Pass floats, or turn on 64 bits: jax.config.update('jax_enable_x64', True)."
         )

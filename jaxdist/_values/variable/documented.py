@@ -3,7 +3,7 @@
 from typing import Any
 
 from jaxdist._devices import device_name
-from jaxdist._validate import Renamed, shown, tell_without_effect
+from jaxdist._validate import CallerRename, log_without_effect, show
 from jaxdist._values.variable.arguments import check_name
 from jaxdist.errors import ArgumentTypeError, MissingNameError, ShapeError
 
@@ -85,7 +85,7 @@ class DocumentedNames:
         held: Any = self
         if not isinstance(shape, (tuple, list)):
             raise ArgumentTypeError(
-                f"Variable {held.label!r}.set_shape was given shape={shown(shape)}.\n\n"
+                f"Variable {held.label!r}.set_shape was given shape={show(shape)}.\n\n"
                 "shape is a tuple or list of integers and None.\n\n"
                 f"Pass shape={tuple(held.shape)}."
             )
@@ -126,12 +126,12 @@ class DocumentedNames:
         """
         held: Any = self
         if session is not None:
-            tell_without_effect("Variable.load", "session", "there are no sessions")
+            log_without_effect("Variable.load", "session", "there are no sessions")
         # Errors of `assign` must name `load`, which is what the user called.
         name = f"Variable {held.label!r}"
         with (
-            Renamed(f"{name}.assign ", f"{name}.load "),
-            Renamed(f"The value of {name}.assign ", f"The value of {name}.load "),
+            CallerRename(f"{name}.assign ", f"{name}.load "),
+            CallerRename(f"The value of {name}.assign ", f"The value of {name}.load "),
         ):
             held.assign(value, read_value=False)
 

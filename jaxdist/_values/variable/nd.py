@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdist._validate import as_array, shown
+from jaxdist._validate import as_array, show
 from jaxdist._values.indexed_slices import as_indexed_slices
 from jaxdist._values.replicas.per_replica import PerReplica
 from jaxdist._values.variable.checks import check_fits, parameter_name
@@ -88,7 +88,7 @@ def _as_values(variable: Any, caller: str, name: str, value: Any) -> Any:
 def _check_places(variable: Any, caller: str, indices: Any) -> Any:
     if isinstance(indices, PerReplica):
         raise ArgumentTypeError(
-            f"Variable {variable.label!r}.{caller} was given indices={shown(indices)}.\n\n"
+            f"Variable {variable.label!r}.{caller} was given indices={show(indices)}.\n\n"
             "Outside of strategy.run indices are the same for all replicas.\n\n"
             f"Call {caller} in the function that strategy.run runs, where each replica has its own."
         )

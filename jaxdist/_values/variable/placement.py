@@ -13,10 +13,10 @@ from jax.sharding import NamedSharding
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._values.mean import mean_of_shares, share_of_mean
-from jaxdist._values.pairwise import in_pairs
-from jaxdist._values.replicas.owned import owned
+from jaxdist._values.pairwise import combine_pairwise
+from jaxdist._values.replicas.owned import copy_if_writable
 from jaxdist._values.replicas.per_replica import PerReplica
-from jaxdist._values.replicas.placement import Kind, Placement, checked_per_replica
+from jaxdist._values.replicas.placement import Kind, Placement, place_per_replica
 from jaxdist._values.variable.enums import VariableAggregation
 
 
@@ -55,19 +55,19 @@ class VariablePlacement:
         """Return an array in which every copy is `value` (of the shape and dtype of a copy)."""
         if self.layout is None or self.sharding is None:
             return jnp.asarray(value)
-        self.layout.check_is_there("A Variable")
+        self.layout.check_can_run("A Variable")
         if not self.per_replica:
-            return jax.device_put(owned(value), self.sharding)
+            return jax.device_put(copy_if_writable(value), self.sharding)
         # Only the copies of this process; other processes make theirs.
         copies = PerReplica([value] * len(self.layout.local_replicas))
-        return checked_per_replica("value", copies, self.layout).array
+        return place_per_replica("value", copies, self.layout).array
 
     def bring_back(self, array: jax.Array) -> jax.Array:
         """Return the result of a step on the devices of the variable."""
         if self.layout is not None:
             return array
         # A variable of no strategy used in a step: keep one copy, free to be used with any device.
-        return _compat.as_uncommitted(array.addressable_data(0))
+        return _compat.make_uncommitted(array.addressable_data(0))
 
     def as_per_replica(self, held: jax.Array) -> PerReplica:
         """Return the copies of a per-replica variable as a `PerReplica`."""
@@ -107,7 +107,7 @@ class VariablePlacement:
             return self.copy_to_all((value / count).astype(self.dtype))
         whole, rest = value // count, value % count
         shares = [(whole + (rest > r)).astype(self.dtype) for r in layout.local_replicas]
-        return checked_per_replica("value", PerReplica(shares), layout).array
+        return place_per_replica("value", PerReplica(shares), layout).array
 
 
 # Cached, since `jax.jit` of a new function would compile again at every read.
@@ -126,7 +126,7 @@ def _make_combine(
         if layout.num_virtual is None:
             total = rows.sum(axis=0, dtype=rows.dtype)
         else:
-            total = in_pairs(rows, jnp.add).astype(rows.dtype)
+            total = combine_pairwise(rows, jnp.add).astype(rows.dtype)
         return mean_of_shares(total, held.dtype, layout.num_replicas) if is_mean else total
 
     return jax.jit(combine, out_shardings=layout.replicated)

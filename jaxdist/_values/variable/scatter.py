@@ -25,7 +25,7 @@ class Scatter(enum.Enum):
     UPDATE = "scatter_update"
 
     @property
-    def picks(self) -> bool:
+    def is_choice(self) -> bool:
         """Whether the result is one of several values instead of their combination."""
         return self in (Scatter.MIN, Scatter.MAX, Scatter.UPDATE)
 
@@ -81,7 +81,7 @@ def check_can_scatter(variable: Any, kind: Scatter, *, of_replicas: bool) -> Non
             "in place.\n\nAssign the whole: variable.assign(variable.value().at[indices].add(rows))"
         )
     combines = variable.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
-    if of_replicas and kind.picks and combines:
+    if of_replicas and kind.is_choice and combines:
         raise UnsupportedError(
             f"Variable {variable.label!r}.{kind.value} was called inside a replica, and the "
             f"variable has VariableAggregation.{variable.aggregation.name}.\n\n"

@@ -9,7 +9,7 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._validate import as_flag, check_instance
-from jaxdist._values.access import Access, Change, site
+from jaxdist._values.access import Access, Change, get_call_context
 from jaxdist._values.replicas.binding import current_binding
 from jaxdist._values.replicas.distributed import DistributedValues
 from jaxdist._values.replicas.per_replica import PerReplica
@@ -106,7 +106,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
         synchronization: VariableSynchronization = AUTO,
         aggregation: VariableAggregation = NONE,
     ) -> None:
-        here = site()
+        here = get_call_context()
         if name is not None:
             check_instance("Variable", "name", name, str, "a text", "Pass for instance name='w'.")
         self._label = "Variable" if name is None else name
@@ -185,7 +185,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
             >>> [int(v) for v in total.values]
             [4, 4]
         """
-        if site().in_step is not None:
+        if get_call_context().in_step is not None:
             raise ContextError(
                 f"Variable {self._label!r}.values was read inside a function run by "
                 "strategy.run.\n\nA replica has only its own copy there.\n\n"
@@ -431,7 +431,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
     def __repr__(self) -> str:
         what = f"Variable {self.name!r} {self.dtype}{list(self.shape)}"
         # While tracing, printing must not read the variable: a read would become part of the step.
-        if site().in_step is not None or current_binding() is not None:
+        if get_call_context().in_step is not None or current_binding() is not None:
             return f"<{what}>"
         held: Any = self.distributed if self._home.per_replica else np.asarray(self._held)
         return f"<{what} {held!r}>"
@@ -440,7 +440,7 @@ class Variable(ValueOperators, RowChanges, BlockChanges, DocumentedNames, Distri
 def _value_for_jax(variable: Variable) -> Any:
     """Return what functions of pytrees find in a variable: its value."""
     # Here and not later: JAX's own error for a Jacobian would name neither variable nor remedy.
-    jacobian = _compat.jacobian_that_asks()
+    jacobian = _compat.find_calling_jacobian()
     if jacobian is not None:
         label = variable.label
         raise ArgumentTypeError(
@@ -507,7 +507,7 @@ class VariableRef:
         return f"<Reference to {self._variable!r}>"
 
 
-def held_by(variables: Sequence[Variable]) -> list[jax.Array]:
+def get_arrays(variables: Sequence[Variable]) -> list[jax.Array]:
     """Return the arrays that hold the copies of these variables."""
     # Asked once, not by the property of each variable: every step calls this.
     if current_binding() is not None:
@@ -515,7 +515,7 @@ def held_by(variables: Sequence[Variable]) -> list[jax.Array]:
     return [v._held for v in variables]
 
 
-def hold_all(variables: Sequence[Variable], arrays: Sequence[jax.Array]) -> None:
+def set_arrays(variables: Sequence[Variable], arrays: Sequence[jax.Array]) -> None:
     """Store the arrays that a step returned for these variables."""
     for variable, array in zip(variables, arrays, strict=True):
         home = variable._home
@@ -531,13 +531,13 @@ class _Process:
     has_variables = False
 
 
-def any_variable() -> bool:
+def has_any_variable() -> bool:
     """Whether this process has created any variable."""
     return _Process.has_variables
 
 
 def _find_access() -> Access:
-    in_step = site().in_step
+    in_step = get_call_context().in_step
     return ACROSS if in_step is None else in_step
 
 

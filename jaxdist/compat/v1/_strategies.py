@@ -9,7 +9,7 @@ from jaxdist import _strategies
 from jaxdist._collectives import ReduceOp
 from jaxdist._strategies import check_assignment
 from jaxdist._typing import PyTree
-from jaxdist._validate import tell_without_effect
+from jaxdist._validate import log_without_effect
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.errors import ArgumentError, ArgumentTypeError
 from jaxdist.tpu.experimental import DeviceAssignment
@@ -189,5 +189,5 @@ def _validate_steps(steps: Any) -> int:
         )
     if steps > 1:
         why = "strategy.run is one step all the same, and jaxdist.multi_step makes one of several"
-        tell_without_effect("TPUStrategy", "steps_per_run", why)
+        log_without_effect("TPUStrategy", "steps_per_run", why)
     return steps

@@ -8,7 +8,7 @@ import numpy as np
 from jax.tree_util import keystr
 
 from jaxdist._typing import PyTree
-from jaxdist._validate import as_flag, as_integer, shown
+from jaxdist._validate import as_flag, as_integer, show
 from jaxdist.data._reading.ahead import HasRowsAhead, RowsAhead
 from jaxdist.data._reading.cardinality import INFINITE_CARDINALITY
 from jaxdist.data._reading.elements import check_not_traced
@@ -284,7 +284,7 @@ class BatchesIterator(Iterator[PyTree], HasRowsAhead):
 def _check_state(own_state: BatchesState, state: Any) -> None:
     if not isinstance(state, dict) or set(state) != set(own_state):
         raise ArgumentError(
-            f"set_state of an iterator of data.batches was given state={shown(state)}.\n\n"
+            f"set_state of an iterator of data.batches was given state={show(state)}.\n\n"
             f"A state of data.batches is a dict with {sorted(own_state)}.\n\n"
             "Pass what get_state() returned."
         )
@@ -323,7 +323,7 @@ def check_arrays(caller: str, arrays: PyTree, name: str = "arrays") -> int:
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
         if getattr(dtype, "hasobject", False):
             raise ArgumentTypeError(
-                f"{caller} was given {name}{keystr(path)}={shown(leaf)}, an array of objects.\n\n"
+                f"{caller} was given {name}{keystr(path)}={show(leaf)}, an array of objects.\n\n"
                 "Examples are rows of numbers, and devices hold no Python objects.\n\n"
                 "Pass an array of numbers, of bools or of text: np.asarray(rows, 'float32')."
             )

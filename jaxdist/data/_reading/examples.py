@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdist._not_there import MISSING_MEMBERS, missing_member
 from jaxdist._typing import PyTree
-from jaxdist._validate import Renamed, as_flag
+from jaxdist._validate import CallerRename, as_flag
 from jaxdist.data._reading.batches import Batches, batches, check_arrays
 
 
@@ -46,7 +46,7 @@ class Examples:
         """
         as_flag("Examples.batch", "drop_remainder", drop_remainder)
         as_flag("Examples.batch", "shuffle", shuffle)
-        with Renamed("data.batches", "Examples.batch"):
+        with CallerRename("data.batches", "Examples.batch"):
             return batches(
                 self.arrays,
                 batch_size,

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist._values import aligned_empty
+from jaxdist._values import allocate_aligned
 
 
 def copy_aligned(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """Return an aligned copy of the array, with `dtype`. See Note [Who owns host memory]."""
-    copy = aligned_empty(array.shape, dtype)
+    copy = allocate_aligned(array.shape, dtype)
     # `unsafe` lets float64 become float32, which JAX does with it as well.
     np.copyto(copy, array, casting="unsafe")
     return copy
@@ -17,7 +17,7 @@ def copy_aligned(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 
 def copy_padded(array: np.ndarray, dtype: np.dtype[Any], rows: int) -> np.ndarray:
     """Return an aligned copy with `rows` rows, as `dtype`; rows beyond the array's are zero."""
-    copy = aligned_empty((rows, *array.shape[1:]), dtype)
+    copy = allocate_aligned((rows, *array.shape[1:]), dtype)
     copy[array.shape[0] :] = np.zeros((), dtype)
     np.copyto(copy[: array.shape[0]], array, casting="unsafe")
     return copy
@@ -27,7 +27,7 @@ def copy_rows(array: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
     """Return an aligned copy of some rows."""
     if isinstance(rows, slice):
         return copy_aligned(array[rows], array.dtype)
-    copy = aligned_empty((len(rows), *array.shape[1:]), array.dtype)
+    copy = allocate_aligned((len(rows), *array.shape[1:]), array.dtype)
     # With 'clip' NumPy writes into `copy` directly; with 'raise' it uses a second buffer.
     np.take(array, rows, axis=0, out=copy, mode="clip")
     return copy

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist._values import PerReplica
 from jaxdist.data._reading.assemble import SPLIT_CALLER
 from jaxdist.data._reading.batches import Batches
@@ -79,8 +79,8 @@ class Source:
         dataset = data if isinstance(data, Iterable) else data()
         if not isinstance(dataset, Iterable):
             raise ArgumentTypeError(
-                f"{self._caller} was given dataset={shown(data)}, and calling it gave "
-                f"{shown(dataset)}.\n\nA dataset is an iterable of batches, or a function that "
+                f"{self._caller} was given dataset={show(data)}, and calling it gave "
+                f"{show(dataset)}.\n\nA dataset is an iterable of batches, or a function that "
                 "makes one for each pass.\n\nPass for instance jaxdist.data.batches(arrays, 32)."
             )
         return iter(dataset)
@@ -111,7 +111,7 @@ def check_dataset(caller: str, dataset: Any, name: str) -> None:
     if isinstance(dataset, (np.ndarray, jax.Array, Mapping, tuple, PerReplica)):
         what = f"{type(dataset).__name__}"
         raise ArgumentTypeError(
-            f"{caller} was given {name}={shown(dataset)}.\n\n"
+            f"{caller} was given {name}={show(dataset)}.\n\n"
             f"{name} is an iterable of batches; this {what} could be one batch, or all the data, "
             "or a sequence of batches.\n\n"
             "For arrays that hold all the data use jaxdist.data.batches(arrays, batch_size); "
@@ -119,7 +119,7 @@ def check_dataset(caller: str, dataset: Any, name: str) -> None:
         )
     if isinstance(dataset, (str, bytes)) or not (_is_container(dataset) or callable(dataset)):
         raise ArgumentTypeError(
-            f"{caller} was given {name}={shown(dataset)}.\n\n"
+            f"{caller} was given {name}={show(dataset)}.\n\n"
             f"{name} is an iterable of batches.\n\n"
             "Pass a list of batches, an object with __iter__ (a loader, a tf.data or Grain "
             "dataset), a generator function, or jaxdist.data.batches(arrays, batch_size)."

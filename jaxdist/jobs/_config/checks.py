@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxdist._validate import shown
+from jaxdist._validate import show
 from jaxdist.errors import ArgumentError, ArgumentTypeError, CheckpointError, ConfigError
 from jaxdist.jobs._config.load import LoadedConfig
 from jaxdist.jobs._config.metrics_file import read_metrics
@@ -21,7 +21,7 @@ def checked_rules(caller: str, rules: Any, known: Sequence[str]) -> str:
         return rules
     kind = ArgumentError if isinstance(rules, str) else ArgumentTypeError
     raise kind(
-        f"{caller} was given rules={shown(rules)}.\n\nrules is one of {', '.join(known)}.\n\n"
+        f"{caller} was given rules={show(rules)}.\n\nrules is one of {', '.join(known)}.\n\n"
         f"Pass for instance rules={known[0]!r}."
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Any, Generic, Literal, TypeVar
 
-from jaxdist._validate import Noted, check_text, shown
+from jaxdist._validate import ErrorNote, check_text, show
 from jaxdist.errors import ArgumentTypeError, ConfigError
 from jaxdist.jobs._config.sources import (
     Given,
@@ -78,12 +78,12 @@ def load_config(
     given: Any = schema
     if not isinstance(given, type) or not dataclasses.is_dataclass(given):
         raise ArgumentTypeError(
-            f"{caller} was given schema={shown(schema)}.\n\n"
+            f"{caller} was given schema={show(schema)}.\n\n"
             "schema is a frozen dataclass of sections.\n\n"
             "Pass for instance schema=training.DigitsConfig."
         )
     source, texts = checked_sources(caller, path, overrides)
-    with Noted(f"{caller} was given path={source!r} and overrides={texts!r}."):
+    with ErrorNote(f"{caller} was given path={source!r} and overrides={texts!r}."):
         return _loaded(schema, source, texts)
 
 
@@ -251,9 +251,9 @@ def _hints(schema: type[Any]) -> dict[str, Any]:
 
 
 def _report(path: str | Path, problems: list[str]) -> str:
-    shown = problems[:_MOST_PROBLEMS_LISTED]
-    more = len(problems) - len(shown)
+    show = problems[:_MOST_PROBLEMS_LISTED]
+    more = len(problems) - len(show)
     tail = [f"... and {more} more."] if more else []
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     head = f"The configuration {str(path)!r} is not valid ({count})."
-    return "\n\n".join([head, "\n".join([*shown, *tail]), "Nothing was started."])
+    return "\n\n".join([head, "\n".join([*show, *tail]), "Nothing was started."])

@@ -9,7 +9,7 @@ import enum
 import math
 from typing import Any, Literal, get_type_hints
 
-from jaxdist._validate import check_instance, shown
+from jaxdist._validate import check_instance, show
 from jaxdist.errors import ArgumentError
 
 
@@ -151,7 +151,7 @@ class JobConfig:
             if isinstance(field.default, str):
                 if field.default and not (isinstance(given, str) and given == field.default):
                     raise ArgumentError(
-                        f"{caller} was given {field.name}={shown(given)}.\n\n"
+                        f"{caller} was given {field.name}={show(given)}.\n\n"
                         f"{field.name} is {field.default!r}.\n\nLeave {field.name} out."
                     )
                 continue

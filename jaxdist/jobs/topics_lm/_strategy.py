@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxdist import tpu
 from jaxdist._planning import assignment_of_slices, logical_shape
 from jaxdist._strategies import MirroredStrategy, Strategy, TPUStrategy
-from jaxdist._validate import Renamed
+from jaxdist._validate import CallerRename
 from jaxdist.cluster_resolver import TPUClusterResolver
 from jaxdist.errors import ConfigError, TopologyError
 from jaxdist.jobs.topics_lm._schema import TopicsConfig
@@ -40,7 +40,7 @@ def topics_strategy(config: TopicsConfig) -> Strategy:
     apart = there or 1
     asked = config.strategy.logical_devices
     try:
-        with Renamed("compile_for was given logical=", "strategy.logical_devices is "):
+        with CallerRename("compile_for was given logical=", "strategy.logical_devices is "):
             box = logical_shape(topology, apart, asked)
     except TopologyError as error:
         text = str(error)

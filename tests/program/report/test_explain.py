@@ -277,13 +277,13 @@ def test_links_between_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None
 def test_program_whose_lines_xla_lost_is_not_guessed_at() -> None:
     program = jaxdist.MirroredStrategy().lower(lambda x: lax.psum(x, "replica"), (X,))
     text = re.sub(r"metadata=\{[^}]*\}", "", program.compile().as_text())
-    report = explanation.explained(
+    report = explanation.explain_program(
         "f", program.layout, program.traced_collectives, TraceNotes(), text
     )
     assert [a.outcome for a in report.asked] == ["compiled"], "kind and size are alike"
     [asked] = program.traced_collectives
     other = dataclasses.replace(asked, bytes_per_device=4)
-    report = explanation.explained("f", program.layout, (other,), TraceNotes(), text)
+    report = explanation.explain_program("f", program.layout, (other,), TraceNotes(), text)
     assert [a.outcome for a in report.asked] == ["unknown"]
     assert not any(c.added for c in report.compiled)
 
@@ -294,7 +294,7 @@ def test_what_the_reader_does_not_know_is_named_and_what_it_knows_is_not() -> No
     assert program.compile().explain().unknown == ()
     line = '  %other = f32[] custom-call(), custom_call_target="my_kernel"\n'
     changed = re.sub(r"(?m)^(ENTRY .*)$", r"\1\n" + line, text)
-    report = explanation.explained("f", program.layout, (), TraceNotes(), changed)
+    report = explanation.explain_program("f", program.layout, (), TraceNotes(), changed)
     assert report.unknown == ("custom-call to my_kernel",)
     told = "it may communicate\n  custom-call to my_kernel"
     assert told in str(report)
