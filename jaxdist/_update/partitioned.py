@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Literal
 
 from jaxdist import _compat
 from jaxdist._compat import CALLS
+from jaxdist._program import Interpreter
 from jaxdist._update.rules import RULES
 from jaxdist._update.values import Partial, Piece, Replicas, Value, Whole
 from jaxdist._values import ELEMENTWISE, Cut
 
 
-class PieceInterpreter:
+class PieceInterpreter(Interpreter[Value]):
     """An interpreter of programs whose values are whole or in pieces.
 
     See Note [Update on pieces].
@@ -36,25 +36,19 @@ class PieceInterpreter:
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
 
-    def run(self, program: Any, inputs: Sequence[Value]) -> list[Value]:
-        """Return the results of an open or closed program."""
-        jaxpr = getattr(program, "jaxpr", program)
-        env: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
-        consts = getattr(program, "consts", ())
-        env.update({v: self._wrap_whole(c) for v, c in zip(jaxpr.constvars, consts, strict=True)})
+    def literal(self, literal: Any) -> Value:
+        """Return the value of a literal, whole."""
+        return self._wrap_whole(literal.val)
 
-        def read(atom: Any) -> Value:
-            return self._wrap_whole(atom.val) if isinstance(atom, Literal) else env[atom]
-
-        for eqn in jaxpr.eqns:
-            results = self._evaluate(eqn, [read(v) for v in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+    def constant(self, variable: Any, value: Any) -> Value:
+        """Return the value of a constant, whole."""
+        return self._wrap_whole(value)
 
     def _wrap_whole(self, array: Any) -> Whole:
         return Whole(array, self._replicas)
 
-    def _evaluate(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+    def equation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+        """Return the results of one operation, by the first way that is known to be right."""
         name = eqn.primitive.name
         # An effect (a print, a callback) must see whole arrays, as it does without pieces.
         if eqn.effects:
@@ -70,11 +64,17 @@ class PieceInterpreter:
             return self._run_on_whole(eqn, inputs)
         if name in ELEMENTWISE:
             return self._run_elementwise(eqn, inputs)
-        if name in CALLS and CALLS[name] in eqn.params:
-            return self.run(eqn.params[CALLS[name]], inputs)
-        if name == "cond":
-            return self._run_cond(eqn, inputs)
+        return super().equation(eqn, inputs)
+
+    def operation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+        """Return the results of an operation that needs whole arrays."""
         return self._run_on_whole(eqn, inputs)
+
+    def call(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+        """Return the results of a function that is called."""
+        # A `shard_map`, or an all-reduce, is one operation here.
+        inside = eqn.primitive.name in CALLS
+        return super().call(eqn, inputs) if inside else self._run_on_whole(eqn, inputs)
 
     def _run_on_whole(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
         results = _compat.bind_like(eqn, [v.whole() for v in inputs], eqn.params)
@@ -92,7 +92,7 @@ class PieceInterpreter:
         local = [v.piece(cut) for v in inputs]
         return [Piece(_compat.bind_like(eqn, local, eqn.params), cut, self._replicas)]
 
-    def _run_cond(self, eqn: Any, inputs: Sequence[Value]) -> list[Value]:
+    def cond(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         """Run a `cond` on pieces; a result is in pieces if an operand of its shape is."""
         # A `Partial` is not one array, and the operands of `switch` are arrays. So reduce it first.
         index, *operands = [
