@@ -1,7 +1,8 @@
-"""A traced step in terms of the pieces that a replica holds.
+"""Evaluation of a traced step on the pieces of sharded arrays that one replica holds.
 
-A step is traced with arrays in pieces in their whole shapes. Here each of its operations is done
-with the piece of this replica, where `ShardingProof` has proved that this is the same.
+jaxdist traces a step with sharded arrays in their whole shapes. `LocalPieces` evaluates each
+operation of the trace on the piece of this replica, where `ShardingProof` has proved that this
+gives the same. See Note [Whole shapes, local pieces].
 """
 
 import functools
@@ -21,24 +22,25 @@ from jaxdist._program.proof.pieces import ShardFact, ShardingProof
 from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut, piece_of
 from jaxdist.errors import ShardedArrayError
 
+# Calls that must stay calls, since they say what is computed again for gradients.
 _REBUILT = frozenset({"remat", "remat2", "checkpoint"})
 
 
 class Local(NamedTuple):
-    """What is known of a value, and the value: the piece of this replica where it is in pieces."""
+    """A fact about a value, and the value; of a sharded array, the piece of this replica."""
 
     seen: ShardFact
     array: Any
 
 
 class LocalPieces(Interpreter[Local]):
-    """Evaluates programs of whole arrays on the pieces of one replica.
+    """An interpreter that evaluates programs of whole arrays on the pieces of one replica.
 
     Args:
-        proof: Proves what is asked of it.
+        proof: The analysis that proves facts about values.
 
     Raises:
-        ShardedArrayError: From `run`: an operation that would see a piece in the place of an array.
+        ShardedArrayError: From `run`: an operation would see a piece in the place of an array.
     """
 
     def __init__(self, proof: ShardingProof) -> None:
@@ -51,6 +53,8 @@ class LocalPieces(Interpreter[Local]):
         return Local(_constant(variable), value)
 
     def equation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
+        # Bind operations without pieces as they are: a scan or a custom derivative in them then
+        # needs no second trace.
         has_pieces = any(x.seen.cut is not None for x in inputs)
         if not (has_pieces or is_marked(eqn)):
             return self._bound(eqn, inputs, [x.array for x in inputs])
@@ -80,25 +84,25 @@ class LocalPieces(Interpreter[Local]):
         return [Local(s, r) for s, r in zip(seen, results, strict=True)]
 
     def _piece(self, value: Local, cut: Cut) -> Any:
-        """The piece of this replica, of a value that may be whole; a scalar as it is."""
+        """Return the piece of this replica; scalars stay as they are."""
         array, layout = value.array, self._proof.layout
         if value.seen.cut is not None or not jnp.ndim(array) or cut.pieces(layout) == 1:
             return array
         array = jnp.asarray(array)
         if array.shape[cut.dim] != cut.size:
-            # One element along that dim, for all of them.
+            # The dim has one element, which broadcasts against the piece of every replica.
             return array
         if value.seen.is_uniform:
-            # All pieces are one and the same.
+            # All pieces are equal, so a slice at 0 avoids one that depends on the replica.
             shape = cut.local_shape(array.shape, cut.pieces(layout))
             return jax.lax.slice(array, (0,) * array.ndim, shape)
         return piece_of(array, cut, layout)
 
     def _as(self, value: Local, seen: ShardFact) -> Any:
-        """The array of a value that is taken for what `seen` says."""
+        """Return the array of a value in the form of the fact `seen`: a piece, or whole."""
         return value.array if seen.cut is None else self._piece(value, seen.cut)
 
-    # What holds programs
+    # Operations that hold programs
 
     def call(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         name = eqn.primitive.name
@@ -110,6 +114,8 @@ class LocalPieces(Interpreter[Local]):
             with _compat.at_source_of(eqn):
                 return self.run(inner, inputs)
         found = self._proof.equation(eqn, seen)
+        # The user wrote the backward rule for whole arrays. It cannot be rewritten, so jaxdist
+        # evaluates the function and raises if it is differentiated.
         if name.startswith("custom_vjp"):
             arrays = _without_derivative(lambda *a: self._results(inner, seen, found, a))(
                 *(x.array for x in inputs)
@@ -132,7 +138,7 @@ class LocalPieces(Interpreter[Local]):
         zeros: Sequence[bool],
         out_zeros: Sequence[bool],
     ) -> Any:
-        """The forward rule of a custom derivative; a tangent is cut as its value is."""
+        """Return the JVP rule of a custom derivative on pieces; tangents are cut as their values."""
         tangents = [i for i, zero in enumerate(zeros) if not zero]
         given = [*seen, *(ShardFact(seen[i].differs, seen[i].cut) for i in tangents)]
         wanted = [*found, *(s for s, zero in zip(found, out_zeros, strict=True) if not zero)]
@@ -186,7 +192,7 @@ class LocalPieces(Interpreter[Local]):
         wanted: Sequence[ShardFact],
         arrays: Sequence[Any],
     ) -> list[Any]:
-        """The results of a program, each as what it is wanted as."""
+        """Evaluate a program, and return each result in the form of the fact in `wanted`."""
         given = [Local(s, x) for s, x in zip(seen, arrays, strict=True)]
         return [self._as(x, s) for x, s in zip(self.run(program, given), wanted, strict=True)]
 
@@ -197,7 +203,7 @@ class LocalPieces(Interpreter[Local]):
         wanted: Sequence[ShardFact],
         arrays: Sequence[Any],
     ) -> Any:
-        """A program of local values, open or closed as the one that it is made from."""
+        """Trace a program again on local values; open or closed, as `program` is."""
 
         def local(*own: Any) -> list[Any]:
             return self._results(program, seen, wanted, own)
@@ -207,12 +213,12 @@ class LocalPieces(Interpreter[Local]):
 
 
 def _constant(atom: Any) -> ShardFact:
-    """A value that stands in the program."""
+    """Return the fact of a literal or constant of a program."""
     return ShardFact(frozenset(), is_uniform=all(n == 1 for n in atom.aval.shape))
 
 
 def is_marked(eqn: Any) -> bool:
-    """Whether an operation is one of the marks of pieces, or holds a program with one."""
+    """Whether an operation is `PIECE` or `OPEN`, or holds a program that has one of them."""
     if eqn.primitive is PIECE or eqn.primitive is OPEN:
         return True
     return any(contains(p, m.name) for p in subprograms(eqn) for m in (PIECE, OPEN))
@@ -237,7 +243,7 @@ def _abstract(array: Any) -> Any:
 
 
 def _without_derivative(fn: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """`fn`, which raises where the step is differentiated from outside."""
+    """Return `fn` with a derivative that raises `ShardedArrayError`."""
     wrapped = jax.custom_jvp(fn)
 
     def rule(*_: Any) -> Any:

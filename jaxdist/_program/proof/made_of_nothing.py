@@ -1,10 +1,10 @@
-"""What a replica without rows computes: values that are made of nothing.
+"""Analysis of the values that a replica without rows computes.
 
-A sum over no rows is zero, and a mean over none is nan, whatever the parameters are. A forward walk
-over the replica's trace finds such values, since they are known: they are computed of arrays
-without elements, and of literals. A nan among them marks what is computed with it, up to a known
-choice that drops it. A mark that reaches a collective or state is an error, with the line that
-made the nan.
+A sum over no rows is zero and a mean over no rows is nan, whatever the parameters are. So their
+values are known while tracing: they are computed from arrays without elements and from literals
+alone. `NothingAnalysis` evaluates them. A nan among them marks all values that are computed from
+it, until a `select_n` with a known predicate drops it. If a mark reaches a collective or state,
+jaxdist raises, with the line that made the nan.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
 from jaxdist._program.jaxprs.subprograms import inner_inputs, subprograms
 from jaxdist._program.proof.replication import named_axes
 
-# Values of more elements are evaluated only where all elements are one.
+# The cost is bounded: larger values are evaluated only if all their elements are equal.
 _MOST_ELEMENTS = 4096
 _ELEMENTWISE = frozenset(
     """
@@ -33,7 +33,7 @@ _ELEMENTWISE = frozenset(
     reduce_precision rem round rsqrt select_n sign sin sqrt square stop_gradient sub tan tanh
     """.split()
 )
-# A result has the elements of its operand, in another order or more than once.
+# Each element of the result is an element of an operand.
 _SAME_ELEMENTS = frozenset(
     "broadcast_in_dim concatenate expand_dims reshape rev slice squeeze transpose".split()
 )
@@ -42,7 +42,7 @@ _SUMS = frozenset({"reduce_sum", "dot_general", "conv_general_dilated", "cumsum"
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The operation that made a nan of nothing."""
+    """The operation that made a nan from an array without elements."""
 
     name: str
     line: str
@@ -50,26 +50,26 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
-    """What is known of one value."""
+    """The facts about one value."""
 
-    value: Any = None  # an array, where it is known
-    of_nothing: bool = False  # it was computed of an array without elements
-    nan: Origin | None = None  # it may hold a nan that was made of nothing
+    value: Any = None  # the array, if it is known
+    of_nothing: bool = False  # whether it was computed from an array without elements
+    nan: Origin | None = None  # the operation whose nan it may contain
 
 
 UNKNOWN = Found()
-# Called with the collective's equation, the line that asked for it, and the nan that reaches it.
+# Called with the equation of the collective, the line that called it, and the origin of the nan.
 OnCollective: TypeAlias = Callable[[Any, str, Origin], None]
 
 
 def line_of(eqn: Any) -> str:
-    """The line that asked for an operation; that of a tape notes it itself."""
+    """Return the user's line of an operation; operations of a tape have it as `line`."""
     noted: str = getattr(eqn, "line", "")
     return noted or _compat.source_of(eqn)
 
 
 def constant(value: Any) -> Found:
-    """A value that is part of the program."""
+    """Return the fact of a literal or constant of a program."""
     if isinstance(value, jax.core.Tracer) or not _has_numbers(value):
         return UNKNOWN
     if getattr(value, "size", 1) > _MOST_ELEMENTS:
@@ -78,7 +78,8 @@ def constant(value: Any) -> Found:
 
 
 def nothing(shape: Sequence[int], dtype: Any) -> Found:
-    """An array without elements; random keys are none that NumPy has."""
+    """Return the fact of an array without elements."""
+    # NumPy has no arrays of random keys.
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return UNKNOWN
     return Found(np.zeros(shape, dtype), of_nothing=True)
@@ -87,11 +88,11 @@ def nothing(shape: Sequence[int], dtype: Any) -> Found:
 def walk(
     jaxpr: Any, given: Sequence[Found], axes: frozenset[str], on_collective: OnCollective
 ) -> list[Found]:
-    """What is known of the results of an open or closed program of one replica.
+    """Return the facts of the results of an open or closed program of one replica.
 
     Args:
         jaxpr: The program, or the tape of one.
-        given: What is known of its inputs.
+        given: The facts of its inputs.
         axes: The replica axes.
         on_collective: Called for each collective that a nan reaches.
     """
@@ -99,7 +100,7 @@ def walk(
 
 
 class NothingAnalysis(ForwardAnalysis[Found]):
-    """What is known of values of a replica without rows.
+    """The analysis of the values of a replica without rows.
 
     Args:
         axes: The replica axes.
@@ -109,12 +110,13 @@ class NothingAnalysis(ForwardAnalysis[Found]):
     def __init__(self, axes: frozenset[str], on_collective: OnCollective) -> None:
         self._axes = axes
         self._on_collective = on_collective
-        # The line of the all-reduce that is being walked, and that of any call.
+        # The line of the current all-reduce, and the line of the current call.
         self._line = ""
         self._call_line = ""
 
     def _origin(self, eqn: Any) -> Origin:
-        """Where a nan is made; functions of JAX that are jitted have no line of their own."""
+        """Return the operation and the user's line that made a nan."""
+        # Operations inside jitted functions of JAX have no line of the user.
         line = getattr(eqn, "line", "") or _compat.caller_of_library(eqn) or self._call_line
         return Origin(eqn.primitive.name, line)
 
@@ -122,7 +124,7 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         return constant(literal.val)
 
     def constant(self, variable: Any, value: Any) -> Found:
-        # A tape holds the small ones beside its variables.
+        # A tape stores the values of small constants in its variables.
         held = getattr(variable, "value", None) if value is None else value
         return UNKNOWN if held is None else constant(held)
 
@@ -138,11 +140,13 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         if meets and frozenset(named_axes(eqn.params)) & self._axes:
             return self._collective(eqn, inputs)
         which = inputs[0].value if inputs else None
+        # Before `_evaluated`: the case that is not taken may be unknown, or a nan that is dropped.
         if name == "select_n" and which is not None and which.size:
             return [self._chosen(eqn, inputs)]
         results = self._evaluated(eqn, name, inputs)
         if results is not None:
             return results
+        # The programs of an unknown primitive may make a nan that reaches a collective inside.
         for inner in subprograms(eqn):
             self.run(inner, [UNKNOWN] * len(inner_inputs(inner)))
         return self._marked(eqn, name, inputs)
@@ -168,6 +172,7 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         avals = [v.aval for v in eqn.outvars]
         if all(_is_empty(a) for a in avals):
             return [_of_shape(a) for a in avals]
+        # The mean divides by a number of rows that is a literal 0 here.
         by_zero = name == "div" and _is_zero(given[1])
         of_nothing = by_zero or any(g.of_nothing for g in given)
         if name in _SUMS and any(_is_empty(v.aval) for v in eqn.invars) and len(avals) == 1:
@@ -180,6 +185,7 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         values = [g.value for g in given]
         sizes = [math.prod(v.shape) for v in values] + [math.prod(a.shape) for a in avals]
         is_one = all(map(_is_uniform, values))
+        # One element stands for a uniform array, so large arrays cost nothing.
         if is_one and name in _SAME_ELEMENTS and _all_same(values):
             made = [np.broadcast_to(_point(values[0]), avals[0].shape)]
         elif is_one and name in _ELEMENTWISE and len(avals) == 1:
@@ -193,17 +199,18 @@ class NothingAnalysis(ForwardAnalysis[Found]):
             return None
         came_in = next((g.nan for g in given if g.nan is not None), None)
         had = any(_has_nan(v) for v in values)
+        # A nan that came in with the operands keeps its own origin.
         is_new = of_nothing and not had
         origin = self._origin(eqn) if is_new else came_in
         return [Found(x, of_nothing, origin if _has_nan(x) else None) for x in made]
 
     def _chosen(self, eqn: Any, given: list[Found]) -> Found:
-        """A choice that is known takes only what it chooses."""
+        """Return the facts of a `select_n` with a known predicate: those of the chosen cases."""
         which, *cases = given
         numbers = sorted({int(i) for i in np.unique(np.asarray(which.value))})
         taken = [cases[i] for i in numbers]
         if len(taken) == 1:
-            # `jnp.var` of nothing is a nan that stands in the program.
+            # `jnp.var` of no elements selects a literal nan of the program.
             is_nan = taken[0].value is not None and _has_nan(taken[0].value)
             if is_nan and taken[0].nan is None and any(c.of_nothing for c in cases):
                 return dataclasses.replace(taken[0], of_nothing=True, nan=self._origin(eqn))
@@ -212,10 +219,11 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         return made[0] if made is not None else _join(taken, eqn.outvars[0].aval)
 
     def _marked(self, eqn: Any, name: str, given: list[Found]) -> list[Found]:
-        """What is not known holds a nan where an operand may; numbers that have none do not."""
+        """Return facts of unknown results, marked if an operand may contain a nan."""
         mark = next((g.nan for g in given if g.nan is not None), None)
         if mark is None and name == "div" and _is_zero(given[1]):
             mark = self._origin(eqn)
+        # Integers and booleans have no nan.
         return [Found(nan=mark) if _is_inexact(v.aval) else UNKNOWN for v in eqn.outvars]
 
     # Control flow
@@ -230,6 +238,7 @@ class NothingAnalysis(ForwardAnalysis[Found]):
 
     def scan(self, eqn: Any, inputs: list[Found]) -> list[Found]:
         loop = Scan.of(eqn)
+        # A scan over no rows does not run its body: the carry stays known.
         if loop.length:
             return super().scan(eqn, inputs)
         _, state, _ = loop.split(inputs)
@@ -243,21 +252,23 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         return [_of_shape(a) if _is_empty(a) else Found(nan=r.nan) for r, a in pairs]
 
     def linear_solve(self, eqn: Any, inputs: list[Found]) -> list[Found]:
-        # An iterative solver may be inside: how often it iterates depends on the values.
+        # The program may have an iterative solver, whose number of iterations depends on values.
         return self.operation(eqn, inputs)
 
 
 def _bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
-    """The results on these values; none where the operation cannot be done by itself."""
+    """Evaluate an operation on known values; return [] if JAX cannot evaluate it by itself."""
     typed = [np.asarray(x, v.aval.dtype) for x, v in zip(values, eqn.invars, strict=True)]
     try:
+        # This finds nans on purpose, so JAX must not raise for them.
         with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
             params = eqn.primitive.get_bind_params(eqn.params)
             made = eqn.primitive.bind(*map(jnp.asarray, typed), **params)
             results = list(made) if eqn.primitive.multiple_results else [made]
             return [np.asarray(x) for x in results]
     except Exception:
-        # A mesh or a layout that is not here; it is unknown then, which marks nothing by itself.
+        # The operation may need a mesh or a layout. Its results are unknown then, which does not
+        # mark them.
         return []
 
 
@@ -285,7 +296,7 @@ def _is_same(a: Found, b: Found) -> bool:
 
 
 def _row_of(rows: Found, aval: Any) -> Found:
-    """One row of what a scan goes over."""
+    """Return the fact of one row of an array that a scan iterates over."""
     if _is_empty(aval):
         return _of_shape(aval)
     if rows.value is not None and _is_uniform(rows.value):
@@ -315,13 +326,13 @@ def _is_inexact(aval: Any) -> bool:
 
 
 def _is_uniform(value: Any) -> bool:
-    """Whether all elements are one in memory (`np.broadcast_to`)."""
+    """Whether all elements share one place in memory, as in a result of `np.broadcast_to`."""
     dims = zip(value.strides, value.shape, strict=True)
     return bool(value.size) and not any(step for step, size in dims if size > 1)
 
 
 def _point(value: Any) -> Any:
-    """An element of an array that has some."""
+    """Return the first element of an array that is not empty."""
     return np.asarray(value[(0,) * value.ndim])
 
 

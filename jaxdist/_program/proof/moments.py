@@ -1,9 +1,10 @@
 """Proof that a step only updates a count, a mean and squared deviations with more data.
 
-`nnx.metrics.Welford` keeps these three. What replicas saw can be put together where a step is an
-update and nothing else: `step(a + b) == a + step(b)`, with `+` for putting together what was seen.
-The step is a rational function of the three, so it is one if both sides agree at random points
-(Schwartz and Zippel). That is tried here, in float64, on the few operations that use them.
+`nnx.metrics.Welford` keeps these three moments. jaxdist may merge the moments of several replicas
+only if the step is a pure update: `step(a + b) == a + step(b)`, where `+` merges two sets of
+moments. An update is a rational function of the moments, so the equation holds if both sides agree
+at random points (the lemma of Schwartz and Zippel). This module tests that in float64, on the few
+operations that use the moments.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ Array: TypeAlias = Any
 
 
 class _NoUpdateError(Exception):
-    """An operation that no update has."""
+    """The step has an operation that updates of moments do not have."""
 
 
 def is_update(
@@ -34,13 +35,13 @@ def is_update(
     places: Sequence[Mapping[str, int]],
     constants: Mapping[Any, Any],
 ) -> bool:
-    """Whether results of an open jaxpr are its inputs (count, mean, m2), updated with data.
+    """Whether three results of an open jaxpr are its inputs (count, mean, m2), updated with data.
 
     Args:
-        jaxpr: What one replica does.
-        inputs: Its three inputs.
-        results: Its three results.
-        places: The replicas to try, by their index on each axis.
+        jaxpr: The program of one replica.
+        inputs: Its input variables for the three moments.
+        results: Its result variables for the three moments.
+        places: The replicas to test, by their index on each axis.
         constants: Inputs whose values are known.
     """
     try:
@@ -61,10 +62,12 @@ def _agrees(
     place: Mapping[str, int],
     seed: int,
 ) -> bool:
+    # Fixed seeds: a program must give the same answer on every process and in every run.
     random = np.random.default_rng(seed)
     first, second = _some_moments(inputs, random), _some_moments(inputs, random)
 
     def step(state: Sequence[Array]) -> list[Array]:
+        # The same seed in both runs, so both see the same made-up data.
         trial = Trial(place, seed)
         given = {v: _Free(lambda x=x: np.asarray(x)) for v, x in constants.items()}
         given.update(zip(inputs, state, strict=True))
@@ -96,7 +99,7 @@ def _together(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
 
 
 class _Free:
-    """A value that does not hang on the three: made up when it is asked for, and then kept."""
+    """A value that does not depend on the moments; made up when it is first read, then cached."""
 
     def __init__(self, make: Callable[[], Array]) -> None:
         self._make = make
@@ -108,6 +111,7 @@ class _Free:
         return self._made
 
 
+# Only rational functions: for others, agreement at random points proves nothing.
 _RATIONAL: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "add_any": np.add,
@@ -126,7 +130,12 @@ _RATIONAL: dict[str, Callable[..., Array]] = {
 
 
 class Trial(Interpreter[Any]):
-    """One evaluation, in which everything that is free has one made-up value."""
+    """One evaluation of a step on random values.
+
+    Args:
+        place: The index of the replica on each axis.
+        seed: The seed of the values that do not depend on the moments.
+    """
 
     def __init__(self, place: Mapping[str, int], seed: int) -> None:
         self._random = np.random.default_rng(1000 + seed)
@@ -148,7 +157,7 @@ class Trial(Interpreter[Any]):
         return _Free(lambda: np.asarray(literal.val))
 
     def constant(self, variable: Any, value: Any) -> _Free:
-        # A tape knows the small ones, which are beside its variables.
+        # A tape stores the values of small constants in its variables.
         held = getattr(variable, "value", None) if value is None else value
         return self.free(variable.aval) if held is None else _Free(lambda: np.asarray(held))
 
@@ -191,6 +200,7 @@ class Trial(Interpreter[Any]):
         held, state, over = loop.split(inputs)
         avals = [v.aval for v in eqn.invars[loop.num_consts + carry :]]
         for _ in range(loop.length):
+            # The rows are data. Moments per row would need one evaluation for each.
             if not all(isinstance(x, _Free) for x in over):
                 raise _NoUpdateError
             rows = [self.free(_row(a)) for a in avals]
@@ -198,11 +208,13 @@ class Trial(Interpreter[Any]):
         return [*state, *(self.free(v.aval) for v in eqn.outvars[carry:])]
 
     def _of_free(self, eqn: Any, name: str, operands: list[Any]) -> list[Any]:
-        """Small values are computed from one another: a count may be used twice."""
+        """Return the results of an operation on free values."""
         if name == "axis_index" and eqn.params["axis_name"] in self._place:
             return [_Free(lambda: np.int32(self._place[eqn.params["axis_name"]]))]
         avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
         is_small = all(getattr(a, "size", _SMALL + 1) <= _SMALL and _has_numbers(a) for a in avals)
+        # Large values are made up. Small ones are evaluated: a batch size that the step uses
+        # twice, for the count and for the mean, must be the same number in both places.
         if name not in known.FIRST_ORDER or eqn.effects or not is_small:
             return [self.free(v.aval) for v in eqn.outvars]
         whole = _Free(lambda: self._evaluated(eqn, name, operands))
@@ -223,7 +235,7 @@ class Trial(Interpreter[Any]):
             with jax.ensure_compile_time_eval():
                 made = eqn.primitive.bind(*typed, **eqn.primitive.get_bind_params(eqn.params))
         except Exception:
-            # It cannot be done by itself (a mesh, a layout): any value will do.
+            # JAX cannot evaluate it without its mesh or layout. Any value serves as data.
             return [self.free(v.aval).value() for v in eqn.outvars]
         results = made if eqn.primitive.multiple_results else [made]
         return [
@@ -231,7 +243,10 @@ class Trial(Interpreter[Any]):
         ]
 
     def _finite(self, value: Array, aval: Any) -> Array:
-        """A made-up value where made-up operands gave none: a label out of range, say."""
+        """Return `value`, or a made-up one if made-up operands led to a nan or an infinity.
+
+        A made-up label may be out of range, for example.
+        """
         is_float = jnp.issubdtype(value.dtype, jnp.inexact)
         return value if not is_float or np.isfinite(value).all() else self.free(aval).value()
 

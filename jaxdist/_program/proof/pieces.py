@@ -1,10 +1,16 @@
-"""Proof, from the traced program, that a step treats pieces as pieces of one array.
+"""Proof that a step uses sharded arrays only where a piece gives the result of the whole array."""
 
-A step is traced with arrays in pieces in their whole shapes. What it does element by element
-with one is done with the piece of each replica; a norm of a piece is not the norm of the array.
-So pieces may go through operations that are known to work on each element by itself, together
-with values that are the same on all replicas, and through no other.
-"""
+# Note [Whole shapes, local pieces]
+#
+# A step that uses sharded arrays is traced with their whole shapes, as if each replica had the
+# whole array. At run time each replica has one piece. An elementwise operation on the piece gives
+# the piece of the result; other operations do not (the norm of a piece is not the norm of the
+# array).
+#
+# `ShardingProof` (this file) therefore accepts pieces only as operands of elementwise operations,
+# together with values that are equal on all replicas, and raises for every other operation.
+# `LocalPieces` (local_pieces.py) then evaluates the trace on the pieces. `PIECE` declares that a
+# value is a piece of an array, and `OPEN` returns the piece as an array of its own.
 
 import contextlib
 import dataclasses
@@ -18,27 +24,27 @@ from jaxdist._program.proof.replication import NONE, Differs, results_of
 from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut
 from jaxdist.errors import ShardedArrayError
 
-# The result is the operand, whatever it is; for several operands, each its own.
+# Operations that return their operands unchanged, one result for each operand.
 SAME = frozenset({"name", "sharding_constraint", "optimization_barrier", "pvary", "pcast"})
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardFact:
-    """What is known of one value."""
+    """The facts about one value."""
 
     differs: Differs  # the axes over which it may differ
-    cut: Cut | None = None  # of which array it is a piece
-    is_uniform: bool = False  # whether all its elements are one number, the same on all replicas
+    cut: Cut | None = None  # how the array is cut of which this is a piece; None if it is no piece
+    is_uniform: bool = False  # whether all elements are one number, equal on all replicas
 
 
 _NUMBER = ShardFact(NONE, is_uniform=True)
 
 
 class ShardingProof(ForwardAnalysis[ShardFact]):
-    """One pass over a program.
+    """The analysis of which values are pieces of one array.
 
     Args:
-        layout: Of the strategy.
+        layout: The layout of the strategy.
         axes: The replica axes of size two and more.
 
     Raises:
@@ -53,12 +59,12 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
 
     @property
     def layout(self) -> ReplicaMesh:
-        """Of the strategy."""
+        """The layout of the strategy."""
         return self._layout
 
     @property
     def wrong(self) -> list[str]:
-        """The names of results that are declared to be in pieces, and are not proved to be."""
+        """The names of results that are declared as pieces without a proof that they are."""
         return list(dict.fromkeys(self._wrong))
 
     def literal(self, literal: Any) -> ShardFact:
@@ -82,6 +88,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         if not pieces:
             found = results_of(eqn, [s.differs for s in inputs], self._axes)
             one = _makes_one(eqn, inputs)
+            # A uniform value must be equal on all replicas: `LocalPieces` slices it at 0 for each.
             return [
                 ShardFact(d, None, not d and (one or _is_one(v)))
                 for d, v in zip(found, eqn.outvars, strict=True)
@@ -95,6 +102,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
                 _refuse(eqn, pieces[0], f"{name} puts them together with {_described(v)}")
             if s.cut is not None and s.cut != pieces[0].cut:
                 _refuse(eqn, pieces[0], f"{name} puts them together with pieces cut otherwise")
+            # A dim of one element that broadcasts would be cut along another size.
             if s.cut is not None and v.aval.shape != eqn.outvars[0].aval.shape:
                 _refuse(eqn, s, f"{name} spreads them along dims of one element")
         return [pieces[0]]
@@ -108,7 +116,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         return ShardFact(frozenset(cut.over(self._layout)) & self._axes, cut)
 
     def _opened(self, eqn: Any, given: ShardFact) -> ShardFact:
-        """The piece of this replica, of an array that is in pieces, or equal on all replicas."""
+        """Return the fact of `OPEN`: its operand must be in pieces, or equal on all replicas."""
         cut = eqn.params["cut"]
         if given.cut is None and given.differs:
             if not eqn.params["name"]:
@@ -122,7 +130,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         return ShardFact(frozenset(cut.over(self._layout)) & self._axes)
 
     def call(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
-        # Inside of a `shard_map` of the user's an array has other shapes.
+        # Inside a `shard_map` of the user, arrays have other shapes.
         inside = eqn.primitive.name == "shard_map"
         return self.operation(eqn, inputs) if inside else super().call(eqn, inputs)
 
@@ -138,7 +146,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         return _decided(eqn, values, decided_by.differs, what)
 
     def rows(self, eqn: Any, given: list[ShardFact], avals: Sequence[Any] = ()) -> list[ShardFact]:
-        """What a scan takes from each operand that it goes over."""
+        """Return the facts of one row of each array that a scan iterates over."""
         found = []
         for s in given:
             if s.cut is not None and (s.cut.dim == 0 or s.cut.split == 0):
@@ -148,10 +156,10 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         return found
 
     def stack(self, eqn: Any, rows: list[ShardFact], avals: Sequence[Any]) -> list[ShardFact]:
-        # One number in each iteration is not one number in all of them.
+        # A row that is uniform in each iteration may have another number in the next one.
         return [ShardFact(s.differs, s.cut and s.cut.behind(0)) for s in rows]
 
-    # Pieces would be solved for as if each were the whole.
+    # A solver on a piece would solve for the piece as if it were the whole array.
     linear_solve = operation
 
 
@@ -161,7 +169,7 @@ def _either(eqn: Any, first: ShardFact, second: ShardFact) -> ShardFact:
     for one, other in ((first, second), (second, first)):
         if one.cut is None:
             continue
-        # What all replicas have whole is in pieces as soon as it is wanted.
+        # A value that is equal on all replicas can be cut locally, so it joins with a piece.
         if other.differs:
             _refuse(eqn, one, "in their place come values that differ between replicas otherwise")
         return one
@@ -169,7 +177,7 @@ def _either(eqn: Any, first: ShardFact, second: ShardFact) -> ShardFact:
 
 
 def _decided(eqn: Any, values: list[ShardFact], differs: Differs, what: str) -> list[ShardFact]:
-    """What is known of values on which a decision of each replica hangs."""
+    """Return the facts of values after a decision that replicas may take differently."""
     if not differs:
         return values
     for s in values:
@@ -179,7 +187,7 @@ def _decided(eqn: Any, values: list[ShardFact], differs: Differs, what: str) -> 
 
 
 def check_results(names: Sequence[str]) -> None:
-    """Refuse results that are declared to be in pieces, and are not proved to be.
+    """Check that there are no results that are declared as pieces without a proof.
 
     Raises:
         ShardedArrayError: With the names of the results.
@@ -230,7 +238,7 @@ def _is_one(variable: Any) -> bool:
 
 
 def _makes_one(eqn: Any, inputs: Sequence[ShardFact]) -> bool:
-    """Whether all elements of the results are one number, as those of the operands are."""
+    """Whether each result is uniform because all operands are."""
     name = eqn.primitive.name
     keeps = name in ELEMENTWISE or name in ("broadcast_in_dim", "reshape", "squeeze", "transpose")
     operands = zip(inputs, eqn.invars, strict=True)

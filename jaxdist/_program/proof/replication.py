@@ -1,8 +1,8 @@
-"""Proof, from the traced program, of which values are the same on all replicas.
+"""Proof of which values of a traced program are equal on all replicas.
 
-For every value: the set of replica axes over which it may differ. Replicated inputs differ over
-none; a reduction over an axis takes it out, `axis_index` and permutations put it in, and every
-operation that is not on the allow-list puts all in.
+The fact about a value is the set of replica axes over which it may differ. Replicated inputs have
+the empty set. A reduction over an axis removes the axis, and `axis_index` and permutations add it.
+An operation that is not on the allow-list (`FIRST_ORDER` in jaxprs/primitives.py) adds all axes.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ NONE: Differs = frozenset()
 
 @dataclasses.dataclass(frozen=True)
 class TracedCollective:
-    """A collective as the step asked for it."""
+    """A collective of a traced step."""
 
     kind: str
     axes: tuple[str, ...]
@@ -34,8 +34,8 @@ class TracedCollective:
     grouped: bool
     source: str
     times: int | None  # how often it runs in a step; None where a loop decides while running
-    # Of one that is part of an all-reduce: which algorithm, why, what else there was, with its
-    # predicted seconds, and which hints were not followed.
+    # For a collective of an all-reduce: the algorithm, the reason for it, the alternatives with
+    # their predicted seconds, and the hints that jaxdist ignored.
     algorithm: str = ""
     reason: str = ""
     alternatives: tuple[tuple[str, float], ...] = ()
@@ -54,7 +54,7 @@ class TracedCollective:
 
 @dataclasses.dataclass(frozen=True)
 class Replication:
-    """What the analysis found."""
+    """The result of the analysis: the facts of the outputs, and the collectives."""
 
     outputs: tuple[Differs, ...]
     collectives: tuple[TracedCollective, ...]
@@ -77,28 +77,29 @@ def analyse(jaxpr: Any, inputs: Sequence[Differs], axes: Differs) -> Replication
 
 
 def results_of(eqn: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
-    """For each result of one equation, the axes over which it may differ."""
+    """Return for each result of one equation the axes over which it may differ."""
     return ReplicationAnalysis(axes).equation(eqn, list(inputs))
 
 
 def results_of_program(program: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
-    """For each result of a sub-program, the axes over which it may differ."""
+    """Return for each result of a sub-program the axes over which it may differ."""
     return ReplicationAnalysis(axes).run(program, inputs)
 
 
 class ReplicationAnalysis(ForwardAnalysis[Differs]):
-    """One pass over a program; a fact is the set of axes over which a value may differ."""
+    """The replication analysis; a fact is the set of axes over which a value may differ."""
 
     def __init__(self, axes: Differs) -> None:
         self.axes = axes
-        # Keyed by the way to the equation: a fixpoint goes through its body more than once, and
+        # The key is the path of nested equations: a fixpoint analyses its body several times, and
         # one jitted function may be called from several places.
         self.found: dict[tuple[int, ...], TracedCollective] = {}
         self.way: tuple[int, ...] = ()
-        # The axes over which control flow may differ here, and how often this place is reached.
+        # The axes over which control flow may differ at the current equation, and how often the
+        # equation runs in one step.
         self.under: Differs = NONE
         self.times: int | None = 1
-        # Of the all-reduce that is gone through: its plan, and the line that asked for it.
+        # The plan of the current all-reduce, and the line that called it.
         self.plan: Any = None
         self.source = ""
 
@@ -115,6 +116,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         around, self.way = self.way, (*self.way, id(eqn))
         results = super().equation(eqn, inputs)
         self.way = around
+        # A replica that does not reach this equation has another value, whatever the operands are.
         return [r | self.under for r in results]
 
     def operation(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
@@ -136,7 +138,8 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
             return inputs
         if name in known.FIRST_ORDER and not eqn.effects:
             return [joined] * len(eqn.outvars)
-        # Not known: it may run its programs any number of times, on anything.
+        # An unknown primitive may run its programs any number of times, on any values. Analyse
+        # them anyway, so that their collectives are found.
         with self._reached(self.under, None):
             for inner in subprograms(eqn):
                 self.run(inner, [self.axes] * len(inner_inputs(inner)))
@@ -147,7 +150,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
 
     @contextlib.contextmanager
     def _reached(self, under: Differs, times: int | None) -> Iterator[None]:
-        """What is inside is reached that often, by replicas that may differ over these axes."""
+        """Set `under` and `times` for the equations of an inner program, and restore them."""
         around = self.under, self.times
         self.under, self.times = under, times
         yield
@@ -155,6 +158,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
 
     def call(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
         around = self.plan, self.source
+        # The collectives of an all-reduce are reported at the user's line, not at jaxdist's.
         if "plan" in eqn.params:
             self.plan, self.source = eqn.params["plan"], _compat.source_of(eqn)
         results = super().call(eqn, inputs)
@@ -166,11 +170,13 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         over = frozenset(named) & self.axes
         grouped = eqn.params.get("axis_index_groups") is not None
         if name in known.COLLECTIVES and named:
+            # The replicas that skip the collective would make the others wait forever.
             if over & self.under:
                 where = self.source or _compat.source_of(eqn)
                 raise DivergentCollectiveError(_may_not_reach(where, name))
             if over:
                 self.found[self.way] = self._record(eqn, name, named)
+        # A grouped reduction gives each group another result.
         if name in known.REPLICATING and not grouped:
             result = joined - over
         else:
@@ -200,12 +206,15 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
             return super().scan(eqn, inputs)
 
     def while_loop(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
+        # Not the rule of `ForwardAnalysis`: what the condition finds also changes `under`, inside
+        # of the condition itself, so both are one fixpoint.
         loop = While.of(eqn)
         of_condition, of_body, state = loop.split(inputs)
         inside = self.under
         while True:
             before = inside
-            # Only replicas that are not done compute the condition: it is inside of the loop, too.
+            # Replicas that have left the loop do not compute the condition any more, so the
+            # condition counts as a part of the loop.
             with self._reached(inside, None):
                 [goes_on] = self.run(loop.condition, [*of_condition, *state])
             inside = inside | goes_on
@@ -224,7 +233,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
 
 
 def named_axes(params: dict[str, Any]) -> tuple[str, ...]:
-    """The mesh axes that an operation goes over."""
+    """Return the mesh axes over which an operation communicates."""
     axes = params.get("axes", params.get("axis_name", ()))
     flat = axes if isinstance(axes, (tuple, list)) else (axes,)
     return tuple(a for a in flat if isinstance(a, str))

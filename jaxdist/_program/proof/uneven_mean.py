@@ -1,4 +1,4 @@
-"""Means over replicas that have different numbers of rows."""
+"""Analysis and warning of means over replicas that have different numbers of rows."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,17 +22,21 @@ _FILE_OF_MEANS = share_of_mean.__code__.co_filename
 
 
 def lines_of_means(program: Any, axes: frozenset[str], num_replicas: int) -> tuple[str, ...]:
-    """The lines at which a program divides a sum over the replicas, or its terms, by their number.
+    """Return the lines at which a program takes a mean over the replicas.
 
-    `all_reduce` divides by a power of two before the sum and by the rest after it.
+    It divides a sum over the replicas, or the terms of the sum, by the number of replicas.
+    `all_reduce("mean")` divides by a power of two before the sum and by the rest after it.
     """
     return tuple(dict.fromkeys(_means(program, axes, num_replicas)))
 
 
 def lines_of_averages(averaged: Sequence[Sequence[tuple[int, str]]]) -> tuple[str, ...]:
-    """The lines at which replicas average over other numbers of rows; one entry for each group.
+    """Return the lines at which groups of replicas average over different numbers of rows.
 
-    Each takes all replicas to have as many rows as it has itself.
+    There each replica assumes that all replicas have as many rows as itself.
+
+    Args:
+        averaged: For each group, the numbers of rows and the lines at which it averages.
     """
     if len({tuple(sorted(found)) for found in averaged}) == 1:
         return ()
@@ -49,6 +53,8 @@ def lines_of_averages(averaged: Sequence[Sequence[tuple[int, str]]]) -> tuple[st
 
 def _means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterator[str]:
     jaxpr = open_jaxpr(program)
+    # The sets hold variables: terms that were divided before the sum (`shares`), terms that were
+    # divided once (`own_means`), and terms that were divided twice (`terms_of_means`).
     divided_before = power_of_two_from(num_replicas)
     divided_after = num_replicas / divided_before
     shares: set[Any] = set()
@@ -82,7 +88,8 @@ def _means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterator[st
         elif name == "div" and first in sums_of_shares and _is(eqn.invars[1], divided_after):
             yield sums_of_shares[first]
         elif (divisor := _divisor(eqn)) is not None:
-            # A sum that is divided once is no mean of the replica's own: 0.5 * sum(x**2).
+            # One division is not enough, since 0.5 * sum(x**2) is no mean over two replicas. A
+            # mean of the replica's own rows has one division, and the mean over replicas another.
             if first in own_means and np.isclose(divisor, num_replicas):
                 terms_of_means.update(eqn.outvars)
             own_means.update(eqn.outvars)
@@ -92,14 +99,15 @@ def _means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterator[st
 
 
 def _is_share(eqn: Any, divided_before: float) -> bool:
-    """Whether `all_reduce("mean")` made it; the same product of the user's may be 0.5 * x**2."""
+    """Whether `all_reduce("mean")` made this product of a term and a share."""
+    # The file tells it from a product of the user that looks the same, like 0.5 * x**2.
     if eqn.primitive.name != "mul" or not any(_is(v, 1 / divided_before) for v in eqn.invars):
         return False
     return _compat.is_made_in(eqn, _FILE_OF_MEANS)
 
 
 def _divisor(eqn: Any) -> float | None:
-    """The number by which an equation divides, or by whose inverse it multiplies."""
+    """Return the number by which an equation divides; multiplication by 1/n divides by n."""
     if eqn.primitive.name not in ("mul", "div"):
         return None
     at = eqn.invars[1:] if eqn.primitive.name == "div" else eqn.invars
@@ -121,7 +129,7 @@ def _is(atom: Any, number: float) -> bool:
 
 
 def warn_of_means(where: str, lines: Sequence[str], rows: Sequence[int], step: str) -> None:
-    """Say that a step takes means of replicas that have these numbers of rows."""
+    """Warn that a step takes a mean over replicas that have these numbers of rows."""
     warnings.warn(
         f"{where}: the replicas have {list(rows)} rows in {step}, and it takes the mean over the "
         f"replicas at {', '.join(lines[:4])}.\n\n"
