@@ -1,4 +1,4 @@
-"""What happens where all replicas of a step that runs op by op come together."""
+"""The computation of collectives when all replicas of a step op by op have arrived."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ _MEMBERS = "jaxdist_members"
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """What one replica brings: an operation, its operands, and the line that asked for it."""
+    """A collective as one replica reaches it: the operation, its operands, and the line."""
 
     primitive: Any
     params: dict[str, Any]
@@ -40,7 +40,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class NumRows:
-    """The number of rows that one replica brings to a gather; each gets those of all."""
+    """The number of rows of one replica in a gather; each replica gets the numbers of all."""
 
     rows: int
     source: str
@@ -50,18 +50,26 @@ class NumRows:
 
 
 class Rendezvous:
-    """Settles what the replicas bring, for one step."""
+    """The meeting point of the replicas of one step.
+
+    Args:
+        layout: The layout of the strategy.
+        devices: The device of each replica.
+    """
 
     def __init__(self, layout: ReplicaMesh, devices: Sequence[jax.Device]) -> None:
         self._layout = layout
         self._devices = devices
 
     def settle(self, brought: list[Any]) -> list[Any]:
-        """What each replica takes along.
+        """Compute one meeting; return the answer for each replica.
+
+        Args:
+            brought: The request of each replica: a collective, sizes, or a merge call.
 
         Raises:
-            DivergentCollectiveError: Not all of them are at the same collective.
-            ShapeError: Operands of different shapes or dtypes.
+            DivergentCollectiveError: Not all replicas are at the same collective.
+            ShapeError: The operands have different shapes or dtypes.
         """
         first = brought[0]
         if any(type(b) is not type(first) for b in brought):
@@ -74,6 +82,7 @@ class Rendezvous:
             return [first.done] * len(brought)
         if any(b.primitive is not first.primitive for b in brought):
             raise _diverged(brought)
+        # Before the check of `params`: a gather on another dim has an error of its own.
         if first.primitive is UNEVEN_ALL_GATHER:
             return self._concatenated(brought)
         if any(b.params != first.params for b in brought):
@@ -117,7 +126,7 @@ class Rendezvous:
         return results
 
     def _groups(self, axes: tuple[str, ...], params: dict[str, Any]) -> list[list[int]]:
-        """The replicas that communicate with one another, in the order of the axes."""
+        """Return the groups of replicas that communicate, each in the order of the axes."""
         names = self._layout.replica_axes
         sizes = [self._layout.mesh.shape[a] for a in names]
         grid = np.arange(math.prod(sizes)).reshape(sizes)
@@ -130,7 +139,8 @@ class Rendezvous:
         return [[row[i] for i in group] for row in rows for group in groups]
 
     def _among(self, members: Sequence[int], brought: Sequence[Collective]) -> list[Any]:
-        """Results for one group of replicas: `jax.vmap` knows what every collective means."""
+        """Return the results for one group of replicas."""
+        # `jax.vmap` has a rule for every collective. The two exceptions follow first.
         first = brought[0]
         if first.primitive.name == "ppermute":
             return self._permuted(brought)
@@ -149,7 +159,8 @@ class Rendezvous:
         return [jax.tree.map(lambda x, i=i: x[i], whole) for i in range(len(members))]
 
     def _permuted(self, brought: Sequence[Collective]) -> list[Any]:
-        """A permutation may leave some out, who get zeros; `jax.vmap` takes only whole ones."""
+        """Return the results of `ppermute`; replicas without a source get zeros."""
+        # `jax.vmap` accepts only permutations of all members.
         sources = {to: source for source, to in brought[0].params["perm"]}
         nothing = [jnp.zeros_like(self._to_first(x)) for x in brought[0].operands]
         many = brought[0].primitive.multiple_results
@@ -164,7 +175,7 @@ class Rendezvous:
 
 
 def over_one_axis(params: dict[str, Any], size: int, name: str) -> dict[str, Any]:
-    """The same collective over one axis of this name and size, without groups."""
+    """Return the parameters of the same collective over one axis, without groups."""
     changed = dict(params)
     if "axes" in params:
         unnamed = [a for a in params["axes"] if not isinstance(a, str)]

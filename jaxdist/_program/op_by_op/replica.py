@@ -1,4 +1,4 @@
-"""One replica of a step that runs op by op."""
+"""One replica of a step op by op: its arguments, its operations, and its results."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from jaxdist._values import OPEN, PIECE, Kind, Variable
 
 @dataclasses.dataclass(frozen=True)
 class Taped(Traced):
-    """What one replica did, in the place of the trace of a step."""
+    """The tape of one replica, in the form of the trace of a step."""
 
     tape: Tape | None = None
 
@@ -31,6 +31,7 @@ class Taped(Traced):
         return self.tape
 
 
+# JAX's own text speaks of `disable_jit`, which a user of `run_eagerly` did not call.
 _NO_TURNS = (
     "Op by op, JAX cannot run a scan (or lax.map) without turns. Run this step compiled: "
     "jaxdist.config.run_eagerly(False)."
@@ -38,7 +39,7 @@ _NO_TURNS = (
 
 
 class Replica:
-    """Its arguments, its operations, and what it did with variables."""
+    """One replica: its arguments, its operations, and its values of variables."""
 
     def __init__(
         self,
@@ -64,7 +65,11 @@ class Replica:
         self._results: list[Any] = []
 
     def body(self, settings: Callable[[], None]) -> Callable[[], list[Any]]:
-        """The step as a function for a thread; `settings` are those of the calling thread."""
+        """Return the step as a function for a thread.
+
+        Args:
+            settings: Applies JAX's settings of the calling thread to the current thread.
+        """
 
         def play() -> list[Any]:
             settings()
@@ -86,13 +91,13 @@ class Replica:
         return play
 
     def _bring(self, variable: Variable, value: Any) -> Any:
-        """The value of a variable that the step meets for the first time."""
+        """Return the tracer of a variable that the step uses for the first time."""
         own = self.ops.input(value)
         self._is_own.append(variable.home.per_replica)
         return own
 
     def taped(self) -> Taped:
-        """What it did."""
+        """Return the operations of the replica in the form of a trace."""
         local, tape = self._local, self.ops.tape
         others = len(tape.invars) - len(self._arguments)
         operands = (*map(Argument, range(len(self._arguments))), *[None] * others)
@@ -109,29 +114,29 @@ class Replica:
         )
 
     def finish(self, results: Sequence[Any], changed: Sequence[Variable]) -> None:
-        """Note the results, with the variables that any replica has changed."""
+        """Record the results, and the values of all variables that any replica has changed."""
         finals = [*results, *(self.variables.value_of(v) for v in changed)]
         self.ops.tape.results(finals)
         self.finals = [getattr(x, "held", x) for x in finals]
         self._results = list(results)
 
     def from_zero(self, number: int) -> Any:
-        """A result as it would be if the metrics had been zero before the step."""
+        """Return a result as it would be if the metrics were zero before the step."""
         result = self._results[number]
         other = getattr(getattr(result, "mark", None), "from_zero", None)
         return self.finals[number] if other is None else other
 
     def differs(self, axes: Differs) -> Sequence[Differs]:
-        """For each result and changed variable, the axes over which it may differ."""
+        """Return for each result and changed variable the axes over which it may differ."""
         return analyse(self.ops.tape, self._given(axes), axes).outputs
 
     def _given(self, axes: Differs) -> list[Differs]:
-        """For each input and variable, the axes over which it may differ."""
+        """Return for each input and variable the axes over which it may differ."""
         others = self._is_own[len(self._inputs) :]
         return [*(i.differs(axes) for i in self._inputs), *(axes if o else NONE for o in others)]
 
     def wrong_pieces(self, axes: Differs) -> list[str]:
-        """The results that are declared to be in pieces, and are not proved to be.
+        """Return the names of results that are declared as pieces without a proof.
 
         Raises:
             ShardedArrayError: An operation saw a piece in the place of an array.

@@ -25,7 +25,7 @@ from jaxdist._program.proof.replication import named_axes
 from jaxdist._values import OPEN, PIECE, Cut, pad_dim
 from jaxdist.errors import ContextError, NotFiniteError
 
-# What they do is about layouts, and here every replica has whole arrays on one device.
+# They change only layouts. Op by op, each replica has whole arrays on one device.
 _LAYOUT_ONLY = frozenset(
     """
     sharding_constraint pcast pvary reshard mesh_cast jaxdist_logical_layout
@@ -35,7 +35,13 @@ _LAYOUT_ONLY = frozenset(
 
 
 class ReplicaOps:
-    """Evaluates operations on the device of one replica, and meets the others at collectives."""
+    """The evaluator of operations on one replica; it meets the other replicas at collectives.
+
+    Args:
+        number: The number of the replica.
+        layout: The layout of the strategy.
+        device: The device of the replica.
+    """
 
     def __init__(self, number: int, layout: ReplicaMesh, device: jax.Device) -> None:
         self.tape = Tape()
@@ -43,18 +49,19 @@ class ReplicaOps:
         self.trace: Any = None
         self._number = number
         self._layout = layout
-        # A sharding, since an array that is put on a device keeps the axes of its old mesh.
+        # A sharding, not the device: `device_put` to a device keeps the axes of the old mesh.
         self._to = SingleDeviceSharding(device)
         self._device = device
         sizes = [layout.mesh.shape[a] for a in layout.replica_axes]
         place = np.unravel_index(number, sizes)
         self._place = {a: int(i) for a, i in zip(layout.replica_axes, place, strict=True)}
-        # The line of the all-reduce that is being done, if it is more than one operation.
+        # The user's line of the current all-reduce, if it consists of several operations.
         self._line = ""
+        # Copies of closed-over arrays by id. The original is kept too, so that its id stays taken.
         self._brought: dict[int, tuple[Any, Any]] = {}
 
     def input(self, value: Any, *, is_metric: bool = False) -> Any:
-        """A value that the step starts from."""
+        """Return the tracer of an input of the step."""
         own = _compat.outside(jax.device_put, value, self._to)
         mark = self.tape.input(jax.typeof(own))
         if is_metric:
@@ -62,14 +69,16 @@ class ReplicaOps:
         return _compat.HeldTracer(self.trace, own, mark)
 
     def stage(self, value: Any) -> Any:
-        """A value of Python that the step makes an array of."""
+        """Return the tracer of a Python value that the step turns into an array."""
         own = _compat.outside(jax.device_put, value, self._to)
         return _compat.HeldTracer(self.trace, own, self.tape.constant(value))
 
     def __call__(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
-        """One operation; JAX calls this."""
+        """Evaluate one operation; JAX calls this."""
         name = primitive.name
         here = [self._here(a) for a in args]
+        # Run called functions operation by operation, so that collectives in them meet, and errors
+        # name the operation.
         if name in known.CALLS and known.CALLS[name] in params and name != "shard_map":
             around = self._line
             if "plan" in params:
@@ -96,7 +105,7 @@ class ReplicaOps:
         with traced_once():
             try:
                 out = _compat.evaluate(primitive, here, params)
-                # JAX looks by itself only in threads where it was told to.
+                # JAX itself checks only in threads that have the setting.
                 _compat.check_numbers(name, out if primitive.multiple_results else [out])
             except (FloatingPointError, _compat.InvalidNumberError) as error:
                 line = _compat.callers_line()
@@ -109,7 +118,7 @@ class ReplicaOps:
     def _from_zero(
         self, primitive: Any, params: dict[str, Any], args: Sequence[Any], here: list[Any], did: Any
     ) -> None:
-        """Do an operation on a metric again, as if the metric had been zero before the step."""
+        """Evaluate an operation on a metric again, as if the metric were zero before the step."""
         marks = [getattr(a, "mark", None) for a in args]
         others = [None if m is None else m.from_zero for m in marks]
         if all(x is None for x in others):
@@ -130,7 +139,7 @@ class ReplicaOps:
         return made if many else made[0]
 
     def _here(self, value: Any) -> Any:
-        """The array that an operand is; what the step closes over may lie on other devices."""
+        """Return the array of an operand, on the device of this replica."""
         if isinstance(value, _compat.HeldTracer):
             if not value.is_of(self.trace):
                 raise ContextError(_of_another_step(value))
@@ -140,6 +149,7 @@ class ReplicaOps:
         if value.sharding.device_set == {self._device}:
             return value
         known_here = self._brought.get(id(value))
+        # A step may use a closed-over array in many operations: copy it once.
         if known_here is None:
             moved = jax.device_put(value, self._to)
             known_here = self._brought[id(value)] = (value, moved)
@@ -151,13 +161,14 @@ class ReplicaOps:
         operands = tuple(jnp.asarray(self._here(x)) for x in args)
         brought = Collective(primitive, params, operands, self._line or _compat.callers_line())
         result = self.meet(brought)
+        # The analysis of the tape knows `all_gather`: its result is equal on all replicas.
         if primitive is UNEVEN_ALL_GATHER:
             gather = {"axis_name": params["axis_name"], "axis_index_groups": None}
             return self._did(all_gather_p, gather, args, result)
         return self._did(primitive, params, args, result)
 
     def meet(self, brought: Any) -> Any:
-        """Come together with the other replicas, and take what is settled for this one."""
+        """Wait for the other replicas; return the answer of the rendezvous for this replica."""
         return self._turns.meet(self._number, brought)
 
     @property
@@ -177,11 +188,11 @@ class ReplicaOps:
         return jax.device_put(np.int32(index), self._to)
 
     def gather_log(self) -> GatherLog:
-        """The sizes of gathers, which the replicas tell one another."""
+        """Return a log that asks the other replicas for the sizes of gathers."""
         return _MetSizes(self._turns, self._number, self._layout.num_replicas)
 
-    # Arrays in pieces. Here every replica has all of them, so nothing of what is done with them
-    # hangs on how they are cut; the tape is what is proved.
+    # Arrays in pieces. Here every replica has the whole array, so operations on it are right
+    # however it is cut. The proof on the tape finds steps that would fail when compiled.
 
     def _declared(self, args: Sequence[Any], params: dict[str, Any]) -> Any:
         cut = params["cut"]
@@ -199,7 +210,7 @@ class ReplicaOps:
         padded = pad_dim(jnp.asarray(whole), cut.dim, cut.padding(count))
         return jax.lax.slice_in_dim(padded, place * rows, (place + 1) * rows, axis=cut.dim)
 
-    # Programs inside operations. Those without collectives are evaluated as they are.
+    # Programs inside operations. JAX evaluates those without collectives as a whole.
 
     def _communicates(self, params: dict[str, Any]) -> bool:
         return any(self._has_collective(p) for p in programs_in(list(params.values())))
@@ -243,6 +254,7 @@ class ReplicaOps:
             if not np.any(self._here(goes_on)):
                 return state
             after = self._call(params["body_jaxpr"], of_body + state)
+            # Under `vmap` the condition has many values: keep the state where it is False.
             state = _compat.inside(self.trace, where_it_goes_on, goes_on, after, state)
 
     def _scan(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
@@ -263,7 +275,7 @@ class ReplicaOps:
 
 
 class _MetSizes(GatherLog):
-    """Sizes that are not assumed but asked for."""
+    """Sizes of gathers that each replica gets from the other replicas."""
 
     def __init__(self, turns: ThreadScheduler, number: int, num_replicas: int) -> None:
         super().__init__((), num_replicas)

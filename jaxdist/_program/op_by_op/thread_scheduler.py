@@ -1,4 +1,4 @@
-"""Functions that take turns in threads of their own, and meet where they have to."""
+"""Threads for the replicas of a step: one runs at a time, until all wait at a meeting."""
 
 import contextlib
 import contextvars
@@ -7,20 +7,20 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# How long a thread that is told to stop may take before it is told again, in seconds.
+# Seconds to wait for a thread that was interrupted, before interrupting it again.
 _PATIENCE = 1.0
 
 
 class _StoppedError(BaseException):
-    """Ends a thread whose results are no longer wanted; `except Exception` does not catch it."""
+    """Ends the thread of a replica after an error; user code with `except Exception` misses it."""
 
 
 class ThreadScheduler:
-    """Runs one function for each replica; one at a time, the first one first.
+    """A scheduler that runs one function for each replica, one at a time, in order.
 
-    A function gives up its turn where it calls `meet`, and gets the next one when all are there.
-    Whatever goes wrong in one of them, or in the caller (Ctrl-C), ends all of them before it is
-    raised in the caller.
+    A function runs until it calls `meet`, and continues when all others have done so too. An
+    exception in one function, or in the caller (Ctrl-C), ends all threads; then it is raised in
+    the caller.
     """
 
     def __init__(self, bodies: Sequence[Callable[[], Any]]) -> None:
@@ -29,14 +29,14 @@ class ThreadScheduler:
         self.is_stopping = False
 
     def run(self, settle: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
-        """Results of all functions.
+        """Run all functions, and return their results.
 
         Args:
-            settle: Given what each of them brought to a meeting (`Finished` for those that are
-                done), says what each takes along.
+            settle: Called with the request of each function (`Finished` for those that have
+                returned); returns the answer for each function.
 
         Raises:
-            Exception: What a function raised, with a note that names its replica.
+            Exception: The exception of a function, with a note that names its replica.
         """
         try:
             while True:
@@ -52,11 +52,11 @@ class ThreadScheduler:
             self._stop()
 
     def meet(self, number: int, brought: Any) -> Any:
-        """Called by function `number`: wait for the others, and take what is settled for it."""
+        """Wait in function `number` for the others; return the answer of `settle` for it."""
         return self._players[number].meet(brought)
 
     def came_back(self) -> None:
-        """Called by a function whose turn is over."""
+        """Return control to the scheduler; called in the thread of a function."""
         self._came_back.give()
 
     def _turn_of(self, player: "_Player") -> None:
@@ -74,10 +74,10 @@ class ThreadScheduler:
 
 
 class _Baton:
-    """Given by one thread and taken by another.
+    """A signal from one thread to another.
 
-    A plain lock: semaphores and events are written in Python, where Ctrl-C, or an exception from
-    another thread, can come in the middle and leave them locked for ever.
+    It is a plain lock. Semaphores and events are written in Python, so Ctrl-C, or an exception from
+    another thread, can interrupt them halfway and leave them locked forever.
     """
 
     __slots__ = ("_lock",)
@@ -87,23 +87,23 @@ class _Baton:
         self._lock.acquire()
 
     def give(self) -> None:
-        # It may be there already, when threads are being stopped.
+        # While threads are being stopped, the signal may already be set.
         with contextlib.suppress(RuntimeError):
             self._lock.release()
 
     def take(self) -> None:
-        # Another thread may be given a signal of the process, and the main thread, whose it is to
-        # handle, is not woken by that: it looks for itself from time to time.
+        # The operating system may deliver Ctrl-C to another thread. That does not wake the main
+        # thread, which has to handle it, so the main thread wakes up by itself from time to time.
         while not self._lock.acquire(timeout=_PATIENCE):
             pass
 
 
 class Finished:
-    """Stands for a function that returned without coming to a meeting."""
+    """The request of a function that has returned."""
 
 
 class _Player:
-    """One function in its thread."""
+    """One function and its thread."""
 
     def __init__(self, turns: ThreadScheduler, number: int, body: Callable[[], Any]) -> None:
         self.number = number
@@ -117,7 +117,8 @@ class _Player:
         self._may_go = _Baton()
         self._is_running = False
         context = contextvars.copy_context()
-        # A thread that hangs in a call that Python cannot interrupt must not keep the process.
+        # A daemon: a thread that hangs in a call that Python cannot interrupt must not keep the
+        # process alive.
         self._thread = threading.Thread(
             target=context.run, args=(self._play,), name=f"jaxdist-replica-{number}", daemon=True
         )
@@ -158,7 +159,7 @@ class _Player:
                 self._turns.came_back()
 
     def stop(self) -> None:
-        """End the thread, wherever it is."""
+        """End the thread, whether it runs or waits."""
         if self._thread.ident is None:
             return
         if self._is_running:
@@ -170,7 +171,7 @@ class _Player:
             self._thread.join(_PATIENCE)
 
     def _interrupt(self) -> None:
-        """Raise in the thread where it runs Python."""
+        """Raise `_StoppedError` in the thread, at its next Python instruction."""
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(_StoppedError)
         )

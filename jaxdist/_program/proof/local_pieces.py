@@ -138,7 +138,7 @@ class LocalPieces(Interpreter[Local]):
         zeros: Sequence[bool],
         out_zeros: Sequence[bool],
     ) -> Any:
-        """Return the JVP rule of a custom derivative on pieces; tangents are cut as their values."""
+        """Return the JVP rule of a custom derivative on pieces; tangents are cut like values."""
         tangents = [i for i, zero in enumerate(zeros) if not zero]
         given = [*seen, *(ShardFact(seen[i].differs, seen[i].cut) for i in tangents)]
         wanted = [*found, *(s for s, zero in zip(found, out_zeros, strict=True) if not zero)]

@@ -200,7 +200,7 @@ class Trial(Interpreter[Any]):
         held, state, over = loop.split(inputs)
         avals = [v.aval for v in eqn.invars[loop.num_consts + carry :]]
         for _ in range(loop.length):
-            # The rows are data. Moments per row would need one evaluation for each.
+            # A made-up row stands for each row of data; no update scans over its moments.
             if not all(isinstance(x, _Free) for x in over):
                 raise _NoUpdateError
             rows = [self.free(_row(a)) for a in avals]

@@ -1,4 +1,4 @@
-"""Collectives of virtual replicas: in one order, whatever number of devices holds them."""
+"""Collectives of virtual replicas, in an order that does not depend on the number of devices."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ _MEMBERS = "jaxdist_members"
 _SUMS = frozenset({"psum", "psum2", "psum_invariant"})
 _SCATTERED = frozenset({"reduce_scatter", "psum_scatter"})
 _GATHERS = frozenset({"all_gather", "all_gather_invariant"})
-# What only moves values. `jax.vmap` over the values of all replicas knows what they mean.
+# Collectives that only move values. `jax.vmap` over the values of all replicas computes them.
 _MOVES = frozenset({"all_to_all", "all_gather", "all_gather_invariant"})
 
 
@@ -39,7 +39,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def meet(eqn: Any, held: Sequence[Same | Own], turns: VirtualDevice) -> list[Same | Own]:
-    """The results of one collective over the replica axis.
+    """Return the results of one collective over the replica axis.
 
     Raises:
         UnsupportedError: A collective that virtual replicas do not have.
@@ -47,6 +47,7 @@ def meet(eqn: Any, held: Sequence[Same | Own], turns: VirtualDevice) -> list[Sam
     name = eqn.primitive.name
     groups = eqn.params.get("axis_index_groups")
     axes = eqn.params.get("axes", eqn.params.get("axis_name"))
+    # Under `vmap` a collective may also reduce over a dim of the array, which no rule here does.
     positional = [a for a in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(a, int)]
     if not positional:
         if name in _COMBINE and name not in _SCATTERED and groups is None:
@@ -75,7 +76,7 @@ def meet(eqn: Any, held: Sequence[Same | Own], turns: VirtualDevice) -> list[Sam
 
 
 def _wide(x: Any) -> Any:
-    """Half precision is added up in float32 and rounded once."""
+    """Convert half precision to float32, so that a sum is rounded once."""
     is_half = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
     return x.astype(jnp.float32) if is_half else x
 
@@ -99,7 +100,8 @@ def _reduced(
 
 
 def _times(value: Any, count: int) -> Any:
-    """The sum of `count` equal values in the order of the tree."""
+    """Return the sum of `count` equal values, in the order of the tree."""
+    # `count * value` may be rounded in another way than the additions of the tree.
     total = _wide(barrier(value))
     while count > 1:
         total, count = _add(total, total), count // 2
@@ -107,21 +109,21 @@ def _times(value: Any, count: int) -> Any:
 
 
 def _members(groups: Any, turns: VirtualDevice) -> np.ndarray:
-    """For each replica, the members of its group in their order: `[V, members]`."""
+    """Return for each replica the members of its group in their order: `[V, members]`."""
     rows = [list(range(turns.count))] if groups is None else groups
     table: dict[int, Any] = {member: row for row in rows for member in row}
     return np.asarray([table[i] for i in range(turns.count)])
 
 
 def _own_of(table: np.ndarray, turns: VirtualDevice) -> Any:
-    """The rows of a table over all replicas that belong to this device's ones."""
+    """Return the rows of a table `[V, ...]` for the replicas of this device: `[V/R, ...]`."""
     return jnp.asarray(table)[turns.numbers()]
 
 
 def _in_groups(
     combine: Callable[[Any, Any], Any], held: Same | Own, members: np.ndarray, turns: VirtualDevice
 ) -> Any:
-    """The reduction of each replica's group: `[V/R, ...]`."""
+    """Return the reduction of each replica's group: `[V/R, ...]`."""
     rows = turns.all_rows(held)[_own_of(members, turns)]  # [V/R, members, ...]
     whole = in_pairs(barrier(_wide(jnp.moveaxis(rows, 1, 0))), combine)
     return barrier(whole).astype(rows.dtype)
@@ -149,7 +151,7 @@ def _scattered(params: dict[str, Any], held: Same | Own, turns: VirtualDevice) -
 
 
 def _permuted(pairs: Sequence[tuple[int, int]], held: Same | Own, turns: VirtualDevice) -> Any:
-    """Each replica's value from another one; zeros for those that get none."""
+    """Return for each replica the value of its source; zeros for replicas without a source."""
     sources = {to: source for source, to in pairs}
     table = np.asarray([sources.get(i, 0) for i in range(turns.count)])
     gets = np.asarray([i in sources for i in range(turns.count)])
@@ -159,7 +161,7 @@ def _permuted(pairs: Sequence[tuple[int, int]], held: Same | Own, turns: Virtual
 
 
 def _gathered(params: dict[str, Any], whole: Any) -> Any:
-    """`[V, ...]` as `all_gather` gives it."""
+    """Convert the values of all replicas, `[V, ...]`, to the result of `all_gather`."""
     dim = params["all_gather_dimension"]
     moved = jnp.moveaxis(whole, 0, dim)
     if not params["tiled"]:
@@ -169,9 +171,10 @@ def _gathered(params: dict[str, Any], whole: Any) -> Any:
 
 
 def _moved(eqn: Any, held: Sequence[Same | Own], turns: VirtualDevice) -> list[Same | Own]:
-    """Any movement of values, from the values of all replicas."""
+    """Return the results of a collective that only moves values, from those of all replicas."""
     groups = eqn.params.get("axis_index_groups") or [list(range(turns.count))]
     wholes = [turns.all_rows(x) for x in held]
+    # The concatenated results below are in the order of the groups: this restores that of replicas.
     order = np.argsort(np.concatenate([np.asarray(g) for g in groups]))
     columns: list[list[Any]] = []
     for group in groups:
@@ -193,10 +196,10 @@ def is_sum(eqn: Any) -> bool:
 
 
 def added(held: Sequence[Same | Own], turns: VirtualDevice) -> list[Same | Own]:
-    """The sums over all replicas of some values, in one exchange."""
+    """Return the sums of several values over all replicas, with one exchange between devices."""
     return _reduced(_add, True, held, turns)
 
 
 def is_over_replicas(eqn: Any, turns: VirtualDevice) -> bool:
-    """Whether a collective goes over the replica axis, and not over axes of size 1 alone."""
+    """Whether a collective communicates over a replica axis, and not only over axes of size 1."""
     return bool(frozenset(named_axes(eqn.params)) & turns.axes)

@@ -1,4 +1,4 @@
-"""One virtual replica's turn: operations without collectives, on its own values."""
+"""Evaluation of operations without collectives, on the values of one virtual replica."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +16,8 @@ from jaxdist._program.virtual.values import VirtualDevice
 from jaxdist._program.virtual.values import literal as value_of_literal
 from jaxdist.errors import UnsupportedError
 
-# What they do is about layouts, and a virtual replica has whole arrays on one device. Each names
-# the mesh that the step was traced over, which has more devices than there are.
+# They change only layouts, and a virtual replica has whole arrays on one device. Their parameters
+# name the mesh of the trace, which has more devices than the machine.
 _LAYOUT_ONLY = frozenset({"sharding_constraint", "pcast", "pvary", "reshard", "mesh_cast"})
 
 
@@ -37,22 +37,22 @@ def _asks_number(eqn: Any, turns: VirtualDevice) -> bool:
 
 
 def do(eqn: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice) -> list[Any]:
-    """The results of one operation for the replica of this number.
+    """Evaluate one operation for the replica of this number.
 
-    Programs inside it are written out, since they name the mesh that they were traced over.
+    The programs inside it are traced again, since their parameters name the mesh of the trace.
 
     Raises:
-        UnsupportedError: It holds something that a virtual replica cannot do.
+        UnsupportedError: The operation needs a device or a mesh of its own.
     """
     return OneReplica(number, turns).equation(eqn, list(operands))
 
 
 class OneReplica(Interpreter[Any]):
-    """Computes the values of one virtual replica.
+    """An interpreter that computes the values of one virtual replica.
 
     Args:
-        number: Of the replica, traced.
-        turns: The device that holds it.
+        number: The number of the replica, traced.
+        turns: The device of the replica.
     """
 
     def __init__(self, number: Any, turns: VirtualDevice) -> None:
@@ -72,7 +72,7 @@ class OneReplica(Interpreter[Any]):
             return [self._number]
         if eqn.primitive.name == "shard_map" or asks_number(eqn, self._turns):
             raise UnsupportedError(_needs_a_device(eqn))
-        # Layouts of results name the mesh that was traced over. Here they mean nothing.
+        # Shardings of results name the mesh of the trace, which does not exist here.
         params = {k: None if isinstance(v, Sharding) else v for k, v in eqn.params.items()}
         results = _compat.bind_here(eqn, inputs, params)
         return list(results) if eqn.primitive.multiple_results else [results]
@@ -81,7 +81,8 @@ class OneReplica(Interpreter[Any]):
         if eqn.primitive.name == "shard_map":
             return self.operation(eqn, inputs)
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
-            # Or what is computed again for the gradient would be computed once and kept.
+            # Without the barrier XLA would merge the second computation (for the gradient) with
+            # the first, and keep the values that checkpoint was to save memory for.
             inputs = list(jax.lax.optimization_barrier(inputs))
         return super().call(eqn, inputs)
 
@@ -114,6 +115,7 @@ class OneReplica(Interpreter[Any]):
 
         def body(state: list[Any]) -> list[Any]:
             after = self.run(loop.body, [*of_body, *state])
+            # Under `vmap`, rows whose condition is False keep their state.
             return where_it_goes_on(condition(state), after, state) if is_batched else after
 
         results: list[Any] = jax.lax.while_loop(
@@ -124,6 +126,7 @@ class OneReplica(Interpreter[Any]):
     def cond(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         index, *values = inputs
         platforms = eqn.params.get("branches_platforms")
+        # `jax.lax.platform_dependent` is a cond whose index only lowering knows.
         if platforms is not None:
             here = self._turns.layout.platform
             fits = [p is None or here in p for p in platforms]

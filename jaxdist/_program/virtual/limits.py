@@ -1,4 +1,4 @@
-"""Where virtual replicas cannot keep their bits, and what to do instead."""
+"""Checks for the places where virtual replicas cannot keep their bits, with remedies."""
 
 from typing import Any
 
@@ -29,10 +29,10 @@ def check_compiled(layout: ReplicaMesh) -> None:
 
 
 def check_inside_trace(layout: ReplicaMesh) -> None:
-    """Ask for the compile options of virtual replicas where somebody else compiles.
+    """Request the compile options of virtual replicas from the caller that will compile.
 
     Raises:
-        ContextError: Whoever compiles does not ask.
+        ContextError: JAX compiles the caller without these options.
     """
     if layout.num_virtual is None:
         return
@@ -55,7 +55,7 @@ def check_inside_trace(layout: ReplicaMesh) -> None:
 
 
 def not_differentiable(call: Any) -> Any:
-    """The same function of arrays, with a named error where it is differentiated."""
+    """Return the same function of arrays, which raises `UnsupportedError` if differentiated."""
 
     @jax.custom_jvp
     def guarded(*leaves: Any) -> Any:

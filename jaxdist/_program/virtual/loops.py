@@ -1,7 +1,8 @@
-"""Loops and branches with collectives in them, of virtual replicas.
+"""Loops and branches with collectives, for virtual replicas.
 
-The loop is kept, and its body is taken apart like the step itself. What it carries is held once
-where the analysis finds it the same on all replicas in every turn, and by rows elsewhere.
+The loop stays a loop, and its body is cut at its collectives like the step itself. A part of the
+carry is one value (`Same`) if the analysis proves that it is equal on all replicas in every
+iteration. Otherwise it is one row for each replica (`Own`). See Note [Virtual replicas].
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ def _value(held: Same | Own) -> Any:
 
 
 def _as(held: Same | Own, differs: Any, turns: VirtualDevice) -> Any:
-    """The value in the form that the analysis gives it."""
+    """Return the array of a value: a row for each replica if it differs, else one value."""
     return turns.rows(held) if differs else jnp.asarray(turns.one(held))
 
 
@@ -51,6 +52,7 @@ def _scan(
     program, consts, carry = loop.program, loop.num_consts, loop.num_carry
     end = consts + carry
     state = differs[consts:end]
+    # The form of the carry must be fixed before `jax.lax.scan` traces the body.
     while True:
         out = results_of_program(program, [*differs[:consts], *state, *differs[end:]], turns.axes)
         grown = _joined(state, out[:carry])
@@ -58,7 +60,7 @@ def _scan(
             break
         state = grown
     of_rows = out[carry:]
-    # [turn, replica, ...], since the loop goes over dim 0.
+    # [iteration, replica, ...], since a scan iterates over dim 0.
     given = [
         jnp.moveaxis(x.rows, 1, 0) if isinstance(x, Own) else jnp.asarray(x.value)
         for x in held[end:]
@@ -104,7 +106,7 @@ def _while(
         after = _all_as(results, state, turns)
         if not is_batched:
             return after
-        # What differs is held as [replica, rows of the loop, ...].
+        # Values that differ have the shape [replica, rows of the loop, ...].
         fronts = [1 if differs else 0 for differs in state]
         return where_it_goes_on(condition(carried), after, carried, fronts)
 

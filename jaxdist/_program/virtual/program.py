@@ -22,14 +22,14 @@ def call_virtually(
     combined: Sequence[Combination],
     turns: VirtualDevice,
 ) -> list[Any]:
-    """Run on flat global arrays.
+    """Call a step with virtual replicas on flat global arrays.
 
     Args:
         traced: The step, traced over as many devices as there are virtual replicas.
-        signature: Of its inputs.
+        signature: The signature of its inputs.
         leaves: The inputs.
-        kinds: Of the results.
-        combined: Variables of NNX objects that are brought together after the step.
+        kinds: The kinds of the results.
+        combined: How to combine variables of NNX objects after the step.
         turns: The virtual replicas.
     """
     layout = turns.layout
@@ -44,6 +44,7 @@ def call_virtually(
             for o, x in zip(traced.operands, local[count:], strict=True)
         ]
         results = run_virtually(traced.jaxpr, given, turns)
+        # Inside `shard_map`, so that the combination uses the sums in tree order, too.
         for c in combined:
             before, after = [by_argument[i] for i in c.numbers], [results[i] for i in c.numbers]
             made = _combined(c, before, after, takes_part, turns)
@@ -88,7 +89,7 @@ def _combined(
     takes_part: tuple[bool, ...] | None,
     turns: VirtualDevice,
 ) -> list[Same | Own]:
-    """What `combine` makes of variables, by the tree."""
+    """Combine variables of all replicas, with sums in the order of the tree."""
     axes = turns.layout.replica_axes
     count = len(before)
 
@@ -97,6 +98,7 @@ def _combined(
 
     shapes = [turns.rows(x)[0] for x in (*before, *after)]
     sizes = [(a, turns.layout.traced_mesh.shape[a]) for a in axes]
+    # `combine` is written with collectives. Trace it for one replica, then run it like the step.
     program = jax.make_jaxpr(one, axis_env=sizes)(
         *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes)
     )

@@ -1,10 +1,16 @@
-"""A step traced for one of many virtual replicas, run for those that one device has.
+"""Evaluation of a step, traced for one virtual replica, for all virtual replicas of a device."""
 
-The trace is cut at its collectives. Between them, what is the same on all replicas is computed
-once, and the rest once for each virtual replica, one after the other in a loop: the same
-operations on the same shapes, however many devices there are. Each cut is an optimization
-barrier, since what XLA fuses decides how sums and products are rounded.
-"""
+# Note [Virtual replicas]
+#
+# With `deterministic=True` a strategy has V virtual replicas on R devices, and the results have
+# the same bits for every R. A step is traced as one of V replicas sees it (trace.py). `_Run` cuts
+# the trace at its collectives. Between two collectives it computes values that are equal on all
+# replicas once (`Same`). It computes all others in a loop, one virtual replica after the other
+# (`Own`). So each operation has the same shapes for every number of devices.
+#
+# XLA's fusion decides how products and sums are rounded. An optimization barrier at each cut
+# keeps XLA from fusing across it, so that fusion, too, is the same for every number of devices.
+# Collectives add in the order of one binary tree over the V replicas (collectives.py).
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -32,18 +38,22 @@ def run_virtually(
     """Evaluate an open or closed program of one replica for all of them, inside `shard_map`.
 
     Raises:
-        UnsupportedError: An operation that virtual replicas do not have.
+        UnsupportedError: The program has an operation that virtual replicas do not support.
     """
     return _Run(program, arguments, turns).run()
 
 
-# Calls that are written out: some of their results may be the same on all replicas, and others
-# not. What is computed again for gradients stays a call of its own.
+# Calls that are inlined, since some of their results may be equal on all replicas, and others not.
+# A rematerialised call stays a call, or XLA would compute its values only once.
 _INLINED = frozenset(known.CALLS) - {"remat", "remat2", "checkpoint", "shard_map"}
 
 
 class _Run:
-    """One evaluation; `held` has the values that stand ready, `pending` waits for its turns."""
+    """One evaluation of a program.
+
+    `held` has the values that are computed. `pending` has operations that will run in the next
+    loop over the virtual replicas. `met` has the collectives that ran together with an earlier one.
+    """
 
     def __init__(self, program: Any, arguments: Sequence[Same | Own], turns: VirtualDevice) -> None:
         self.turns = turns
@@ -70,6 +80,8 @@ class _Run:
             came_in = [self.differs[a] if isinstance(a, Key) else NONE for a in op.inputs]
             differs = results_of(op.eqn, came_in, self.turns.axes)
             self.differs.update(zip(op.outputs, differs, strict=True))
+            # The user says that the replicas are equal, which the loop below cannot use: take the
+            # row of the first one.
             if op.eqn.primitive is ASSUME_REPLICATED:
                 values = [self._value(a, number) for a in op.inputs]
                 self.held.update(
@@ -89,6 +101,7 @@ class _Run:
                 made = do(op.eqn, values, None, self.turns)
                 self.held.update((k, Same(v)) for k, v in zip(op.outputs, made, strict=True))
         results = [self._value(a, len(self.ops)) for a in self.results]
+        # Nobody reads the results of a debug.print, and it has to run all the same.
         if any(op.eqn.effects for op in self.pending):
             self._take_turns(len(self.ops))
         return results
@@ -97,7 +110,7 @@ class _Run:
         return op.name not in known.COLLECTIVES or is_over_replicas(op.eqn, self.turns)
 
     def _value(self, atom: Any, number: int) -> Same | Own:
-        """A value that operation `number` reads."""
+        """Return a value that operation `number` reads; compute it first if it is pending."""
         if isinstance(atom, Literal):
             return Same(literal(atom))
         if isinstance(atom, Const):
@@ -106,10 +119,14 @@ class _Run:
             self._take_turns(number)
         return self.held[atom]
 
-    # Turns
+    # The loop over virtual replicas
 
     def _take_turns(self, number: int) -> None:
-        """Do what is pending, one replica after the other; operation `number` is the next."""
+        """Run the pending operations, one replica after the other.
+
+        Args:
+            number: The next operation. Only results that it or later ones read leave the loop.
+        """
         turns, pending = self.turns, self.pending
         self.pending = []
         made = {k for op in pending for k in op.outputs}
@@ -139,10 +156,13 @@ class _Run:
         for key, rows in zip(wanted, results, strict=True):
             self.held[key] = Own(rows) if self.differs[key] else Same(rows[0])
 
-    # Meetings
+    # Collectives
 
     def _add_up(self, number: int) -> None:
-        """Do a sum over all replicas, with the later ones that could be done now: one exchange."""
+        """Compute a sum over all replicas, together with later sums whose operands are ready.
+
+        One exchange for all of them is faster, and does not change the order of any sum.
+        """
         given = [[self._value(a, number) for a in self.ops[number].inputs]]
         ops = [self.ops[number]]
         for op in self.ops[number + 1 :]:
@@ -171,11 +191,11 @@ class _Run:
 
 
 def _in_turn(turn: Callable[[None, Any], tuple[None, list[Any]]], stacks: Any, count: int) -> Any:
-    """What `turn` gives for each row of `stacks`, stacked; a loop even where there is one row.
+    """Return the stacked results of `turn` for each row of `stacks`; a loop even for one row.
 
-    XLA takes a loop of one turn apart, and the choice of a row among one as well, and then fuses
-    what reads the row in another way. So there are two rows here, and a loop that ends, as far as
-    XLA sees, somewhere.
+    XLA unrolls a loop with one iteration, and removes the selection of the only row. It would then
+    fuse the operations that read the row in another way than in a longer loop. So a single row is
+    doubled here, and the loop has a number of iterations that XLA does not know.
     """
     if count > 1:
         return jax.lax.scan(turn, None, stacks, length=count)[1]
@@ -185,7 +205,7 @@ def _in_turn(turn: Callable[[None, Any], tuple[None, list[Any]]], stacks: Any, c
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), two)
 
     shapes = jax.eval_shape(lambda: turn(None, row(0))[1])
-    # A number of turns that XLA does not see.
+    # The barrier hides the number of iterations from XLA.
     last = barrier(jnp.int32(1))
 
     def body(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
@@ -195,12 +215,12 @@ def _in_turn(turn: Callable[[None, Any], tuple[None, list[Any]]], stacks: Any, c
             jax.lax.dynamic_update_index_in_dim(m, x, i, 0) for m, x in zip(made, own, strict=True)
         ]
 
-    # `jnp.zeros` knows no random keys.
+    # `jnp.zeros` does not support random keys.
     start = [jax.lax.full((1, *s.shape), 0, s.dtype) for s in shapes]
     made: list[Any] = jax.lax.while_loop(lambda s: s[0] < last, body, (jnp.int32(0), start))[1]
     return made
 
 
 def _keys(atoms: Iterable[Any]) -> list[Key]:
-    """Each key once, in the order in which they come."""
+    """Return the keys among the atoms without duplicates, in order."""
     return list(dict.fromkeys(a for a in atoms if isinstance(a, Key)))
