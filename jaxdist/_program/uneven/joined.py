@@ -1,10 +1,19 @@
-"""Several traces of one step, for replicas with different shapes, joined into one program.
+"""Several traces of one step, for replicas with different shapes, joined into one program."""
 
-Operations that are the same in all traces, on the same values, are done once, by all replicas.
-The others go into branches that each group of replicas takes for itself. Collectives stand
-between the branches, where all replicas meet. Values that differ in shape between the groups are
-padded to the largest on their way from branch to branch.
-"""
+# Note [Joined traces]
+#
+# Replicas with equal local shapes form a group, and jaxdist traces the step once for each group
+# (uneven.py). XLA runs one program on all devices, so `_Join` evaluates the traces together:
+#
+# - Operations that are equal in all traces, on the same values, run once, on all replicas.
+# - The other operations go into the branches of a `jax.lax.switch` over the group of the replica.
+# - Collectives run between these switches, where all replicas meet: a replica in another branch
+#   would never reach a collective in this one.
+#
+# A switch needs results of one shape, so a value whose shape differs between groups is padded to
+# the largest shape when it leaves a switch, and sliced when it enters the next (`Slot`). A loop
+# with a collective in it becomes one loop, whose bodies are joined in the same way
+# (joined_loops.py).
 
 import dataclasses
 import difflib
@@ -27,7 +36,7 @@ from jaxdist.errors import DivergentCollectiveError, ShapeError
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """Which group each replica belongs to."""
+    """The group of each replica."""
 
     of_replica: tuple[int, ...]
     axes: AxisNames
@@ -38,33 +47,37 @@ class Groups:
         return max(self.of_replica) + 1
 
     def members(self, group: int) -> list[int]:
-        """The replicas of one group."""
+        """Return the replicas of one group."""
         return [r for r, g in enumerate(self.of_replica) if g == group]
 
     def own(self) -> Any:
-        """The group of the replica that runs."""
+        """Return the group of the current replica, traced."""
         return jnp.asarray(self.of_replica, jnp.int32)[jax.lax.axis_index(self.axes)]
 
 
 def run_joined(
     programs: Sequence[Any], arguments: Sequence[Sequence[Slot | Const]], groups: Groups
 ) -> list[Slot]:
-    """Evaluate one program for each group, together.
+    """Evaluate one program for each group, joined; see Note [Joined traces].
 
     Args:
-        programs: One for each group, with the same results in other shapes.
-        arguments: The inputs of each program; a value that all have is one slot.
-        groups: Who takes which.
+        programs: One for each group; their results may differ in shape.
+        arguments: The inputs of each program. A value that all groups share is one slot.
+        groups: The group of each replica.
 
     Raises:
-        ShapeError: A collective that needs one shape meets several.
+        ShapeError: The operands of a collective have different shapes.
         DivergentCollectiveError: The programs do not have the same collectives.
     """
     return _Join(programs, arguments, groups).run()
 
 
 class _Join:
-    """One evaluation; `env[g]` has the values of group `g` that stand ready."""
+    """One evaluation.
+
+    For each group `g`, `env[g]` has the values that are computed, `pending[g]` the operations that
+    wait for the next switch, and `done[g]` is how many operations are computed or pending.
+    """
 
     def __init__(
         self,
@@ -107,16 +120,21 @@ class _Join:
                 self.env[g].update(zip(op.outputs, outputs, strict=True))
         self._take_region([len(ops) for ops in self.ops])
         results = self._slots(list(zip(*self.results, strict=True)))
+        # Nobody reads the results of a debug.print, and it has to run all the same.
         if any(op.eqn.effects for pending in self.pending for op in pending):
             self._branch([])
         return results
 
     def _operands(self, ops: list[Op]) -> tuple[list[tuple[Any, ...]], list[list[int]]]:
-        """Operands side by side, and for each group the columns that its own operands are in.
+        """Match the operands of one operation in all groups.
 
-        What loops only read may be more or others in some groups. What is the same value in all
-        groups has a column; the rest is side by side by dtype and rank, with None in groups that
-        have no more.
+        The constants of loops may differ in number and kind between groups. A constant that is one
+        value in all groups gets a column. The others share columns by dtype and rank, with None for
+        groups that have fewer of them.
+
+        Returns:
+            The columns, each with an operand for each group, and for each group the column of each
+            of its operands.
         """
         parts = [list(held(op)) for op in ops]
         own: list[list[int]] = [[0] * len(op.inputs) for op in ops]
@@ -129,6 +147,7 @@ class _Join:
             pairs = zip(ops, places, strict=True)
             columns.append(tuple(None if i is None else op.inputs[i] for op, i in pairs))
 
+        # Operands that are no constants of a loop correspond by position.
         others = [
             [i for i in range(len(op.inputs)) if i not in part]
             for op, part in zip(ops, map(set, parts), strict=True)
@@ -151,13 +170,13 @@ class _Join:
         return columns, own
 
     def _common(self, ops: list[Op], parts: list[list[int]]) -> list[list[int]]:
-        """Places among `parts` at which all groups have one and the same value."""
+        """Return the rows of positions among `parts` at which all groups have the same value."""
         found: list[list[int]] = []
         used: list[set[int]] = [set() for _ in ops]
         for offset, place in enumerate(parts[0]):
             row = [place]
             for g in range(1, len(ops)):
-                # Most often it is at the same place.
+                # Most often it has the same position, so look there first.
                 near = [*parts[g][offset : offset + 1], *parts[g]]
                 first = ops[0].inputs[place]
                 alike = (
@@ -171,16 +190,16 @@ class _Join:
         return found
 
     def _is_one(self, group: int, first: Any, atom: Any) -> bool:
-        """Whether an operand of the first group and one of another group are one value."""
+        """Whether an operand of the first group and one of another group are the same value."""
         if isinstance(first, Key):
             slot = self.env[0].get(first)
             return isinstance(atom, Key) and slot is not None and self.env[group].get(atom) is slot
         return type(atom) is type(first) and self._ready((first, atom)) is not None
 
-    # Between two meetings
+    # Between two collectives
 
     def _take_region(self, ends: Sequence[int]) -> None:
-        """Do what all groups have in common, and keep the rest for the next branch."""
+        """Run the operations that all groups share, and keep the others for the next switch."""
         regions = [ops[self.done[g] : ends[g]] for g, ops in enumerate(self.ops)]
         twins = [_aligned(regions[0], region) for region in regions]
         shared: set[int] = set()
@@ -201,7 +220,7 @@ class _Join:
         )
 
     def _ready(self, atoms: Sequence[Any]) -> Any:
-        """A value that is one and the same in all groups already, as a slot or as it is."""
+        """Return a value that is computed and the same in all groups: a slot or a constant."""
         if any(a is None for a in atoms):
             return None
         first = atoms[0]
@@ -230,7 +249,10 @@ class _Join:
     # The branches
 
     def _slots(self, wanted: list[tuple[Any, ...]]) -> list[Slot]:
-        """Slots for values that are given by an atom in each group."""
+        """Return slots for values that are given by an atom in each group; run a switch if needed.
+
+        A value that is the same in all groups needs none.
+        """
         ready = [self._ready(atoms) for atoms in wanted]
         missing = [atoms for atoms, slot in zip(wanted, ready, strict=True) if slot is None]
         made = iter(self._branch(missing) if missing else [])
@@ -238,9 +260,15 @@ class _Join:
         return [s if isinstance(s, Slot) else self._everywhere([s])[0] for s in found]
 
     def _branch(self, wanted: list[tuple[Any, ...]]) -> list[Slot]:
-        """Run what is pending, each group its own, and bring out what later operations need."""
+        """Run the pending operations of each group in a switch.
+
+        Args:
+            wanted: The atoms whose slots the caller needs, for each group. The switch also returns
+                what later operations read.
+        """
         columns = [*wanted, *self._needed_later(wanted)]
         shapes = [_shapes(column) for column in columns]
+        # Pass only the slots that a branch reads, each once.
         slots = list({id(s): s for s in self._read_by_pending(columns)}.values())
         number = {id(s): i for i, s in enumerate(slots)}
 
@@ -285,7 +313,10 @@ class _Join:
                     yield self.env[g][atom]
 
     def _needed_later(self, wanted: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Results of pending operations that are read later, side by side by dtype and rank."""
+        """Return results of pending operations that are read later, in columns by dtype and rank.
+
+        Sharing a column between groups keeps the number of results of the switch small.
+        """
         by_kind: dict[Any, list[list[Key]]] = {}
         for g, pending in enumerate(self.pending):
             read = [a for op in self.ops[g][self.done[g] :] for a in op.inputs]
@@ -295,7 +326,7 @@ class _Join:
                 by_kind.setdefault(kind, [[] for _ in self.pending])[g].append(key)
         return [column for columns in by_kind.values() for column in zip_longest(*columns)]
 
-    # The meetings
+    # The collectives
 
     def _check_meeting(self, row: Sequence[int | None]) -> None:
         names = ["nothing more" if i is None else self.ops[g][i].name for g, i in enumerate(row)]
@@ -321,7 +352,13 @@ class _Join:
     def _meet(
         self, ops: list[Op], slots: list[Slot], operands: Sequence[Sequence[Slot]]
     ) -> list[Slot]:
-        """What a collective, or a loop that holds one, gives; `operands` are those by group."""
+        """Run a collective, or a loop that has one.
+
+        Args:
+            ops: The operation of each group.
+            slots: The operands of the first group.
+            operands: The operands of each group.
+        """
         eqn = ops[0].eqn
         if eqn.primitive is UNEVEN_ALL_GATHER:
             dim = eqn.params["dim"]
@@ -400,7 +437,8 @@ class _Join:
 
 
 def _aligned(first: list[Op], second: list[Op]) -> dict[int, int]:
-    """Places in `first` and the places in `second` that most likely correspond to them."""
+    """Return for positions in `first` the positions in `second` that most likely correspond."""
+    # A wrong match is harmless: `_in_common` compares the operations themselves.
     if [op.name for op in first] == [op.name for op in second]:
         return {i: i for i in range(len(first))}
     matcher = difflib.SequenceMatcher(
@@ -427,7 +465,7 @@ def _keys(atoms: Iterable[Any]) -> list[Key]:
 
 
 def _shapes(column: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """The shape in each group; where a group has no such value, that of one that has."""
+    """Return the shape of a column in each group; groups without a value get that of another."""
     known = [None if a is None else tuple(jnp.shape(_abstract(a))) for a in column]
     some = next(s for s in known if s is not None)
     return tuple(some if s is None else s for s in known)
@@ -448,7 +486,7 @@ def _cut(value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _padded(value: Any, column: tuple[Any, ...], shapes: tuple[Any, ...]) -> Any:
-    """`value` in the smallest shape that holds all of `shapes`; zeros where there is none."""
+    """Pad `value` to the largest of `shapes` in each dim; return zeros if the value is None."""
     largest = tuple(map(max, zip(*shapes, strict=True)))
     dtype = next(_dtype(a) for a in column if a is not None)
     if value is None:
@@ -457,11 +495,11 @@ def _padded(value: Any, column: tuple[Any, ...], shapes: tuple[Any, ...]) -> Any
 
 
 def filled(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`value` with zeros after it, up to a shape."""
+    """Pad `value` with zeros at the end of each dim."""
     if value.shape == shape:
         return value
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        # JAX can trace a pad of random keys and not lower it.
+        # JAX traces a pad of random keys, but cannot lower it: pad their data instead.
         words = jax.random.key_data(value)
         whole = filled(words, (*shape, *words.shape[value.ndim :]))
         return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(value))

@@ -1,4 +1,7 @@
-"""Loops and branches of several traces that hold collectives, as one loop or branch."""
+"""Loops and branches with collectives of several traces, joined into one loop or branch.
+
+See Note [Joined traces].
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -9,13 +12,13 @@ from jaxdist import _compat
 from jaxdist._program.jaxprs.batched_while import any_goes_on, where_it_goes_on
 from jaxdist._program.uneven.joined_ops import Op, Slot
 
-# Evaluates one program for each group, together, on operands of its own.
+# Evaluates one program for each group, joined, on the operands of each group.
 Run: TypeAlias = Callable[[Sequence[Any], Sequence[Sequence[Slot]]], list[Slot]]
 Operands: TypeAlias = Sequence[Sequence[Slot]]  # by group
 
 
 def held(op: Op) -> range:
-    """The places of the operands that a loop or branch only reads; none of another operation."""
+    """Return the positions of the constants of a loop or branch; none for other operations."""
     params = op.eqn.params
     if op.name == "scan":
         return range(_compat.scan_counts(params)[0])
@@ -25,17 +28,17 @@ def held(op: Op) -> range:
 
 
 def same_length(ops: Sequence[Op]) -> bool:
-    """Whether loops that count their turns count the same."""
+    """Whether all scans have the same length; true for other operations."""
     return len({op.eqn.params.get("length") for op in ops}) == 1
 
 
 def same_branches(ops: Sequence[Op]) -> bool:
-    """Whether conditionals have as many branches."""
+    """Whether all conditionals have the same number of branches."""
     return len({len(op.eqn.params.get("branches", ())) for op in ops}) == 1
 
 
 def loop_of(op: Op) -> str:
-    """What has to be equal in loops and branches of all groups, in words."""
+    """Describe what must be equal in the loops and branches of all groups."""
     others = len(op.inputs) - len(held(op))
     if op.name == "cond":
         return f"{len(op.outputs)} results"
@@ -57,6 +60,7 @@ def _scan(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
     others = operands[0][len(consts[0]) :]
     start, rows = others[:carry], others[carry:]
     row_shapes = [tuple(s[1:] for s in slot.shapes) for slot in rows]
+    # Filled while JAX traces the body: only then the shapes of each group are known.
     out_shapes: list[Any] = []
 
     def body(state: list[Any], values: list[Any]) -> Any:
@@ -110,6 +114,7 @@ def _while(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
         inner = [op.eqn.params["body_jaxpr"] for op in ops]
         consts = [given[op.eqn.params["cond_nconsts"] : len(held(op))] for op, given in by_group]
         after = [s.value for s in run(inner, _given(consts, state, start))]
+        # Under `vmap`, rows whose condition is False keep their state.
         return where_it_goes_on(condition(state), after, state) if is_batched else after
 
     last = jax.lax.while_loop(
@@ -119,7 +124,8 @@ def _while(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
 
 
 def _given(consts: Operands, values: Sequence[Any], slots: Sequence[Slot]) -> list[list[Slot]]:
-    """What each group has of its own, and what all have: the same slots, not equal ones."""
+    """Return the operands of each group: its own constants, then slots that all groups share."""
+    # The slots must be identical, not only equal: `_Join` compares them by identity.
     common = _like(values, slots)
     return [[*own, *common] for own in consts]
 

@@ -1,4 +1,4 @@
-"""The operations of a traced step as a flat list, and which of two are the same."""
+"""The operations of a traced step as a flat list, and comparison of two operations."""
 
 import dataclasses
 from typing import Any
@@ -11,8 +11,8 @@ from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 
-# What tells two traces of one function apart without changing what they compute: rules for
-# derivatives, which have been used when a program is run.
+# Parameters that differ between two traces of one function and do not change the results. They are
+# rules for derivatives, which JAX has already applied when a trace is evaluated.
 _OF_DERIVATIVES = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees", "name"})
 
 
@@ -34,7 +34,7 @@ class Const:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """A value of all groups: padded to one shape, and of the own shape in each group."""
+    """A value of all groups: padded to one shape, with its real shape in each group."""
 
     value: Any
     shapes: tuple[tuple[int, ...], ...]  # by group
@@ -42,7 +42,7 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One operation: an equation with its operands and results by key."""
+    """One operation: an equation, its operands, its results, and whether it communicates."""
 
     eqn: Any
     inputs: tuple[Any, ...]  # of Key, Literal or Const
@@ -57,7 +57,7 @@ class Op:
 
 
 def communicates(eqn: Any) -> bool:
-    """Whether an equation is a collective over named axes, or holds one."""
+    """Whether an equation is a collective over named axes, or holds a program with one."""
     if eqn.primitive is UNEVEN_ALL_GATHER:
         return True
     if eqn.primitive.name in known.COLLECTIVES:
@@ -72,9 +72,12 @@ def communicates(eqn: Any) -> bool:
 def flat_ops(
     jaxpr: Any, arguments: list[Any], inlined: frozenset[str] = frozenset()
 ) -> tuple[list[Op], list[Any]]:
-    """The operations of a program and its results.
+    """Return the operations of a program, and its results.
 
-    Calls that communicate are written out, and those whose names are among `inlined`.
+    Args:
+        jaxpr: An open or closed program.
+        arguments: A `Key` or `Const` for each input.
+        inlined: Names of calls to inline. Calls that communicate are always inlined.
     """
     flat = FlatList(inlined)
     results = flat.run(jaxpr, arguments)
@@ -82,7 +85,7 @@ def flat_ops(
 
 
 class FlatList(Interpreter[Any]):
-    """Lists operations; a value is a `Key`, `Literal` or `Const`."""
+    """An interpreter that collects operations; a value is a `Key`, `Literal` or `Const`."""
 
     def __init__(self, inlined: frozenset[str]) -> None:
         self.ops: list[Op] = []
@@ -100,13 +103,14 @@ class FlatList(Interpreter[Any]):
         return outputs
 
     def call(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        # A user's `shard_map` has mesh axes of its own, so it stays one operation.
         name = eqn.primitive.name
         inside = name in self._inlined or (name != "shard_map" and communicates(eqn))
         return super().call(eqn, inputs) if inside else self.operation(eqn, inputs)
 
 
 def is_same(first: Op, second: Op) -> bool:
-    """Whether two operations compute the same from the same operands."""
+    """Whether two operations give equal results for equal operands."""
     return (
         first.eqn.primitive is second.eqn.primitive
         and _same_avals(first.eqn, second.eqn)
@@ -140,6 +144,7 @@ def same(first: Any, second: Any) -> bool:
     if isinstance(first, (tuple, list)):
         return len(first) == len(second) and all(map(same, first, second))
     if isinstance(first, (np.ndarray, np.generic)):
+        # A nan counts as different, which costs a branch and is never wrong.
         return first.shape == second.shape and np.array_equal(first, second, equal_nan=False)
     try:
         return bool(first == second)
@@ -157,6 +162,7 @@ def _same_programs(first: Any, second: Any) -> bool:
     if not all(same(x, y) for x, y in consts):
         return False
     mine, theirs = (*a.invars, *a.constvars), (*b.invars, *b.constvars)
+    # Programs are equal up to the names of variables: map those of the first to the second.
     names: dict[Any, Any] = dict(zip(mine, theirs, strict=True))
     if not _same_signature(a.invars, b.invars):
         return False

@@ -1,4 +1,7 @@
-"""Steps whose replicas bring different shapes: one trace for each group, joined into one."""
+"""Steps whose replicas have different shapes: one trace for each group, joined into one.
+
+See Note [Joined traces].
+"""
 
 import dataclasses
 import functools
@@ -19,7 +22,7 @@ from jaxdist._program.uneven.joined_ops import Const, same
 from jaxdist._values import PerReplica, owned
 from jaxdist.errors import ShapeError, StateDivergenceError
 
-# Gathers whose sizes depend on gathers before them need a round of tracing each.
+# A gather whose size depends on the gathers before it needs one more round of tracing.
 MAX_ROUNDS = 16
 
 _TO_REDUCE = (
@@ -32,7 +35,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def uneven_shapes(value: PerReplica, layout: ReplicaMesh) -> Shapes | None:
-    """The shapes of values that are held one by one and differ in shape alone, or None."""
+    """Return the shapes of separate per-replica values if they differ in shape only, else None."""
     if value.is_global or len(value.values) != layout.num_replicas or layout.num_logical > 1:
         return None
     arrays = value.values
@@ -49,7 +52,7 @@ def uneven_shapes(value: PerReplica, layout: ReplicaMesh) -> Shapes | None:
 
 
 def not_virtually(shapes: Shapes) -> ShapeError:
-    """Virtual replicas cannot have values of these shapes."""
+    """Return the error for virtual replicas with values of different shapes."""
     count = len(shapes)
     rows = [s[0] if s else 0 for s in shapes]
     total = sum(rows)
@@ -66,12 +69,13 @@ def not_virtually(shapes: Shapes) -> ShapeError:
 
 
 def padded(value: PerReplica, shapes: Shapes, layout: ReplicaMesh) -> PerReplica:
-    """Values held one by one as one global array, with zeros up to the largest shape."""
+    """Pad separate values with zeros to the largest shape, and make one global array of them."""
     largest = _largest(shapes)
     pieces = []
     for array, device in zip(value.values, layout.device_grid[:, 0], strict=True):
         if isinstance(array, np.ndarray):
             widths = [(0, n - have) for n, have in zip(largest, array.shape, strict=True)]
+            # Padding on the host compiles nothing, however many shapes a dataset has.
             whole = owned(np.pad(array, widths))
         else:
             whole = filled(array, largest)
@@ -83,7 +87,7 @@ def padded(value: PerReplica, shapes: Shapes, layout: ReplicaMesh) -> PerReplica
 
 
 def cut(array: jax.Array, shapes: Shapes) -> PerReplica:
-    """A padded per-replica result as the values that the replicas have, each in its own shape."""
+    """Remove the padding of a per-replica result; return separate values in their own shapes."""
     rows = PerReplica.of_global(array).values
     return PerReplica(
         [v[tuple(slice(n) for n in shape)] for v, shape in zip(rows, shapes, strict=True)]
@@ -100,7 +104,7 @@ def traces_of_groups(
     """Trace `fn` for each group of replicas with equal shapes.
 
     Raises:
-        ShapeError: The rows of a gather do not settle.
+        ShapeError: The numbers of rows in gathers keep changing from trace to trace.
     """
     layout: ReplicaMesh = strategy.layout
     columns = list(zip(*(shapes for _, shapes in signature.uneven), strict=True))
@@ -117,10 +121,17 @@ def joined_trace(
     groups: Groups,
     layout: ReplicaMesh,
 ) -> Traced:
-    """Join the traces of the groups, of which `own` are the signatures.
+    """Join the traces of all groups into one trace.
+
+    Args:
+        signature: The signature of the call.
+        own: The signature of each group.
+        traces: The trace of each group.
+        groups: The group of each replica.
+        layout: The layout of the strategy.
 
     Raises:
-        ShapeError: A collective that needs one shape meets several.
+        ShapeError: The operands of a collective have different shapes.
         DivergentCollectiveError: The groups do not reach the same collectives.
         StateDivergenceError: Results differ in structure.
         NoRowsError: A mean over nothing would reach other replicas.
@@ -137,7 +148,7 @@ def joined_trace(
 
 
 def _for_group(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -> Signature:
-    """The signature as if all replicas had the shapes of one group."""
+    """Return the signature as if all replicas had the shapes of one group."""
     inputs = list(signature.inputs)
     for (number, _), local in zip(signature.uneven, kind, strict=True):
         shape = (local[0] * num_replicas, *local[1:])
@@ -146,7 +157,7 @@ def _for_group(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -
 
 
 def signature_of(signature: Signature, replica: int, num_replicas: int) -> Signature:
-    """The signature as if all replicas had the shapes of one."""
+    """Return the signature as if all replicas had the shapes of this replica."""
     kind = tuple(shapes[replica] for _, shapes in signature.uneven)
     return _for_group(signature, kind, num_replicas)
 
@@ -154,7 +165,11 @@ def signature_of(signature: Signature, replica: int, num_replicas: int) -> Signa
 def _with_known_gathers(
     fn: Callable[..., Any], signatures: list[Signature], strategy: Any, groups: Groups
 ) -> list[Traced]:
-    """Traces in which every gather knows the rows that each replica brings."""
+    """Trace each group until every gather knows the number of rows of each replica.
+
+    A trace of one group does not show how many rows the other groups gather. The first round
+    assumes nothing, and each further round uses the sizes that the round before has found.
+    """
     assumed: tuple[tuple[int, ...], ...] = ()
     for _ in range(MAX_ROUNDS):
         logs = [GatherLog(assumed, len(groups.of_replica)) for _ in signatures]
@@ -170,7 +185,8 @@ def _with_known_gathers(
         counts = [len(log.seen) for log in logs]
         rows = range(min(counts))
         found = tuple(tuple(logs[g].seen[i] for g in groups.of_replica) for i in rows)
-        # What a gather meets may fit its real rows alone, so an error counts once these are known.
+        # The step may fail only because the assumed sizes were wrong. So raise its error only if
+        # the sizes were right.
         if failed is not None and found == assumed[: len(found)]:
             raise failed
         if failed is None and found == assumed:
@@ -187,12 +203,12 @@ def _with_known_gathers(
 
 
 def _check_asked(logs: Sequence[GatherLog], groups: Groups) -> None:
-    """Refuse collectives of values that do not fit, by the names that the caller gave them."""
+    """Check the shapes of collectives, with errors that use the argument names of the caller."""
     if len({len(log.asked) for log in logs}) > 1:
         return
     for calls in zip(*(log.asked for log in logs), strict=True):
         first = calls[0]
-        # Other calls are told of where the traces are joined.
+        # If the groups made different calls, joining the traces raises.
         if len({(c.caller, c.free, tuple(c.values)) for c in calls}) == 1:
             named = {
                 name: PerReplica([calls[g].values[name] for g in groups.of_replica])
@@ -221,7 +237,7 @@ def _restarting(fn: Callable[..., Any], log: GatherLog) -> Callable[..., Any]:
 
 
 class _JoinedStep:
-    """The joined traces as a function of flat, padded local values."""
+    """The joined traces, as a function of flat, padded local values."""
 
     def __init__(
         self,
@@ -268,7 +284,7 @@ class _JoinedStep:
 
 
 def check_ranks(traces: Sequence[Traced], groups: Groups) -> None:
-    """Refuse results that differ in rank."""
+    """Check that each result has the same rank in all groups."""
     by_group = list(zip(*(t.shapes for t in traces), strict=True))
     for path, shapes in zip(traces[0].paths, by_group[traces[0].num_graph :], strict=True):
         if len({len(s) for s in shapes}) > 1:
@@ -276,7 +292,7 @@ def check_ranks(traces: Sequence[Traced], groups: Groups) -> None:
 
 
 def joined_template(traces: Sequence[Traced], groups: Groups) -> Any:
-    """The structure of the results; Python values that differ become a `PerReplica`."""
+    """Return the structure of the results; Python values that differ become a `PerReplica`."""
     flat = [jax.tree.flatten(t.template, is_leaf=lambda x: isinstance(x, Static)) for t in traces]
     for group, (_, treedef) in enumerate(flat):
         if treedef != flat[0][1]:

@@ -80,8 +80,7 @@ class _Run:
             came_in = [self.differs[a] if isinstance(a, Key) else NONE for a in op.inputs]
             differs = results_of(op.eqn, came_in, self.turns.axes)
             self.differs.update(zip(op.outputs, differs, strict=True))
-            # The user says that the replicas are equal, which the loop below cannot use: take the
-            # row of the first one.
+            # The user states that the replicas are equal: take the row of the first, as one value.
             if op.eqn.primitive is ASSUME_REPLICATED:
                 values = [self._value(a, number) for a in op.inputs]
                 self.held.update(

@@ -76,7 +76,7 @@ class VirtualDevice:
         if isinstance(held, Same):
             value = jnp.asarray(held.value)
             return jnp.broadcast_to(value[None], (self.count, *value.shape))
-        # An all-gather of arrays without elements may fail, and all of them are equal.
+        # Arrays without elements need no communication.
         if self.is_whole or not held.rows.size:
             whole = held.rows
             if not held.rows.size:
