@@ -43,11 +43,14 @@ class ForwardAnalysis(Interpreter[L]):
         return contextlib.nullcontext()
 
     def decide(self, eqn: Any, values: list[L], decided_by: L) -> list[L]:
-        """The facts of values that a decision gave: which branch ran, how often a loop ran."""
+        """Return the facts of values that depend on a decision.
+
+        The decision is which branch of a `cond` ran, or how often the body of a `while` ran.
+        """
         return values
 
     def rows(self, eqn: Any, given: list[L], avals: Sequence[Any]) -> list[L]:
-        """The facts of one row of each array that a scan goes over."""
+        """Return the facts of one row of each array that a scan iterates over."""
         return given
 
     def stack(self, eqn: Any, rows: list[L], avals: Sequence[Any]) -> list[L]:

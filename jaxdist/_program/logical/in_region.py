@@ -1,4 +1,4 @@
-"""The operations of a region, as a function that can be called where all mesh axes are manual."""
+"""The operations of a region, as a function that can run where all mesh axes are manual."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from jaxdist._program.logical.placing import Region
 
 @dataclasses.dataclass(frozen=True)
 class InRegion:
-    """Evaluates the operations of a region, and differentiates as they do."""
+    """A function that evaluates the operations of a region; it has their derivatives."""
 
     region: Region
 
     def __call__(self, *operands: Any) -> list[Any]:
-        """The results of the region."""
+        """Return the results of the region."""
         values = dict(zip(self.region.invars, operands, strict=True))
         env: Environment[Any] = Environment(_literal, values, self.region.alias)
         return _evaluate(self.region.eqns, env, self.region.outvars)
@@ -42,7 +42,7 @@ def _literal(literal: Any) -> Any:
 
 
 def _without_mesh(value: Any) -> Any:
-    """A constant that knows no mesh; those in programs know the one that was traced over."""
+    """Return a constant without a mesh; a constant in a program has the mesh of the trace."""
     has_bits = hasattr(value, "dtype") and not isinstance(value, jax.core.Tracer)
     if not has_bits or jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return value
@@ -50,14 +50,14 @@ def _without_mesh(value: Any) -> Any:
 
 
 def _here(parameter: Any) -> Any:
-    """A parameter of an operation, for the mesh of the caller."""
+    """Return a parameter of an operation for the mesh of the caller."""
     if isinstance(parameter, NamedSharding) and isinstance(parameter.mesh, AbstractMesh):
         return NamedSharding(jax.sharding.get_abstract_mesh(), parameter.spec)
     return _again(parameter) if holds_programs(parameter) else parameter
 
 
 def _again(value: Any) -> Any:
-    """A sub-program traced anew: shapes in programs know the mesh that they were traced over."""
+    """Trace sub-programs again, since the shapes in programs have the mesh of their trace."""
     if isinstance(value, tuple):
         again = [_again(v) for v in value]
         return type(value)(*again) if hasattr(value, "_fields") else tuple(again)

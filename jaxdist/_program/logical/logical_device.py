@@ -1,4 +1,4 @@
-"""Saying in a step which logical device of the replica computes a value."""
+"""Marks in a step that select the logical device of the replica that computes a value."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -16,16 +16,17 @@ from jaxdist._program.nnx.closures import closed_over
 from jaxdist._program.nnx.graph import shape_of
 from jaxdist.errors import ArgumentTypeError, ContextError
 
-# A tangent is marked as the value is. On the way back a mark says of what follows, up to the next
-# mark, what on the way there it says of what came before; so its transpose turns it round.
+# A tangent gets the mark of its value. A mark in the forward pass places the operations before it.
+# In the backward pass their transposes come after the cotangent of the marked value, so the
+# transpose of a mark has `backward=True`, and places the operations after it, up to the next mark.
 ASSIGN = Primitive("jaxdist_logical_device")
 
 
 def assigned(array: Any, device: int) -> jax.Array:
-    """`array`, marked to be computed on one logical device.
+    """Return `array` with a mark that places its computation on one logical device.
 
     Shapes:
-        As it is.
+        That of `array`.
     """
     marked: jax.Array = ASSIGN.bind(array, device=device, backward=False)
     return marked
@@ -42,16 +43,17 @@ ad.deflinear2(ASSIGN, _transposed)
 batching.defvectorized(ASSIGN)
 
 
-# JAX gives the parts that its transformations make of a jitted function the function's name.
+# The device is part of the function's name, since JAX's transformations keep the name of a jitted
+# function for all functions that they derive from it (JVP, transpose, batched).
 _NAME = "jaxdist_on_logical_device_"
 _NAMED = re.compile(re.escape(_NAME) + r"(\d+)")
 
 
 def on_device(fn: Callable[..., Any], device: int) -> Callable[..., Any]:
-    """`fn`, to be computed on one logical device, and its derivatives with it.
+    """Return `fn` as a function that runs on one logical device, together with its derivatives.
 
-    Numbers and arrays among the arguments are traced, variables of NNX objects too, and what is
-    written to these is there afterwards; other leaves are part of the function.
+    Numbers and arrays among the arguments are traced, and so are variables of NNX objects. The
+    caller's NNX objects get the values that `fn` writes to them. Other leaves are static.
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -69,6 +71,8 @@ def on_device(fn: Callable[..., Any], device: int) -> Callable[..., Any]:
                 own[i] = value
             own_args, own_kwargs = jax.tree.unflatten(treedef, own)
             results = _checked(fn, _called(fn, own_args, own_kwargs))
+            # Return only variables that `fn` wrote: the others stay on all devices, and need no
+            # communication.
             after = shape.leaves_of(own_nodes)
             written[:] = [
                 i for i, (x, y) in enumerate(zip(before, after, strict=True)) if x is not y
@@ -129,7 +133,7 @@ def _checked(fn: Callable[..., Any], results: Any) -> Any:
 
 
 def device_of(eqn: Any) -> int | None:
-    """The logical device that an operation was put on by `on_device`."""
+    """Return the logical device on which `on_device` placed an operation, or None."""
     if eqn.primitive.name not in ("jit", "pjit"):
         return None
     found = _NAMED.fullmatch(eqn.params["name"])

@@ -1,4 +1,4 @@
-"""The mark that says how a value lies over the logical devices of a replica."""
+"""The mark for the layout of a value over the logical devices of a replica."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,22 +10,22 @@ from jax.interpreters import ad, batching, mlir
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 
-# A primitive of ours, where JAX's sharding constraint has no names for parts of a mesh axis, and
-# because what a step marks is looked up in its trace.
+# A primitive of jaxdist, for two reasons: JAX's sharding constraint cannot name parts of a mesh
+# axis, and `MarkAnalysis` must find the marks of a step in its trace.
 LOGICAL_LAYOUT = Primitive("jaxdist_logical_layout")
 
-# In `parts`: what `jax.vmap` maps over is left to the partitioner.
+# In `parts`: the partitioner chooses the layout of a dim that `jax.vmap` maps over.
 OPEN = 0
 
 
 def laid_out(array: Any, parts: Sequence[int], layout: ReplicaMesh) -> jax.Array:
-    """`array`, cut over the logical devices into parts, a dim into each number of them.
+    """Return `array` with a mark that splits each dim into a number of parts.
 
-    The cotangent lies as the value does. A dim that does not divide is padded by the partitioner,
-    and cut again.
+    The cotangent gets the same layout. If a dim is not divisible by its parts, the partitioner pads
+    it and removes the padding afterwards.
 
     Shapes:
-        As it is.
+        That of `array`.
     """
     [axis] = layout.logical_axes
     shape = tuple(layout.mesh.shape.items())

@@ -1,4 +1,4 @@
-"""Running a function on one logical device of each replica."""
+"""Calls of functions that run on one logical device of each replica."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,10 +14,10 @@ Function = Callable[..., Sequence[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What one logical device computes.
+    """The function that one logical device computes.
 
-    What is `held` stays on the device: it is an array with a row for each logical device, of which
-    only that one has something in it.
+    A held array stays on its device. It has one row for each logical device, and only the row of
+    that device has values.
 
     Args:
         fn: A function of flat arrays.
@@ -32,9 +32,10 @@ class Part:
     gives_held: tuple[bool, ...]
 
     def transposed(self, operands: Sequence[Any], cotangents: Sequence[Any]) -> "Part":
-        """What goes from operands, and cotangents of results, to cotangents of operands.
+        """Return the part that computes the cotangents of the operands.
 
-        Only those of floats are operands and results of it.
+        Its operands are those of this part and the cotangents of float results. Its results are the
+        cotangents of float operands.
         """
         floats, out_floats = of_floats(operands), of_floats(cotangents)
         count = len(operands)
@@ -63,15 +64,16 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class PlacedCall:
-    """A call of several functions, each on a logical device, all at the same time.
+    """A call of several functions at the same time, each on its logical device.
 
-    The other devices get the results that are not held, the same bits.
+    The other devices get the results that are not held, bit by bit.
 
     Args:
-        parts: On different devices; their operands stand one after the other, and their results.
+        parts: The functions, on different devices. The call takes their operands concatenated,
+            and returns their results concatenated.
         axis: The mesh axis of logical devices.
-        widens: Whether results of 16 bits go to the others as 32: XLA's CPU backend aborts on
-            sums of 16 bits where only some mesh axes are manual.
+        widens: Whether results of 16 bits are sent as 32 bits: XLA's CPU backend aborts on sums of
+            16 bits if only some mesh axes are manual.
     """
 
     parts: tuple[Part, ...]
@@ -79,7 +81,7 @@ class PlacedCall:
     widens: bool
 
     def __call__(self, *operands: Any) -> list[Any]:
-        """Run it; gradients of the call are computed on the same devices."""
+        """Run the functions; gradients of the call are computed on the same devices."""
         call = jax.custom_vjp(self._forward)
         call.defvjp(self._saving, self._backward)
         return list(call(*operands))
@@ -88,7 +90,7 @@ class PlacedCall:
         return tuple(self._run(self.parts, operands))
 
     def _saving(self, *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        # Operands and not residuals, which would have to be told to the other devices.
+        # Save operands, not residuals: residuals would have to be sent to the other devices.
         return self._forward(*operands), operands
 
     def _backward(self, operands: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
@@ -121,6 +123,7 @@ class PlacedCall:
                     for x in (part.made(xs) if i == chosen else part.zeros())
                 ]
 
+            # Branch 0 is for devices without a part; part i has branch i + 1.
             place = jax.lax.axis_index(self.axis)
             number = sum((i + 1) * (place == p.device) for i, p in enumerate(parts))
             choices: list[Any] = [lambda i=i: branch(i) for i in (None, *range(len(parts)))]
@@ -146,18 +149,18 @@ class PlacedCall:
 
 
 def of_floats(values: Sequence[Any]) -> list[int]:
-    """The numbers of those that have a derivative."""
+    """Return the positions of the values that have a derivative."""
     return [i for i, x in enumerate(values) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
 
 def _shares(values: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
-    """Values that stand one after the other, in lists of these lengths."""
+    """Split concatenated values into lists of these lengths."""
     left = iter(values)
     return [[next(left) for _ in range(length)] for length in lengths]
 
 
 class _Coded:
-    """A function whose results are bits."""
+    """A function whose results are encoded as integers; see `_Bits`."""
 
     def __init__(self, fn: Function, operands: Sequence[Any], widens: bool) -> None:
         self._fn, self._widens = fn, widens
@@ -171,30 +174,30 @@ class _Coded:
         return results
 
     def made(self, operands: Sequence[Any]) -> list[jax.Array]:
-        """What the device that computes it has."""
+        """Return the encoded results, on the device that computes them."""
         return [_coded(y, widens=self._widens) for y in self._called(*operands)]
 
     def zeros(self) -> list[jax.Array]:
-        """What the others have."""
+        """Return zeros in the shapes of the encoded results, for the other devices."""
         return [jnp.zeros(x.shape, x.dtype) for x in self._empty]
 
     def decoded(self, coded: Sequence[Any]) -> list[jax.Array]:
-        """The results, from their bits."""
+        """Decode the results."""
         return [
             _decoded(x, like, impl, widens=self._widens)
             for x, like, impl in zip(coded, self._likes, self._impls, strict=True)
         ]
 
 
-# A sum in which all but one are zero gives the one, and of its bits as integers to the bit (as
-# floats -0 would come out as 0).
+# The results are sent by an all-reduce in which all devices but one have zeros. On integers it
+# returns the bits of that one exactly; on floats, -0 + 0 would give 0.
 
 
 @dataclasses.dataclass(frozen=True)
 class _Bits:
-    """How arrays of one kind travel."""
+    """The dtypes in which arrays of one dtype are encoded."""
 
-    narrow: Any  # integers or floats of whole bytes that have all values
+    narrow: Any  # a dtype of whole bytes that has all values of the original dtype
     unsigned: Any
     wide: Any
 

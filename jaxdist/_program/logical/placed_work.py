@@ -1,4 +1,4 @@
-"""What of a step runs on one logical device, as a value to look at."""
+"""A description of the work of a step that runs on one logical device."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from jaxdist.errors import ContextError
 
 @dataclasses.dataclass(frozen=True)
 class PlacedWork:
-    """What of a step runs on one logical device of each replica; `repr` says it in a line.
+    """Work of a step that runs on one logical device of each replica; `repr` is one line.
 
     Args:
         device: The logical device.
-        operations: How many operations run there together.
-        results: How many arrays the other devices get from it.
-        source: The line that asked for it.
+        operations: The number of operations that run there together.
+        results: The number of arrays that the other devices get from it.
+        source: The line that placed the work.
     """
 
     device: int
@@ -39,10 +39,10 @@ class PlacedWork:
 
 
 def placed_work(program: Any, *, backward: bool = False) -> list[PlacedWork]:
-    """The regions of a program, and of the programs in it; marks that place nothing are there too.
+    """Return the regions of a program and of the programs in it, and marks that place nothing.
 
     Raises:
-        ContextError: A function that was put on a logical device cannot run there alone.
+        ContextError: A function that was placed on a logical device cannot run there alone.
     """
     jaxpr = open_jaxpr(program)
     found: list[PlacedWork] = []
@@ -55,6 +55,8 @@ def placed_work(program: Any, *, backward: bool = False) -> list[PlacedWork]:
             source = _compat.source_of(region.asked_by)
             found.append(PlacedWork(region.device, _count(region.eqns), shared, source))
         made = {v for r in plan.regions for e in r.eqns for v in e.outvars}
+        # Report marks without operations too: the user expects an effect of them. An input of the
+        # step has no operation that could be placed.
         for eqn in jaxpr.eqns:
             if eqn.primitive is ASSIGN and not eqn.params["backward"]:
                 value = plan.alias[eqn.outvars[0]]
@@ -69,7 +71,7 @@ def placed_work(program: Any, *, backward: bool = False) -> list[PlacedWork]:
 
 
 def _count(eqns: Sequence[Any]) -> int:
-    """Operations, those of functions one by one."""
+    """Return the number of operations, counting those inside called functions."""
     total = 0
     for eqn in eqns:
         name = eqn.primitive.name

@@ -1,10 +1,21 @@
-"""Which operations of a program run on which logical device, and in which groups.
+"""The placement of operations on logical devices, and their grouping into regions."""
 
-Operations are placed that produce a marked value and, backwards from there, those whose results
-go nowhere else. Gradients of a step are in the same program, and marked cotangents lead through
-them: what follows from one, and from no other, is placed as well, until a collective or another
-mark. So an operation and its transpose are placed alike.
-"""
+# Note [Placed work]
+#
+# `ASSIGN` marks a value that one logical device of each replica computes (logical_device.py).
+# jaxdist places the operation that produces the value on that device, together with all operations
+# whose results only placed operations use. Collectives and other marks end the search.
+#
+# The gradients of a step are in the same program. `ASSIGN` marks the cotangent of a marked value
+# too, with `backward=True`. All operations that follow from marked cotangents of one device are
+# placed there, until a collective or another mark. So an operation and its transpose run on the
+# same device.
+#
+# `_Placing` (this file) groups placed operations of one device into regions, and regions of
+# different devices that do not need each other into one step (`Together`). The fewer steps, the
+# fewer collectives: `Rewrite` (rewrite.py) evaluates each as one `PlacedCall` (placed_region.py).
+# That is a `shard_map` over the logical devices with a conditional on the device, and an all-reduce
+# that sends the results to the other devices.
 
 import dataclasses
 import math
@@ -22,7 +33,7 @@ from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 from jaxdist._program.proof.replication import named_axes
 from jaxdist.errors import ArgumentError
 
-# Not to be placed, whatever is in their operands.
+# Never placed, whatever their operands are: they concern all logical devices.
 _STAY = frozenset(
     {"sharding_constraint", "shard_map", "jaxdist_all_reduce", "jaxdist_assume_replicated"}
 )
@@ -31,7 +42,7 @@ _MIXED = -1
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """Operations that one logical device runs together."""
+    """Operations that one logical device runs as one function."""
 
     device: int
     eqns: tuple[Any, ...]
@@ -39,34 +50,34 @@ class Region:
     outvars: tuple[Any, ...]
     # For each result, whether only regions of the same device use it.
     held: tuple[bool, ...]
-    # The mark, or the call, that asked for it.
+    # The mark, or the call, that placed it.
     asked_by: Any
-    # What stands for the results of marks.
+    # Maps the result of each mark to the variable or literal that it marks.
     alias: dict[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Together:
-    """Regions of different devices of which none needs another one."""
+    """Regions of different devices that run at the same time, since none needs another."""
 
     regions: tuple[Region, ...]
 
     @property
     def invars(self) -> list[Any]:
-        """What they read, one after the other."""
+        """The operands of all regions, concatenated."""
         return [v for r in self.regions for v in r.invars]
 
     @property
     def outvars(self) -> list[Any]:
-        """What they make, one after the other."""
+        """The results of all regions, concatenated."""
         return [v for r in self.regions for v in r.outvars]
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A program as operations, and regions together, in an order in which they can run.
+    """A program as operations and `Together` steps, in an order in which they can run.
 
-    `alias` has what stands for the results of marks.
+    `alias` maps the result of each mark to the variable or literal that it marks.
     """
 
     steps: tuple[Any, ...]
@@ -79,12 +90,12 @@ class Schedule:
 
 
 def is_marked(eqn: Any) -> bool:
-    """Whether an operation is a mark of `assign`, or was put on a logical device."""
+    """Whether an operation is a mark of `assigned`, or was placed by `on_device`."""
     return eqn.primitive is ASSIGN or device_of(eqn) is not None
 
 
 def obstacle(eqn: Any) -> Any | None:
-    """The operation, this one or one inside it, that cannot run on one logical device alone."""
+    """Return the operation, this or one inside it, that cannot run on one logical device alone."""
     stays = eqn.primitive.name in _STAY or eqn.primitive in (ASSIGN, LOGICAL_LAYOUT)
     if stays or (eqn.primitive.name in known.COLLECTIVES and named_axes(eqn.params)):
         return eqn
@@ -97,11 +108,11 @@ def obstacle(eqn: Any) -> Any | None:
 
 
 def scheduled(jaxpr: Any, *, backward: bool = False) -> Schedule:
-    """Place the operations of an open jaxpr.
+    """Place the operations of an open jaxpr; see Note [Placed work].
 
     Args:
-        jaxpr: The program; what is inside its operations is placed for itself.
-        backward: Whether the whole of it belongs to a gradient.
+        jaxpr: The program; programs inside its operations are placed separately.
+        backward: Whether the whole program belongs to a gradient.
     """
     placing = _Placing(jaxpr, backward)
     return placing.schedule()
@@ -131,7 +142,7 @@ class _Placing:
                 alias[marked] = given if isinstance(given, Literal) else alias.get(given, given)
         return Schedule(tuple(self._grouped(alias)), alias)
 
-    # Which operation runs where.
+    # The device of each operation
 
     def _place_named(self) -> None:
         for i, eqn in enumerate(self.eqns):
@@ -140,7 +151,7 @@ class _Placing:
                 self.device[i] = device
 
     def _place_cotangents(self) -> None:
-        """Forwards from marked cotangents, while they are of one device."""
+        """Place the operations that follow from marked cotangents of one device."""
         label: dict[Any, int] = {}
         marked: dict[int, Any] = {}
         for i, eqn in enumerate(self.eqns):
@@ -149,6 +160,8 @@ class _Placing:
                     label[eqn.outvars[0]] = eqn.params["device"]
                     marked.setdefault(eqn.params["device"], eqn)
                 continue
+            # Only operations of the gradient: an optimizer's update reads the cotangents too, and
+            # must not be placed.
             found = {label[v] for v in _variables(eqn.invars) if v in label}
             if not found or i in self.device or not (self.backward or _compat.is_transposed(eqn)):
                 continue
@@ -160,7 +173,7 @@ class _Placing:
                 self.asked_by[i] = marked[device]
 
     def _place_backwards(self) -> None:
-        """Backwards from marked values, and from what is placed already."""
+        """Place the operations that only marked values, or placed operations, depend on."""
         for i in reversed(range(len(self.eqns))):
             eqn = self.eqns[i]
             if i in self.device or eqn.primitive is ASSIGN:
@@ -177,7 +190,7 @@ class _Placing:
                 self.device[i], self.asked_by[i] = device, mark
 
     def _marks_on(self, variable: Any) -> list[Any]:
-        """The marks that put what makes a value on a device, those on marked values too."""
+        """Return the marks on a value, and the marks on these marked values."""
         found: list[Any] = []
         for user in self.users[variable]:
             eqn = self.eqns[user]
@@ -197,7 +210,7 @@ class _Placing:
         [device] = (d for d in devices if d is not None)
         return device, self.asked_by[first]
 
-    # Operations of one device that nothing else stands between run together.
+    # The regions: operations of one device with no other operation between them
 
     def _grouped(self, alias: dict[Any, Any]) -> list[Any]:
         order = [i for i, e in enumerate(self.eqns) if e.primitive is not ASSIGN]
@@ -220,9 +233,10 @@ class _Placing:
         return [step for _, _, step in sorted(steps, key=lambda s: s[:2])]
 
     def _depths(self, order: Sequence[int], alias: dict[Any, Any]) -> dict[int, int]:
-        """How often the way to an operation goes from one device to another, or to all of them.
+        """Return for each operation the largest number of changes of device on a path to it.
 
-        Two operations of one device and one depth have nothing of other devices between them.
+        Two operations with the same device and depth have no operation of other devices between
+        them, so they can be in one region.
         """
         before: dict[int, set[int]] = {}
         made_by: dict[Any, int] = {}
@@ -230,6 +244,7 @@ class _Placing:
         for i in order:
             eqn = self.eqns[i]
             needs = {made_by[v] for v in self._read(eqn, alias) if v in made_by}
+            # Operations with effects keep their order.
             if eqn.effects:
                 needs |= set() if with_effects is None else {with_effects}
                 with_effects = i
@@ -239,6 +254,8 @@ class _Placing:
         depth: dict[int, int] = {}
         for i in order:
             depth[i] = max((depth[j] + (where(j) != where(i)) for j in before[i]), default=0)
+        # An operation may wait for later ones of its device. Delaying it gives fewer, larger
+        # regions.
         latest = self._latest(order, before, depth)
         for device in set(self.device.values()):
             members = [i for i in order if where(i) == device]
@@ -250,7 +267,7 @@ class _Placing:
     def _latest(
         self, order: Sequence[int], before: dict[int, set[int]], depth: dict[int, int]
     ) -> dict[int, float]:
-        """Up to which depth an operation can wait for others of its device."""
+        """Return for each operation the largest depth at which it does not delay another device."""
         latest: dict[int, float] = dict.fromkeys(order, math.inf)
         for i in reversed(order):
             for j in before[i]:
@@ -297,7 +314,11 @@ class _Placing:
 
 
 def _the_device(marks: Sequence[Any]) -> int:
-    """The device that all marks on a value say."""
+    """Return the device of all marks on a value.
+
+    Raises:
+        ArgumentError: The marks are of different devices.
+    """
     first: int = marks[0].params["device"]
     for mark in marks:
         if mark.params["device"] != first:
@@ -312,7 +333,8 @@ def _the_device(marks: Sequence[Any]) -> int:
 
 
 def _fewest_levels(ranges: Sequence[tuple[int, float]]) -> list[int]:
-    """The fewest numbers of which at least one is in each range."""
+    """Return the fewest numbers such that each range contains at least one of them."""
+    # Greedy by the ends of the ranges, which is optimal.
     levels: list[int] = []
     for first, last in sorted(ranges, key=lambda r: r[1]):
         if not levels or levels[-1] < first:

@@ -1,12 +1,13 @@
-"""Replaying a trace with what XLA cannot run, or would get wrong, put in other words.
+"""Evaluation of a trace in which operations that XLA cannot run, or runs wrongly, are replaced.
 
-Everywhere on CPU and GPU: the collectives for `pmax` and `pmin` lose nan there, so they compare
-integers in the order of the floats.
+On CPU and GPU, XLA's collectives for `pmax` and `pmin` lose nan. The rewrite compares integers in
+the order of the floats instead.
 
-Where only some mesh axes are manual, three things cannot run: XLA's CPU backend aborts the process
-on reductions of bf16 (no compile option of ours reaches a program that is traced inside a user's
-own jit), JAX refuses callbacks, and XLA branches that end in different layouts. What a step placed
-on one logical device gets its conditional here.
+If only some mesh axes are manual, three more things cannot run. XLA's CPU backend aborts the
+process on reductions of bf16 (jaxdist cannot set a compile option for that, since the user's own
+jit may compile the program). JAX rejects callbacks. XLA rejects branches that end in different
+layouts. The rewrite also evaluates the operations that a step places on one logical device; see
+Note [Placed work].
 """
 
 import dataclasses
@@ -42,10 +43,10 @@ _CONSTRAINTS = (LOGICAL_LAYOUT.name, "sharding_constraint")
 
 @dataclasses.dataclass(frozen=True)
 class Rewrite:
-    """Rewrites for programs in which `automatic` axes are left to GSPMD.
+    """The rewrite of programs in which GSPMD partitions the `automatic` axes.
 
-    If `keeps_nan`, maxima and minima over replicas are of integers. If there are automatic axes:
-    reductions of bf16 are done in f32, if `widens`; a pure callback runs once on each logical
+    If `keeps_nan`, maxima and minima over replicas are computed on integers. If there are automatic
+    axes: reductions of bf16 run in f32, if `widens`; a pure callback runs once on each logical
     device, on the whole value; branches do not end in a layout; operations that are placed on one
     logical device run there.
     """
@@ -55,7 +56,7 @@ class Rewrite:
     keeps_nan: bool = False
 
     def applies_to(self, jaxpr: Any) -> bool:
-        """Whether anything in `jaxpr` has to be rewritten."""
+        """Whether an operation of `jaxpr` must be rewritten."""
         return any(
             self._is_extreme(e)
             or (bool(self.automatic) and self._is_for_automatic(e))
@@ -79,7 +80,14 @@ class Rewrite:
         *,
         backward: bool = False,
     ) -> list[Any]:
-        """Evaluate `jaxpr`, rewritten; `backward` is one that belongs to a gradient."""
+        """Evaluate `jaxpr`, rewritten.
+
+        Args:
+            jaxpr: An open program.
+            args: Its inputs.
+            consts: Its constants.
+            backward: Whether the whole program belongs to a gradient.
+        """
         plan = scheduled(jaxpr, backward=backward)
         given = zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
         env: Environment[Any] = Environment(value_of_literal, dict(given), plan.alias)
@@ -118,7 +126,8 @@ class Rewrite:
         if eqn.primitive.name == "pure_callback":
             return self._callback(eqn, operands)
         if _has_constrained_branches(eqn):
-            # At both ends, since the gradient of a branch ends where the branch begins.
+            # A barrier after the layout, so that the branch does not end in it. Also before it,
+            # since the gradient of a branch ends at the beginning of the branch.
             barrier = jax.lax.optimization_barrier
             branches = [
                 self._traced_again(b.jaxpr, b.consts, backward, barrier)
@@ -128,7 +137,7 @@ class Rewrite:
         return self._with_inner(eqn, operands, backward)
 
     def _with_inner(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
-        """An operation, with the programs inside it rewritten."""
+        """Bind an operation, with the programs inside it rewritten."""
         if not any(self.applies_to(s) for s in _inner(eqn)):
             return _bind(eqn, operands, eqn.params)
         if eqn.primitive.name in _INLINED:
@@ -138,10 +147,11 @@ class Rewrite:
         params = {
             k: self._again(v, backward) if holds_programs(v) else v for k, v in eqn.params.items()
         }
-        # A caller may differentiate the whole: the rules of the user's own derivatives stay.
+        # A caller may differentiate the result, so keep the user's own derivative rules.
         return _bind(eqn, operands, _compat.rewritten_derivatives(params, self._traced_again))
 
     def _callback(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        # Under a `shard_map` over the automatic axes all axes are manual, which JAX accepts.
         def whole(*values: Any) -> list[Any]:
             return _bind(eqn, list(values), eqn.params)
 
@@ -156,7 +166,7 @@ class Rewrite:
         return results
 
     def _again(self, value: Any, backward: bool) -> Any:
-        """A sub-program, traced anew."""
+        """Trace sub-programs again, rewritten."""
         if isinstance(value, tuple):
             again = [self._again(v, backward) for v in value]
             return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
@@ -198,7 +208,7 @@ def _bind(eqn: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
 
 
 def _has_constrained_branches(eqn: Any) -> bool:
-    """Whether a conditional has a branch that may end in a layout, which XLA compares."""
+    """Whether a conditional has a branch that may end in a layout; XLA compares these layouts."""
     return eqn.primitive.name == "cond" and any(
         contains(branch, name) for branch in eqn.params["branches"] for name in _CONSTRAINTS
     )
@@ -209,5 +219,6 @@ def _widen(x: Any) -> Any:
 
 
 def _inner(eqn: Any) -> list[Any]:
-    """Sub-programs to look into; a `shard_map` of the user's makes the automatic axes manual."""
+    """Return the sub-programs that may need a rewrite."""
+    # A `shard_map` of the user makes the automatic axes manual, so nothing inside needs one.
     return [] if eqn.primitive.name == "shard_map" else subprograms(eqn)

@@ -1,4 +1,4 @@
-"""The rule of SPMD partitioning: a step says of each input how it lies over the logical devices."""
+"""The check of SPMD partitioning: a step must split or replicate each input before using it."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -23,20 +23,21 @@ def check_inputs(
     layout: ReplicaMesh,
     read_only: int,
 ) -> None:
-    """Refuse an input that is used and is neither split nor replicated.
+    """Check that the step splits or replicates each input that it uses.
 
-    Exempt are scalars, arrays that lie split already, and what is no input to TensorFlow:
-    variables, the state of NNX objects, and what the step closes over.
+    Exempt are scalars, arrays that are already split, and values that are no inputs in TensorFlow:
+    variables, the state of NNX objects, and arrays that the step closes over.
 
     Args:
-        signature: Of the step.
+        signature: The signature of the step.
         traced: The step.
-        names: Of all inputs.
-        layout: Of the strategy.
-        read_only: How many variables stand at the end of the inputs.
+        names: The names of all inputs.
+        layout: The layout of the strategy.
+        read_only: The number of variables at the end of the inputs.
 
     Raises:
-        ArgumentError: Names the inputs, and the line of the first use of each.
+        ArgumentError: An input is neither split nor replicated. The error names all such inputs,
+            with the line of the first use of each.
     """
     last = len(signature.inputs) - read_only
     wanted: dict[Any, int] = {}
@@ -60,13 +61,14 @@ def _is_settled(slot: InSlot, layout: ReplicaMesh) -> bool:
 
 
 def _uses(program: Any, wanted: dict[Any, int]) -> Iterator[tuple[int, Any]]:
-    """Operations, other than marks, on inputs: the number of the input, and the operation."""
+    """Return the uses of inputs by operations other than marks: (number of the input, equation)."""
     if not wanted:
         return
     for eqn in open_jaxpr(program).eqns:
         numbers = [None if isinstance(v, Literal) else wanted.get(v) for v in eqn.invars]
         if eqn.primitive is LOGICAL_LAYOUT or all(n is None for n in numbers):
             continue
+        # Passing an input to a function is no use: the function may begin with the mark.
         inner = list(_inside(eqn, numbers))
         if not inner:
             yield from ((n, eqn) for n in numbers if n is not None)
