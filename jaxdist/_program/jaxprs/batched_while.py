@@ -9,12 +9,12 @@ from typing import Any
 import jax.numpy as jnp
 
 
-def any_goes_on(condition: Any) -> Any:
+def has_active_row(condition: Any) -> Any:
     """Whether any row has not finished."""
     return jnp.any(condition) if jnp.ndim(condition) else condition
 
 
-def where_it_goes_on(
+def keep_finished_rows(
     condition: Any, after: Sequence[Any], before: Sequence[Any], axes: Sequence[int] | None = None
 ) -> list[Any]:
     """Return the next state, in which rows that have finished keep their values.
@@ -28,10 +28,10 @@ def where_it_goes_on(
     if not jnp.ndim(condition):
         return list(after)
 
-    def chosen(new: Any, old: Any, front: int) -> Any:
+    def select(new: Any, old: Any, front: int) -> Any:
         behind = jnp.ndim(new) - jnp.ndim(condition) - front
         shape = (1,) * front + jnp.shape(condition) + (1,) * behind
         return jnp.where(condition.reshape(shape), new, old)
 
     fronts = [0] * len(after) if axes is None else axes
-    return [chosen(n, o, f) for n, o, f in zip(after, before, fronts, strict=True)]
+    return [select(n, o, f) for n, o, f in zip(after, before, fronts, strict=True)]

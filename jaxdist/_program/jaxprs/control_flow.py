@@ -54,7 +54,7 @@ class While:
         return whole[: self.num_of_condition], whole[self.num_of_condition : end], whole[end:]
 
 
-def solve_of(eqn: Any, operands: Values[V]) -> tuple[Any, list[V]]:
+def get_solve(eqn: Any, operands: Values[V]) -> tuple[Any, list[V]]:
     """Return the program that a `custom_linear_solve` runs, and its operands.
 
     The equation holds four programs; only derivatives use the other three.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 EXTREMES = frozenset({"pmax", "pmin"})
 
 
-def extreme_by_order(
+def compute_extreme_on_integers(
     name: str, operands: Sequence[Any], communicate: Callable[[list[Any]], list[Any]]
 ) -> list[Any]:
     """Compute `pmax` or `pmin` of floats on integers of the same number of bytes.
@@ -26,14 +26,15 @@ def extreme_by_order(
         operands: The operands, of any dtypes; only floats are converted.
         communicate: The collective itself, on all operands.
     """
-    keys = [_key(x, name == "pmax") if _is_float(x) else x for x in operands]
+    keys = [_to_ordered_integers(x, name == "pmax") if _is_float(x) else x for x in operands]
     results = communicate(keys)
     return [
-        _number(r, x.dtype) if _is_float(x) else r for r, x in zip(results, operands, strict=True)
+        _from_ordered_integers(r, x.dtype) if _is_float(x) else r
+        for r, x in zip(results, operands, strict=True)
     ]
 
 
-def extreme_of_rows(name: str, rows: Sequence[Any]) -> Any:
+def compute_extreme(name: str, rows: Sequence[Any]) -> Any:
     """Return the elementwise maximum or minimum of several arrays on one device.
 
     XLA's CPU backend loses nan when it reduces a dim of an array of some thousand numbers. It
@@ -50,18 +51,18 @@ def _is_float(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits >= 8)
 
 
-def _key(x: Any, is_max: bool) -> Any:
+def _to_ordered_integers(x: Any, is_max: bool) -> Any:
     integers = jnp.dtype(f"int{8 * x.dtype.itemsize}")
     bounds = jnp.iinfo(integers)
-    key = _turn_round(jax.lax.bitcast_convert_type(x, integers))
+    key = _invert_if_negative(jax.lax.bitcast_convert_type(x, integers))
     return jnp.where(jnp.isnan(x), jnp.array(bounds.max if is_max else bounds.min, integers), key)
 
 
-def _number(key: Any, dtype: Any) -> Any:
-    return jax.lax.bitcast_convert_type(_turn_round(key), dtype)
+def _from_ordered_integers(key: Any, dtype: Any) -> Any:
+    return jax.lax.bitcast_convert_type(_invert_if_negative(key), dtype)
 
 
-def _turn_round(bits: Any) -> Any:
+def _invert_if_negative(bits: Any) -> Any:
     """Invert all bits but the sign of negative numbers; this is its own inverse."""
     bounds = jnp.iinfo(bits.dtype)
     sign = jax.lax.shift_right_arithmetic(bits, jnp.array(bounds.bits - 1, bits.dtype))

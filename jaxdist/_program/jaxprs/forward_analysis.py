@@ -5,9 +5,9 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from jaxdist._program.jaxprs.control_flow import Scan, While, solve_of
+from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve
 from jaxdist._program.jaxprs.interpreter import Interpreter
-from jaxdist._program.jaxprs.subprograms import inner_inputs
+from jaxdist._program.jaxprs.subprograms import get_input_variables
 
 L = TypeVar("L")
 
@@ -62,7 +62,9 @@ class ForwardAnalysis(Interpreter[L]):
         loop = Scan.of(eqn)
         consts, state, over = loop.split(inputs)
         avals = [v.aval for v in eqn.outvars]
-        inner = [v.aval for v in inner_inputs(loop.program)][loop.num_consts + loop.num_carry :]
+        inner = [v.aval for v in get_input_variables(loop.program)][
+            loop.num_consts + loop.num_carry :
+        ]
         rows = self.rows(eqn, over, inner)
         out: list[L] = []
 
@@ -115,7 +117,7 @@ class ForwardAnalysis(Interpreter[L]):
 
     def linear_solve(self, eqn: Any, inputs: list[L]) -> list[L]:
         """Analyse the program that solves."""
-        return self.run(*solve_of(eqn, inputs))
+        return self.run(*get_solve(eqn, inputs))
 
     def join_all(self, eqn: Any, first: Sequence[L], second: Sequence[L]) -> list[L]:
         """Join the facts of the first results of a loop or branch, pair by pair."""

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from jax.extend.core import Literal
 
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.subprograms import consts_of, open_jaxpr
+from jaxdist._program.jaxprs.subprograms import get_consts, open_jaxpr
 
 V = TypeVar("V")
 
@@ -64,7 +64,7 @@ class Environment(Generic[V]):
         self._values.update(zip(variables, values, strict=True))
 
 
-def value_of_literal(literal: Any) -> Any:
+def get_literal_value(literal: Any) -> Any:
     """Return the number or array of a literal."""
     return literal.val
 
@@ -107,7 +107,7 @@ class Interpreter(abc.ABC, Generic[V]):
     ) -> Environment[V]:
         """Return the initial values of a program: constants and inputs."""
         jaxpr = open_jaxpr(program)
-        held = consts or consts_of(program) or [None] * len(jaxpr.constvars)
+        held = consts or get_consts(program) or [None] * len(jaxpr.constvars)
         values = {v: self.constant(v, c) for v, c in zip(jaxpr.constvars, held, strict=True)}
         values.update(zip(jaxpr.invars, inputs, strict=True))
         return Environment(self.literal, values)
@@ -127,7 +127,7 @@ class Interpreter(abc.ABC, Generic[V]):
 
     def call(self, eqn: Any, inputs: list[V]) -> list[V]:
         """Return the results of a call of a function."""
-        return self.run(called(eqn), inputs)
+        return self.run(get_called_program(eqn), inputs)
 
     def scan(self, eqn: Any, inputs: list[V]) -> list[V]:
         """Return the results of a `scan`."""
@@ -156,6 +156,6 @@ def rule_for(eqn: Any) -> str | None:
     return rule
 
 
-def called(eqn: Any) -> Any:
+def get_called_program(eqn: Any) -> Any:
     """Return the program of the function that an operation calls."""
     return eqn.params[known.CALLS[eqn.primitive.name]]

@@ -9,7 +9,7 @@ def open_jaxpr(program: Any) -> Any:
     return getattr(program, "jaxpr", program)
 
 
-def consts_of(program: Any) -> Sequence[Any]:
+def get_consts(program: Any) -> Sequence[Any]:
     """Return the constants of a closed program; an open program has none."""
     held: Sequence[Any] = getattr(program, "consts", ())
     return held
@@ -17,24 +17,24 @@ def consts_of(program: Any) -> Sequence[Any]:
 
 def subprograms(eqn: Any) -> list[Any]:
     """Return the sub-programs of one equation, open or closed."""
-    return [program for value in eqn.params.values() for program in programs_in(value)]
+    return [program for value in eqn.params.values() for program in iterate_programs(value)]
 
 
-def programs_in(value: Any) -> Iterator[Any]:
+def iterate_programs(value: Any) -> Iterator[Any]:
     """Return the programs in a parameter, which is a program, a sequence, or something else."""
     if isinstance(value, (tuple, list)):
         for item in value:
-            yield from programs_in(item)
+            yield from iterate_programs(item)
     elif hasattr(open_jaxpr(value), "eqns"):
         yield value
 
 
-def holds_programs(value: Any) -> bool:
+def has_subprogram(value: Any) -> bool:
     """Whether a parameter of an equation is a sub-program, or a sequence with one."""
-    return any(True for _ in programs_in(value))
+    return any(True for _ in iterate_programs(value))
 
 
-def inner_inputs(program: Any) -> list[Any]:
+def get_input_variables(program: Any) -> list[Any]:
     """Return the input variables of a sub-program."""
     return list(open_jaxpr(program).invars)
 

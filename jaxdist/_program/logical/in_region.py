@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from jaxdist import _compat
 from jaxdist._program.jaxprs.interpreter import Environment
-from jaxdist._program.jaxprs.subprograms import consts_of, holds_programs, open_jaxpr
+from jaxdist._program.jaxprs.subprograms import get_consts, has_subprogram, open_jaxpr
 from jaxdist._program.logical.placing import Region
 
 
@@ -53,7 +53,7 @@ def _here(parameter: Any) -> Any:
     """Return a parameter of an operation for the mesh of the caller."""
     if isinstance(parameter, NamedSharding) and isinstance(parameter.mesh, AbstractMesh):
         return NamedSharding(jax.sharding.get_abstract_mesh(), parameter.spec)
-    return _again(parameter) if holds_programs(parameter) else parameter
+    return _again(parameter) if has_subprogram(parameter) else parameter
 
 
 def _again(value: Any) -> Any:
@@ -61,7 +61,7 @@ def _again(value: Any) -> Any:
     if isinstance(value, tuple):
         again = [_again(v) for v in value]
         return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
-    closed = _traced_again(open_jaxpr(value), consts_of(value))
+    closed = _traced_again(open_jaxpr(value), get_consts(value))
     return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
 
 

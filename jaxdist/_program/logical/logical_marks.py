@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 from jaxdist._program.jaxprs.control_flow import Scan
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.subprograms import inner_inputs
+from jaxdist._program.jaxprs.subprograms import get_input_variables
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 
 # The number of parts of each dim; None for a value that is not marked.
@@ -16,7 +16,7 @@ def marks_of_results(program: Any) -> list[Parts]:
 
     A value keeps its mark when a function or a loop returns it.
     """
-    return MarkAnalysis().run(program, [None] * len(inner_inputs(program)))
+    return MarkAnalysis().run(program, [None] * len(get_input_variables(program)))
 
 
 class MarkAnalysis(ForwardAnalysis[Parts]):

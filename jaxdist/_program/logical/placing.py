@@ -30,7 +30,7 @@ from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist._program.logical.logical_device import ASSIGN, device_of
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
-from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.proof.replication import get_named_axes
 from jaxdist.errors import ArgumentError
 
 # Never placed, whatever their operands are: they concern all logical devices.
@@ -97,7 +97,7 @@ def is_marked(eqn: Any) -> bool:
 def obstacle(eqn: Any) -> Any | None:
     """Return the operation, this or one inside it, that cannot run on one logical device alone."""
     stays = eqn.primitive.name in _STAY or eqn.primitive in (ASSIGN, LOGICAL_LAYOUT)
-    if stays or (eqn.primitive.name in known.COLLECTIVES and named_axes(eqn.params)):
+    if stays or (eqn.primitive.name in known.COLLECTIVES and get_named_axes(eqn.params)):
         return eqn
     for program in subprograms(eqn):
         for inner in open_jaxpr(program).eqns:

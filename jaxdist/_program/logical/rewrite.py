@@ -20,12 +20,12 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.extremes import EXTREMES, extreme_by_order
-from jaxdist._program.jaxprs.interpreter import Environment, value_of_literal
+from jaxdist._program.jaxprs.extremes import EXTREMES, compute_extreme_on_integers
+from jaxdist._program.jaxprs.interpreter import Environment, get_literal_value
 from jaxdist._program.jaxprs.subprograms import (
-    consts_of,
     contains,
-    holds_programs,
+    get_consts,
+    has_subprogram,
     open_jaxpr,
     subprograms,
 )
@@ -90,7 +90,7 @@ class Rewrite:
         """
         plan = scheduled(jaxpr, backward=backward)
         given = zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
-        env: Environment[Any] = Environment(value_of_literal, dict(given), plan.alias)
+        env: Environment[Any] = Environment(get_literal_value, dict(given), plan.alias)
         held: set[Any] = set()
         for step in plan.steps:
             operands = env.read_all(step.invars)
@@ -115,7 +115,7 @@ class Rewrite:
 
     def _equation(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
         if self._is_extreme(eqn):
-            return extreme_by_order(
+            return compute_extreme_on_integers(
                 eqn.primitive.name, operands, lambda x: _bind(eqn, x, eqn.params)
             )
         if not self.automatic:
@@ -143,9 +143,9 @@ class Rewrite:
         if eqn.primitive.name in _INLINED:
             inner = next(iter(_inner(eqn)))
             program = open_jaxpr(inner)
-            return self.call(program, operands, consts_of(inner), backward=backward)
+            return self.call(program, operands, get_consts(inner), backward=backward)
         params = {
-            k: self._again(v, backward) if holds_programs(v) else v for k, v in eqn.params.items()
+            k: self._again(v, backward) if has_subprogram(v) else v for k, v in eqn.params.items()
         }
         # A caller may differentiate the result, so keep the user's own derivative rules.
         return _bind(eqn, operands, _compat.rewritten_derivatives(params, self._traced_again))
@@ -170,7 +170,7 @@ class Rewrite:
         if isinstance(value, tuple):
             again = [self._again(v, backward) for v in value]
             return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
-        closed = self._traced_again(open_jaxpr(value), consts_of(value), backward)
+        closed = self._traced_again(open_jaxpr(value), get_consts(value), backward)
         return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
 
     def _traced_again(

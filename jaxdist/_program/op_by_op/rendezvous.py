@@ -13,11 +13,11 @@ from jax.sharding import SingleDeviceSharding
 from jaxdist import _compat
 from jaxdist._collectives import UNEVEN_ALL_GATHER
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.jaxprs.extremes import EXTREMES, extreme_of_rows
+from jaxdist._program.jaxprs.extremes import EXTREMES, compute_extreme
 from jaxdist._program.op_by_op.invalid_numbers import invalid_number
 from jaxdist._program.op_by_op.merge_once import MergeCall, Merged
 from jaxdist._program.op_by_op.thread_scheduler import Finished
-from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._values import how_to_cast
 from jaxdist.errors import DivergentCollectiveError, NotFiniteError, ShapeError
 
@@ -118,7 +118,7 @@ class Rendezvous:
     def _communicated(self, brought: Sequence[Collective]) -> list[Any]:
         first = brought[0]
         results: list[Any] = [None] * len(brought)
-        for members in self._groups(named_axes(first.params), first.params):
+        for members in self._groups(get_named_axes(first.params), first.params):
             own = self._among(members, [brought[m] for m in members])
             for member, result in zip(members, own, strict=True):
                 to = SingleDeviceSharding(self._devices[member])
@@ -149,7 +149,7 @@ class Rendezvous:
             isinstance(a, str) for a in first.params["axes"]
         ):
             placed = [[self._to_first(x) for x in column] for column in columns]
-            found = [extreme_of_rows(first.primitive.name, rows) for rows in placed]
+            found = [compute_extreme(first.primitive.name, rows) for rows in placed]
             return [found if first.primitive.multiple_results else found[0]] * len(members)
         params = over_one_axis(first.params, len(members), _MEMBERS)
         stacked = [jnp.stack([self._to_first(x) for x in column]) for column in columns]

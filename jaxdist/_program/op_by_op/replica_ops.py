@@ -15,13 +15,13 @@ from jaxdist import _compat
 from jaxdist._collectives import UNEVEN_ALL_GATHER, GatherLog, traced_once
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
-from jaxdist._program.jaxprs.batched_while import where_it_goes_on
-from jaxdist._program.jaxprs.subprograms import open_jaxpr, programs_in, subprograms
+from jaxdist._program.jaxprs.batched_while import keep_finished_rows
+from jaxdist._program.jaxprs.subprograms import iterate_programs, open_jaxpr, subprograms
 from jaxdist._program.op_by_op.invalid_numbers import invalid_number
 from jaxdist._program.op_by_op.rendezvous import Collective, NumRows
 from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
-from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._values import OPEN, PIECE, Cut, pad_dim
 from jaxdist.errors import ContextError, NotFiniteError
 
@@ -87,7 +87,7 @@ class ReplicaOps:
                 return self._call(params[known.CALLS[name]], args)
             finally:
                 self._line = around
-        axes = frozenset(named_axes(params)) & frozenset(self._layout.replica_axes)
+        axes = frozenset(get_named_axes(params)) & frozenset(self._layout.replica_axes)
         if axes and (name in known.COLLECTIVES or primitive is UNEVEN_ALL_GATHER):
             return self._meet(primitive, args, params)
         if name == "axis_index" and axes:
@@ -183,7 +183,7 @@ class ReplicaOps:
 
     def _own_place(self, params: dict[str, Any]) -> Any:
         index = 0
-        for axis in named_axes(params):
+        for axis in get_named_axes(params):
             index = index * self._layout.mesh.shape[axis] + self._place[axis]
         return jax.device_put(np.int32(index), self._to)
 
@@ -213,12 +213,12 @@ class ReplicaOps:
     # Programs inside operations. JAX evaluates those without collectives as a whole.
 
     def _communicates(self, params: dict[str, Any]) -> bool:
-        return any(self._has_collective(p) for p in programs_in(list(params.values())))
+        return any(self._has_collective(p) for p in iterate_programs(list(params.values())))
 
     def _has_collective(self, program: Any) -> bool:
         ours = frozenset(self._layout.replica_axes)
         for eqn in open_jaxpr(program).eqns:
-            if ours & frozenset(named_axes(eqn.params)) or eqn.primitive in (PIECE, OPEN):
+            if ours & frozenset(get_named_axes(eqn.params)) or eqn.primitive in (PIECE, OPEN):
                 return True
             if any(self._has_collective(p) for p in subprograms(eqn)):
                 return True
@@ -255,7 +255,7 @@ class ReplicaOps:
                 return state
             after = self._call(params["body_jaxpr"], of_body + state)
             # Under `vmap` the condition has many values: keep the state where it is False.
-            state = _compat.inside(self.trace, where_it_goes_on, goes_on, after, state)
+            state = _compat.inside(self.trace, keep_finished_rows, goes_on, after, state)
 
     def _scan(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
         consts, carry = _compat.scan_counts(params)

@@ -17,7 +17,7 @@ class Dependence(enum.Enum):
 
 
 # Operations with one operand that keep its values, and change at most shape, dtype or layout.
-_PASSED_ON = frozenset(
+_VALUE_PRESERVING = frozenset(
     {"broadcast_in_dim", "copy", "pcast", "pvary", "reshape", "sharding_constraint", "squeeze"}
 )
 
@@ -48,7 +48,7 @@ class DependenceAnalysis(ForwardAnalysis[Dependence]):
         return super().equation(eqn, inputs)
 
     def operation(self, eqn: Any, inputs: list[Dependence]) -> list[Dependence]:
-        return [_of_one(eqn, eqn.primitive.name, inputs)] * len(eqn.outvars)
+        return [_classify(eqn, eqn.primitive.name, inputs)] * len(eqn.outvars)
 
     def cond(self, eqn: Any, inputs: list[Dependence]) -> list[Dependence]:
         free = inputs[0] is Dependence.FREE
@@ -60,7 +60,7 @@ class DependenceAnalysis(ForwardAnalysis[Dependence]):
     linear_solve = operation
 
 
-def _of_one(eqn: Any, name: str, given: list[Dependence]) -> Dependence:
+def _classify(eqn: Any, name: str, given: list[Dependence]) -> Dependence:
     first, *others = given
     if Dependence.OTHER in given:
         return Dependence.OTHER
@@ -73,7 +73,7 @@ def _of_one(eqn: Any, name: str, given: list[Dependence]) -> Dependence:
         return _join(others)
     # A broadcast to more elements is refused: the increment of the result is another array.
     same_size = eqn.outvars[0].aval.size == eqn.invars[0].aval.size
-    if name in _PASSED_ON and len(given) == 1 and same_size:
+    if name in _VALUE_PRESERVING and len(given) == 1 and same_size:
         return first
     if name == "convert_element_type":
         # A conversion from float to int rounds, and rounding does not commute with sums.

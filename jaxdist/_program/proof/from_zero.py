@@ -19,7 +19,7 @@ from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
 
 # Calls that may be inlined. The others have derivatives of their own, which inlining would lose.
-_WRITTEN_OUT = frozenset({"jit", "pjit", "closed_call", "core_call"}) & frozenset(known.CALLS)
+_INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"}) & frozenset(known.CALLS)
 
 
 # The value of the real run, and the value of the other run; None where both are the same.
@@ -70,7 +70,7 @@ class TwoRuns(Interpreter[Pair]):
         if not any(asked) or all(x is None for x in others):
             results, found = _bind(eqn, operands), [None] * len(eqn.outvars)
         else:
-            results, found = _both(eqn, operands, others, asked)
+            results, found = _evaluate_both(eqn, operands, others, asked)
         return list(zip(results, found, strict=True))
 
     operation = equation
@@ -92,11 +92,11 @@ def _bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _both(
+def _evaluate_both(
     eqn: Any, operands: list[Any], others: list[Any], asked: list[bool]
 ) -> tuple[list[Any], list[Any]]:
     name = eqn.primitive.name
-    if name in _WRITTEN_OUT:
+    if name in _INLINED:
         return run_twice(eqn.params[known.CALLS[name]], operands, others, asked)
     if name == "scan":
         return _scan(eqn, operands, others)
@@ -112,13 +112,13 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
     program = params["jaxpr"]
     consts, carry = _compat.scan_counts(params)
     # The scan below carries a second copy only of those parts of the carry that can differ.
-    depends = _dependent_carry(program, [x is not None for x in others], consts, carry)
+    depends = _find_dependent_carry(program, [x is not None for x in others], consts, carry)
     numbers = [i for i in range(carry) if depends[i]]
     start = operands[consts : consts + carry]
     given = others[consts : consts + carry]
     second = [start[i] if given[i] is None else given[i] for i in numbers]
     rows, other_rows = operands[consts + carry :], others[consts + carry :]
-    asked = [*depends, *depends_of_rows(program, others, consts, carry, depends)]
+    asked = [*depends, *find_dependent_rows(program, others, consts, carry, depends)]
     made = [i for i, a in enumerate(asked[carry:]) if a]
 
     def body(state: Any, values: Any) -> Any:
@@ -155,26 +155,28 @@ def _scan(eqn: Any, operands: list[Any], others: list[Any]) -> tuple[list[Any], 
     return [*state, *stacked], found
 
 
-def _dependent_carry(program: Any, given: list[bool], consts: int, carry: int) -> list[bool]:
+def _find_dependent_carry(program: Any, given: list[bool], consts: int, carry: int) -> list[bool]:
     """Return which parts of a loop's carry depend on inputs that differ between the two runs."""
     held, state, rows = given[:consts], given[consts : consts + carry], given[consts + carry :]
     while True:
-        out = depends(program, [*held, *state, *rows])
+        out = find_dependent_results(program, [*held, *state, *rows])
         grown = [a or b for a, b in zip(state, out[:carry], strict=True)]
         if grown == state:
             return state
         state = grown
 
 
-def depends_of_rows(
+def find_dependent_rows(
     program: Any, others: list[Any], consts: int, carry: int, state: list[bool]
 ) -> list[bool]:
     """Return which stacked results of a loop depend on inputs that differ between the two runs."""
     given = [x is not None for x in others]
-    return depends(program, [*given[:consts], *state, *given[consts + carry :]])[carry:]
+    return find_dependent_results(program, [*given[:consts], *state, *given[consts + carry :]])[
+        carry:
+    ]
 
 
-def depends(program: Any, given: Sequence[bool]) -> list[bool]:
+def find_dependent_results(program: Any, given: Sequence[bool]) -> list[bool]:
     """Return for each result of a program whether it depends on one of the marked inputs."""
     return MarkedInputs().run(program, given)
 
@@ -194,11 +196,11 @@ class MarkedInputs(ForwardAnalysis[bool]):
     def operation(self, eqn: Any, inputs: list[bool]) -> list[bool]:
         return [any(inputs)] * len(eqn.outvars)
 
-    # These rules must look into exactly the programs that `_both` evaluates twice: if they found
-    # fewer dependent values, the two runs would have different pytrees.
+    # These rules must look into exactly the programs that `_evaluate_both` evaluates twice. If they
+    # found fewer dependent values, the two runs would have different pytrees.
 
     def call(self, eqn: Any, inputs: list[bool]) -> list[bool]:
-        inside = eqn.primitive.name in _WRITTEN_OUT
+        inside = eqn.primitive.name in _INLINED
         return super().call(eqn, inputs) if inside else self.operation(eqn, inputs)
 
     def cond(self, eqn: Any, inputs: list[bool]) -> list[bool]:
@@ -214,7 +216,7 @@ def _cond(
     index, *values = operands
     branches = eqn.params["branches"]
     given = [x is not None for x in others[1:]]
-    ways = [depends(b, given) for b in branches]
+    ways = [find_dependent_results(b, given) for b in branches]
     # All branches must return the same pytree: a second value of each result that differs in any
     # of them.
     either = [a and any(w) for a, w in zip(asked, zip(*ways, strict=True), strict=True)]

@@ -47,17 +47,17 @@ class LocalPieces(Interpreter[Local]):
         self._proof = proof
 
     def literal(self, literal: Any) -> Local:
-        return Local(_constant(literal), literal.val)
+        return Local(_get_constant_fact(literal), literal.val)
 
     def constant(self, variable: Any, value: Any) -> Local:
-        return Local(_constant(variable), value)
+        return Local(_get_constant_fact(variable), value)
 
     def equation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         # Bind operations without pieces as they are: a scan or a custom derivative in them then
         # needs no second trace.
         has_pieces = any(x.seen.cut is not None for x in inputs)
         if not (has_pieces or is_marked(eqn)):
-            return self._bound(eqn, inputs, [x.array for x in inputs])
+            return self._bind_unchanged(eqn, inputs, [x.array for x in inputs])
         return super().equation(eqn, inputs)
 
     def operation(self, eqn: Any, inputs: list[Local]) -> list[Local]:
@@ -67,23 +67,25 @@ class LocalPieces(Interpreter[Local]):
             return [Local(seen, arrays[0])]
         if eqn.primitive is OPEN:
             [seen] = self._proof.equation(eqn, [inputs[0].seen])
-            return [Local(seen, self._piece(inputs[0], eqn.params["cut"]))]
+            return [Local(seen, self._cut_piece(inputs[0], eqn.params["cut"]))]
         if subprograms(eqn) and eqn.outvars:
-            raise ShardedArrayError(_not_inside(eqn))
+            raise ShardedArrayError(_explain_not_inside(eqn))
         if eqn.primitive.name in ELEMENTWISE:
             cut = next(x.seen.cut for x in inputs if x.seen.cut is not None)
             seen = self._proof.equation(eqn, [x.seen for x in inputs])
-            local = [self._piece(x, cut) for x in inputs]
+            local = [self._cut_piece(x, cut) for x in inputs]
             return [Local(s, r) for s, r in zip(seen, _bind(eqn, local, eqn.params), strict=True)]
-        return self._bound(eqn, inputs, arrays)
+        return self._bind_unchanged(eqn, inputs, arrays)
 
-    def _bound(self, eqn: Any, inputs: Sequence[Local], arrays: Sequence[Any]) -> list[Local]:
-        """The operation as it is."""
+    def _bind_unchanged(
+        self, eqn: Any, inputs: Sequence[Local], arrays: Sequence[Any]
+    ) -> list[Local]:
+        """Bind an operation without changing it."""
         seen = self._proof.equation(eqn, [x.seen for x in inputs])
         results = _bind(eqn, arrays, eqn.params)
         return [Local(s, r) for s, r in zip(seen, results, strict=True)]
 
-    def _piece(self, value: Local, cut: Cut) -> Any:
+    def _cut_piece(self, value: Local, cut: Cut) -> Any:
         """Return the piece of this replica; scalars stay as they are."""
         array, layout = value.array, self._proof.layout
         if value.seen.cut is not None or not jnp.ndim(array) or cut.pieces(layout) == 1:
@@ -98,9 +100,9 @@ class LocalPieces(Interpreter[Local]):
             return jax.lax.slice(array, (0,) * array.ndim, shape)
         return piece_of(array, cut, layout)
 
-    def _as(self, value: Local, seen: ShardFact) -> Any:
+    def _convert(self, value: Local, seen: ShardFact) -> Any:
         """Return the array of a value in the form of the fact `seen`: a piece, or whole."""
-        return value.array if seen.cut is None else self._piece(value, seen.cut)
+        return value.array if seen.cut is None else self._cut_piece(value, seen.cut)
 
     # Operations that hold programs
 
@@ -117,19 +119,19 @@ class LocalPieces(Interpreter[Local]):
         # The user wrote the backward rule for whole arrays. It cannot be rewritten, so jaxdist
         # evaluates the function and raises if it is differentiated.
         if name.startswith("custom_vjp"):
-            arrays = _without_derivative(lambda *a: self._results(inner, seen, found, a))(
+            arrays = _raise_in_derivative(lambda *a: self._evaluate_as(inner, seen, found, a))(
                 *(x.array for x in inputs)
             )
             return [Local(s, x) for s, x in zip(found, arrays, strict=True)]
         arrays = [x.array for x in inputs]
-        params = {**eqn.params, parameter: self._traced(inner, seen, found, arrays)}
+        params = {**eqn.params, parameter: self._trace(inner, seen, found, arrays)}
         if "jvp_jaxpr_fun" in params:
-            rule = functools.partial(self._rule, seen, found, arrays)
+            rule = functools.partial(self._trace_jvp, seen, found, arrays)
             params["jvp_jaxpr_fun"] = _compat.rewritten_jvp(params["jvp_jaxpr_fun"], rule)
         results = _bind(eqn, arrays, params)
         return [Local(s, x) for s, x in zip(found, results, strict=True)]
 
-    def _rule(
+    def _trace_jvp(
         self,
         seen: Sequence[ShardFact],
         found: Sequence[ShardFact],
@@ -142,20 +144,20 @@ class LocalPieces(Interpreter[Local]):
         tangents = [i for i, zero in enumerate(zeros) if not zero]
         given = [*seen, *(ShardFact(seen[i].differs, seen[i].cut) for i in tangents)]
         wanted = [*found, *(s for s, zero in zip(found, out_zeros, strict=True) if not zero)]
-        return self._traced(program, given, wanted, [*arrays, *(arrays[i] for i in tangents)])
+        return self._trace(program, given, wanted, [*arrays, *(arrays[i] for i in tangents)])
 
     def scan(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         loop = Scan.of(eqn)
         consts, carry = loop.num_consts, loop.num_carry
         found = self._proof.equation(eqn, [x.seen for x in inputs])
         held, start, rows = loop.split(inputs)
-        state = [self._as(x, s) for x, s in zip(start, found[:carry], strict=True)]
+        state = [self._convert(x, s) for x, s in zip(start, found[:carry], strict=True)]
         of_rows = self._proof.rows(eqn, [x.seen for x in rows])
         arrays = [*(x.array for x in held), *state, *(x.array for x in rows)]
-        inner = [*arrays[: consts + carry], *(_row(x.array) for x in rows)]
+        inner = [*arrays[: consts + carry], *(_get_row_aval(x.array) for x in rows)]
         seen = [*(x.seen for x in held), *found[:carry], *of_rows]
         stacked = [ShardFact(s.differs, s.cut and s.cut.before(0)) for s in found[carry:]]
-        program = self._traced(eqn.params["jaxpr"], seen, [*found[:carry], *stacked], inner)
+        program = self._trace(eqn.params["jaxpr"], seen, [*found[:carry], *stacked], inner)
         results = _bind(eqn, arrays, {**eqn.params, "jaxpr": program})
         return [Local(s, x) for s, x in zip(found, results, strict=True)]
 
@@ -163,15 +165,15 @@ class LocalPieces(Interpreter[Local]):
         p, loop = eqn.params, While.of(eqn)
         first, second = loop.num_of_condition, loop.num_of_condition + loop.num_of_body
         found = self._proof.equation(eqn, [x.seen for x in inputs])
-        state = [self._as(x, s) for x, s in zip(inputs[second:], found, strict=True)]
+        state = [self._convert(x, s) for x, s in zip(inputs[second:], found, strict=True)]
         held, of_held = [x.array for x in inputs[:second]], [x.seen for x in inputs[:second]]
-        goes_on = self._traced(
+        goes_on = self._trace(
             p["cond_jaxpr"],
             [*of_held[:first], *found],
             [ShardFact(frozenset())],
             [*held[:first], *state],
         )
-        body = self._traced(
+        body = self._trace(
             p["body_jaxpr"], [*of_held[first:], *found], found, [*held[first:], *state]
         )
         params = {**p, "cond_jaxpr": goes_on, "body_jaxpr": body}
@@ -181,11 +183,11 @@ class LocalPieces(Interpreter[Local]):
     def cond(self, eqn: Any, inputs: list[Local]) -> list[Local]:
         found = self._proof.equation(eqn, [x.seen for x in inputs])
         arrays, seen = [x.array for x in inputs], [x.seen for x in inputs[1:]]
-        branches = tuple(self._traced(b, seen, found, arrays[1:]) for b in eqn.params["branches"])
+        branches = tuple(self._trace(b, seen, found, arrays[1:]) for b in eqn.params["branches"])
         results = _bind(eqn, arrays, {**eqn.params, "branches": branches})
         return [Local(s, x) for s, x in zip(found, results, strict=True)]
 
-    def _results(
+    def _evaluate_as(
         self,
         program: Any,
         seen: Sequence[ShardFact],
@@ -194,9 +196,9 @@ class LocalPieces(Interpreter[Local]):
     ) -> list[Any]:
         """Evaluate a program, and return each result in the form of the fact in `wanted`."""
         given = [Local(s, x) for s, x in zip(seen, arrays, strict=True)]
-        return [self._as(x, s) for x, s in zip(self.run(program, given), wanted, strict=True)]
+        return [self._convert(x, s) for x, s in zip(self.run(program, given), wanted, strict=True)]
 
-    def _traced(
+    def _trace(
         self,
         program: Any,
         seen: Sequence[ShardFact],
@@ -206,13 +208,13 @@ class LocalPieces(Interpreter[Local]):
         """Trace a program again on local values; open or closed, as `program` is."""
 
         def local(*own: Any) -> list[Any]:
-            return self._results(program, seen, wanted, own)
+            return self._evaluate_as(program, seen, wanted, own)
 
-        closed = jax.make_jaxpr(local)(*map(_abstract, arrays))
+        closed = jax.make_jaxpr(local)(*map(_get_aval, arrays))
         return closed if isinstance(program, ClosedJaxpr) else closed.jaxpr
 
 
-def _constant(atom: Any) -> ShardFact:
+def _get_constant_fact(atom: Any) -> ShardFact:
     """Return the fact of a literal or constant of a program."""
     return ShardFact(frozenset(), is_uniform=all(n == 1 for n in atom.aval.shape))
 
@@ -229,12 +231,12 @@ def _bind(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _row(array: Any) -> Any:
+def _get_row_aval(array: Any) -> Any:
     aval = jax.typeof(array)
     return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype, weak_type=aval.weak_type)
 
 
-def _abstract(array: Any) -> Any:
+def _get_aval(array: Any) -> Any:
     if isinstance(array, jax.ShapeDtypeStruct):
         return array
     aval = jax.typeof(array)
@@ -242,7 +244,7 @@ def _abstract(array: Any) -> Any:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
 
-def _without_derivative(fn: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+def _raise_in_derivative(fn: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """Return `fn` with a derivative that raises `ShardedArrayError`."""
     wrapped = jax.custom_jvp(fn)
 
@@ -258,7 +260,7 @@ def _without_derivative(fn: Callable[..., list[Any]]) -> Callable[..., list[Any]
     return wrapped
 
 
-def _not_inside(eqn: Any) -> str:
+def _explain_not_inside(eqn: Any) -> str:
     source = _compat.source_of(eqn)
     return (
         f"strategy.run{f', at {source}' if source else ''}: {eqn.primitive.name} holds a program "

@@ -21,8 +21,8 @@ from jaxdist._collectives import UNEVEN_ALL_GATHER
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.subprograms import inner_inputs, subprograms
-from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.jaxprs.subprograms import get_input_variables, subprograms
+from jaxdist._program.proof.replication import get_named_axes
 
 # The cost is bounded: larger values are evaluated only if all their elements are equal.
 _MOST_ELEMENTS = 4096
@@ -62,7 +62,7 @@ UNKNOWN = Found()
 OnCollective: TypeAlias = Callable[[Any, str, Origin], None]
 
 
-def line_of(eqn: Any) -> str:
+def find_line(eqn: Any) -> str:
     """Return the user's line of an operation; operations of a tape have it as `line`."""
     noted: str = getattr(eqn, "line", "")
     return noted or _compat.source_of(eqn)
@@ -114,7 +114,7 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         self._line = ""
         self._call_line = ""
 
-    def _origin(self, eqn: Any) -> Origin:
+    def _find_origin(self, eqn: Any) -> Origin:
         """Return the operation and the user's line that made a nan."""
         # Operations inside jitted functions of JAX have no line of the user.
         line = getattr(eqn, "line", "") or _compat.caller_of_library(eqn) or self._call_line
@@ -129,7 +129,7 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         return UNKNOWN if held is None else constant(held)
 
     def join(self, eqn: Any, aval: Any, first: Found, second: Found) -> Found:
-        return _join([first, second], aval)
+        return _join_facts([first, second], aval)
 
     def is_same(self, first: Found, second: Found) -> bool:
         return _is_same(first, second)
@@ -137,25 +137,25 @@ class NothingAnalysis(ForwardAnalysis[Found]):
     def operation(self, eqn: Any, inputs: list[Found]) -> list[Found]:
         name = eqn.primitive.name
         meets = name in known.COLLECTIVES or eqn.primitive is UNEVEN_ALL_GATHER
-        if meets and frozenset(named_axes(eqn.params)) & self._axes:
+        if meets and frozenset(get_named_axes(eqn.params)) & self._axes:
             return self._collective(eqn, inputs)
         which = inputs[0].value if inputs else None
-        # Before `_evaluated`: the case that is not taken may be unknown, or a nan that is dropped.
+        # Before `_evaluate`: the case that is not taken may be unknown, or a nan that is dropped.
         if name == "select_n" and which is not None and which.size:
-            return [self._chosen(eqn, inputs)]
-        results = self._evaluated(eqn, name, inputs)
+            return [self._select(eqn, inputs)]
+        results = self._evaluate(eqn, name, inputs)
         if results is not None:
             return results
         # The programs of an unknown primitive may make a nan that reaches a collective inside.
         for inner in subprograms(eqn):
-            self.run(inner, [UNKNOWN] * len(inner_inputs(inner)))
-        return self._marked(eqn, name, inputs)
+            self.run(inner, [UNKNOWN] * len(get_input_variables(inner)))
+        return self._mark_unknown(eqn, name, inputs)
 
     def call(self, eqn: Any, inputs: list[Found]) -> list[Found]:
         around = self._line, self._call_line
         if "plan" in eqn.params:
-            self._line = self._line or line_of(eqn)
-        self._call_line = line_of(eqn) or self._call_line
+            self._line = self._line or find_line(eqn)
+        self._call_line = find_line(eqn) or self._call_line
         results = super().call(eqn, inputs)
         self._line, self._call_line = around
         return results
@@ -163,15 +163,15 @@ class NothingAnalysis(ForwardAnalysis[Found]):
     def _collective(self, eqn: Any, given: list[Found]) -> list[Found]:
         marks = [g.nan for g in given if g.nan is not None]
         if marks:
-            self._on_collective(eqn, self._line or line_of(eqn), marks[0])
-        return [_of_shape(v.aval) for v in eqn.outvars]
+            self._on_collective(eqn, self._line or find_line(eqn), marks[0])
+        return [_get_fact_of_aval(v.aval) for v in eqn.outvars]
 
     # Known values
 
-    def _evaluated(self, eqn: Any, name: str, given: list[Found]) -> list[Found] | None:
+    def _evaluate(self, eqn: Any, name: str, given: list[Found]) -> list[Found] | None:
         avals = [v.aval for v in eqn.outvars]
         if all(_is_empty(a) for a in avals):
-            return [_of_shape(a) for a in avals]
+            return [_get_fact_of_aval(a) for a in avals]
         # The mean divides by a number of rows that is a literal 0 here.
         by_zero = name == "div" and _is_zero(given[1])
         of_nothing = by_zero or any(g.of_nothing for g in given)
@@ -187,9 +187,9 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         is_one = all(map(_is_uniform, values))
         # One element stands for a uniform array, so large arrays cost nothing.
         if is_one and name in _SAME_ELEMENTS and _all_same(values):
-            made = [np.broadcast_to(_point(values[0]), avals[0].shape)]
+            made = [np.broadcast_to(_get_first_element(values[0]), avals[0].shape)]
         elif is_one and name in _ELEMENTWISE and len(avals) == 1:
-            points = [_point(v) for v in values]
+            points = [_get_first_element(v) for v in values]
             made = [np.broadcast_to(x, avals[0].shape) for x in _bind(eqn, points)]
         elif max(sizes) <= _MOST_ELEMENTS:
             made = _bind(eqn, values)
@@ -201,10 +201,10 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         had = any(_has_nan(v) for v in values)
         # A nan that came in with the operands keeps its own origin.
         is_new = of_nothing and not had
-        origin = self._origin(eqn) if is_new else came_in
+        origin = self._find_origin(eqn) if is_new else came_in
         return [Found(x, of_nothing, origin if _has_nan(x) else None) for x in made]
 
-    def _chosen(self, eqn: Any, given: list[Found]) -> Found:
+    def _select(self, eqn: Any, given: list[Found]) -> Found:
         """Return the facts of a `select_n` with a known predicate: those of the chosen cases."""
         which, *cases = given
         numbers = sorted({int(i) for i in np.unique(np.asarray(which.value))})
@@ -213,16 +213,16 @@ class NothingAnalysis(ForwardAnalysis[Found]):
             # `jnp.var` of no elements selects a literal nan of the program.
             is_nan = taken[0].value is not None and _has_nan(taken[0].value)
             if is_nan and taken[0].nan is None and any(c.of_nothing for c in cases):
-                return dataclasses.replace(taken[0], of_nothing=True, nan=self._origin(eqn))
+                return dataclasses.replace(taken[0], of_nothing=True, nan=self._find_origin(eqn))
             return taken[0]
-        made = self._evaluated(eqn, "select_n", given)
-        return made[0] if made is not None else _join(taken, eqn.outvars[0].aval)
+        made = self._evaluate(eqn, "select_n", given)
+        return made[0] if made is not None else _join_facts(taken, eqn.outvars[0].aval)
 
-    def _marked(self, eqn: Any, name: str, given: list[Found]) -> list[Found]:
+    def _mark_unknown(self, eqn: Any, name: str, given: list[Found]) -> list[Found]:
         """Return facts of unknown results, marked if an operand may contain a nan."""
         mark = next((g.nan for g in given if g.nan is not None), None)
         if mark is None and name == "div" and _is_zero(given[1]):
-            mark = self._origin(eqn)
+            mark = self._find_origin(eqn)
         # Integers and booleans have no nan.
         return [Found(nan=mark) if _is_inexact(v.aval) else UNKNOWN for v in eqn.outvars]
 
@@ -242,14 +242,14 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         if loop.length:
             return super().scan(eqn, inputs)
         _, state, _ = loop.split(inputs)
-        return [*state, *(_of_shape(v.aval) for v in eqn.outvars[loop.num_carry :])]
+        return [*state, *(_get_fact_of_aval(v.aval) for v in eqn.outvars[loop.num_carry :])]
 
     def rows(self, eqn: Any, given: list[Found], avals: Sequence[Any]) -> list[Found]:
-        return [_row_of(g, a) for g, a in zip(given, avals, strict=True)]
+        return [_get_row_fact(g, a) for g, a in zip(given, avals, strict=True)]
 
     def stack(self, eqn: Any, rows: list[Found], avals: Sequence[Any]) -> list[Found]:
         pairs = zip(rows, avals, strict=True)
-        return [_of_shape(a) if _is_empty(a) else Found(nan=r.nan) for r, a in pairs]
+        return [_get_fact_of_aval(a) if _is_empty(a) else Found(nan=r.nan) for r, a in pairs]
 
     def linear_solve(self, eqn: Any, inputs: list[Found]) -> list[Found]:
         # The program may have an iterative solver, whose number of iterations depends on values.
@@ -272,9 +272,9 @@ def _bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
         return []
 
 
-def _join(ways: list[Found], aval: Any) -> Found:
+def _join_facts(ways: list[Found], aval: Any) -> Found:
     if _is_empty(aval):
-        return _of_shape(aval)
+        return _get_fact_of_aval(aval)
     first = ways[0]
     mark = next((w.nan for w in ways if w.nan is not None), None)
     if all(w.value is not None and _same_bits(w.value, first.value) for w in ways):
@@ -286,7 +286,7 @@ def _same_bits(a: Any, b: Any) -> bool:
     if b is None or a.shape != b.shape:
         return False
     if _is_uniform(a) and _is_uniform(b):
-        a, b = _point(a), _point(b)
+        a, b = _get_first_element(a), _get_first_element(b)
     return bool(a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes())
 
 
@@ -295,16 +295,18 @@ def _is_same(a: Found, b: Found) -> bool:
     return known_alike and (a.nan is None) == (b.nan is None)
 
 
-def _row_of(rows: Found, aval: Any) -> Found:
+def _get_row_fact(rows: Found, aval: Any) -> Found:
     """Return the fact of one row of an array that a scan iterates over."""
     if _is_empty(aval):
-        return _of_shape(aval)
+        return _get_fact_of_aval(aval)
     if rows.value is not None and _is_uniform(rows.value):
-        return Found(np.broadcast_to(_point(rows.value), aval.shape), rows.of_nothing, rows.nan)
+        return Found(
+            np.broadcast_to(_get_first_element(rows.value), aval.shape), rows.of_nothing, rows.nan
+        )
     return Found(nan=rows.nan)
 
 
-def _of_shape(aval: Any) -> Found:
+def _get_fact_of_aval(aval: Any) -> Found:
     return nothing(aval.shape, aval.dtype) if _is_empty(aval) and _has_numbers(aval) else UNKNOWN
 
 
@@ -331,19 +333,19 @@ def _is_uniform(value: Any) -> bool:
     return bool(value.size) and not any(step for step, size in dims if size > 1)
 
 
-def _point(value: Any) -> Any:
+def _get_first_element(value: Any) -> Any:
     """Return the first element of an array that is not empty."""
     return np.asarray(value[(0,) * value.ndim])
 
 
 def _all_same(values: Sequence[Any]) -> bool:
-    return len({(v.dtype, _point(v).tobytes()) for v in values}) == 1
+    return len({(v.dtype, _get_first_element(v).tobytes()) for v in values}) == 1
 
 
 def _has_nan(value: Any) -> bool:
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return False
-    return bool(np.isnan(_point(value) if _is_uniform(value) else value).any())
+    return bool(np.isnan(_get_first_element(value) if _is_uniform(value) else value).any())
 
 
 def _is_zero(found: Found) -> bool:
@@ -351,5 +353,5 @@ def _is_zero(found: Found) -> bool:
     return (
         value is not None
         and bool(value.size)
-        and not np.any(_point(value) if _is_uniform(value) else value)
+        and not np.any(_get_first_element(value) if _is_uniform(value) else value)
     )

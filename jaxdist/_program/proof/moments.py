@@ -46,7 +46,7 @@ def is_update(
     """
     try:
         return all(
-            _agrees(jaxpr, inputs, results, constants, place, seed)
+            _is_update_at(jaxpr, inputs, results, constants, place, seed)
             for place in places
             for seed in range(_TRIES)
         )
@@ -54,7 +54,7 @@ def is_update(
         return False
 
 
-def _agrees(
+def _is_update_at(
     jaxpr: Any,
     inputs: Sequence[Any],
     results: Sequence[Any],
@@ -64,7 +64,7 @@ def _agrees(
 ) -> bool:
     # Fixed seeds: a program must give the same answer on every process and in every run.
     random = np.random.default_rng(seed)
-    first, second = _some_moments(inputs, random), _some_moments(inputs, random)
+    first, second = _make_moments(inputs, random), _make_moments(inputs, random)
 
     def step(state: Sequence[Array]) -> list[Array]:
         # The same seed in both runs, so both see the same made-up data.
@@ -72,27 +72,27 @@ def _agrees(
         given = {v: _Free(lambda x=x: np.asarray(x)) for v, x in constants.items()}
         given.update(zip(inputs, state, strict=True))
         env = trial.environment(
-            jaxpr, [given[v] if v in given else trial.free(v.aval) for v in jaxpr.invars]
+            jaxpr, [given[v] if v in given else trial.make_free(v.aval) for v in jaxpr.invars]
         )
         trial.evaluate(jaxpr.eqns, env)
         return [trial.value(x) for x in env.read_all(results)]
 
     with np.errstate(all="ignore"):
-        together = step(_together(first, second))
-        apart = _together(first, step(second))
+        together = step(_merge(first, second))
+        apart = _merge(first, step(second))
     return all(
         a.shape == b.shape and bool(np.all(np.isfinite(a))) and np.allclose(a, b, rtol=1e-6)
         for a, b in zip(together, apart, strict=True)
     )
 
 
-def _some_moments(inputs: Sequence[Any], random: np.random.Generator) -> list[Array]:
+def _make_moments(inputs: Sequence[Any], random: np.random.Generator) -> list[Array]:
     shapes = [v.aval.shape for v in inputs]
     num = random.integers(2, 9, shapes[0]).astype(np.float64)
     return [num, random.normal(size=shapes[1]), random.uniform(1, 2, shapes[2])]
 
 
-def _together(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
+def _merge(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
     num = a[0] + b[0]
     apart = b[1] - a[1]
     return [num, a[1] + apart * b[0] / num, a[2] + b[2] + apart**2 * a[0] * b[0] / num]
@@ -141,7 +141,7 @@ class Trial(Interpreter[Any]):
         self._random = np.random.default_rng(1000 + seed)
         self._place = place
 
-    def free(self, aval: Any) -> _Free:
+    def make_free(self, aval: Any) -> _Free:
         def make() -> Array:
             if not hasattr(aval, "shape") or not _has_numbers(aval):
                 raise _NoUpdateError
@@ -159,19 +159,19 @@ class Trial(Interpreter[Any]):
     def constant(self, variable: Any, value: Any) -> _Free:
         # A tape stores the values of small constants in its variables.
         held = getattr(variable, "value", None) if value is None else value
-        return self.free(variable.aval) if held is None else _Free(lambda: np.asarray(held))
+        return self.make_free(variable.aval) if held is None else _Free(lambda: np.asarray(held))
 
     def value(self, x: Any) -> Array:
         return x.value() if isinstance(x, _Free) else x
 
     def equation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         if all(isinstance(x, _Free) for x in inputs) and rule_for(eqn) != "call":
-            return self._of_free(eqn, eqn.primitive.name, inputs)
+            return self._evaluate_free(eqn, eqn.primitive.name, inputs)
         return super().equation(eqn, inputs)
 
     def operation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         values = [self.value(x) for x in inputs]
-        return [self._rational(eqn, eqn.primitive.name, values, inputs)]
+        return [self._compute_rational(eqn, eqn.primitive.name, values, inputs)]
 
     def cond(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         if not isinstance(inputs[0], _Free):
@@ -180,11 +180,15 @@ class Trial(Interpreter[Any]):
         chosen = int(np.clip(int(inputs[0].value()), 0, len(branches) - 1))
         return self.run(branches[chosen], inputs[1:])
 
-    def _rational(self, eqn: Any, name: str, values: list[Array], operands: list[Any]) -> Array:
+    def _compute_rational(
+        self, eqn: Any, name: str, values: list[Array], operands: list[Any]
+    ) -> Array:
         if name == "select_n" and isinstance(operands[0], _Free):
             return np.choose(values[0].astype(int), values[1:])
         if name in ("reshape", "broadcast_in_dim"):
-            return np.broadcast_to(values[0].reshape(_padded(eqn, name)), eqn.outvars[0].aval.shape)
+            return np.broadcast_to(
+                values[0].reshape(_insert_ones(eqn, name)), eqn.outvars[0].aval.shape
+            )
         fn = _RATIONAL.get(name)
         is_number = not np.issubdtype(eqn.outvars[0].aval.dtype, np.bool_)
         if fn is None or not is_number:
@@ -203,11 +207,11 @@ class Trial(Interpreter[Any]):
             # A made-up row stands for each row of data; no update scans over its moments.
             if not all(isinstance(x, _Free) for x in over):
                 raise _NoUpdateError
-            rows = [self.free(_row(a)) for a in avals]
+            rows = [self.make_free(_get_row_aval(a)) for a in avals]
             state = self.run(loop.program, [*held, *state, *rows])[:carry]
-        return [*state, *(self.free(v.aval) for v in eqn.outvars[carry:])]
+        return [*state, *(self.make_free(v.aval) for v in eqn.outvars[carry:])]
 
-    def _of_free(self, eqn: Any, name: str, operands: list[Any]) -> list[Any]:
+    def _evaluate_free(self, eqn: Any, name: str, operands: list[Any]) -> list[Any]:
         """Return the results of an operation on free values."""
         if name == "axis_index" and eqn.params["axis_name"] in self._place:
             return [_Free(lambda: np.int32(self._place[eqn.params["axis_name"]]))]
@@ -216,16 +220,16 @@ class Trial(Interpreter[Any]):
         # Large values are made up. Small ones are evaluated: a batch size that the step uses
         # twice, for the count and for the mean, must be the same number in both places.
         if name not in known.FIRST_ORDER or eqn.effects or not is_small:
-            return [self.free(v.aval) for v in eqn.outvars]
-        whole = _Free(lambda: self._evaluated(eqn, name, operands))
+            return [self.make_free(v.aval) for v in eqn.outvars]
+        whole = _Free(lambda: self._evaluate(eqn, name, operands))
         return [_Free(lambda i=i: whole.value()[i]) for i in range(len(eqn.outvars))]
 
-    def _evaluated(self, eqn: Any, name: str, operands: list[Any]) -> list[Array]:
+    def _evaluate(self, eqn: Any, name: str, operands: list[Any]) -> list[Array]:
         values = [x.value() for x in operands]
         if name in _RATIONAL or name in ("reshape", "broadcast_in_dim"):
             try:
-                made = self._rational(eqn, name, values, operands)
-                return [self._finite(made, eqn.outvars[0].aval)]
+                made = self._compute_rational(eqn, name, values, operands)
+                return [self._replace_non_finite(made, eqn.outvars[0].aval)]
             except _NoUpdateError:
                 pass
         typed = [
@@ -236,22 +240,23 @@ class Trial(Interpreter[Any]):
                 made = eqn.primitive.bind(*typed, **eqn.primitive.get_bind_params(eqn.params))
         except Exception:
             # JAX cannot evaluate it without its mesh or layout. Any value serves as data.
-            return [self.free(v.aval).value() for v in eqn.outvars]
+            return [self.make_free(v.aval).value() for v in eqn.outvars]
         results = made if eqn.primitive.multiple_results else [made]
         return [
-            self._finite(np.asarray(x), v.aval) for x, v in zip(results, eqn.outvars, strict=True)
+            self._replace_non_finite(np.asarray(x), v.aval)
+            for x, v in zip(results, eqn.outvars, strict=True)
         ]
 
-    def _finite(self, value: Array, aval: Any) -> Array:
+    def _replace_non_finite(self, value: Array, aval: Any) -> Array:
         """Return `value`, or a made-up one if made-up operands led to a nan or an infinity.
 
         A made-up label may be out of range, for example.
         """
         is_float = jnp.issubdtype(value.dtype, jnp.inexact)
-        return value if not is_float or np.isfinite(value).all() else self.free(aval).value()
+        return value if not is_float or np.isfinite(value).all() else self.make_free(aval).value()
 
 
-def _padded(eqn: Any, name: str) -> tuple[int, ...]:
+def _insert_ones(eqn: Any, name: str) -> tuple[int, ...]:
     shape = eqn.outvars[0].aval.shape
     if name == "reshape":
         return tuple(shape)
@@ -262,7 +267,7 @@ def _padded(eqn: Any, name: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _row(aval: Any) -> Any:
+def _get_row_aval(aval: Any) -> Any:
     return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype)
 
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.proof.replication import NONE, Differs, results_of
+from jaxdist._program.proof.replication import NONE, Differs, analyse_equation
 from jaxdist._values import ELEMENTWISE, OPEN, PIECE, Cut
 from jaxdist.errors import ShardedArrayError
 
@@ -71,26 +71,26 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
         return _NUMBER
 
     def constant(self, variable: Any, value: Any) -> ShardFact:
-        return ShardFact(NONE, None, _is_one(variable))
+        return ShardFact(NONE, None, _has_one_element(variable))
 
     def join(self, eqn: Any, aval: Any, first: ShardFact, second: ShardFact) -> ShardFact:
-        return _either(eqn, first, second)
+        return _join_facts(eqn, first, second)
 
     def operation(self, eqn: Any, inputs: list[ShardFact]) -> list[ShardFact]:
         name = eqn.primitive.name
         if eqn.primitive is PIECE:
-            return [self._declared(eqn, inputs[0])]
+            return [self._declare(eqn, inputs[0])]
         if eqn.primitive is OPEN:
-            return [self._opened(eqn, inputs[0])]
+            return [self._open(eqn, inputs[0])]
         if name in SAME:
             return inputs
         pieces = [s for s in inputs if s.cut is not None]
         if not pieces:
-            found = results_of(eqn, [s.differs for s in inputs], self._axes)
-            one = _makes_one(eqn, inputs)
+            found = analyse_equation(eqn, [s.differs for s in inputs], self._axes)
+            one = _is_result_uniform(eqn, inputs)
             # A uniform value must be equal on all replicas: `LocalPieces` slices it at 0 for each.
             return [
-                ShardFact(d, None, not d and (one or _is_one(v)))
+                ShardFact(d, None, not d and (one or _has_one_element(v)))
                 for d, v in zip(found, eqn.outvars, strict=True)
             ]
         if not eqn.outvars:
@@ -99,7 +99,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
             _refuse(eqn, pieces[0], f"{name} needs more of an array than one element at a time")
         for s, v in zip(inputs, eqn.invars, strict=True):
             if s.cut is None and s.differs:
-                _refuse(eqn, pieces[0], f"{name} puts them together with {_described(v)}")
+                _refuse(eqn, pieces[0], f"{name} puts them together with {_describe(v)}")
             if s.cut is not None and s.cut != pieces[0].cut:
                 _refuse(eqn, pieces[0], f"{name} puts them together with pieces cut otherwise")
             # A dim of one element that broadcasts would be cut along another size.
@@ -107,7 +107,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
                 _refuse(eqn, s, f"{name} spreads them along dims of one element")
         return [pieces[0]]
 
-    def _declared(self, eqn: Any, given: ShardFact) -> ShardFact:
+    def _declare(self, eqn: Any, given: ShardFact) -> ShardFact:
         cut = eqn.params["cut"]
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "they are declared to be pieces cut otherwise")
@@ -115,7 +115,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
             return ShardFact(NONE)
         return ShardFact(frozenset(cut.over(self._layout)) & self._axes, cut)
 
-    def _opened(self, eqn: Any, given: ShardFact) -> ShardFact:
+    def _open(self, eqn: Any, given: ShardFact) -> ShardFact:
         """Return the fact of `OPEN`: its operand must be in pieces, or equal on all replicas."""
         cut = eqn.params["cut"]
         if given.cut is None and given.differs:
@@ -123,7 +123,9 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
                 source = _compat.source_of(eqn)
                 aval = eqn.invars[0].aval
                 found = [f"{aval.dtype}{list(aval.shape)}"]
-                raise ShardedArrayError(_not_pieces(f"strategy.run, at {source}, uses", found))
+                raise ShardedArrayError(
+                    _explain_not_pieces(f"strategy.run, at {source}, uses", found)
+                )
             self._wrong.append(eqn.params["name"])
         if given.cut is not None and given.cut != cut:
             _refuse(eqn, given, "a node of an array that is cut otherwise holds them")
@@ -143,7 +145,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
 
     def decide(self, eqn: Any, values: list[ShardFact], decided_by: ShardFact) -> list[ShardFact]:
         what = "a branch" if eqn.primitive.name == "cond" else "the end of a loop"
-        return _decided(eqn, values, decided_by.differs, what)
+        return _apply_decision(eqn, values, decided_by.differs, what)
 
     def rows(self, eqn: Any, given: list[ShardFact], avals: Sequence[Any] = ()) -> list[ShardFact]:
         """Return the facts of one row of each array that a scan iterates over."""
@@ -163,7 +165,7 @@ class ShardingProof(ForwardAnalysis[ShardFact]):
     linear_solve = operation
 
 
-def _either(eqn: Any, first: ShardFact, second: ShardFact) -> ShardFact:
+def _join_facts(eqn: Any, first: ShardFact, second: ShardFact) -> ShardFact:
     if first == second:
         return first
     for one, other in ((first, second), (second, first)):
@@ -176,7 +178,9 @@ def _either(eqn: Any, first: ShardFact, second: ShardFact) -> ShardFact:
     return ShardFact(first.differs | second.differs, None, first.is_uniform and second.is_uniform)
 
 
-def _decided(eqn: Any, values: list[ShardFact], differs: Differs, what: str) -> list[ShardFact]:
+def _apply_decision(
+    eqn: Any, values: list[ShardFact], differs: Differs, what: str
+) -> list[ShardFact]:
     """Return the facts of values after a decision that replicas may take differently."""
     if not differs:
         return values
@@ -193,10 +197,10 @@ def check_results(names: Sequence[str]) -> None:
         ShardedArrayError: With the names of the results.
     """
     if names:
-        raise ShardedArrayError(_not_pieces("strategy.run would return", names))
+        raise ShardedArrayError(_explain_not_pieces("strategy.run would return", names))
 
 
-def _not_pieces(what: str, names: Sequence[str]) -> str:
+def _explain_not_pieces(what: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return (
         f"{what} {len(names)} array(s) in pieces that are not proved to be "
@@ -227,19 +231,21 @@ def _refuse(eqn: Any, piece: ShardFact, why: str) -> NoReturn:
     )
 
 
-def _described(variable: Any) -> str:
+def _describe(variable: Any) -> str:
     aval = variable.aval
     return f"{aval.dtype}{list(aval.shape)}, which differs between replicas: all-reduce it first"
 
 
-def _is_one(variable: Any) -> bool:
+def _has_one_element(variable: Any) -> bool:
     shape: tuple[int, ...] = tuple(getattr(variable.aval, "shape", ()))
     return all(n == 1 for n in shape)
 
 
-def _makes_one(eqn: Any, inputs: Sequence[ShardFact]) -> bool:
+def _is_result_uniform(eqn: Any, inputs: Sequence[ShardFact]) -> bool:
     """Whether each result is uniform because all operands are."""
     name = eqn.primitive.name
     keeps = name in ELEMENTWISE or name in ("broadcast_in_dim", "reshape", "squeeze", "transpose")
     operands = zip(inputs, eqn.invars, strict=True)
-    return keeps and all(s.is_uniform or (not s.differs and _is_one(v)) for s, v in operands)
+    return keeps and all(
+        s.is_uniform or (not s.differs and _has_one_element(v)) for s, v in operands
+    )

@@ -15,7 +15,7 @@ from jaxdist._collectives import ASSUME_REPLICATED, REQUIRE_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.control_flow import Scan, While
 from jaxdist._program.jaxprs.forward_analysis import ForwardAnalysis
-from jaxdist._program.jaxprs.subprograms import inner_inputs, subprograms
+from jaxdist._program.jaxprs.subprograms import get_input_variables, subprograms
 from jaxdist._values import OPEN, PIECE, Cut
 from jaxdist.errors import DivergentCollectiveError, StateDivergenceError
 
@@ -76,12 +76,12 @@ def analyse(jaxpr: Any, inputs: Sequence[Differs], axes: Differs) -> Replication
     return Replication(tuple(outputs), tuple(analysis.found.values()))
 
 
-def results_of(eqn: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
+def analyse_equation(eqn: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
     """Return for each result of one equation the axes over which it may differ."""
     return ReplicationAnalysis(axes).equation(eqn, list(inputs))
 
 
-def results_of_program(program: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
+def analyse_program(program: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
     """Return for each result of a sub-program the axes over which it may differ."""
     return ReplicationAnalysis(axes).run(program, inputs)
 
@@ -94,7 +94,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         # The key is the path of nested equations: a fixpoint analyses its body several times, and
         # one jitted function may be called from several places.
         self.found: dict[tuple[int, ...], TracedCollective] = {}
-        self.way: tuple[int, ...] = ()
+        self.path: tuple[int, ...] = ()
         # The axes over which control flow may differ at the current equation, and how often the
         # equation runs in one step.
         self.under: Differs = NONE
@@ -113,9 +113,9 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         return first | second
 
     def equation(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
-        around, self.way = self.way, (*self.way, id(eqn))
+        around, self.path = self.path, (*self.path, id(eqn))
         results = super().equation(eqn, inputs)
-        self.way = around
+        self.path = around
         # A replica that does not reach this equation has another value, whatever the operands are.
         return [r | self.under for r in results]
 
@@ -127,12 +127,12 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         if eqn.primitive is ASSUME_REPLICATED:
             return [NONE]
         if eqn.primitive is PIECE:
-            return [joined - self._over(eqn.params["cut"])]
+            return [joined - self._get_axes_of_cut(eqn.params["cut"])]
         if eqn.primitive is OPEN:
-            return [joined | self._over(eqn.params["cut"])]
+            return [joined | self._get_axes_of_cut(eqn.params["cut"])]
         if eqn.primitive is REQUIRE_REPLICATED:
             if joined:
-                raise StateDivergenceError(_must_be_equal(eqn))
+                raise StateDivergenceError(_explain_must_be_equal(eqn))
             return inputs
         if name in known.PAIRWISE:
             return inputs
@@ -140,16 +140,16 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
             return [joined] * len(eqn.outvars)
         # An unknown primitive may run its programs any number of times, on any values. Analyse
         # them anyway, so that their collectives are found.
-        with self._reached(self.under, None):
+        with self._enter(self.under, None):
             for inner in subprograms(eqn):
-                self.run(inner, [self.axes] * len(inner_inputs(inner)))
+                self.run(inner, [self.axes] * len(get_input_variables(inner)))
         return [self.axes] * len(eqn.outvars)
 
-    def _over(self, cut: Cut) -> Differs:
+    def _get_axes_of_cut(self, cut: Cut) -> Differs:
         return self.axes if cut.axes is None else self.axes & frozenset(cut.axes)
 
     @contextlib.contextmanager
-    def _reached(self, under: Differs, times: int | None) -> Iterator[None]:
+    def _enter(self, under: Differs, times: int | None) -> Iterator[None]:
         """Set `under` and `times` for the equations of an inner program, and restore them."""
         around = self.under, self.times
         self.under, self.times = under, times
@@ -166,16 +166,16 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         return results
 
     def _collective(self, eqn: Any, name: str, joined: Differs) -> list[Differs]:
-        named = named_axes(eqn.params)
+        named = get_named_axes(eqn.params)
         over = frozenset(named) & self.axes
         grouped = eqn.params.get("axis_index_groups") is not None
         if name in known.COLLECTIVES and named:
             # The replicas that skip the collective would make the others wait forever.
             if over & self.under:
                 where = self.source or _compat.source_of(eqn)
-                raise DivergentCollectiveError(_may_not_reach(where, name))
+                raise DivergentCollectiveError(_explain_may_not_reach(where, name))
             if over:
-                self.found[self.way] = self._record(eqn, name, named)
+                self.found[self.path] = self._record(eqn, name, named)
         # A grouped reduction gives each group another result.
         if name in known.REPLICATING and not grouped:
             result = joined - over
@@ -202,7 +202,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
 
     def scan(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
         times = None if self.times is None else self.times * Scan.of(eqn).length
-        with self._reached(self.under, times):
+        with self._enter(self.under, times):
             return super().scan(eqn, inputs)
 
     def while_loop(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
@@ -215,10 +215,10 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
             before = inside
             # Replicas that have left the loop do not compute the condition any more, so the
             # condition counts as a part of the loop.
-            with self._reached(inside, None):
+            with self._enter(inside, None):
                 [goes_on] = self.run(loop.condition, [*of_condition, *state])
             inside = inside | goes_on
-            with self._reached(inside, None):
+            with self._enter(inside, None):
                 out = self.run(loop.body, [*of_body, *state])
             grown = [a | b | inside for a, b in zip(state, out, strict=True)]
             if grown == state and inside == before:
@@ -226,20 +226,20 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
             state = grown
 
     def inside_of(self, eqn: Any, decided_by: Differs) -> contextlib.AbstractContextManager[Any]:
-        return self._reached(self.under | decided_by, self.times)
+        return self._enter(self.under | decided_by, self.times)
 
     def decide(self, eqn: Any, values: list[Differs], decided_by: Differs) -> list[Differs]:
         return [v | decided_by for v in values]
 
 
-def named_axes(params: dict[str, Any]) -> tuple[str, ...]:
+def get_named_axes(params: dict[str, Any]) -> tuple[str, ...]:
     """Return the mesh axes over which an operation communicates."""
     axes = params.get("axes", params.get("axis_name", ()))
     flat = axes if isinstance(axes, (tuple, list)) else (axes,)
     return tuple(a for a in flat if isinstance(a, str))
 
 
-def _must_be_equal(eqn: Any) -> str:
+def _explain_must_be_equal(eqn: Any) -> str:
     return (
         f"strategy.run: {eqn.params['what']} may differ between replicas, at "
         f"{_compat.source_of(eqn)}.\n\n"
@@ -251,7 +251,7 @@ def _must_be_equal(eqn: Any) -> str:
     )
 
 
-def _may_not_reach(where: str, name: str) -> str:
+def _explain_may_not_reach(where: str, name: str) -> str:
     article = "An" if name.startswith("a") else "A"
     return (
         f"{article} {name} at {where} is inside a branch or loop whose condition may "

@@ -19,11 +19,11 @@ class Part(enum.IntEnum):
 
 
 # Operations with one operand that keep its values up to sign, shape, dtype and layout.
-_PASSED_ON = frozenset(
+_LINEAR_OPERATIONS = frozenset(
     {"broadcast_in_dim", "convert_element_type", "copy", "neg", "pcast", "pvary", "reshape"}
     | {"sharding_constraint", "squeeze", "stop_gradient"}
 )
-_WITHOUT = frozenset({Part.CONSTANT, Part.DATA})
+_INDEPENDENT = frozenset({Part.CONSTANT, Part.DATA})
 _LINEAR = frozenset({Part.ITSELF, Part.MOVED, Part.UPDATED})
 
 
@@ -56,34 +56,34 @@ class UpdateAnalysis(ForwardAnalysis[Part]):
         return max(first, second)
 
     def operation(self, eqn: Any, inputs: list[Part]) -> list[Part]:
-        return [_of_one(eqn.primitive.name, inputs)] * len(eqn.outvars)
+        return [_classify(eqn.primitive.name, inputs)] * len(eqn.outvars)
 
     # Optimizers have no such operations, so no precise rule is needed.
     while_loop = operation
     linear_solve = operation
 
 
-def _of_one(name: str, given: list[Part]) -> Part:
+def _classify(name: str, given: list[Part]) -> Part:
     found = set(given)
     # `axis_index` has no operands, and still differs between replicas.
-    if found <= _WITHOUT:
+    if found <= _INDEPENDENT:
         return Part.DATA if Part.DATA in found or name == "axis_index" else Part.CONSTANT
     linear = [g for g in given if g in _LINEAR]
     others = [g for g in given if g not in _LINEAR]
-    if name in _PASSED_ON:
+    if name in _LINEAR_OPERATIONS:
         return given[0]
     if name in ("add", "add_any", "sub") and linear:
-        return max(linear + [_added(g) for g in others])
+        return max(linear + [_classify_sum(g) for g in others])
     if name == "mul" and len(linear) == 1 and others == [Part.CONSTANT]:
         return linear[0]
     if name == "div" and given[1] is Part.CONSTANT:
         return given[0]
-    if name == "select_n" and given[0] in _WITHOUT and linear:
+    if name == "select_n" and given[0] in _INDEPENDENT and linear:
         return max(given[1:]) if Part.COMPUTED not in given else Part.COMPUTED
     return Part.COMPUTED
 
 
-def _added(part: Part) -> Part:
+def _classify_sum(part: Part) -> Part:
     """Return the kind of a sum of a linear value and a value of this kind."""
     steps = {Part.CONSTANT: Part.ITSELF, Part.DATA: Part.MOVED}
     return steps.get(part, Part.UPDATED)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import jax
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.batched_while import any_goes_on, where_it_goes_on
+from jaxdist._program.jaxprs.batched_while import has_active_row, keep_finished_rows
 from jaxdist._program.uneven.joined_ops import Op, Slot
 
 # Evaluates one program for each group, joined, on the operands of each group.
@@ -115,10 +115,10 @@ def _while(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
         consts = [given[op.eqn.params["cond_nconsts"] : len(held(op))] for op, given in by_group]
         after = [s.value for s in run(inner, _given(consts, state, start))]
         # Under `vmap`, rows whose condition is False keep their state.
-        return where_it_goes_on(condition(state), after, state) if is_batched else after
+        return keep_finished_rows(condition(state), after, state) if is_batched else after
 
     last = jax.lax.while_loop(
-        lambda state: any_goes_on(condition(state)), body, [s.value for s in start]
+        lambda state: has_active_row(condition(state)), body, [s.value for s in start]
     )
     return _like(last, start)
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxdist._collectives import GatherLog, check_together, logged
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.arguments.arguments import Static
-from jaxdist._program.proof.uneven_mean import lines_of_averages, lines_of_means
+from jaxdist._program.proof.uneven_mean import find_lines_of_averages, find_lines_of_means
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input, rows_of
 from jaxdist._program.trace.trace import Argument, Signature, Traced, trace, trace_local
 from jaxdist._program.uneven.joined import Groups, Slot, filled, run_joined
@@ -143,7 +143,7 @@ def joined_trace(
     traced = trace_local(traces[0].manual_axes, local, signature, layout)
     has_rows = len(set(rows_of(signature, layout.num_replicas))) > 1
     axes = frozenset(layout.replica_axes)
-    means = lines_of_means(traces[0].jaxpr, axes, layout.num_replicas) if has_rows else ()
+    means = find_lines_of_means(traces[0].jaxpr, axes, layout.num_replicas) if has_rows else ()
     return dataclasses.replace(traced, uneven=local.uneven, means=(*traces[0].means, *means))
 
 
@@ -191,7 +191,7 @@ def _with_known_gathers(
             raise failed
         if failed is None and found == assumed:
             _check_asked(logs, groups)
-            averages = lines_of_averages([log.averaged for log in logs])
+            averages = find_lines_of_averages([log.averaged for log in logs])
             return [dataclasses.replace(t, means=averages) for t in traces]
         assumed = found
     raise ShapeError(

@@ -10,7 +10,7 @@ import numpy as np
 from jaxdist import _compat
 from jaxdist._collectives import tree_reduced
 from jaxdist._program.op_by_op.rendezvous import over_one_axis
-from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._program.virtual.values import Own, Same, VirtualDevice, barrier
 from jaxdist._values import in_pairs
 from jaxdist.errors import UnsupportedError
@@ -202,4 +202,4 @@ def added(held: Sequence[Same | Own], turns: VirtualDevice) -> list[Same | Own]:
 
 def is_over_replicas(eqn: Any, turns: VirtualDevice) -> bool:
     """Whether a collective communicates over a replica axis, and not only over axes of size 1."""
-    return bool(frozenset(named_axes(eqn.params)) & turns.axes)
+    return bool(frozenset(get_named_axes(eqn.params)) & turns.axes)

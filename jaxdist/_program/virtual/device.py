@@ -7,11 +7,11 @@ import jax
 from jax.sharding import Sharding
 
 from jaxdist import _compat
-from jaxdist._program.jaxprs.batched_while import any_goes_on, where_it_goes_on
-from jaxdist._program.jaxprs.control_flow import Scan, While, solve_of
+from jaxdist._program.jaxprs.batched_while import has_active_row, keep_finished_rows
+from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve
 from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
-from jaxdist._program.proof.replication import named_axes
+from jaxdist._program.proof.replication import get_named_axes
 from jaxdist._program.virtual.values import VirtualDevice
 from jaxdist._program.virtual.values import literal as value_of_literal
 from jaxdist.errors import UnsupportedError
@@ -32,7 +32,7 @@ def asks_number(eqn: Any, turns: VirtualDevice) -> bool:
 
 def _asks_number(eqn: Any, turns: VirtualDevice) -> bool:
     return eqn.primitive.name == "axis_index" and bool(
-        frozenset(named_axes(eqn.params)) & turns.axes
+        frozenset(get_named_axes(eqn.params)) & turns.axes
     )
 
 
@@ -116,10 +116,10 @@ class OneReplica(Interpreter[Any]):
         def body(state: list[Any]) -> list[Any]:
             after = self.run(loop.body, [*of_body, *state])
             # Under `vmap`, rows whose condition is False keep their state.
-            return where_it_goes_on(condition(state), after, state) if is_batched else after
+            return keep_finished_rows(condition(state), after, state) if is_batched else after
 
         results: list[Any] = jax.lax.while_loop(
-            lambda state: any_goes_on(condition(state)), body, start
+            lambda state: has_active_row(condition(state)), body, start
         )
         return results
 
@@ -136,7 +136,7 @@ class OneReplica(Interpreter[Any]):
         return results
 
     def linear_solve(self, eqn: Any, inputs: list[Any]) -> list[Any]:
-        return self.run(*solve_of(eqn, inputs))
+        return self.run(*get_solve(eqn, inputs))
 
 
 def _needs_a_device(eqn: Any) -> str:

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxdist._program.jaxprs.batched_while import any_goes_on, where_it_goes_on
+from jaxdist._program.jaxprs.batched_while import has_active_row, keep_finished_rows
 from jaxdist._program.jaxprs.control_flow import Scan, While
-from jaxdist._program.proof.replication import Differs, results_of_program
+from jaxdist._program.proof.replication import Differs, analyse_program
 from jaxdist._program.virtual.values import Own, Same, VirtualDevice
 
 Run: TypeAlias = Callable[[Any, Sequence[Same | Own], VirtualDevice], list[Same | Own]]
@@ -54,7 +54,7 @@ def _scan(
     state = differs[consts:end]
     # The form of the carry must be fixed before `jax.lax.scan` traces the body.
     while True:
-        out = results_of_program(program, [*differs[:consts], *state, *differs[end:]], turns.axes)
+        out = analyse_program(program, [*differs[:consts], *state, *differs[end:]], turns.axes)
         grown = _joined(state, out[:carry])
         if grown == state:
             break
@@ -90,7 +90,7 @@ def _while(
     state = differs[second:]
     while True:
         given = [*differs[first:second], *state]
-        grown = _joined(state, results_of_program(params["body_jaxpr"], given, turns.axes))
+        grown = _joined(state, analyse_program(params["body_jaxpr"], given, turns.axes))
         if grown == state:
             break
         state = grown
@@ -108,10 +108,12 @@ def _while(
             return after
         # Values that differ have the shape [replica, rows of the loop, ...].
         fronts = [1 if differs else 0 for differs in state]
-        return where_it_goes_on(condition(carried), after, carried, fronts)
+        return keep_finished_rows(condition(carried), after, carried, fronts)
 
     last = jax.lax.while_loop(
-        lambda carried: any_goes_on(condition(carried)), body, _all_as(held[second:], state, turns)
+        lambda carried: has_active_row(condition(carried)),
+        body,
+        _all_as(held[second:], state, turns),
     )
     return _all_again(last, state)
 
@@ -121,7 +123,7 @@ def _cond(
 ) -> list[Same | Own]:
     index, *operands = held
     branches = eqn.params["branches"]
-    outs = [results_of_program(b, differs[1:], turns.axes) for b in branches]
+    outs = [analyse_program(b, differs[1:], turns.axes) for b in branches]
     joined = outs[0]
     for out in outs[1:]:
         joined = _joined(joined, out)

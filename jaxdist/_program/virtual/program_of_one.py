@@ -23,7 +23,7 @@ from jaxdist import _compat
 from jaxdist._collectives import ASSUME_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
-from jaxdist._program.proof.replication import NONE, Differs, results_of
+from jaxdist._program.proof.replication import NONE, Differs, analyse_equation
 from jaxdist._program.uneven.joined_ops import Const, Key, Op, flat_ops
 from jaxdist._program.virtual.collectives import added, is_over_replicas, is_sum, meet
 from jaxdist._program.virtual.device import asks_number, do
@@ -78,7 +78,7 @@ class _Run:
     def run(self) -> list[Same | Own]:
         for number, op in enumerate(self.ops):
             came_in = [self.differs[a] if isinstance(a, Key) else NONE for a in op.inputs]
-            differs = results_of(op.eqn, came_in, self.turns.axes)
+            differs = analyse_equation(op.eqn, came_in, self.turns.axes)
             self.differs.update(zip(op.outputs, differs, strict=True))
             # The user states that the replicas are equal: take the row of the first, as one value.
             if op.eqn.primitive is ASSUME_REPLICATED:
