@@ -32,14 +32,14 @@ def assigned(array: Any, device: int) -> jax.Array:
     return marked
 
 
-def _transposed(cotangent: Any, *_: Any, device: int, backward: bool) -> list[Any]:
+def _transpose(cotangent: Any, *_: Any, device: int, backward: bool) -> list[Any]:
     return [ASSIGN.bind(cotangent, device=device, backward=not backward)]
 
 
 ASSIGN.def_impl(lambda x, **_: x)
 ASSIGN.def_abstract_eval(lambda x, **_: x)
 mlir.register_lowering(ASSIGN, lambda _, x, **__: [x])
-ad.deflinear2(ASSIGN, _transposed)
+ad.deflinear2(ASSIGN, _transpose)
 batching.defvectorized(ASSIGN)
 
 
@@ -70,7 +70,7 @@ def on_device(fn: Callable[..., Any], device: int) -> Callable[..., Any]:
             for i, value in zip((*traced, *places), (*values, *own_nodes), strict=True):
                 own[i] = value
             own_args, own_kwargs = jax.tree.unflatten(treedef, own)
-            results = _checked(fn, _called(fn, own_args, own_kwargs))
+            results = _check_results(fn, _call(fn, own_args, own_kwargs))
             # Return only variables that `fn` wrote: the others stay on all devices, and need no
             # communication.
             after = shape.leaves_of(own_nodes)
@@ -94,7 +94,7 @@ def _is_nnx(value: Any) -> bool:
     return isinstance(value, (nnx.Pytree, nnx.Variable))
 
 
-def _called(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _call(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
         return fn(*args, **kwargs)
     except (TraceContextError, ValueError) as error:
@@ -117,7 +117,7 @@ def _is_traced(leaf: Any) -> bool:
     )
 
 
-def _checked(fn: Callable[..., Any], results: Any) -> Any:
+def _check_results(fn: Callable[..., Any], results: Any) -> Any:
     for path, leaf in jax.tree_util.tree_leaves_with_path(results):
         is_array = _is_traced(leaf) or isinstance(leaf, bool) or hasattr(leaf, "__jax_array__")
         if not is_array:
@@ -132,7 +132,7 @@ def _checked(fn: Callable[..., Any], results: Any) -> Any:
     return results
 
 
-def device_of(eqn: Any) -> int | None:
+def get_device(eqn: Any) -> int | None:
     """Return the logical device on which `on_device` placed an operation, or None."""
     if eqn.primitive.name not in ("jit", "pjit"):
         return None

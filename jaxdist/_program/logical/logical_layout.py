@@ -33,11 +33,11 @@ def laid_out(array: Any, parts: Sequence[int], layout: ReplicaMesh) -> jax.Array
     return marked
 
 
-def _lowered(context: Any, value: Any, *, parts: Any, axis: str, mesh_shape: Any) -> list[Any]:
+def _lower(context: Any, value: Any, *, parts: Any, axis: str, mesh_shape: Any) -> list[Any]:
     return [_compat.constrain_tiles(context, value, parts, axis, mesh_shape)]
 
 
-def _batched(values: Sequence[Any], dims: Sequence[Any], *, parts: Any, **rest: Any) -> Any:
+def _batch(values: Sequence[Any], dims: Sequence[Any], *, parts: Any, **rest: Any) -> Any:
     [value], [dim] = values, dims
     marked = LOGICAL_LAYOUT.bind(value, parts=(*parts[:dim], OPEN, *parts[dim:]), **rest)
     return marked, dim
@@ -45,6 +45,6 @@ def _batched(values: Sequence[Any], dims: Sequence[Any], *, parts: Any, **rest: 
 
 LOGICAL_LAYOUT.def_impl(lambda x, **_: x)
 LOGICAL_LAYOUT.def_abstract_eval(lambda x, **_: x)
-mlir.register_lowering(LOGICAL_LAYOUT, _lowered)
+mlir.register_lowering(LOGICAL_LAYOUT, _lower)
 ad.deflinear2(LOGICAL_LAYOUT, lambda ct, _, **how: [LOGICAL_LAYOUT.bind(ct, **how)])
-batching.primitive_batchers[LOGICAL_LAYOUT] = _batched
+batching.primitive_batchers[LOGICAL_LAYOUT] = _batch

@@ -31,13 +31,13 @@ class Part:
     takes_held: tuple[bool, ...]
     gives_held: tuple[bool, ...]
 
-    def transposed(self, operands: Sequence[Any], cotangents: Sequence[Any]) -> "Part":
+    def transpose(self, operands: Sequence[Any], cotangents: Sequence[Any]) -> "Part":
         """Return the part that computes the cotangents of the operands.
 
         Its operands are those of this part and the cotangents of float results. Its results are the
         cotangents of float operands.
         """
-        floats, out_floats = of_floats(operands), of_floats(cotangents)
+        floats, out_floats = find_floats(operands), find_floats(cotangents)
         count = len(operands)
 
         def pulled(*values: Any) -> Sequence[Any]:
@@ -83,26 +83,26 @@ class PlacedCall:
     def __call__(self, *operands: Any) -> list[Any]:
         """Run the functions; gradients of the call are computed on the same devices."""
         call = jax.custom_vjp(self._forward)
-        call.defvjp(self._saving, self._backward)
+        call.defvjp(self._save, self._backward)
         return list(call(*operands))
 
     def _forward(self, *operands: Any) -> tuple[Any, ...]:
         return tuple(self._run(self.parts, operands))
 
-    def _saving(self, *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _save(self, *operands: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         # Save operands, not residuals: residuals would have to be sent to the other devices.
         return self._forward(*operands), operands
 
     def _backward(self, operands: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
-        given = _shares(operands, [len(p.takes_held) for p in self.parts])
-        back = _shares(cotangents, [len(p.gives_held) for p in self.parts])
+        given = _split(operands, [len(p.takes_held) for p in self.parts])
+        back = _split(cotangents, [len(p.gives_held) for p in self.parts])
         pairs = list(zip(self.parts, given, back, strict=True))
-        parts = [part.transposed(own, cts) for part, own, cts in pairs]
-        values = [[*own, *(cts[i] for i in of_floats(cts))] for _, own, cts in pairs]
+        parts = [part.transpose(own, cts) for part, own, cts in pairs]
+        values = [[*own, *(cts[i] for i in find_floats(cts))] for _, own, cts in pairs]
         made = iter(self._run(parts, [x for row in values for x in row]))
         gradients: list[Any] = []
         for own in given:
-            floats = of_floats(own)
+            floats = find_floats(own)
             gradients += [next(made) if i in floats else None for i in range(len(own))]
         return tuple(gradients)
 
@@ -113,14 +113,16 @@ class PlacedCall:
 
         def on_each(*values: Any) -> list[Any]:
             own = [x[0] if held else x for x, held in zip(values, takes_held, strict=True)]
-            shares = _shares(own, [len(p.takes_held) for p in parts])
-            coded = [_Coded(p.fn, xs, self.widens) for p, xs in zip(parts, shares, strict=True)]
+            shares = _split(own, [len(p.takes_held) for p in parts])
+            coded = [
+                _EncodedFunction(p.fn, xs, self.widens) for p, xs in zip(parts, shares, strict=True)
+            ]
 
             def branch(chosen: int | None) -> list[Any]:
                 return [
                     x
                     for i, (part, xs) in enumerate(zip(coded, shares, strict=True))
-                    for x in (part.made(xs) if i == chosen else part.zeros())
+                    for x in (part.encode(xs) if i == chosen else part.zeros())
                 ]
 
             # Branch 0 is for devices without a part; part i has branch i + 1.
@@ -133,8 +135,8 @@ class PlacedCall:
                 for x, held in zip(made, gives_held, strict=True)
             ]
             lengths = [len(p.gives_held) for p in parts]
-            rows = zip(coded, _shares(shared, lengths), strict=True)
-            results = [y for part, xs in rows for y in part.decoded(xs)]
+            rows = zip(coded, _split(shared, lengths), strict=True)
+            results = [y for part, xs in rows for y in part.decode(xs)]
             return [y[None] if held else y for y, held in zip(results, gives_held, strict=True)]
 
         mapped = jax.shard_map(
@@ -148,43 +150,43 @@ class PlacedCall:
         return results
 
 
-def of_floats(values: Sequence[Any]) -> list[int]:
+def find_floats(values: Sequence[Any]) -> list[int]:
     """Return the positions of the values that have a derivative."""
     return [i for i, x in enumerate(values) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
 
-def _shares(values: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
+def _split(values: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
     """Split concatenated values into lists of these lengths."""
     left = iter(values)
     return [[next(left) for _ in range(length)] for length in lengths]
 
 
-class _Coded:
+class _EncodedFunction:
     """A function whose results are encoded as integers; see `_Bits`."""
 
     def __init__(self, fn: Function, operands: Sequence[Any], widens: bool) -> None:
         self._fn, self._widens = fn, widens
         self._impls: list[Any] = []
-        self._likes: list[Any] = jax.eval_shape(self._called, *operands)
-        self._empty: list[Any] = jax.eval_shape(lambda *xs: self.made(xs), *operands)
+        self._likes: list[Any] = jax.eval_shape(self._call, *operands)
+        self._empty: list[Any] = jax.eval_shape(lambda *xs: self.encode(xs), *operands)
 
-    def _called(self, *operands: Any) -> list[Any]:
+    def _call(self, *operands: Any) -> list[Any]:
         results = list(self._fn(*operands))
         self._impls = [jax.random.key_impl(y) if _is_key(y) else None for y in results]
         return results
 
-    def made(self, operands: Sequence[Any]) -> list[jax.Array]:
+    def encode(self, operands: Sequence[Any]) -> list[jax.Array]:
         """Return the encoded results, on the device that computes them."""
-        return [_coded(y, widens=self._widens) for y in self._called(*operands)]
+        return [_encode(y, widens=self._widens) for y in self._call(*operands)]
 
     def zeros(self) -> list[jax.Array]:
         """Return zeros in the shapes of the encoded results, for the other devices."""
         return [jnp.zeros(x.shape, x.dtype) for x in self._empty]
 
-    def decoded(self, coded: Sequence[Any]) -> list[jax.Array]:
+    def decode(self, coded: Sequence[Any]) -> list[jax.Array]:
         """Decode the results."""
         return [
-            _decoded(x, like, impl, widens=self._widens)
+            _decode(x, like, impl, widens=self._widens)
             for x, like, impl in zip(coded, self._likes, self._impls, strict=True)
         ]
 
@@ -221,7 +223,7 @@ class _Bits:
         return raw.astype(dtype)
 
 
-def _coded(value: Any, *, widens: bool) -> jax.Array:
+def _encode(value: Any, *, widens: bool) -> jax.Array:
     if _is_key(value):
         return jax.random.key_data(value)
     if jnp.issubdtype(value.dtype, jnp.complexfloating):
@@ -229,7 +231,7 @@ def _coded(value: Any, *, widens: bool) -> jax.Array:
     return _Bits.of(value.dtype, widens=widens).code(value)
 
 
-def _decoded(coded: Any, like: Any, impl: Any, *, widens: bool) -> jax.Array:
+def _decode(coded: Any, like: Any, impl: Any, *, widens: bool) -> jax.Array:
     if impl is not None:
         return jax.random.wrap_key_data(coded, impl=impl)
     if jnp.issubdtype(like.dtype, jnp.complexfloating):

@@ -32,7 +32,7 @@ from jaxdist._program.jaxprs.subprograms import (
 from jaxdist._program.logical.in_region import InRegion
 from jaxdist._program.logical.logical_layout import LOGICAL_LAYOUT
 from jaxdist._program.logical.placed_region import Part, PlacedCall
-from jaxdist._program.logical.placing import Together, is_marked, scheduled
+from jaxdist._program.logical.placing import Together, is_marked, make_schedule
 
 _REDUCTIONS = frozenset(
     {"psum", "pmax", "pmin", "reduce_scatter", "psum_scatter", "psum_invariant"}
@@ -60,7 +60,7 @@ class Rewrite:
         return any(
             self._is_extreme(e)
             or (bool(self.automatic) and self._is_for_automatic(e))
-            or any(self.applies_to(s) for s in _inner(e))
+            or any(self.applies_to(s) for s in _list_subprograms(e))
             for e in open_jaxpr(jaxpr).eqns
         )
 
@@ -88,20 +88,22 @@ class Rewrite:
             consts: Its constants.
             backward: Whether the whole program belongs to a gradient.
         """
-        plan = scheduled(jaxpr, backward=backward)
+        plan = make_schedule(jaxpr, backward=backward)
         given = zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
         env: Environment[Any] = Environment(get_literal_value, dict(given), plan.alias)
         held: set[Any] = set()
         for step in plan.steps:
             operands = env.read_all(step.invars)
             if isinstance(step, Together):
-                results = self._together(step, operands, held)
+                results = self._call_together(step, operands, held)
             else:
-                results = self._equation(step, operands, backward or _compat.is_transposed(step))
+                results = self._rewrite_equation(
+                    step, operands, backward or _compat.is_transposed(step)
+                )
             env.write(step.outvars, results)
         return env.read_all(jaxpr.outvars)
 
-    def _together(self, step: Together, operands: list[Any], held: set[Any]) -> list[Any]:
+    def _call_together(self, step: Together, operands: list[Any], held: set[Any]) -> list[Any]:
         [axis] = self.automatic
         parts = tuple(
             Part(InRegion(r), r.device, tuple(v in held for v in r.invars), r.held)
@@ -113,44 +115,45 @@ class Rewrite:
         with _compat.at_source_of(step.regions[0].asked_by):
             return PlacedCall(parts, axis, self.widens)(*operands)
 
-    def _equation(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
+    def _rewrite_equation(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
         if self._is_extreme(eqn):
             return compute_extreme_on_integers(
                 eqn.primitive.name, operands, lambda x: _bind(eqn, x, eqn.params)
             )
         if not self.automatic:
-            return self._with_inner(eqn, operands, backward)
+            return self._bind_with_inner(eqn, operands, backward)
         if self._is_narrow(eqn):
             results = _bind(eqn, [_widen(x) for x in operands], eqn.params)
             return [r.astype(v.aval.dtype) for r, v in zip(results, eqn.outvars, strict=True)]
         if eqn.primitive.name == "pure_callback":
-            return self._callback(eqn, operands)
+            return self._call_callback(eqn, operands)
         if _has_constrained_branches(eqn):
             # A barrier after the layout, so that the branch does not end in it. Also before it,
             # since the gradient of a branch ends at the beginning of the branch.
             barrier = jax.lax.optimization_barrier
             branches = [
-                self._traced_again(b.jaxpr, b.consts, backward, barrier)
+                self._trace_again(b.jaxpr, b.consts, backward, barrier)
                 for b in eqn.params["branches"]
             ]
             return _bind(eqn, operands, {**eqn.params, "branches": tuple(branches)})
-        return self._with_inner(eqn, operands, backward)
+        return self._bind_with_inner(eqn, operands, backward)
 
-    def _with_inner(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
+    def _bind_with_inner(self, eqn: Any, operands: list[Any], backward: bool) -> list[Any]:
         """Bind an operation, with the programs inside it rewritten."""
-        if not any(self.applies_to(s) for s in _inner(eqn)):
+        if not any(self.applies_to(s) for s in _list_subprograms(eqn)):
             return _bind(eqn, operands, eqn.params)
         if eqn.primitive.name in _INLINED:
-            inner = next(iter(_inner(eqn)))
+            inner = next(iter(_list_subprograms(eqn)))
             program = open_jaxpr(inner)
             return self.call(program, operands, get_consts(inner), backward=backward)
         params = {
-            k: self._again(v, backward) if has_subprogram(v) else v for k, v in eqn.params.items()
+            k: self._trace_all_again(v, backward) if has_subprogram(v) else v
+            for k, v in eqn.params.items()
         }
         # A caller may differentiate the result, so keep the user's own derivative rules.
-        return _bind(eqn, operands, _compat.rewritten_derivatives(params, self._traced_again))
+        return _bind(eqn, operands, _compat.rewritten_derivatives(params, self._trace_again))
 
-    def _callback(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def _call_callback(self, eqn: Any, operands: list[Any]) -> list[Any]:
         # Under a `shard_map` over the automatic axes all axes are manual, which JAX accepts.
         def whole(*values: Any) -> list[Any]:
             return _bind(eqn, list(values), eqn.params)
@@ -165,15 +168,15 @@ class Rewrite:
         results: list[Any] = mapped(*operands)
         return results
 
-    def _again(self, value: Any, backward: bool) -> Any:
+    def _trace_all_again(self, value: Any, backward: bool) -> Any:
         """Trace sub-programs again, rewritten."""
         if isinstance(value, tuple):
-            again = [self._again(v, backward) for v in value]
+            again = [self._trace_all_again(v, backward) for v in value]
             return type(value)(*again) if hasattr(value, "_fields") else tuple(again)
-        closed = self._traced_again(open_jaxpr(value), get_consts(value), backward)
+        closed = self._trace_again(open_jaxpr(value), get_consts(value), backward)
         return closed if isinstance(value, ClosedJaxpr) else closed.jaxpr
 
-    def _traced_again(
+    def _trace_again(
         self,
         jaxpr: Any,
         consts: Sequence[Any],
@@ -218,7 +221,7 @@ def _widen(x: Any) -> Any:
     return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
 
 
-def _inner(eqn: Any) -> list[Any]:
+def _list_subprograms(eqn: Any) -> list[Any]:
     """Return the sub-programs that may need a rewrite."""
     # A `shard_map` of the user makes the automatic axes manual, so nothing inside needs one.
     return [] if eqn.primitive.name == "shard_map" else subprograms(eqn)

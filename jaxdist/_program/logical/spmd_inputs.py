@@ -47,10 +47,10 @@ def check_inputs(
         if not _is_settled(signature.inputs[operand], layout):
             wanted[var] = int(operand)
     found: dict[int, str] = {}
-    for number, eqn in _uses(traced.jaxpr, wanted):
+    for number, eqn in _find_uses(traced.jaxpr, wanted):
         found.setdefault(number, _compat.source_of(eqn))
     if found:
-        raise ArgumentError(_message(found, names, layout))
+        raise ArgumentError(_explain(found, names, layout))
 
 
 def _is_settled(slot: InSlot, layout: ReplicaMesh) -> bool:
@@ -60,7 +60,7 @@ def _is_settled(slot: InSlot, layout: ReplicaMesh) -> bool:
     return any(a is not None and a not in layout.replica_axes for a in axes)
 
 
-def _uses(program: Any, wanted: dict[Any, int]) -> Iterator[tuple[int, Any]]:
+def _find_uses(program: Any, wanted: dict[Any, int]) -> Iterator[tuple[int, Any]]:
     """Return the uses of inputs by operations other than marks: (number of the input, equation)."""
     if not wanted:
         return
@@ -69,11 +69,11 @@ def _uses(program: Any, wanted: dict[Any, int]) -> Iterator[tuple[int, Any]]:
         if eqn.primitive is LOGICAL_LAYOUT or all(n is None for n in numbers):
             continue
         # Passing an input to a function is no use: the function may begin with the mark.
-        inner = list(_inside(eqn, numbers))
+        inner = list(_find_calls(eqn, numbers))
         if not inner:
             yield from ((n, eqn) for n in numbers if n is not None)
         for call in inner:
-            yield from _uses(call.program, call.wanted())
+            yield from _find_uses(call.program, call.wanted())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ class _Call:
         return {v: n for v, n in pairs if n is not None}
 
 
-def _inside(eqn: Any, numbers: list[int | None]) -> Iterator[_Call]:
+def _find_calls(eqn: Any, numbers: list[int | None]) -> Iterator[_Call]:
     name, params = eqn.primitive.name, eqn.params
     if name in known.CALLS and known.CALLS[name] in params:
         yield _Call(params[known.CALLS[name]], numbers)
@@ -105,7 +105,7 @@ def _inside(eqn: Any, numbers: list[int | None]) -> Iterator[_Call]:
         yield _Call(params["body_jaxpr"], numbers[cond : cond + body] + state)
 
 
-def _message(found: dict[int, str], names: Sequence[str], layout: ReplicaMesh) -> str:
+def _explain(found: dict[int, str], names: Sequence[str], layout: ReplicaMesh) -> str:
     listed = [f"{names[n]}, used at {line}" for n, line in list(found.items())[:10]]
     more = f"\nand {len(found) - 10} more" if len(found) > 10 else ""
     return (

@@ -35,7 +35,7 @@ from jaxdist._program.state.state import check_functional_state, combinations
 from jaxdist._program.trace.sharded import joined, pieces_of
 from jaxdist._program.trace.trace import Signature, replica_axes_of
 from jaxdist._program.uneven.joined import Groups
-from jaxdist._program.uneven.uneven import check_ranks, joined_template, signature_of
+from jaxdist._program.uneven.uneven import check_ranks, get_signature_of_replica, join_templates
 from jaxdist._program.variables.lift import check_equal
 from jaxdist._values import (
     Kind,
@@ -127,7 +127,7 @@ class OpByOpStep:
         layout, signature = self._layout, self._signature
         taped = [r.taped() for r in self._replicas]
         groups = Groups(tuple(range(len(taped))), layout.replica_axes)
-        template = joined_template(taped, groups)
+        template = join_templates(taped, groups)
         check_ranks(taped, groups)
         # A variable that only some replicas changed needs a final value of all replicas.
         changed = list({id(v): v for r in self._replicas for v in r.variables.changed}.values())
@@ -178,7 +178,7 @@ class OpByOpStep:
         """Check on replicas without rows that no mean of nothing reached other replicas."""
         count = self._layout.num_replicas
         for replica, tape in enumerate(taped):
-            own = signature_of(self._signature, replica, count)
+            own = get_signature_of_replica(self._signature, replica, count)
             if count > 1 and has_empty_input(own, count):
                 check_without_rows(self._signature, own, tape, [replica], self._layout)
 

@@ -19,7 +19,7 @@ from jaxdist import _compat
 from jaxdist._collectives import GatherLog, logged
 from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.jaxprs.placeholder import PLACEHOLDER
-from jaxdist._program.uneven.joined_ops import same
+from jaxdist._program.uneven.joined_ops import is_equal
 from jaxdist._program.variables.step_variables import Lifting
 from jaxdist._values import Variable
 
@@ -37,7 +37,7 @@ class MergeCall:
 
     def is_like(self, other: "MergeCall") -> bool:
         """Whether a merge function would see the same Python."""
-        return self.treedef == other.treedef and same(self.seen, other.seen)
+        return self.treedef == other.treedef and is_equal(self.seen, other.seen)
 
     def __str__(self) -> str:
         return f"merge_call at {self.source}"

@@ -17,7 +17,7 @@ Run: TypeAlias = Callable[[Sequence[Any], Sequence[Sequence[Slot]]], list[Slot]]
 Operands: TypeAlias = Sequence[Sequence[Slot]]  # by group
 
 
-def held(op: Op) -> range:
+def list_constants(op: Op) -> range:
     """Return the positions of the constants of a loop or branch; none for other operations."""
     params = op.eqn.params
     if op.name == "scan":
@@ -27,19 +27,19 @@ def held(op: Op) -> range:
     return range(1, len(op.inputs)) if op.name == "cond" else range(0)
 
 
-def same_length(ops: Sequence[Op]) -> bool:
+def has_same_length(ops: Sequence[Op]) -> bool:
     """Whether all scans have the same length; true for other operations."""
     return len({op.eqn.params.get("length") for op in ops}) == 1
 
 
-def same_branches(ops: Sequence[Op]) -> bool:
+def has_same_branches(ops: Sequence[Op]) -> bool:
     """Whether all conditionals have the same number of branches."""
     return len({len(op.eqn.params.get("branches", ())) for op in ops}) == 1
 
 
-def loop_of(op: Op) -> str:
+def describe_loop(op: Op) -> str:
     """Describe what must be equal in the loops and branches of all groups."""
-    others = len(op.inputs) - len(held(op))
+    others = len(op.inputs) - len(list_constants(op))
     if op.name == "cond":
         return f"{len(op.outputs)} results"
     if op.name == "while":
@@ -56,7 +56,7 @@ def _scan(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
     params = ops[0].eqn.params
     carry = _compat.scan_counts(params)[1]
     inner = [op.eqn.params["jaxpr"] for op in ops]
-    consts = [given[: len(held(op))] for op, given in zip(ops, operands, strict=True)]
+    consts = [given[: len(list_constants(op))] for op, given in zip(ops, operands, strict=True)]
     others = operands[0][len(consts[0]) :]
     start, rows = others[:carry], others[carry:]
     row_shapes = [tuple(s[1:] for s in slot.shapes) for slot in rows]
@@ -65,7 +65,7 @@ def _scan(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
 
     def body(state: list[Any], values: list[Any]) -> Any:
         each = [Slot(v, shapes) for v, shapes in zip(values, row_shapes, strict=True)]
-        outputs = run(inner, _given(consts, [*state, *values], [*start, *each]))
+        outputs = run(inner, _make_operands(consts, [*state, *values], [*start, *each]))
         out_shapes[:] = [s.shapes for s in outputs]
         return [s.value for s in outputs[:carry]], [s.value for s in outputs[carry:]]
 
@@ -78,7 +78,7 @@ def _scan(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
     )
     stacked_shapes = [tuple((params["length"], *s) for s in o) for o in out_shapes[carry:]]
     pairs = zip(stacked, stacked_shapes, strict=True)
-    return [*_like(state, start), *(Slot(v, shapes) for v, shapes in pairs)]
+    return [*_make_slots(state, start), *(Slot(v, shapes) for v, shapes in pairs)]
 
 
 def _cond(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
@@ -100,37 +100,41 @@ def _cond(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
 
 
 def _while(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
-    start = operands[0][len(held(ops[0])) :]
+    start = operands[0][len(list_constants(ops[0])) :]
     by_group = list(zip(ops, operands, strict=True))
 
     def condition(state: list[Any]) -> Any:
         inner = [op.eqn.params["cond_jaxpr"] for op in ops]
         consts = [given[: op.eqn.params["cond_nconsts"]] for op, given in by_group]
-        return run(inner, _given(consts, state, start))[0].value
+        return run(inner, _make_operands(consts, state, start))[0].value
 
     is_batched = bool(ops[0].eqn.params["cond_jaxpr"].out_avals[0].shape)
 
     def body(state: list[Any]) -> list[Any]:
         inner = [op.eqn.params["body_jaxpr"] for op in ops]
-        consts = [given[op.eqn.params["cond_nconsts"] : len(held(op))] for op, given in by_group]
-        after = [s.value for s in run(inner, _given(consts, state, start))]
+        consts = [
+            given[op.eqn.params["cond_nconsts"] : len(list_constants(op))] for op, given in by_group
+        ]
+        after = [s.value for s in run(inner, _make_operands(consts, state, start))]
         # Under `vmap`, rows whose condition is False keep their state.
         return keep_finished_rows(condition(state), after, state) if is_batched else after
 
     last = jax.lax.while_loop(
         lambda state: has_active_row(condition(state)), body, [s.value for s in start]
     )
-    return _like(last, start)
+    return _make_slots(last, start)
 
 
-def _given(consts: Operands, values: Sequence[Any], slots: Sequence[Slot]) -> list[list[Slot]]:
+def _make_operands(
+    consts: Operands, values: Sequence[Any], slots: Sequence[Slot]
+) -> list[list[Slot]]:
     """Return the operands of each group: its own constants, then slots that all groups share."""
     # The slots must be identical, not only equal: `_Join` compares them by identity.
-    common = _like(values, slots)
+    common = _make_slots(values, slots)
     return [[*own, *common] for own in consts]
 
 
-def _like(values: Sequence[Any], slots: Sequence[Slot]) -> list[Slot]:
+def _make_slots(values: Sequence[Any], slots: Sequence[Slot]) -> list[Slot]:
     return [Slot(v, s.shapes) for v, s in zip(values, slots, strict=True)]
 
 

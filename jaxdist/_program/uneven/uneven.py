@@ -17,8 +17,8 @@ from jaxdist._program.arguments.arguments import Static
 from jaxdist._program.proof.uneven_mean import find_lines_of_averages, find_lines_of_means
 from jaxdist._program.state.no_rows import check_without_rows, has_empty_input, rows_of
 from jaxdist._program.trace.trace import Argument, Signature, Traced, trace, trace_local
-from jaxdist._program.uneven.joined import Groups, Slot, filled, run_joined
-from jaxdist._program.uneven.joined_ops import Const, same
+from jaxdist._program.uneven.joined import Groups, Slot, pad_to_shape, run_joined
+from jaxdist._program.uneven.joined_ops import Const, is_equal
 from jaxdist._values import PerReplica, owned
 from jaxdist.errors import ShapeError, StateDivergenceError
 
@@ -70,7 +70,7 @@ def not_virtually(shapes: Shapes) -> ShapeError:
 
 def padded(value: PerReplica, shapes: Shapes, layout: ReplicaMesh) -> PerReplica:
     """Pad separate values with zeros to the largest shape, and make one global array of them."""
-    largest = _largest(shapes)
+    largest = _find_largest(shapes)
     pieces = []
     for array, device in zip(value.values, layout.device_grid[:, 0], strict=True):
         if isinstance(array, np.ndarray):
@@ -78,7 +78,7 @@ def padded(value: PerReplica, shapes: Shapes, layout: ReplicaMesh) -> PerReplica
             # Padding on the host compiles nothing, however many shapes a dataset has.
             whole = owned(np.pad(array, widths))
         else:
-            whole = filled(array, largest)
+            whole = pad_to_shape(array, largest)
         pieces.append(jax.device_put(whole, device))
     shape = (largest[0] * layout.num_replicas, *largest[1:])
     return PerReplica.of_global(
@@ -94,7 +94,7 @@ def cut(array: jax.Array, shapes: Shapes) -> PerReplica:
     )
 
 
-def _largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _find_largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(map(max, zip(*shapes, strict=True)))
 
 
@@ -110,8 +110,8 @@ def traces_of_groups(
     columns = list(zip(*(shapes for _, shapes in signature.uneven), strict=True))
     kinds = list(dict.fromkeys(columns))
     groups = Groups(tuple(kinds.index(c) for c in columns), layout.replica_axes)
-    own = [_for_group(signature, kind, layout.num_replicas) for kind in kinds]
-    return own, _with_known_gathers(fn, own, strategy, groups), groups
+    own = [_use_group_shapes(signature, kind, layout.num_replicas) for kind in kinds]
+    return own, _trace_with_known_gathers(fn, own, strategy, groups), groups
 
 
 def joined_trace(
@@ -147,7 +147,7 @@ def joined_trace(
     return dataclasses.replace(traced, uneven=local.uneven, means=(*traces[0].means, *means))
 
 
-def _for_group(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -> Signature:
+def _use_group_shapes(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -> Signature:
     """Return the signature as if all replicas had the shapes of one group."""
     inputs = list(signature.inputs)
     for (number, _), local in zip(signature.uneven, kind, strict=True):
@@ -156,13 +156,13 @@ def _for_group(signature: Signature, kind: tuple[Any, ...], num_replicas: int) -
     return dataclasses.replace(signature, inputs=tuple(inputs), uneven=())
 
 
-def signature_of(signature: Signature, replica: int, num_replicas: int) -> Signature:
+def get_signature_of_replica(signature: Signature, replica: int, num_replicas: int) -> Signature:
     """Return the signature as if all replicas had the shapes of this replica."""
     kind = tuple(shapes[replica] for _, shapes in signature.uneven)
-    return _for_group(signature, kind, num_replicas)
+    return _use_group_shapes(signature, kind, num_replicas)
 
 
-def _with_known_gathers(
+def _trace_with_known_gathers(
     fn: Callable[..., Any], signatures: list[Signature], strategy: Any, groups: Groups
 ) -> list[Traced]:
     """Trace each group until every gather knows the number of rows of each replica.
@@ -178,9 +178,9 @@ def _with_known_gathers(
         for group, (signature, log) in enumerate(zip(signatures, logs, strict=True)):
             try:
                 with logged(log):
-                    traces.append(trace(_restarting(fn, log), signature, strategy))
+                    traces.append(trace(_clear_log_at_start(fn, log), signature, strategy))
             except Exception as error:
-                error.add_note(_where(groups.members(group), signature))
+                error.add_note(_describe_group(groups.members(group), signature))
                 failed = failed or error
         counts = [len(log.seen) for log in logs]
         rows = range(min(counts))
@@ -218,7 +218,7 @@ def _check_asked(logs: Sequence[GatherLog], groups: Groups) -> None:
             check_together(first.caller, named, first.free, remedy=remedy)
 
 
-def _where(replicas: list[int], signature: Signature) -> str:
+def _describe_group(replicas: list[int], signature: Signature) -> str:
     has_none = any(0 in slot.shape for slot in signature.inputs)
     advice = (
         " They have no rows in this step. Where a model cannot be traced so (a reshape to "
@@ -227,7 +227,7 @@ def _where(replicas: list[int], signature: Signature) -> str:
     return f"Raised for replicas {replicas}.{advice if has_none else ''}"
 
 
-def _restarting(fn: Callable[..., Any], log: GatherLog) -> Callable[..., Any]:
+def _clear_log_at_start(fn: Callable[..., Any], log: GatherLog) -> Callable[..., Any]:
     @functools.wraps(fn, updated=())
     def restarted(*args: Any, **kwargs: Any) -> Any:
         log.clear()
@@ -253,11 +253,11 @@ class _JoinedStep:
         self._real = dict(signature.uneven)
         self.num_graph = first.num_graph
         self.paths = first.paths
-        self.template = joined_template(traces, groups)
+        self.template = join_templates(traces, groups)
         self.cuts = first.cuts
         check_ranks(traces, groups)
         by_group = list(zip(*(t.shapes for t in traces), strict=True))
-        self.shapes = tuple(_largest(shapes) for shapes in by_group)
+        self.shapes = tuple(_find_largest(shapes) for shapes in by_group)
         self.uneven = {
             i: tuple(shapes[g] for g in groups.of_replica)
             for i, shapes in enumerate(by_group)
@@ -266,7 +266,7 @@ class _JoinedStep:
         self.__name__ = "step"
 
     def __call__(self, *leaves: Any) -> list[Any]:
-        slots = [self._slot(i, leaf) for i, leaf in enumerate(leaves)]
+        slots = [self._make_slot(i, leaf) for i, leaf in enumerate(leaves)]
         given = [
             [slots[o] if type(o) is Argument else Const(o) for o in t.operands]
             for t in self._traces
@@ -274,7 +274,7 @@ class _JoinedStep:
         programs = [t.jaxpr for t in self._traces]
         return [s.value for s in run_joined(programs, given, self._groups)]
 
-    def _slot(self, number: int, leaf: Any) -> Slot:
+    def _make_slot(self, number: int, leaf: Any) -> Slot:
         shapes: list[tuple[int, ...]] = []
         for signature in self._own:
             known = number in self._real
@@ -288,10 +288,10 @@ def check_ranks(traces: Sequence[Traced], groups: Groups) -> None:
     by_group = list(zip(*(t.shapes for t in traces), strict=True))
     for path, shapes in zip(traces[0].paths, by_group[traces[0].num_graph :], strict=True):
         if len({len(s) for s in shapes}) > 1:
-            raise StateDivergenceError(_other_ranks(path, shapes, groups))
+            raise StateDivergenceError(_explain_ranks(path, shapes, groups))
 
 
-def joined_template(traces: Sequence[Traced], groups: Groups) -> Any:
+def join_templates(traces: Sequence[Traced], groups: Groups) -> Any:
     """Return the structure of the results; Python values that differ become a `PerReplica`."""
     flat = [jax.tree.flatten(t.template, is_leaf=lambda x: isinstance(x, Static)) for t in traces]
     for group, (_, treedef) in enumerate(flat):
@@ -315,19 +315,19 @@ def joined_template(traces: Sequence[Traced], groups: Groups) -> Any:
                 "A result is an array on all replicas, or a Python value on all of them.\n\n"
                 "Return the same kind of value on every replica, such as jnp.asarray(value)."
             )
-        alike = all(_same_mark(first, other) for other in column)
+        alike = all(_is_same_mark(first, other) for other in column)
         differing = PerReplica([getattr(column[g], "value", None) for g in groups.of_replica])
         leaves.append(first if alike else Static(differing))
     return jax.tree.unflatten(flat[0][1], leaves)
 
 
-def _same_mark(first: Any, other: Any) -> bool:
+def _is_same_mark(first: Any, other: Any) -> bool:
     if isinstance(first, Static) and isinstance(other, Static):
-        return first == other or same(first.value, other.value)
+        return first == other or is_equal(first.value, other.value)
     return type(first) is type(other) and not isinstance(first, Static) and first == other
 
 
-def _other_ranks(path: str, shapes: Sequence[tuple[int, ...]], groups: Groups) -> str:
+def _explain_ranks(path: str, shapes: Sequence[tuple[int, ...]], groups: Groups) -> str:
     found = "\n".join(
         f"replicas {groups.members(g)}: {list(shape)}" for g, shape in enumerate(shapes)
     )

@@ -24,7 +24,7 @@ from jaxdist._collectives import ASSUME_REPLICATED
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.subprograms import open_jaxpr
 from jaxdist._program.proof.replication import NONE, Differs, analyse_equation
-from jaxdist._program.uneven.joined_ops import Const, Key, Op, flat_ops
+from jaxdist._program.uneven.joined_ops import Const, Key, Op, flatten_ops
 from jaxdist._program.virtual.collectives import added, is_over_replicas, is_sum, meet
 from jaxdist._program.virtual.device import asks_number, do
 from jaxdist._program.virtual.loops import LOOPS
@@ -59,7 +59,7 @@ class _Run:
         self.turns = turns
         invars = open_jaxpr(program).invars
         keys = [Key(v.aval) for v in invars]
-        self.ops, self.results = flat_ops(program, list(keys), inlined=_INLINED)
+        self.ops, self.results = flatten_ops(program, list(keys), inlined=_INLINED)
         self.held: dict[Key, Same | Own] = dict(zip(keys, arguments, strict=True))
         self.differs: dict[Key, Differs] = {
             k: self._of(isinstance(x, Own)) for k, x in self.held.items()
@@ -90,7 +90,7 @@ class _Run:
                 continue
             elif is_sum(op.eqn) and self._meets(op):
                 self._add_up(number)
-            elif op.communicates and self._meets(op):
+            elif op.has_collective and self._meets(op):
                 outputs = self._meet(op, [self._value(a, number) for a in op.inputs], came_in)
                 self.held.update(zip(op.outputs, outputs, strict=True))
             elif any(came_in) or any(differs):
