@@ -12,7 +12,7 @@ _LOG = logging.getLogger("jaxdist")
 EAGERLY: list[bool] = []
 
 
-class Restores:
+class RestoreOnExit:
     """The result of `run_eagerly`: a context manager that restores the previous setting."""
 
     def __init__(self, before: bool) -> None:
@@ -25,7 +25,7 @@ class Restores:
         _set(self._before)
 
 
-def run_eagerly(enabled: bool = True) -> Restores:
+def run_eagerly(enabled: bool = True) -> RestoreOnExit:
     """Run steps op by op, with one thread for each replica, for debugging.
 
     `print` shows values, `breakpoint()` stops in the replica that reaches it, Python code sees
@@ -75,7 +75,7 @@ def run_eagerly(enabled: bool = True) -> Restores:
         )
     before = bool(EAGERLY)
     _set(enabled)
-    return Restores(before)
+    return RestoreOnExit(before)
 
 
 def steps_run_eagerly() -> bool:

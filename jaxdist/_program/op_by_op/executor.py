@@ -23,7 +23,7 @@ from jaxdist import _compat
 from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.nnx.graph_rules import Combination, combine_all
 from jaxdist._program.op_by_op.rendezvous import Rendezvous
-from jaxdist._program.op_by_op.replica import Replica, Taped
+from jaxdist._program.op_by_op.replica import Replica, TapeTrace
 from jaxdist._program.op_by_op.tape import same_bits
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
 from jaxdist._program.proof.pieces import check_results
@@ -78,7 +78,7 @@ class OpByOpStep:
         self._layout, self._signature, self._leaves = layout, signature, leaves
         own = [layout.device_grid[r, 0] for r in range(layout.num_replicas)]
         self._devices = [own[0]] * len(own) if layout.platform in SHARES_MEMORY else own
-        columns = [self._local(i, leaf) for i, leaf in enumerate(leaves)]
+        columns = [self._list_local(i, leaf) for i, leaf in enumerate(leaves)]
         self._replicas = [
             Replica(number, fn, signature, strategy, device, [c[number] for c in columns])
             for number, device in enumerate(self._devices)
@@ -98,13 +98,13 @@ class OpByOpStep:
             StateDivergenceError: The step would leave state that differs between replicas.
         """
         settings = _compat.settings_of_thread()
-        turns = ThreadScheduler([r.body(settings) for r in self._replicas])
+        scheduler = ThreadScheduler([r.body(settings) for r in self._replicas])
         for replica in self._replicas:
-            replica.ops.turns = turns
-        meeting = Rendezvous(self._layout, self._devices)
-        return self._outcome(turns.run(meeting.settle), donated, where)
+            replica.ops.scheduler = scheduler
+        rendezvous = Rendezvous(self._layout, self._devices)
+        return self._make_outcome(scheduler.run(rendezvous.settle), donated, where)
 
-    def _local(self, number: int, leaf: Any) -> list[Any]:
+    def _list_local(self, number: int, leaf: Any) -> list[Any]:
         """Return the value of an argument for each replica."""
         cut = self._signature.inputs[number].cut
         if cut is not None:
@@ -123,9 +123,9 @@ class OpByOpStep:
             rows = [x[tuple(map(slice, shape))] for x, shape in zip(rows, real, strict=True)]
         return list(rows)
 
-    def _outcome(self, rows: list[list[Any]], donated: Sequence[int], where: str) -> Outcome:
+    def _make_outcome(self, rows: list[list[Any]], donated: Sequence[int], where: str) -> Outcome:
         layout, signature = self._layout, self._signature
-        taped = [r.taped() for r in self._replicas]
+        taped = [r.get_trace() for r in self._replicas]
         groups = Groups(tuple(range(len(taped))), layout.replica_axes)
         template = join_templates(taped, groups)
         check_ranks(taped, groups)
@@ -135,7 +135,7 @@ class OpByOpStep:
             replica.finish(row, changed)
         axes = replica_axes_of(layout)
         self._check_rows(taped)
-        differs = [bool(d) for d in self._differs(axes)]
+        differs = [bool(d) for d in self._find_differing_axes(axes)]
         columns = [list(c) for c in zip(*(r.finals for r in self._replicas), strict=True)]
         count = len(taped[0].shapes)
         of_results, of_variables = differs[:count], differs[count:]
@@ -157,24 +157,26 @@ class OpByOpStep:
             check_functional_state(signature, first, of_results, donated, num_replicas, where)
             check_equal(changed, of_variables, num_replicas)
         cuts = first.cuts
-        made = self._combined(combined, columns)
+        made = self._combine(combined, columns)
         state = [
             joined(columns[i], cuts[i], layout)
             if i in cuts
-            else self._state(i, made.get(i, columns[i][0]))
+            else self._place_state(i, made.get(i, columns[i][0]))
             for i in range(first.num_graph)
         ]
         results = [
             joined(columns[i], cuts[i], layout)
             if i in cuts
-            else self._placed(columns[i], first.shapes[i] == (), is_equal=not of_results[i])
+            else self._place_result(columns[i], first.shapes[i] == (), is_equal=not of_results[i])
             for i in range(first.num_graph, count)
         ]
-        values = [self._value(*pair) for pair in zip(changed, columns[count:], strict=True)]
+        values = [
+            self._place_variable(*pair) for pair in zip(changed, columns[count:], strict=True)
+        ]
         result = close_containers(jax.tree.map(lambda number: results[number], template))
         return Outcome(state, tuple(changed), values, result)
 
-    def _check_rows(self, taped: Sequence[Taped]) -> None:
+    def _check_rows(self, taped: Sequence[TapeTrace]) -> None:
         """Check on replicas without rows that no mean of nothing reached other replicas."""
         count = self._layout.num_replicas
         for replica, tape in enumerate(taped):
@@ -186,9 +188,9 @@ class OpByOpStep:
         """Check that the step used pieces of arrays only where they equal the whole arrays."""
         if axes:
             for replica in self._replicas:
-                check_results(replica.wrong_pieces(axes))
+                check_results(replica.find_wrong_pieces(axes))
 
-    def _differs(self, axes: Differs) -> list[Differs]:
+    def _find_differing_axes(self, axes: Differs) -> list[Differs]:
         """Return for each result and each changed variable the axes over which it may differ."""
         found = [r.differs(axes) for r in self._replicas]
         joined = [NONE.union(*column) for column in zip(*found, strict=True)]
@@ -198,7 +200,7 @@ class OpByOpStep:
             d if d or same_bits(column) else axes for d, column in zip(joined, finals, strict=True)
         ]
 
-    def _placed(self, column: list[Any], is_scalar: bool, *, is_equal: bool) -> Any:
+    def _place_result(self, column: list[Any], is_scalar: bool, *, is_equal: bool) -> Any:
         """Place one result of all replicas on the devices of the strategy."""
         layout = self._layout
         values = [x.reshape(()) for x in column] if is_scalar else column
@@ -210,9 +212,7 @@ class OpByOpStep:
         own = [layout.device_grid[r, 0] for r in range(layout.num_replicas)]
         return PerReplica([jax.device_put(x, d) for x, d in zip(values, own, strict=True)])
 
-    def _combined(
-        self, combined: Sequence[Combination], columns: list[list[Any]]
-    ) -> dict[int, Any]:
+    def _combine(self, combined: Sequence[Combination], columns: list[list[Any]]) -> dict[int, Any]:
         """Combine the variables whose new values differ; return the combined values by number."""
         layout, first = self._layout, self._devices[0]
         takes_part = replicas_with_rows(self._signature, layout.num_replicas)
@@ -231,12 +231,12 @@ class OpByOpStep:
             made.update(zip(c.numbers, values, strict=True))
         return made
 
-    def _state(self, number: int, value: Any) -> Any:
+    def _place_state(self, number: int, value: Any) -> Any:
         """Return the new value of one leaf of an NNX object, in its former shape and sharding."""
         slot = self._signature.inputs[number]
         return jax.device_put(value.reshape(slot.shape), slot.sharding)
 
-    def _value(self, variable: Variable, copies: list[Any]) -> Any:
+    def _place_variable(self, variable: Variable, copies: list[Any]) -> Any:
         """Return the array for a changed variable, on the devices of the variable."""
         home = variable.home
         if home.per_replica and home.layout is not None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 _SAYS_INF = re.compile(r"\(inf\)|'inf'")
 
 
-def invalid_number(
+def explain_invalid_number(
     error: Exception, name: str, line: str, where: str, operands: Sequence[Any]
 ) -> str:
     """Return the message for an operation whose result is not finite.

@@ -44,7 +44,7 @@ class MergeCall:
 
 
 @dataclasses.dataclass(frozen=True)
-class Merged:
+class MergeAnswer:
     """The message of replica 0 to the others: the trace of the merge function, if it has one."""
 
     done: "MergeTrace | None"
@@ -69,20 +69,20 @@ class MergeTrace:
         self, reached: Sequence[Any], given: Sequence[Any], variables: Sequence[Any]
     ) -> tuple[list[Any], Any]:
         """Run the trace for one replica; return the new values of variables, and the result."""
-        held = [reached[c] if type(c) is Reached else c for c in self.closed_over]
+        held = [reached[c] if type(c) is ClosureArray else c for c in self.closed_over]
         results = self.program(*held, *given, *variables)
         count = len(self.written)
         return results[:count], self.treedef.unflatten(results[count:])
 
 
-class Reached(int):
+class ClosureArray(int):
     """The number of an array among those in the closure of a merge function."""
 
 
-def merge_call_of(fn: Callable[..., Any], given: Any) -> tuple[MergeCall, list[Any], list[Any]]:
+def make_merge_call(fn: Callable[..., Any], given: Any) -> tuple[MergeCall, list[Any], list[Any]]:
     """Return the `MergeCall` of a replica, the arrays it passes, and the arrays of its closure."""
     leaves, treedef = jax.tree.flatten(given, is_leaf=_is_variable)
-    reached = jax.tree.leaves(list(_closure(fn, MAX_DEPTH)), is_leaf=_is_variable)
+    reached = jax.tree.leaves(list(_iterate_closure(fn, MAX_DEPTH)), is_leaf=_is_variable)
     every = [*leaves, *reached]
     seen = [jax.typeof(x) if _is_array(x) else x for x in every]
     arrays = [x for x in leaves if _is_array(x)]
@@ -112,8 +112,8 @@ def trace_merge(
             return [*access.results(), *found]
 
     with _compat.with_jit(), logged(GatherLog((), layout.num_replicas)):
-        closed = jax.make_jaxpr(traced)(*(_shape(x) for x in arrays))
-    numbers = {id(x): Reached(n) for n, x in enumerate(reached)}
+        closed = jax.make_jaxpr(traced)(*(_get_aval(x) for x in arrays))
+    numbers = {id(x): ClosureArray(n) for n, x in enumerate(reached)}
     # A tracer of replica 0 that no closure shows has no counterpart on the other replicas.
     is_unknown = [isinstance(c, jax.core.Tracer) and id(c) not in numbers for c in closed.consts]
     if any(is_unknown) or access.holds_refs:
@@ -129,7 +129,7 @@ def trace_merge(
     )
 
 
-def _shape(array: Any) -> jax.ShapeDtypeStruct:
+def _get_aval(array: Any) -> jax.ShapeDtypeStruct:
     aval = jax.typeof(array)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
@@ -142,7 +142,7 @@ def _is_variable(x: Any) -> bool:
     return isinstance(x, Variable)
 
 
-def _closure(fn: Any, depth: int) -> Iterator[Any]:
+def _iterate_closure(fn: Any, depth: int) -> Iterator[Any]:
     """Return the values of a function's closure, and of the closures of the functions in it."""
     held: list[Any]
     if isinstance(fn, functools.partial):
@@ -161,6 +161,6 @@ def _closure(fn: Any, depth: int) -> Iterator[Any]:
     for value in held:
         if isinstance(value, (functools.partial, types.MethodType, types.FunctionType)):
             if depth:
-                yield from _closure(value, depth - 1)
+                yield from _iterate_closure(value, depth - 1)
         else:
             yield value

@@ -20,7 +20,7 @@ from jaxdist._values import OPEN, PIECE, Kind, Variable
 
 
 @dataclasses.dataclass(frozen=True)
-class Taped(Traced):
+class TapeTrace(Traced):
     """The tape of one replica, in the form of the trace of a step."""
 
     tape: Tape | None = None
@@ -53,7 +53,7 @@ class Replica:
         self._layout: ReplicaMesh = strategy.layout
         self._device = device
         self.ops = ReplicaOps(number, self._layout, device)
-        self.variables = VariablesNow(self._layout, number, self._bring, self.ops)
+        self.variables = VariablesNow(self._layout, number, self._add_variable, self.ops)
         self._local = LocalStep(fn, signature, strategy, self.variables)
         self._arguments = list(arguments)
         self._inputs = signature.inputs
@@ -71,37 +71,37 @@ class Replica:
             settings: Applies JAX's settings of the calling thread to the current thread.
         """
 
-        def play() -> list[Any]:
+        def run_body() -> list[Any]:
             settings()
             sizes = [(a, self._layout.mesh.shape[a]) for a in self._layout.replica_axes]
             with (
                 jax.default_device(self._device),
                 _compat.op_by_op(self.ops, self.ops.stage, sizes, self._layout.mesh) as trace,
-                logged(self.ops.gather_log()),
+                logged(self.ops.make_gather_log()),
             ):
                 self.ops.trace = trace
                 try:
                     given = zip(self._arguments, self._is_metric, strict=True)
-                    return self._local(*(self.ops.input(x, is_metric=m) for x, m in given))
+                    return self._local(*(self.ops.add_input(x, is_metric=m) for x, m in given))
                 except ValueError as error:
                     if "zero-length scan" in str(error):
                         error.add_note(_NO_TURNS)
                     raise
 
-        return play
+        return run_body
 
-    def _bring(self, variable: Variable, value: Any) -> Any:
+    def _add_variable(self, variable: Variable, value: Any) -> Any:
         """Return the tracer of a variable that the step uses for the first time."""
-        own = self.ops.input(value)
+        own = self.ops.add_input(value)
         self._is_own.append(variable.home.per_replica)
         return own
 
-    def taped(self) -> Taped:
+    def get_trace(self) -> TapeTrace:
         """Return the operations of the replica in the form of a trace."""
         local, tape = self._local, self.ops.tape
         others = len(tape.invars) - len(self._arguments)
         operands = (*map(Argument, range(len(self._arguments))), *[None] * others)
-        return Taped(
+        return TapeTrace(
             None,
             operands,
             local.template,
@@ -135,7 +135,7 @@ class Replica:
         others = self._is_own[len(self._inputs) :]
         return [*(i.differs(axes) for i in self._inputs), *(axes if o else NONE for o in others)]
 
-    def wrong_pieces(self, axes: Differs) -> list[str]:
+    def find_wrong_pieces(self, axes: Differs) -> list[str]:
         """Return the names of results that are declared as pieces without a proof.
 
         Raises:
@@ -144,6 +144,6 @@ class Replica:
         tape = self.ops.tape
         if not any(op.primitive is PIECE or op.primitive is OPEN for op in tape.eqns):
             return []
-        walk = ShardingProof(self._layout, axes)
-        walk.run(tape, [ShardFact(d) for d in self._given(axes)])
-        return walk.wrong
+        proof = ShardingProof(self._layout, axes)
+        proof.run(tape, [ShardFact(d) for d in self._given(axes)])
+        return proof.wrong

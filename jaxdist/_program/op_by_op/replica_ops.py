@@ -17,7 +17,7 @@ from jaxdist._mesh import ReplicaMesh
 from jaxdist._program.jaxprs import primitives as known
 from jaxdist._program.jaxprs.batched_while import keep_finished_rows
 from jaxdist._program.jaxprs.subprograms import iterate_programs, open_jaxpr, subprograms
-from jaxdist._program.op_by_op.invalid_numbers import invalid_number
+from jaxdist._program.op_by_op.invalid_numbers import explain_invalid_number
 from jaxdist._program.op_by_op.rendezvous import Collective, NumRows
 from jaxdist._program.op_by_op.tape import Tape
 from jaxdist._program.op_by_op.thread_scheduler import ThreadScheduler
@@ -45,7 +45,7 @@ class ReplicaOps:
 
     def __init__(self, number: int, layout: ReplicaMesh, device: jax.Device) -> None:
         self.tape = Tape()
-        self.turns: ThreadScheduler | None = None
+        self.scheduler: ThreadScheduler | None = None
         self.trace: Any = None
         self._number = number
         self._layout = layout
@@ -54,16 +54,16 @@ class ReplicaOps:
         self._device = device
         sizes = [layout.mesh.shape[a] for a in layout.replica_axes]
         place = np.unravel_index(number, sizes)
-        self._place = {a: int(i) for a, i in zip(layout.replica_axes, place, strict=True)}
+        self._indices = {a: int(i) for a, i in zip(layout.replica_axes, place, strict=True)}
         # The user's line of the current all-reduce, if it consists of several operations.
         self._line = ""
         # Copies of closed-over arrays by id. The original is kept too, so that its id stays taken.
-        self._brought: dict[int, tuple[Any, Any]] = {}
+        self._copies: dict[int, tuple[Any, Any]] = {}
 
-    def input(self, value: Any, *, is_metric: bool = False) -> Any:
+    def add_input(self, value: Any, *, is_metric: bool = False) -> Any:
         """Return the tracer of an input of the step."""
         own = _compat.outside(jax.device_put, value, self._to)
-        mark = self.tape.input(jax.typeof(own))
+        mark = self.tape.add_input(jax.typeof(own))
         if is_metric:
             mark.from_zero = _compat.outside(jnp.zeros_like, own)
         return _compat.HeldTracer(self.trace, own, mark)
@@ -71,12 +71,12 @@ class ReplicaOps:
     def stage(self, value: Any) -> Any:
         """Return the tracer of a Python value that the step turns into an array."""
         own = _compat.outside(jax.device_put, value, self._to)
-        return _compat.HeldTracer(self.trace, own, self.tape.constant(value))
+        return _compat.HeldTracer(self.trace, own, self.tape.add_constant(value))
 
     def __call__(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         """Evaluate one operation; JAX calls this."""
         name = primitive.name
-        here = [self._here(a) for a in args]
+        here = [self._get_array(a) for a in args]
         # Run called functions operation by operation, so that collectives in them meet, and errors
         # name the operation.
         if name in known.CALLS and known.CALLS[name] in params and name != "shard_map":
@@ -91,17 +91,17 @@ class ReplicaOps:
         if axes and (name in known.COLLECTIVES or primitive is UNEVEN_ALL_GATHER):
             return self._meet(primitive, args, params)
         if name == "axis_index" and axes:
-            return self._did(primitive, params, args, self._own_place(params))
+            return self._record(primitive, params, args, self._get_index(params))
         if primitive is PIECE:
-            return self._declared(args, params)
+            return self._gather_declared(args, params)
         if primitive is OPEN:
-            return self._did(primitive, params, args, self._opened(here[0], params["cut"]))
+            return self._record(primitive, params, args, self._cut_piece(here[0], params["cut"]))
         if name in _LAYOUT_ONLY:
             return list(args) if primitive.multiple_results else args[0]
         if name == "shard_map":
-            raise ContextError(_inner_shard_map())
-        if self._communicates(params):
-            return self._control_flow(name, args, params)
+            raise ContextError(_explain_shard_map())
+        if self._has_communication(params):
+            return self._run_control_flow(name, args, params)
         with traced_once():
             try:
                 out = _compat.evaluate(primitive, here, params)
@@ -110,13 +110,20 @@ class ReplicaOps:
             except (FloatingPointError, _compat.InvalidNumberError) as error:
                 line = _compat.callers_line()
                 where = f"on replica {self._number}"
-                raise NotFiniteError(invalid_number(error, name, line, where, here)) from error
-            did = self._did(primitive, params, args, out)
-            self._from_zero(primitive, params, args, here, did)
-        return did
+                raise NotFiniteError(
+                    explain_invalid_number(error, name, line, where, here)
+                ) from error
+            results = self._record(primitive, params, args, out)
+            self._evaluate_from_zero(primitive, params, args, here, results)
+        return results
 
-    def _from_zero(
-        self, primitive: Any, params: dict[str, Any], args: Sequence[Any], here: list[Any], did: Any
+    def _evaluate_from_zero(
+        self,
+        primitive: Any,
+        params: dict[str, Any],
+        args: Sequence[Any],
+        here: list[Any],
+        results: Any,
     ) -> None:
         """Evaluate an operation on a metric again, as if the metric were zero before the step."""
         marks = [getattr(a, "mark", None) for a in args]
@@ -126,93 +133,93 @@ class ReplicaOps:
         given = [h if x is None else x for h, x in zip(here, others, strict=True)]
         out = _compat.evaluate(primitive, given, params)
         many = isinstance(out, (list, tuple))
-        made = zip(did if many else [did], out if many else [out], strict=True)
+        made = zip(results if many else [results], out if many else [out], strict=True)
         for tracer, value in made:
             tracer.mark.from_zero = value
 
-    def _did(self, primitive: Any, params: dict[str, Any], args: Sequence[Any], out: Any) -> Any:
+    def _record(self, primitive: Any, params: dict[str, Any], args: Sequence[Any], out: Any) -> Any:
         many = isinstance(out, (list, tuple))
         results = out if many else [out]
         avals = [jax.typeof(x) for x in results]
-        marks = self.tape.did(primitive, params, args, avals, self._line)
+        marks = self.tape.record(primitive, params, args, avals, self._line)
         made = [_compat.HeldTracer(self.trace, x, m) for x, m in zip(results, marks, strict=True)]
         return made if many else made[0]
 
-    def _here(self, value: Any) -> Any:
+    def _get_array(self, value: Any) -> Any:
         """Return the array of an operand, on the device of this replica."""
         if isinstance(value, _compat.HeldTracer):
             if not value.is_of(self.trace):
-                raise ContextError(_of_another_step(value))
+                raise ContextError(_explain_other_step(value))
             return value.held
         if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
             return value
         if value.sharding.device_set == {self._device}:
             return value
-        known_here = self._brought.get(id(value))
+        known_here = self._copies.get(id(value))
         # A step may use a closed-over array in many operations: copy it once.
         if known_here is None:
             moved = jax.device_put(value, self._to)
-            known_here = self._brought[id(value)] = (value, moved)
+            known_here = self._copies[id(value)] = (value, moved)
         return known_here[1]
 
     # Collectives
 
     def _meet(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
-        operands = tuple(jnp.asarray(self._here(x)) for x in args)
-        brought = Collective(primitive, params, operands, self._line or _compat.callers_line())
-        result = self.meet(brought)
+        operands = tuple(jnp.asarray(self._get_array(x)) for x in args)
+        request = Collective(primitive, params, operands, self._line or _compat.callers_line())
+        result = self.meet(request)
         # The analysis of the tape knows `all_gather`: its result is equal on all replicas.
         if primitive is UNEVEN_ALL_GATHER:
             gather = {"axis_name": params["axis_name"], "axis_index_groups": None}
-            return self._did(all_gather_p, gather, args, result)
-        return self._did(primitive, params, args, result)
+            return self._record(all_gather_p, gather, args, result)
+        return self._record(primitive, params, args, result)
 
-    def meet(self, brought: Any) -> Any:
+    def meet(self, request: Any) -> Any:
         """Wait for the other replicas; return the answer of the rendezvous for this replica."""
-        return self._turns.meet(self._number, brought)
+        return self._running_scheduler.meet(self._number, request)
 
     @property
-    def _turns(self) -> ThreadScheduler:
-        if self.turns is None:
+    def _running_scheduler(self) -> ThreadScheduler:
+        if self.scheduler is None:
             raise ContextError(
                 "A collective was called on a replica that is not running.\n\n"
                 "The replicas of a step meet in its collectives while the step runs.\n\n"
                 "Return the value from the step, and use what strategy.run returns."
             )
-        return self.turns
+        return self.scheduler
 
-    def _own_place(self, params: dict[str, Any]) -> Any:
+    def _get_index(self, params: dict[str, Any]) -> Any:
         index = 0
         for axis in get_named_axes(params):
-            index = index * self._layout.mesh.shape[axis] + self._place[axis]
+            index = index * self._layout.mesh.shape[axis] + self._indices[axis]
         return jax.device_put(np.int32(index), self._to)
 
-    def gather_log(self) -> GatherLog:
+    def make_gather_log(self) -> GatherLog:
         """Return a log that asks the other replicas for the sizes of gathers."""
-        return _MetSizes(self._turns, self._number, self._layout.num_replicas)
+        return _ExchangedSizes(self._running_scheduler, self._number, self._layout.num_replicas)
 
     # Arrays in pieces. Here every replica has the whole array, so operations on it are right
     # however it is cut. The proof on the tape finds steps that would fail when compiled.
 
-    def _declared(self, args: Sequence[Any], params: dict[str, Any]) -> Any:
+    def _gather_declared(self, args: Sequence[Any], params: dict[str, Any]) -> Any:
         cut = params["cut"]
         gather = functools.partial(
             jax.lax.all_gather, axis_name=cut.over(self._layout), axis=cut.dim, tiled=True
         )
-        padded = self._here(_compat.inside(self.trace, gather, args[0]))
+        padded = self._get_array(_compat.inside(self.trace, gather, args[0]))
         whole = jax.lax.slice_in_dim(padded, 0, cut.size, axis=cut.dim)
-        return self._did(PIECE, params, args, whole)
+        return self._record(PIECE, params, args, whole)
 
-    def _opened(self, whole: Any, cut: Cut) -> Any:
+    def _cut_piece(self, whole: Any, cut: Cut) -> Any:
         count = cut.pieces(self._layout)
         rows = cut.rows(count)
-        place = int(self._own_place({"axes": cut.over(self._layout)}))
+        place = int(self._get_index({"axes": cut.over(self._layout)}))
         padded = pad_dim(jnp.asarray(whole), cut.dim, cut.padding(count))
         return jax.lax.slice_in_dim(padded, place * rows, (place + 1) * rows, axis=cut.dim)
 
     # Programs inside operations. JAX evaluates those without collectives as a whole.
 
-    def _communicates(self, params: dict[str, Any]) -> bool:
+    def _has_communication(self, params: dict[str, Any]) -> bool:
         return any(self._has_collective(p) for p in iterate_programs(list(params.values())))
 
     def _has_collective(self, program: Any) -> bool:
@@ -229,15 +236,17 @@ class ReplicaOps:
         results: list[Any] = _compat.inside(self.trace, jaxpr_as_fun(closed), *args)
         return results
 
-    def _control_flow(self, name: str, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    def _run_control_flow(
+        self, name: str, args: Sequence[Any], params: dict[str, Any]
+    ) -> list[Any]:
         if name == "cond":
             branches = params["branches"]
-            chosen = min(max(int(self._here(args[0])), 0), len(branches) - 1)
+            chosen = min(max(int(self._get_array(args[0])), 0), len(branches) - 1)
             return self._call(branches[chosen], args[1:])
         if name == "while":
-            return self._while(list(args), params)
+            return self._run_while(list(args), params)
         if name == "scan":
-            return self._scan(list(args), params)
+            return self._run_scan(list(args), params)
         raise ContextError(
             f"strategy.run cannot run {name} op by op: there is a collective inside it, at "
             f"{_compat.callers_line()}.\n\n"
@@ -246,18 +255,18 @@ class ReplicaOps:
             f"out of the {name}."
         )
 
-    def _while(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
+    def _run_while(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
         split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         of_cond, of_body, state = args[: split[0]], args[split[0] : split[1]], args[split[1] :]
         while True:
             [goes_on] = self._call(params["cond_jaxpr"], of_cond + state)
-            if not np.any(self._here(goes_on)):
+            if not np.any(self._get_array(goes_on)):
                 return state
             after = self._call(params["body_jaxpr"], of_body + state)
             # Under `vmap` the condition has many values: keep the state where it is False.
             state = _compat.inside(self.trace, keep_finished_rows, goes_on, after, state)
 
-    def _scan(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
+    def _run_scan(self, args: list[Any], params: dict[str, Any]) -> list[Any]:
         consts, carry = _compat.scan_counts(params)
         held, state, rows = args[:consts], args[consts : consts + carry], args[consts + carry :]
         length, program = params["length"], params["jaxpr"]
@@ -274,22 +283,22 @@ class ReplicaOps:
         return [*state, *(_compat.inside(self.trace, jnp.stack, list(c)) for c in columns)]
 
 
-class _MetSizes(GatherLog):
+class _ExchangedSizes(GatherLog):
     """Sizes of gathers that each replica gets from the other replicas."""
 
-    def __init__(self, turns: ThreadScheduler, number: int, num_replicas: int) -> None:
+    def __init__(self, scheduler: ThreadScheduler, number: int, num_replicas: int) -> None:
         super().__init__((), num_replicas)
-        self._turns = turns
+        self._scheduler = scheduler
         self._number = number
 
     def next(self, rows: int) -> tuple[int, ...]:
-        sizes: tuple[int, ...] = self._turns.meet(
+        sizes: tuple[int, ...] = self._scheduler.meet(
             self._number, NumRows(rows, _compat.callers_line())
         )
         return sizes
 
 
-def _inner_shard_map() -> str:
+def _explain_shard_map() -> str:
     return (
         f"strategy.run cannot run a jax.shard_map op by op, at {_compat.callers_line()}.\n\n"
         "Op by op every replica has whole arrays on one device, and there is nothing to map "
@@ -297,7 +306,7 @@ def _inner_shard_map() -> str:
     )
 
 
-def _of_another_step(value: Any) -> str:
+def _explain_other_step(value: Any) -> str:
     return (
         f"A value of an earlier step, or of another replica, was used at {_compat.callers_line()}: "
         f"{value!r}.\n\n"

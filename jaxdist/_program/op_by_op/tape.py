@@ -53,13 +53,13 @@ class Tape:
         self.eqns: list[TapedOp] = []
         self.outvars: list[TapedValue] = []
 
-    def input(self, aval: Any) -> TapedValue:
+    def add_input(self, aval: Any) -> TapedValue:
         """Add the next input of the step."""
         value = TapedValue(aval)
         self.invars.append(value)
         return value
 
-    def did(
+    def record(
         self,
         primitive: Any,
         params: dict[str, Any],
@@ -76,7 +76,7 @@ class Tape:
         self.eqns.append(op)
         return made
 
-    def results(self, values: Iterable[Any]) -> None:
+    def add_results(self, values: Iterable[Any]) -> None:
         """Record the results of the step."""
         self.outvars += [self._value(v) for v in values]
 
@@ -84,9 +84,9 @@ class Tape:
         if isinstance(x, _compat.HeldTracer):
             mark: TapedValue = x.mark
             return mark
-        return self.constant(x)
+        return self.add_constant(x)
 
-    def constant(self, x: Any) -> TapedValue:
+    def add_constant(self, x: Any) -> TapedValue:
         """Record a value that is not the result of an operation."""
         aval = jax.typeof(x)
         is_small = getattr(aval, "size", _SMALL + 1) <= _SMALL and not _is_key(aval)

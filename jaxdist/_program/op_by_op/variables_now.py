@@ -10,7 +10,7 @@ import jax
 from jaxdist import _compat
 from jaxdist._collectives import fresh_trace_key
 from jaxdist._mesh import ReplicaMesh
-from jaxdist._program.op_by_op.merge_once import Merged, merge_call_of, trace_merge
+from jaxdist._program.op_by_op.merge_once import MergeAnswer, make_merge_call, trace_merge
 from jaxdist._program.op_by_op.replica_ops import ReplicaOps
 from jaxdist._program.variables.access import StepAccess, check_home, one_for_each_example
 from jaxdist._values import Variable, held_by
@@ -51,13 +51,13 @@ class VariablesNow(StepAccess):
         """Call a merge function: once for all replicas if their Python inputs are equal."""
         if self._layout.num_replicas == 1 or _compat.is_staged_in(self._ops.trace):
             return merged(given, self)
-        call, arrays, reached = merge_call_of(fn, given)
+        call, arrays, reached = make_merge_call(fn, given)
         if not self._ops.meet(call):
             return merged(given, self)
         # Only replica 0 traces the function, so its Python side effects happen once.
         leads = self._number == 0
         own = trace_merge(merged, given, reached, self._layout) if leads else None
-        done = self._ops.meet(Merged(own, call.source))
+        done = self._ops.meet(MergeAnswer(own, call.source))
         if done is None:
             return merged(given, self)
         values = [self._own(v) for v in done.touched]
@@ -97,14 +97,14 @@ class VariablesNow(StepAccess):
         if _compat.is_mapped(own):
             raise one_for_each_example(variable, what)
         if isinstance(own, jax.core.Tracer) and not isinstance(own, _compat.HeldTracer):
-            raise _still_traced(variable, what)
+            raise _explain_still_traced(variable, what)
         cell.value, cell.is_written = own, True
         # JAX caches the trace of a rematerialised function, with the value that the variable had
         # then. Another key for the cache makes it trace again.
         self._tracing.enter_context(fresh_trace_key())
 
 
-def _still_traced(variable: Variable, what: str) -> ContextError:
+def _explain_still_traced(variable: Variable, what: str) -> ContextError:
     return ContextError(
         f"Variable {variable.label!r}.{what} was called at {_compat.callers_line()}, inside a "
         "function that JAX traces even where steps run op by op: jax.checkpoint, or cond and "

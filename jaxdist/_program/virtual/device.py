@@ -12,8 +12,7 @@ from jaxdist._program.jaxprs.control_flow import Scan, While, get_solve
 from jaxdist._program.jaxprs.interpreter import Interpreter
 from jaxdist._program.jaxprs.subprograms import open_jaxpr, subprograms
 from jaxdist._program.proof.replication import get_named_axes
-from jaxdist._program.virtual.values import VirtualDevice
-from jaxdist._program.virtual.values import literal as value_of_literal
+from jaxdist._program.virtual.values import VirtualDevice, get_literal
 from jaxdist.errors import UnsupportedError
 
 # They change only layouts, and a virtual replica has whole arrays on one device. Their parameters
@@ -21,22 +20,24 @@ from jaxdist.errors import UnsupportedError
 _LAYOUT_ONLY = frozenset({"sharding_constraint", "pcast", "pvary", "reshard", "mesh_cast"})
 
 
-def asks_number(eqn: Any, turns: VirtualDevice) -> bool:
+def has_replica_number(eqn: Any, device: VirtualDevice) -> bool:
     """Whether an operation, or one inside it, reads the number of the replica."""
-    return _asks_number(eqn, turns) or any(
-        asks_number(inner, turns)
+    return _is_replica_number(eqn, device) or any(
+        has_replica_number(inner, device)
         for program in subprograms(eqn)
         for inner in open_jaxpr(program).eqns
     )
 
 
-def _asks_number(eqn: Any, turns: VirtualDevice) -> bool:
+def _is_replica_number(eqn: Any, device: VirtualDevice) -> bool:
     return eqn.primitive.name == "axis_index" and bool(
-        frozenset(get_named_axes(eqn.params)) & turns.axes
+        frozenset(get_named_axes(eqn.params)) & device.axes
     )
 
 
-def do(eqn: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice) -> list[Any]:
+def evaluate_operation(
+    eqn: Any, operands: Sequence[Any], number: Any, device: VirtualDevice
+) -> list[Any]:
     """Evaluate one operation for the replica of this number.
 
     The programs inside it are traced again, since their parameters name the mesh of the trace.
@@ -44,7 +45,7 @@ def do(eqn: Any, operands: Sequence[Any], number: Any, turns: VirtualDevice) -> 
     Raises:
         UnsupportedError: The operation needs a device or a mesh of its own.
     """
-    return OneReplica(number, turns).equation(eqn, list(operands))
+    return OneReplica(number, device).equation(eqn, list(operands))
 
 
 class OneReplica(Interpreter[Any]):
@@ -52,15 +53,15 @@ class OneReplica(Interpreter[Any]):
 
     Args:
         number: The number of the replica, traced.
-        turns: The device of the replica.
+        device: The device of the replica.
     """
 
-    def __init__(self, number: Any, turns: VirtualDevice) -> None:
+    def __init__(self, number: Any, device: VirtualDevice) -> None:
         self._number = number
-        self._turns = turns
+        self._device = device
 
     def literal(self, literal: Any) -> Any:
-        return value_of_literal(literal)
+        return get_literal(literal)
 
     def constant(self, variable: Any, value: Any) -> Any:
         return value
@@ -68,9 +69,9 @@ class OneReplica(Interpreter[Any]):
     def operation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         if eqn.primitive.name in _LAYOUT_ONLY:
             return inputs
-        if _asks_number(eqn, self._turns):
+        if _is_replica_number(eqn, self._device):
             return [self._number]
-        if eqn.primitive.name == "shard_map" or asks_number(eqn, self._turns):
+        if eqn.primitive.name == "shard_map" or has_replica_number(eqn, self._device):
             raise UnsupportedError(_needs_a_device(eqn))
         # Shardings of results name the mesh of the trace, which does not exist here.
         params = {k: None if isinstance(v, Sharding) else v for k, v in eqn.params.items()}
@@ -128,7 +129,7 @@ class OneReplica(Interpreter[Any]):
         platforms = eqn.params.get("branches_platforms")
         # `jax.lax.platform_dependent` is a cond whose index only lowering knows.
         if platforms is not None:
-            here = self._turns.layout.platform
+            here = self._device.layout.platform
             fits = [p is None or here in p for p in platforms]
             return self.run(eqn.params["branches"][fits.index(True)], values)
         branches = [lambda *x, b=branch: self.run(b, x) for branch in eqn.params["branches"]]

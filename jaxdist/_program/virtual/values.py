@@ -46,7 +46,7 @@ class VirtualDevice:
         return self.layout.num_replicas
 
     @property
-    def here(self) -> int:
+    def num_local(self) -> int:
         """The number of virtual replicas on this device, V/R."""
         return self.layout.replicas_per_place
 
@@ -55,23 +55,23 @@ class VirtualDevice:
         """Whether one device has all virtual replicas."""
         return self.layout.num_places == 1
 
-    def numbers(self) -> jax.Array:
+    def get_numbers(self) -> jax.Array:
         """Return the numbers of this device's replicas, `[V/R]`."""
-        first = jax.lax.axis_index(self.layout.replica_axes) * self.here
-        return first + jnp.arange(self.here, dtype=jnp.int32)
+        first = jax.lax.axis_index(self.layout.replica_axes) * self.num_local
+        return first + jnp.arange(self.num_local, dtype=jnp.int32)
 
     def rows(self, held: Same | Own) -> Any:
         """Return a value for each of this device's replicas, `[V/R, ...]`."""
         if isinstance(held, Own):
             return held.rows
         value = held.value if hasattr(held.value, "shape") else jnp.asarray(held.value)
-        return jnp.broadcast_to(value[None], (self.here, *value.shape))
+        return jnp.broadcast_to(value[None], (self.num_local, *value.shape))
 
-    def one(self, held: Same | Own) -> Any:
+    def get_one(self, held: Same | Own) -> Any:
         """Return a value that the analysis has proved to be equal on all replicas."""
         return held.value if isinstance(held, Same) else held.rows[0]
 
-    def all_rows(self, held: Same | Own) -> Any:
+    def gather_rows(self, held: Same | Own) -> Any:
         """All-gather the values of all replicas to each device, `[V, ...]`."""
         if isinstance(held, Same):
             value = jnp.asarray(held.value)
@@ -95,7 +95,7 @@ def barrier(values: Any) -> Any:
     return jax.lax.optimization_barrier(values)
 
 
-def literal(atom: Literal) -> Any:
+def get_literal(atom: Literal) -> Any:
     """Return the value of a literal, without the mesh under which it was traced."""
     value = atom.val
     return np.asarray(value) if hasattr(value, "dtype") else value
