@@ -38,8 +38,8 @@ class While:
 
     condition: Any
     body: Any
-    num_of_condition: int
-    num_of_body: int
+    num_condition_consts: int
+    num_body_consts: int
 
     @classmethod
     def of(cls, eqn: Any) -> "While":
@@ -49,9 +49,13 @@ class While:
 
     def split(self, operands: Values[V]) -> tuple[list[V], list[V], list[V]]:
         """Return the constants of the condition, those of the body, and the initial state."""
-        end = self.num_of_condition + self.num_of_body
+        end = self.num_condition_consts + self.num_body_consts
         whole = list(operands)
-        return whole[: self.num_of_condition], whole[self.num_of_condition : end], whole[end:]
+        return (
+            whole[: self.num_condition_consts],
+            whole[self.num_condition_consts : end],
+            whole[end:],
+        )
 
 
 def get_solve(eqn: Any, operands: Values[V]) -> tuple[Any, list[V]]:

@@ -56,7 +56,7 @@ def on_device(fn: Callable[..., Any], device: int) -> Callable[..., Any]:
     caller's NNX objects get the values that `fn` writes to them. Other leaves are static.
     """
 
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call_on_device(*args: Any, **kwargs: Any) -> Any:
         leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=_is_nnx)
         traced = [i for i, leaf in enumerate(leaves) if _is_traced(leaf)]
         places = [i for i, leaf in enumerate(leaves) if _is_nnx(leaf)]
@@ -64,7 +64,7 @@ def on_device(fn: Callable[..., Any], device: int) -> Callable[..., Any]:
         shape, state = shape_of(nodes, tuple(f"argument {n}" for n in range(len(nodes))))
         written: list[int] = []
 
-        def placed(values: Sequence[Any], before: Sequence[Any]) -> Any:
+        def run_placed(values: Sequence[Any], before: Sequence[Any]) -> Any:
             own = list(leaves)
             own_nodes = shape.merge(before)
             for i, value in zip((*traced, *places), (*values, *own_nodes), strict=True):
@@ -79,15 +79,15 @@ def on_device(fn: Callable[..., Any], device: int) -> Callable[..., Any]:
             ]
             return results, [after[i] for i in written]
 
-        placed.__name__ = f"{_NAME}{device}"
-        results, news = jax.jit(placed)([jnp.asarray(leaves[i]) for i in traced], state)
+        run_placed.__name__ = f"{_NAME}{device}"
+        results, news = jax.jit(run_placed)([jnp.asarray(leaves[i]) for i in traced], state)
         if written:
             for i, new in zip(written, news, strict=True):
                 state[i] = new
             nnx.update(nodes, jax.tree.unflatten(shape.treedef, state))
         return results
 
-    return called
+    return call_on_device
 
 
 def _is_nnx(value: Any) -> bool:

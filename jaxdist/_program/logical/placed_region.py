@@ -16,20 +16,20 @@ Function = Callable[..., Sequence[Any]]
 class Part:
     """The function that one logical device computes.
 
-    A held array stays on its device. It has one row for each logical device, and only the row of
+    A local array stays on its device. It has one row for each logical device, and only the row of
     that device has values.
 
     Args:
         fn: A function of flat arrays.
         device: The logical device.
-        takes_held: For each operand, whether it is held.
-        gives_held: For each result, whether it is held.
+        takes_local: For each operand, whether it is local.
+        returns_local: For each result, whether it is local.
     """
 
     fn: Function
     device: int
-    takes_held: tuple[bool, ...]
-    gives_held: tuple[bool, ...]
+    takes_local: tuple[bool, ...]
+    returns_local: tuple[bool, ...]
 
     def transpose(self, operands: Sequence[Any], cotangents: Sequence[Any]) -> "Part":
         """Return the part that computes the cotangents of the operands.
@@ -40,7 +40,7 @@ class Part:
         floats, out_floats = find_floats(operands), find_floats(cotangents)
         count = len(operands)
 
-        def pulled(*values: Any) -> Sequence[Any]:
+        def pull_back(*values: Any) -> Sequence[Any]:
             own, given = list(values[:count]), list(values[count:])
 
             def forward(*xs: Any) -> list[Any]:
@@ -55,10 +55,10 @@ class Part:
             return gradients
 
         return Part(
-            pulled,
+            pull_back,
             self.device,
-            (*self.takes_held, *(self.gives_held[i] for i in out_floats)),
-            tuple(self.takes_held[i] for i in floats),
+            (*self.takes_local, *(self.returns_local[i] for i in out_floats)),
+            tuple(self.takes_local[i] for i in floats),
         )
 
 
@@ -66,7 +66,7 @@ class Part:
 class PlacedCall:
     """A call of several functions at the same time, each on its logical device.
 
-    The other devices get the results that are not held, bit by bit.
+    The other devices get the results that are not local, bit by bit.
 
     Args:
         parts: The functions, on different devices. The call takes their operands concatenated,
@@ -94,8 +94,8 @@ class PlacedCall:
         return self._forward(*operands), operands
 
     def _backward(self, operands: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
-        given = _split(operands, [len(p.takes_held) for p in self.parts])
-        back = _split(cotangents, [len(p.gives_held) for p in self.parts])
+        given = _split(operands, [len(p.takes_local) for p in self.parts])
+        back = _split(cotangents, [len(p.returns_local) for p in self.parts])
         pairs = list(zip(self.parts, given, back, strict=True))
         parts = [part.transpose(own, cts) for part, own, cts in pairs]
         values = [[*own, *(cts[i] for i in find_floats(cts))] for _, own, cts in pairs]
@@ -108,12 +108,12 @@ class PlacedCall:
 
     def _run(self, parts: Sequence[Part], operands: Sequence[Any]) -> list[Any]:
         whole, row = PartitionSpec(), PartitionSpec(self.axis)
-        takes_held = [held for p in parts for held in p.takes_held]
-        gives_held = [held for p in parts for held in p.gives_held]
+        takes_local = [is_local for p in parts for is_local in p.takes_local]
+        returns_local = [is_local for p in parts for is_local in p.returns_local]
 
         def on_each(*values: Any) -> list[Any]:
-            own = [x[0] if held else x for x, held in zip(values, takes_held, strict=True)]
-            shares = _split(own, [len(p.takes_held) for p in parts])
+            own = [x[0] if is_local else x for x, is_local in zip(values, takes_local, strict=True)]
+            shares = _split(own, [len(p.takes_local) for p in parts])
             coded = [
                 _EncodedFunction(p.fn, xs, self.widens) for p, xs in zip(parts, shares, strict=True)
             ]
@@ -131,18 +131,21 @@ class PlacedCall:
             choices: list[Any] = [lambda i=i: branch(i) for i in (None, *range(len(parts)))]
             made = jax.lax.switch(number, choices)
             shared = [
-                x if held else jax.lax.psum(x, self.axis)
-                for x, held in zip(made, gives_held, strict=True)
+                x if is_local else jax.lax.psum(x, self.axis)
+                for x, is_local in zip(made, returns_local, strict=True)
             ]
-            lengths = [len(p.gives_held) for p in parts]
+            lengths = [len(p.returns_local) for p in parts]
             rows = zip(coded, _split(shared, lengths), strict=True)
             results = [y for part, xs in rows for y in part.decode(xs)]
-            return [y[None] if held else y for y, held in zip(results, gives_held, strict=True)]
+            return [
+                y[None] if is_local else y
+                for y, is_local in zip(results, returns_local, strict=True)
+            ]
 
         mapped = jax.shard_map(
             on_each,
-            in_specs=tuple(row if held else whole for held in takes_held),
-            out_specs=[row if held else whole for held in gives_held],
+            in_specs=tuple(row if is_local else whole for is_local in takes_local),
+            out_specs=[row if is_local else whole for is_local in returns_local],
             axis_names={self.axis},
             check_vma=False,
         )

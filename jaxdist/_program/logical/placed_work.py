@@ -51,7 +51,7 @@ def placed_work(program: Any, *, backward: bool = False) -> list[PlacedWork]:
         for region in plan.regions:
             for eqn in region.eqns:
                 _check_can_be_alone(eqn)
-            shared = len(region.held) - sum(region.held)
+            shared = len(region.is_local) - sum(region.is_local)
             source = _compat.source_of(region.asked_by)
             found.append(PlacedWork(region.device, _count_operations(region.eqns), shared, source))
         made = {v for r in plan.regions for e in r.eqns for v in e.outvars}

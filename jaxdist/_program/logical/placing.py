@@ -49,7 +49,7 @@ class Region:
     invars: tuple[Any, ...]
     outvars: tuple[Any, ...]
     # For each result, whether only regions of the same device use it.
-    held: tuple[bool, ...]
+    is_local: tuple[bool, ...]
     # The mark, or the call, that placed it.
     asked_by: Any
     # Maps the result of each mark to the variable or literal that it marks.
@@ -300,14 +300,16 @@ class _Placing:
         own = set(made)
         reads = (v for e in eqns for v in self._list_operands(e, alias) if v not in own)
         outvars = tuple(v for v in made if used[v] - inside)
-        held = tuple(all(self.device.get(u) == device for u in used[v] - inside) for v in outvars)
+        is_local = tuple(
+            all(self.device.get(u) == device for u in used[v] - inside) for v in outvars
+        )
         asked_by = next((self.asked_by[i] for i in members if i in self.asked_by), eqns[0])
         return Region(
             device,
             eqns,
             tuple(dict.fromkeys(reads)),
             outvars,
-            held,
+            is_local,
             asked_by,
             alias,
         )

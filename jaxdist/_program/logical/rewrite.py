@@ -91,11 +91,11 @@ class Rewrite:
         plan = make_schedule(jaxpr, backward=backward)
         given = zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
         env: Environment[Any] = Environment(get_literal_value, dict(given), plan.alias)
-        held: set[Any] = set()
+        local: set[Any] = set()
         for step in plan.steps:
             operands = env.read_all(step.invars)
             if isinstance(step, Together):
-                results = self._call_together(step, operands, held)
+                results = self._call_together(step, operands, local)
             else:
                 results = self._rewrite_equation(
                     step, operands, backward or _compat.is_transposed(step)
@@ -103,15 +103,15 @@ class Rewrite:
             env.write(step.outvars, results)
         return env.read_all(jaxpr.outvars)
 
-    def _call_together(self, step: Together, operands: list[Any], held: set[Any]) -> list[Any]:
+    def _call_together(self, step: Together, operands: list[Any], local: set[Any]) -> list[Any]:
         [axis] = self.automatic
         parts = tuple(
-            Part(InRegion(r), r.device, tuple(v in held for v in r.invars), r.held)
+            Part(InRegion(r), r.device, tuple(v in local for v in r.invars), r.is_local)
             for r in step.regions
         )
         for region in step.regions:
-            pairs = zip(region.outvars, region.held, strict=True)
-            held.update(v for v, stays in pairs if stays)
+            pairs = zip(region.outvars, region.is_local, strict=True)
+            local.update(v for v, stays in pairs if stays)
         with _compat.at_source_of(step.regions[0].asked_by):
             return PlacedCall(parts, axis, self.widens)(*operands)
 

@@ -73,7 +73,7 @@ def _find_uses(program: Any, wanted: dict[Any, int]) -> Iterator[tuple[int, Any]
         if not inner:
             yield from ((n, eqn) for n in numbers if n is not None)
         for call in inner:
-            yield from _find_uses(call.program, call.wanted())
+            yield from _find_uses(call.program, call.select_wanted())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class _Call:
     program: Any
     numbers: list[int | None]
 
-    def wanted(self) -> dict[Any, int]:
+    def select_wanted(self) -> dict[Any, int]:
         invars = open_jaxpr(self.program).invars
         pairs = zip(invars, self.numbers, strict=True)
         return {v: n for v, n in pairs if n is not None}

@@ -99,7 +99,7 @@ def trace_merge(
     access = Lifting(layout).begin()
     made: list[Any] = []
 
-    def traced(*own: Any) -> list[Any]:
+    def run_merge(*own: Any) -> list[Any]:
         values = iter(own)
         filled = treedef.unflatten([next(values) if _is_array(x) else x for x in leaves])
         with access.body():
@@ -112,7 +112,7 @@ def trace_merge(
             return [*access.results(), *found]
 
     with _compat.with_jit(), logged(GatherLog((), layout.num_replicas)):
-        closed = jax.make_jaxpr(traced)(*(_get_aval(x) for x in arrays))
+        closed = jax.make_jaxpr(run_merge)(*(_get_aval(x) for x in arrays))
     numbers = {id(x): ClosureArray(n) for n, x in enumerate(reached)}
     # A tracer of replica 0 that no closure shows has no counterpart on the other replicas.
     is_unknown = [isinstance(c, jax.core.Tracer) and id(c) not in numbers for c in closed.consts]

@@ -128,9 +128,9 @@ class Replica:
 
     def differs(self, axes: Differs) -> Sequence[Differs]:
         """Return for each result and changed variable the axes over which it may differ."""
-        return analyse(self.ops.tape, self._given(axes), axes).outputs
+        return analyse(self.ops.tape, self._list_input_facts(axes), axes).outputs
 
-    def _given(self, axes: Differs) -> list[Differs]:
+    def _list_input_facts(self, axes: Differs) -> list[Differs]:
         """Return for each input and variable the axes over which it may differ."""
         others = self._is_own[len(self._inputs) :]
         return [*(i.differs(axes) for i in self._inputs), *(axes if o else NONE for o in others)]
@@ -145,5 +145,5 @@ class Replica:
         if not any(op.primitive is PIECE or op.primitive is OPEN for op in tape.eqns):
             return []
         proof = ShardingProof(self._layout, axes)
-        proof.run(tape, [ShardFact(d) for d in self._given(axes)])
+        proof.run(tape, [ShardFact(d) for d in self._list_input_facts(axes)])
         return proof.wrong

@@ -41,7 +41,7 @@ def run_twice(
         The results of the real run, and the wanted results of the other run; None where a result
         is the same in both runs.
     """
-    runs = TwoRuns(_needed(open_jaxpr(program), wanted))
+    runs = TwoRuns(_find_needed(open_jaxpr(program), wanted))
     pairs = runs.run(program, list(zip(arguments, others, strict=True)))
     return [real for real, _ in pairs], [
         other if w else None for (_, other), w in zip(pairs, wanted, strict=True)
@@ -76,7 +76,7 @@ class TwoRuns(Interpreter[Pair]):
     operation = equation
 
 
-def _needed(jaxpr: Any, wanted: Sequence[bool]) -> set[Any]:
+def _find_needed(jaxpr: Any, wanted: Sequence[bool]) -> set[Any]:
     """Return the variables that the wanted results depend on."""
     found = {
         v for v, w in zip(jaxpr.outvars, wanted, strict=True) if w and not isinstance(v, Literal)
@@ -221,7 +221,7 @@ def _cond(
     # of them.
     either = [a and any(w) for a, w in zip(asked, zip(*ways, strict=True), strict=True)]
 
-    def of(branch: Any) -> Any:
+    def make_branch(branch: Any) -> Any:
         def run(held: Any) -> Any:
             own, second = held
             results, found = run_twice(branch, own, second, either)
@@ -230,6 +230,6 @@ def _cond(
 
         return run
 
-    results, made = jax.lax.switch(index, [of(b) for b in branches], (values, others[1:]))
+    results, made = jax.lax.switch(index, [make_branch(b) for b in branches], (values, others[1:]))
     copies = iter(made)
     return list(results), [next(copies) if e else None for e in either]

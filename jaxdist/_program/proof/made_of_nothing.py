@@ -111,7 +111,7 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         self._axes = axes
         self._on_collective = on_collective
         # The line of the current all-reduce, and the line of the current call.
-        self._line = ""
+        self._all_reduce_line = ""
         self._call_line = ""
 
     def _find_origin(self, eqn: Any) -> Origin:
@@ -152,18 +152,18 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         return self._mark_unknown(eqn, name, inputs)
 
     def call(self, eqn: Any, inputs: list[Found]) -> list[Found]:
-        around = self._line, self._call_line
+        around = self._all_reduce_line, self._call_line
         if "plan" in eqn.params:
-            self._line = self._line or find_line(eqn)
+            self._all_reduce_line = self._all_reduce_line or find_line(eqn)
         self._call_line = find_line(eqn) or self._call_line
         results = super().call(eqn, inputs)
-        self._line, self._call_line = around
+        self._all_reduce_line, self._call_line = around
         return results
 
     def _collective(self, eqn: Any, given: list[Found]) -> list[Found]:
         marks = [g.nan for g in given if g.nan is not None]
         if marks:
-            self._on_collective(eqn, self._line or find_line(eqn), marks[0])
+            self._on_collective(eqn, self._all_reduce_line or find_line(eqn), marks[0])
         return [_get_fact_of_aval(v.aval) for v in eqn.outvars]
 
     # Known values
@@ -185,7 +185,7 @@ class NothingAnalysis(ForwardAnalysis[Found]):
         values = [g.value for g in given]
         sizes = [math.prod(v.shape) for v in values] + [math.prod(a.shape) for a in avals]
         is_one = all(map(_is_uniform, values))
-        # One element stands for a uniform array, so large arrays cost nothing.
+        # Evaluate uniform arrays on one element, so that large ones cost nothing.
         if is_one and name in _SAME_ELEMENTS and _all_same(values):
             made = [np.broadcast_to(_get_first_element(values[0]), avals[0].shape)]
         elif is_one and name in _ELEMENTWISE and len(avals) == 1:

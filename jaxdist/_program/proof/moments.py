@@ -204,7 +204,7 @@ class Trial(Interpreter[Any]):
         held, state, over = loop.split(inputs)
         avals = [v.aval for v in eqn.invars[loop.num_consts + carry :]]
         for _ in range(loop.length):
-            # A made-up row stands for each row of data; no update scans over its moments.
+            # Rows of data are made up; no update scans over its moments.
             if not all(isinstance(x, _Free) for x in over):
                 raise _NoUpdateError
             rows = [self.make_free(_get_row_aval(a)) for a in avals]

@@ -73,7 +73,7 @@ def analyse(jaxpr: Any, inputs: Sequence[Differs], axes: Differs) -> Replication
     """
     analysis = ReplicationAnalysis(axes)
     outputs = analysis.run(jaxpr, inputs)
-    return Replication(tuple(outputs), tuple(analysis.found.values()))
+    return Replication(tuple(outputs), tuple(analysis.collectives.values()))
 
 
 def analyse_equation(eqn: Any, inputs: Sequence[Differs], axes: Differs) -> list[Differs]:
@@ -93,11 +93,11 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         self.axes = axes
         # The key is the path of nested equations: a fixpoint analyses its body several times, and
         # one jitted function may be called from several places.
-        self.found: dict[tuple[int, ...], TracedCollective] = {}
+        self.collectives: dict[tuple[int, ...], TracedCollective] = {}
         self.path: tuple[int, ...] = ()
         # The axes over which control flow may differ at the current equation, and how often the
         # equation runs in one step.
-        self.under: Differs = NONE
+        self.divergent: Differs = NONE
         self.times: int | None = 1
         # The plan of the current all-reduce, and the line that called it.
         self.plan: Any = None
@@ -117,7 +117,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         results = super().equation(eqn, inputs)
         self.path = around
         # A replica that does not reach this equation has another value, whatever the operands are.
-        return [r | self.under for r in results]
+        return [r | self.divergent for r in results]
 
     def operation(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
         name = eqn.primitive.name
@@ -140,7 +140,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
             return [joined] * len(eqn.outvars)
         # An unknown primitive may run its programs any number of times, on any values. Analyse
         # them anyway, so that their collectives are found.
-        with self._enter(self.under, None):
+        with self._enter(self.divergent, None):
             for inner in subprograms(eqn):
                 self.run(inner, [self.axes] * len(get_input_variables(inner)))
         return [self.axes] * len(eqn.outvars)
@@ -149,12 +149,12 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         return self.axes if cut.axes is None else self.axes & frozenset(cut.axes)
 
     @contextlib.contextmanager
-    def _enter(self, under: Differs, times: int | None) -> Iterator[None]:
-        """Set `under` and `times` for the equations of an inner program, and restore them."""
-        around = self.under, self.times
-        self.under, self.times = under, times
+    def _enter(self, divergent: Differs, times: int | None) -> Iterator[None]:
+        """Set `divergent` and `times` for the equations of an inner program, and restore them."""
+        around = self.divergent, self.times
+        self.divergent, self.times = divergent, times
         yield
-        self.under, self.times = around
+        self.divergent, self.times = around
 
     def call(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
         around = self.plan, self.source
@@ -171,11 +171,11 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
         grouped = eqn.params.get("axis_index_groups") is not None
         if name in known.COLLECTIVES and named:
             # The replicas that skip the collective would make the others wait forever.
-            if over & self.under:
+            if over & self.divergent:
                 where = self.source or _compat.source_of(eqn)
                 raise DivergentCollectiveError(_explain_may_not_reach(where, name))
             if over:
-                self.found[self.path] = self._record(eqn, name, named)
+                self.collectives[self.path] = self._record(eqn, name, named)
         # A grouped reduction gives each group another result.
         if name in known.REPLICATING and not grouped:
             result = joined - over
@@ -202,15 +202,15 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
 
     def scan(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
         times = None if self.times is None else self.times * Scan.of(eqn).length
-        with self._enter(self.under, times):
+        with self._enter(self.divergent, times):
             return super().scan(eqn, inputs)
 
     def while_loop(self, eqn: Any, inputs: list[Differs]) -> list[Differs]:
-        # Not the rule of `ForwardAnalysis`: what the condition finds also changes `under`, inside
-        # of the condition itself, so both are one fixpoint.
+        # Not the rule of `ForwardAnalysis`: the fact of the condition also changes `divergent` for
+        # the condition itself, so both need one common fixpoint.
         loop = While.of(eqn)
         of_condition, of_body, state = loop.split(inputs)
-        inside = self.under
+        inside = self.divergent
         while True:
             before = inside
             # Replicas that have left the loop do not compute the condition any more, so the
@@ -226,7 +226,7 @@ class ReplicationAnalysis(ForwardAnalysis[Differs]):
             state = grown
 
     def inside_of(self, eqn: Any, decided_by: Differs) -> contextlib.AbstractContextManager[Any]:
-        return self._enter(self.under | decided_by, self.times)
+        return self._enter(self.divergent | decided_by, self.times)
 
     def decide(self, eqn: Any, values: list[Differs], decided_by: Differs) -> list[Differs]:
         return [v | decided_by for v in values]

@@ -102,7 +102,7 @@ def _find_means(program: Any, axes: frozenset[str], num_replicas: int) -> Iterat
 
 def _is_share(eqn: Any, divided_before: float) -> bool:
     """Whether `all_reduce("mean")` made this product of a term and a share."""
-    # The file tells it from a product of the user that looks the same, like 0.5 * x**2.
+    # The file distinguishes it from a product of the user that looks the same, like 0.5 * x**2.
     if eqn.primitive.name != "mul" or not any(
         _is_literal(v, 1 / divided_before) for v in eqn.invars
     ):

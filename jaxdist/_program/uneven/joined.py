@@ -281,7 +281,7 @@ class _Join:
         slots = list({id(s): s for s in self._iterate_read_slots(columns)}.values())
         number = {id(s): i for i, s in enumerate(slots)}
 
-        def of(group: int) -> Any:
+        def make_branch(group: int) -> Any:
             def branch(values: list[Any]) -> list[Any]:
                 env = {
                     key: _slice_to(values[number[id(slot)]], slot.shapes[group])
@@ -306,7 +306,7 @@ class _Join:
 
             return branch
 
-        branches = [of(g) for g in range(self.groups.count)]
+        branches = [make_branch(g) for g in range(self.groups.count)]
         values = jax.lax.switch(self.groups.get_own_group(), branches, [s.value for s in slots])
         made = [Slot(v, shape) for v, shape in zip(values, shapes, strict=True)]
         for column, slot in zip(columns, made, strict=True):

@@ -85,7 +85,7 @@ def _cond(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
     index = operands[0][0]
     shapes: list[Any] = []
 
-    def of(number: int) -> Callable[[], list[Any]]:
+    def make_branch(number: int) -> Callable[[], list[Any]]:
         def branch() -> list[Any]:
             inner = [op.eqn.params["branches"][number] for op in ops]
             outputs = run(inner, [given[1:] for given in operands])
@@ -94,7 +94,7 @@ def _cond(ops: list[Op], operands: Operands, run: Run) -> list[Slot]:
 
         return branch
 
-    branches = [of(i) for i in range(len(ops[0].eqn.params["branches"]))]
+    branches = [make_branch(i) for i in range(len(ops[0].eqn.params["branches"]))]
     values = jax.lax.switch(index.value, branches)
     return [Slot(v, s) for v, s in zip(values, shapes, strict=True)]
 

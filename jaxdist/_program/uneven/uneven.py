@@ -229,11 +229,11 @@ def _describe_group(replicas: list[int], signature: Signature) -> str:
 
 def _clear_log_at_start(fn: Callable[..., Any], log: GatherLog) -> Callable[..., Any]:
     @functools.wraps(fn, updated=())
-    def restarted(*args: Any, **kwargs: Any) -> Any:
+    def clear_and_call(*args: Any, **kwargs: Any) -> Any:
         log.clear()
         return fn(*args, **kwargs)
 
-    return restarted
+    return clear_and_call
 
 
 class _JoinedStep:

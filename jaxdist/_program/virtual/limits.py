@@ -58,10 +58,10 @@ def not_differentiable(call: Any) -> Any:
     """Return the same function of arrays, which raises `UnsupportedError` if differentiated."""
 
     @jax.custom_jvp
-    def guarded(*leaves: Any) -> Any:
+    def call_guarded(*leaves: Any) -> Any:
         return call(*leaves)
 
-    @guarded.defjvp
+    @call_guarded.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         raise UnsupportedError(
             "jax.grad was taken through strategy.run of a strategy with deterministic=True.\n\n"
@@ -70,4 +70,4 @@ def not_differentiable(call: Any) -> Any:
             "Take the gradient inside the step, and all-reduce it there."
         )
 
-    return guarded
+    return call_guarded

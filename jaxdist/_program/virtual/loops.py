@@ -87,7 +87,7 @@ def _while(
 ) -> list[Same | Own]:
     params = eqn.params
     loop = While.of(eqn)
-    first, second = loop.num_of_condition, loop.num_of_condition + loop.num_of_body
+    first, second = loop.num_condition_consts, loop.num_condition_consts + loop.num_body_consts
     of_cond, of_body, _ = loop.split(held)
     state = differs[second:]
     while True:
@@ -130,15 +130,15 @@ def _cond(
     for out in outs[1:]:
         joined = _join(joined, out)
 
-    def of(branch: Any) -> Callable[[list[Any]], list[Any]]:
-        def taken(values: list[Any]) -> list[Any]:
+    def make_branch(branch: Any) -> Callable[[list[Any]], list[Any]]:
+        def run_branch(values: list[Any]) -> list[Any]:
             own = [isinstance(x, Own) for x in operands]
             return _unwrap_all(run(branch, _wrap_all(values, own), device), joined, device)
 
-        return taken
+        return run_branch
 
     values = jax.lax.switch(
-        device.get_one(index), [of(b) for b in branches], [_get_array(x) for x in operands]
+        device.get_one(index), [make_branch(b) for b in branches], [_get_array(x) for x in operands]
     )
     return _wrap_all(values, joined)
 

@@ -209,7 +209,7 @@ def _loop_over_rows(
 ) -> Any:
     """Return the stacked results of `run_replica` for each row of `stacks`.
 
-    This is a loop even for one row. XLA unrolls a loop with one iteration, and removes the selection
+    It is a loop even for one row. XLA unrolls a loop with one iteration, and removes the selection
     of the only row. It would then fuse the operations that read the row in another way than in a
     longer loop. So a single row is doubled here, and XLA does not know the number of iterations.
     """
